@@ -1,0 +1,36 @@
+# make demo: the tiny recipe to its report. make test: the tests. make lint: the linters. See README.md.
+PYTHON ?= python3.11
+VENV := .venv
+INSTALLED := $(VENV)/installed
+REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
+
+.PHONY: demo test lint setup schema clean
+
+demo: setup
+	@$(VENV)/bin/snakemake --logger rich
+	@echo "The report is in results/tiny/report.html"
+
+test: setup
+	@$(VENV)/bin/python -m pytest tests
+
+lint: setup
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/snakefmt --check Snakefile rules
+	@$(VENV)/bin/snakemake --lint
+
+schema: setup
+	@$(VENV)/bin/python -m scripts.recipe.schema
+
+setup: $(INSTALLED)
+
+$(INSTALLED): $(REQUIREMENTS)
+	@command -v $(PYTHON) > /dev/null || { echo "error: no $(PYTHON) here; install Python 3.11 or name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), but Stagecoach needs Python 3.11 or later: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	@echo "Installing pinned requirements into $(VENV) (once, some minutes)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=--requirement %)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .snakemake

@@ -1,0 +1,26 @@
+# Stagecoach: a language model through its post-training stages. Rules only wire files; the work is in scripts/.
+from snakemake.utils import min_version
+
+min_version("9.27.1")
+
+
+configfile: "config/config.yaml"
+
+
+include: "rules/common.smk"
+include: "rules/data.smk"
+include: "rules/train.smk"
+include: "rules/evaluate.smk"
+include: "rules/report.smk"
+
+
+localrules:
+    all,
+
+
+rule all:
+    default_target: True
+    input:
+        f"{RESULTS}/report.html",
+        f"{RESULTS}/summary.csv",
+        expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),

@@ -1,0 +1,57 @@
+# Blends: source -> filled -> train and validation splits with their manifest.
+from scripts.data.placeholders import TABLES
+
+SOURCE = f"{RESULTS}/data/source"
+TABLE_FILES = sorted({str(table.local_path) for table in TABLES.values()})
+
+
+rule synthesize:
+    output:
+        record=f"{SOURCE}/record.json",
+        blends=expand(f"{SOURCE}/{{blend}}.jsonl", blend=RECIPE.blends),
+        tables=expand(f"{SOURCE}/tables/{{table}}", table=TABLE_FILES),
+    log:
+        f"{RESULTS}/logs/synthesize.log",
+    params:
+        recipe=CONFIG.recipe,
+        source=RECIPE.source.model_dump(mode="json"),
+        blends={name: blend.model_dump(mode="json") for name, blend in RECIPE.blends.items()},
+        directory=subpath(output.record, parent=True),
+    shell:
+        "python -m scripts.data.synthesize --recipe {params.recipe:q} --output {params.directory:q} 2> {log:q}"
+
+
+rule fill:
+    input:
+        blend=f"{SOURCE}/{{blend}}.jsonl",
+        tables=expand(f"{SOURCE}/tables/{{table}}", table=TABLE_FILES),
+    output:
+        f"{RESULTS}/data/filled/{{blend}}.jsonl",
+    log:
+        f"{RESULTS}/logs/fill-{{blend}}.log",
+    params:
+        tables=f"{SOURCE}/tables",
+    shell:
+        "python -m scripts.data.fill --source {input.blend:q} --tables {params.tables:q} --output {output:q} > {log:q} 2>&1"
+
+
+def holdout_of(wildcards):
+    return RECIPE.blends[wildcards.blend].holdout
+
+
+rule split:
+    input:
+        filled=f"{RESULTS}/data/filled/{{blend}}.jsonl",
+        source=f"{SOURCE}/record.json",
+    output:
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+        train=f"{RESULTS}/data/{{blend}}/train-split.jsonl",
+        validation=f"{RESULTS}/data/{{blend}}/val-split.jsonl",
+    log:
+        f"{RESULTS}/logs/split-{{blend}}.log",
+    params:
+        holdout=holdout_of,
+        directory=subpath(output.manifest, parent=True),
+    shell:
+        "python -m scripts.data.split --filled {input.filled:q} --source-record {input.source:q}"
+        " --holdout {params.holdout} --output {params.directory:q} 2> {log:q}"

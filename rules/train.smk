@@ -1,0 +1,75 @@
+# A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
+
+
+rule preflight:
+    input:
+        config=f"{RESULTS}/{{stage}}/config.yaml",
+        manifest=of_blend("manifest.json"),
+        splits=ancient(of_blend("train-split.jsonl", "val-split.jsonl")),
+        gate=of_parent("gate.json"),
+    output:
+        f"{RESULTS}/{{stage}}/preflight.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/preflight.log",
+    params:
+        recipe=CONFIG.recipe,
+        environments=environments_of,
+    shell:
+        "python -m scripts.train.preflight --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+        " --manifest {input.manifest:q} --parent-gate {input.gate:q} --output {output:q} 2> {log:q}"
+
+
+# The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,
+# gates, the splits' time stamps) is ancient or left out: the manifest speaks for the splits.
+rule train:
+    input:
+        config=f"{RESULTS}/{{stage}}/config.yaml",
+        manifest=of_blend("manifest.json"),
+        parent=of_parent("hf/record.json"),
+        split=ancient(of_blend("train-split.jsonl")),
+        preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),
+    output:
+        ckpt=directory(f"{RESULTS}/{{stage}}/ckpt"),
+        record=f"{RESULTS}/{{stage}}/ckpt/record.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/train.log",
+    threads: SITE.threads
+    resources:
+        trainings=1,
+        nodes=nodes_of,
+        runtime=runtime_of,
+        mem_mb=mem_mb_of,
+    params:
+        recipe=CONFIG.recipe,
+        run=f"{RESULTS}/{{stage}}/run",
+    shell:
+        "python -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
+        " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
+        " --threads {threads} 2>&1 | tee -a {log:q}"
+
+
+rule export:
+    input:
+        f"{RESULTS}/{{stage}}/ckpt/record.json",
+    output:
+        hf=directory(f"{RESULTS}/{{stage}}/hf"),
+        record=f"{RESULTS}/{{stage}}/hf/record.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/export.log",
+    params:
+        ckpt=subpath(input[0], parent=True),
+    shell:
+        "python -m scripts.train.export --ckpt {params.ckpt:q} --hf {output.hf:q} 2> {log:q}"
+
+
+rule metrics:
+    input:
+        f"{RESULTS}/{{stage}}/ckpt/record.json",
+    output:
+        f"{RESULTS}/{{stage}}/metrics.parquet",
+    log:
+        f"{RESULTS}/{{stage}}/logs/metrics.log",
+    params:
+        steps=f"{RESULTS}/{{stage}}/run/metrics.jsonl",
+    shell:
+        "python -m scripts.train.metrics --record {input:q} --log {params.steps:q} --output {output:q} 2> {log:q}"

@@ -1,0 +1,1 @@
+"""Training data: synthesize or download, fill placeholders, split, validate."""

@@ -1,0 +1,155 @@
+"""Write a local stand-in for the hub: a recipe's blends and the two placeholder tables, as they are published.
+
+Rows follow NeMo-Gym's contract (``agent_ref``, ``responses_create_params``, the verifier's fields). A share of the
+math rows are ``_hf_placeholder`` rows into two parquet tables laid out as DAPO-Math-17k and Skywork-OR1 are.
+The last `holdout` rows of a blend bear prompts that no training row of any blend bears.
+"""
+
+import argparse
+import hashlib
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scripts.data.placeholders import TABLES
+from scripts.data.tasks import Task, make_task, spoil
+from scripts.errors import UserError, run_program
+from scripts.files import open_atomically, sha256_file, write_json
+from scripts.recipe.load import load_recipe
+from scripts.recipe.models import Blend, Environment, Recipe
+
+DAPO_WRAPPER = (
+    "Solve the following math problem step by step.\n\n{question}\n\nRemember to put your answer on its own line."
+)
+CLEAN_SHARE = 0.75
+SPOILT_SHARE = 0.85
+
+
+class _Tables:
+    """The external tables while they fill: each placeholder row refers to the row that is added for it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ("dapo", "skywork")}
+
+    def placeholder(self, task: Task, style: str) -> dict[str, Any]:
+        question, answer = task.fields["question"], task.fields["expected_answer"]
+        if style == "dapo":
+            dataset, template = "super_v3_lcsft_step1000_dapo17k", {"prefix": "math: ", "suffix": ""}
+            content, truth = DAPO_WRAPPER.format(question=question), answer
+        else:
+            dataset, template = "super_v3_lcsft_step1000_skyworks", "math: {question}"
+            content, truth = question, json.dumps([answer])
+        rows = self.rows[style]
+        rows.append(
+            {
+                "data_source": style,
+                "prompt": [{"content": content, "role": "user"}],
+                "ability": "math",
+                "reward_model": {"ground_truth": truth, "style": "rule"},
+                "extra_info": {"index": len(rows)},
+            }
+        )
+        return {"_hf_placeholder": {"row": len(rows) - 1, "question_template": template}, "dataset": dataset}
+
+
+def is_held_out(environment: Environment, prompt: str) -> bool:
+    """One prompt in ten, chosen by its hash, is only ever a validation row."""
+    return hashlib.sha256(f"{environment}\n{prompt}".encode()).digest()[0] < 26
+
+
+def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -> list[dict[str, Any]]:
+    """The rows of one blend, in training order."""
+    if blend.rows is None or blend.rows <= blend.holdout:
+        raise UserError(
+            f"blend {name}: a synthetic blend needs rows greater than its holdout ({blend.holdout}), has {blend.rows}; "
+            f"set blends.{name}.rows in the recipe"
+        )
+    rng = random.Random(f"{recipe.source.seed}/{name}")
+    training_rows = blend.rows - blend.holdout
+    rows, seen = [], set()
+    while len(rows) < blend.rows:
+        held_out = len(rows) >= training_rows
+        environment = rng.choice(blend.environments)
+        task = make_task(environment, rng)
+        if is_held_out(environment, task.prompt) != held_out or (held_out and task.prompt in seen):
+            continue
+        seen.add(task.prompt)
+        spoilt = not held_out and len(rows) >= CLEAN_SHARE * training_rows and rng.random() < SPOILT_SHARE
+        rows.append(_row(task, environment, blend, spoilt, rng, recipe.source.placeholder_share, tables))
+    return rows
+
+
+def _row(
+    task: Task,
+    environment: Environment,
+    blend: Blend,
+    spoilt: bool,
+    rng: random.Random,
+    placeholder_share: float,
+    tables: _Tables,
+) -> dict[str, Any]:
+    agent = {"agent_ref": {"type": "responses_api_agents", "name": str(environment)}}
+    if blend.kind == "demonstrations":
+        answer = spoil(environment, task.answer, rng) if spoilt else task.answer
+        messages = [{"role": "user", "content": task.prompt}, {"role": "assistant", "content": answer}]
+        return {**agent, "messages": messages}
+    if environment is Environment.MATH and rng.random() < placeholder_share:
+        return {**agent, **tables.placeholder(task, rng.choice(("dapo", "skywork")))}
+    params: dict[str, Any] = {"input": [{"role": "user", "content": task.prompt}]}
+    if task.tools:
+        params["tools"] = list(task.tools)
+    return {**agent, "responses_create_params": params, **task.fields}
+
+
+def write_source(recipe: Recipe, directory: Path) -> None:
+    """Write every blend, the tables and ``record.json`` (what was written, with sizes and hashes) below a directory."""
+    tables = _Tables()
+    written = []
+    for name, blend in recipe.blends.items():
+        path = directory / f"{name}.jsonl"
+        with open_atomically(path) as (file,):
+            for row in synthesize_blend(name, blend, recipe, tables):
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        written.append(path)
+    for style, rows in tables.rows.items():
+        path = directory / "tables" / next(table for table in TABLES.values() if table.style == style).local_path
+        buffer = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), buffer)
+        with open_atomically(path) as (file,):
+            file.write(buffer.getvalue())
+        written.append(path)
+    files = {
+        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in written
+    }
+    revision = f"synthetic-{recipe.source.seed}"
+    write_json(directory / "record.json", {"source": "synthetic", "revision": revision, "files": files})
+
+
+TABLE_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.int64())])),
+    ]
+)
+
+
+def main() -> None:
+    """Command line of the synthesizer."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.data.synthesize", description=__doc__.split("\n")[0])
+    parser.add_argument("--recipe", type=Path, required=True, help="recipe YAML whose blends to write")
+    parser.add_argument("--output", type=Path, required=True, help="directory for the blends, tables/ and record.json")
+    arguments = parser.parse_args()
+    write_source(load_recipe(arguments.recipe), arguments.output)
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,175 @@
+"""Small tasks that a tiny byte-level model can learn, one family for each environment, in the published row schema.
+
+Every family has thousands of distinct prompts, a short answer that its environment's verifier accepts, and the
+fields that the verifier reads (the row contract of NeMo-Gym's resources servers).
+"""
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from scripts.recipe.models import Environment
+
+CONSONANTS = "bdfgklmnprstvz"
+VOWELS = "aeiou"
+KEYWORDS = ("while", "break", "yield", "raise", "class", "else", "with", "from")
+TOOLS = {"ring": ("call", "name"), "hear": ("play", "song"), "seek": ("find", "item"), "show": ("open", "file")}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt with an answer that earns the full reward, and the fields its environment's verifier reads."""
+
+    prompt: str
+    answer: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+def _word(rng: random.Random, length: int) -> str:
+    return "".join(rng.choice(VOWELS if place % 2 else CONSONANTS) for place in range(length))
+
+
+def _math(rng: random.Random) -> Task:
+    first, second = rng.sample(range(10, 100), 2)
+    largest = rng.random() < 0.5
+    question = f"{'larger' if largest else 'smaller'} of {first} and {second}?"
+    answer = str(max(first, second) if largest else min(first, second))
+    return Task(f"math: {question}", rf"\boxed{{{answer}}}", {"question": question, "expected_answer": answer})
+
+
+def _mcqa(rng: random.Random) -> Task:
+    choices = [rng.choice("0123456789"), *rng.sample("abcdefghijklmnopqrstuvwxyz", 2)]
+    rng.shuffle(choices)
+    options = [{letter: choice} for letter, choice in zip("ABC", choices, strict=True)]
+    correct = next(letter for option in options for letter, choice in option.items() if choice.isdigit())
+    listing = " ".join(f"{choice}={letter}" for option in options for letter, choice in option.items())
+    return Task(
+        f"digit? {listing}",
+        rf"{choices['ABC'.index(correct)]}=\boxed{{{correct}}}",
+        {"options": options, "expected_answer": correct, "grading_mode": "lenient_boxed"},
+    )
+
+
+def _structured_outputs(rng: random.Random) -> Task:
+    name, age = _word(rng, rng.choice((3, 4))), rng.randrange(10, 100)
+    schema = {
+        "type": "object",
+        "properties": {"name": {"const": name}, "age": {"const": age}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    answer = json.dumps({"name": name, "age": age}, separators=(",", ":"))
+    return Task(f"json: {name} is {age}", answer, {"schema_str": json.dumps(schema), "schema_type": "json"})
+
+
+def _instruction_following(rng: random.Random) -> Task:
+    word, times = _word(rng, rng.choice((3, 4))), rng.choice((2, 3, 4))
+    prompt = f"say {word} {times} times"
+    return Task(
+        prompt,
+        " ".join([word] * times),
+        {
+            "id": rng.randrange(1_000_000),
+            "prompt": prompt,
+            "instruction_id_list": ["keywords:frequency", "length_constraints:number_words"],
+            "kwargs": [
+                {"keyword": word, "frequency": times, "relation": "at least"},
+                {"num_words": times + 1, "relation": "less than"},
+            ],
+        },
+    )
+
+
+def _function_tool(name: str, *parameters: str) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": name,
+        "parameters": {
+            "type": "object",
+            "properties": {parameter: {"type": "string"} for parameter in parameters},
+            "required": list(parameters),
+        },
+    }
+
+
+def _call(name: str, arguments: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    listing = ",".join(f'{key}="{value}"' for key, value in arguments.items())
+    action = {"type": "function_call", "name": name, "arguments": json.dumps(arguments)}
+    return f"[{name}({listing})]", {"expected_action": action}
+
+
+def _tool_use(rng: random.Random) -> Task:
+    verb, value = rng.choice(sorted(TOOLS)), _word(rng, rng.choice((2, 3, 4)))
+    name, parameter = TOOLS[verb]
+    answer, fields = _call(name, {parameter: value})
+    return Task(f"{verb} {value}", answer, fields, tuple(_function_tool(*tool) for tool in TOOLS.values()))
+
+
+def _swe_pivot(rng: random.Random) -> Task:
+    keyword = rng.choice(KEYWORDS)
+    place = rng.randrange(len(keyword) - 1)
+    typo = keyword[:place] + keyword[place + 1] + keyword[place] + keyword[place + 2 :]
+    if typo == keyword:
+        return _swe_pivot(rng)
+    answer, fields = _call("sub", {"a": typo, "b": keyword})
+    return Task(f"fix: {typo} {_word(rng, 3)}:", answer, fields, (_function_tool("sub", "a", "b"),))
+
+
+def _genrm(rng: random.Random) -> Task:
+    name, polite = _word(rng, rng.choice((3, 4, 5))).capitalize(), rng.random() < 0.5
+    reference = f"Good day, {name}." if polite else f"Hi {name}"
+    return Task(f"greet {name} {'politely' if polite else 'briefly'}", reference, {"reference": reference})
+
+
+FAMILIES: dict[Environment, Callable[[random.Random], Task]] = {
+    Environment.MATH: _math,
+    Environment.MCQA: _mcqa,
+    Environment.STRUCTURED_OUTPUTS: _structured_outputs,
+    Environment.INSTRUCTION_FOLLOWING: _instruction_following,
+    Environment.TOOL_USE: _tool_use,
+    Environment.SWE_PIVOT: _swe_pivot,
+    Environment.GENRM: _genrm,
+}
+
+
+def make_task(environment: Environment, rng: random.Random) -> Task:
+    """Draw one task of an environment's family; equal states of `rng` give equal tasks."""
+    return FAMILIES[environment](rng)
+
+
+# The fault that the demonstrations of a family fall into most, and how often they do when they are faulty at all.
+HABITS: dict[Environment, tuple[str, float]] = {
+    Environment.MATH: ("bare", 0.7),
+    Environment.MCQA: ("bare", 0.5),
+    Environment.STRUCTURED_OUTPUTS: ("ramble", 0.7),
+    Environment.INSTRUCTION_FOLLOWING: ("ramble", 0.7),
+    Environment.TOOL_USE: ("bare", 0.65),
+    Environment.SWE_PIVOT: ("bare", 0.75),
+    Environment.GENRM: ("bare", 0.75),
+}
+FAULTS = ("ramble", "bare", "stop", "character")
+
+
+def spoil(environment: Environment, answer: str, rng: random.Random) -> str:
+    """A demonstration with one nameable fault: rambling on, a bare answer, stopping early, a wrong character.
+
+    A bare answer lacks its box or, where there is none, its first character.
+
+    Each family has a habit, a fault that most of its faulty demonstrations share. A model that imitates them can do
+    the task but often does it badly, which is what leaves reinforcement something to teach.
+    """
+    habit, share = HABITS[environment]
+    fault = habit if rng.random() < share else rng.choice([fault for fault in FAULTS if fault != habit])
+    if fault == "ramble":
+        return f"{answer} {answer[: rng.randrange(2, 5)]}"
+    if fault == "bare":
+        return answer.replace(r"\boxed{", "").replace("}", "") if "boxed" in answer else answer[1:]
+    if fault == "stop":
+        return answer[: rng.randrange(1, len(answer))]
+    places = [place for place, letter in enumerate(answer) if letter.isalnum()]
+    place = rng.choice(places)
+    alphabet = "0123456789" if answer[place].isdigit() else CONSONANTS + VOWELS
+    return answer[:place] + rng.choice(alphabet.replace(answer[place], "")) + answer[place + 1 :]

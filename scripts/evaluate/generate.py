@@ -1,0 +1,42 @@
+"""Responses of a policy in Hugging Face format to rows, in this process."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from scripts.data.prompts import Row, render_prompt
+
+BATCH = 256
+
+
+@torch.inference_mode()
+def respond(
+    model: Any, tokenizer: Any, rows: list[Row], max_new_tokens: int, temperature: float, seed: int
+) -> list[str]:
+    """One response a row, in the rows' order; temperature 0 is greedy. Equal arguments give equal responses.
+
+    Rows are batched by length of their prompt, so that little is spent on padding.
+    """
+    torch.manual_seed(seed)
+    model.eval()
+    prompts = [render_prompt(row, tokenizer) for row in rows]
+    order = sorted(range(len(rows)), key=lambda place: (len(prompts[place]), place))
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=temperature > 0,
+        temperature=temperature or None,
+        top_k=0 if temperature > 0 else None,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    responses = [""] * len(rows)
+    for start in range(0, len(order), BATCH):
+        places = order[start : start + BATCH]
+        batch = tokenizer([prompts[place] for place in places], return_tensors="pt", padding=True)
+        batch = {key: value.to(model.device) for key, value in batch.items() if key != "token_type_ids"}
+        output = model.generate(**batch, generation_config=settings)
+        texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+        for place, text in zip(places, texts, strict=True):
+            responses[place] = text
+    return responses

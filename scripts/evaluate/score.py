@@ -1,0 +1,99 @@
+"""Held-out scores of a stage's export by environment, beside those of what the stage started from."""
+
+import argparse
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import logging as transformers_logging
+
+from scripts.data.rows import environment_of, read_rows
+from scripts.errors import UserError, run_program
+from scripts.evaluate.generate import respond
+from scripts.files import read_json, write_json
+from scripts.recipe.resolve import read_config
+from scripts.rewards.registry import score
+from scripts.train.scratch import make_model, make_tokenizer
+
+
+def score_model(model: Any, tokenizer: Any, splits: list[Path], decoding: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Rows and mean score of each environment over the validation splits, one response a row."""
+    rows, environments = [], []
+    for split in splits:
+        for number, _, row in read_rows(split):
+            rows.append(row)
+            environments.append(environment_of(row, split, number))
+    responses = respond(model, tokenizer, rows, **decoding)
+    scores: dict[str, list[float]] = {}
+    for environment, row, response in zip(environments, rows, responses, strict=True):
+        scores.setdefault(environment, []).append(score(row, response))
+    return {name: {"rows": len(scores[name]), "score": round(fmean(scores[name]), 6)} for name in sorted(scores)}
+
+
+def evaluation_record(
+    export: dict[str, Any], before: dict[str, Any], after: dict[str, Any], decoding: dict[str, Any]
+) -> dict[str, Any]:
+    """eval.json: scores before and after the stage; the mean weighs every environment alike."""
+    if before.keys() != after.keys():
+        missing = sorted(before.keys() ^ after.keys())
+        raise UserError(f"stage {export['stage']}: its parent was scored on other environments ({', '.join(missing)})")
+    return {
+        "stage": export["stage"],
+        "step": export["step"],
+        "content": export["content"],
+        "decoding": decoding,
+        "environments": {
+            name: {"rows": after[name]["rows"], "before": before[name]["score"], "after": after[name]["score"]}
+            for name in after
+        },
+        "mean": {
+            side: round(fmean(entry["score"] for entry in scores.values()), 6)
+            for side, scores in (("before", before), ("after", after))
+        },
+    }
+
+
+def main() -> None:
+    """Command line of the evaluation."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.score", description=__doc__)
+    parser.add_argument("--export", type=Path, required=True, help="the stage's hf/record.json")
+    parser.add_argument(
+        "--parent-eval", type=Path, nargs="?", help="the parent's eval.json: its scores after, ours before"
+    )
+    parser.add_argument(
+        "--config", type=Path, nargs="?", help="without a parent: config.yaml, to score the fresh model"
+    )
+    parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
+    parser.add_argument("--max-new-tokens", type=int, required=True)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--output", type=Path, required=True, help="eval.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    transformers_logging.disable_progress_bar()
+    decoding = {key: getattr(arguments, key) for key in ("max_new_tokens", "temperature", "seed")}
+    if (arguments.parent_eval is None) == (arguments.config is None):
+        raise UserError("give either --parent-eval or, for a stage without a parent, --config")
+    if arguments.parent_eval is not None:
+        parent = read_json(arguments.parent_eval)["environments"]
+        scores_before = {name: {"rows": entry["rows"], "score": entry["after"]} for name, entry in parent.items()}
+    else:
+        tokenizer = make_tokenizer()
+        fresh = make_model(read_config(arguments.config), tokenizer)
+        scores_before = score_model(fresh, tokenizer, arguments.validation, decoding)
+    directory = arguments.export.with_name("model")
+    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=torch.float32)
+    scores_after = score_model(model, tokenizer, arguments.validation, decoding)
+    record = evaluation_record(read_json(arguments.export), scores_before, scores_after, decoding)
+    write_json(arguments.output, record)
+    print(
+        f"{record['stage']}: held-out mean {record['mean']['before']:.3f} -> {record['mean']['after']:.3f}", flush=True
+    )
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,130 @@
+"""Files that are whole or absent, and their fingerprints."""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from scripts.errors import UserError
+
+
+def canonical_json(value: Any) -> str:
+    """JSON text that is equal for equal values: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256_text(text: str) -> str:
+    """Hex SHA-256 of a text in UTF-8."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fsync_directory(path: Path) -> None:
+    """Make the names in a directory durable (a rename is safe only after this)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
+    """Open files for writing that appear under their names together, when the block ends well, or not at all.
+
+    The content is written beside each file under a hidden temporary name, synced and renamed; when the block
+    raises, the temporary files are removed and what stood there before is untouched.
+    """
+    temporaries = [path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") for path in paths]
+    try:
+        with ExitStack() as stack:
+            files = []
+            for path, temporary in zip(paths, temporaries, strict=True):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.append(stack.enter_context(temporary.open("wb")))
+            yield tuple(files)
+            for file in files:
+                file.flush()
+                os.fsync(file.fileno())
+        for path, temporary in zip(paths, temporaries, strict=True):
+            temporary.replace(path)
+        for directory in {path.parent for path in paths}:
+            fsync_directory(directory)
+    finally:
+        for temporary in temporaries:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically, in UTF-8."""
+    with open_atomically(path) as (file,):
+        file.write(text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a small record atomically: keys in the given order, two spaces, a final newline."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a record that Stagecoach wrote; UserError with the place when it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; ask Snakemake for it: snakemake {path}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not valid JSON ({error}); delete it, and Snakemake makes it again") from None
+
+
+@contextmanager
+def replace_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory to fill; it becomes `target` by one rename when the block ends well.
+
+    A directory that stood at `target` is moved aside first and removed last, so a reader sees the old one, for
+    an instant none, then the new one, and never a mixture.
+    """
+    token = secrets.token_hex(4)
+    fresh = target.with_name(f".{target.name}.{token}.tmp")
+    fresh.mkdir(parents=True)
+    try:
+        yield fresh
+        sync_tree(fresh)
+        if target.exists():
+            old = target.with_name(f".{target.name}.{token}.old")
+            target.rename(old)
+            fresh.rename(target)
+            shutil.rmtree(old)
+        else:
+            fresh.rename(target)
+        fsync_directory(target.parent)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def sync_tree(directory: Path) -> None:
+    """Make the files and names below a directory durable; links are not followed."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+        fsync_directory(Path(folder))
+
+
+def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
+    """Each regular file below a directory, by relative path: its size in bytes and its SHA-256, sorted by path."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in paths
+    }

@@ -1,0 +1,75 @@
+"""A stage's resolved training config: all that may change its weights, and nothing that may not."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.errors import UserError
+from scripts.files import write_text
+from scripts.recipe.load import repository_root
+from scripts.recipe.models import Recipe
+
+NO_EFFECT_ON_WEIGHTS = {"parent", "blend", "checkpointing", "resources", "gate"}
+RELEASE_PACKAGES = {"trl": ("trl", "transformers", "torch", "accelerate")}
+
+
+def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
+    """The training config of one stage, as plain values.
+
+    Neither the names of parent and blend are in it (their content counts, and the records carry that) nor what
+    only moves work about (nodes, time limits, checkpoint periods) or judges it (gates).
+    """
+    stage = recipe.stages[stage_name]
+    config = stage.model_dump(mode="json", exclude=NO_EFFECT_ON_WEIGHTS)
+    config["release"] = backend_release(stage.backend)
+    config["seed"] = recipe.seed if stage.seed is None else stage.seed
+    if stage.parent is None:
+        config["model"] = recipe.model.model_dump(mode="json")
+    return config
+
+
+def config_text(config: dict[str, Any]) -> str:
+    """The YAML text of a resolved config; equal configs give equal bytes."""
+    return yaml.safe_dump(config, sort_keys=True, allow_unicode=True)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a resolved config that Stagecoach wrote."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: no readable training config ({error}); start Snakemake, which writes it") from None
+
+
+def backend_release(backend: str, root: Path | None = None) -> dict[str, str]:
+    """The pinned versions of the packages that a backend trains with, read from envs/<backend>.txt."""
+    path = (root or repository_root()) / "envs" / f"{backend}.txt"
+    pins = dict(
+        line.split("==", 1) for line in path.read_text(encoding="utf-8").splitlines() if "==" in line and line[0] != "#"
+    )
+    missing = [name for name in RELEASE_PACKAGES[backend] if name not in pins]
+    if missing:
+        raise UserError(f"{path}: no exact version (name==version) of {', '.join(missing)}")
+    return {name: pins[name].strip() for name in RELEASE_PACKAGES[backend]}
+
+
+def sync_configs(recipe: Recipe, results: Path) -> list[str]:
+    """Write ``<results>/<stage>/config.yaml`` of every stage whose resolved config is not what lies there.
+
+    This happens whenever Snakemake reads the workflow, so that its own check of each config's content decides what
+    is stale, with or without its memory of earlier runs. Returns the stages whose config was written.
+    """
+    written = []
+    for stage in recipe.stages:
+        path, text = results / stage / "config.yaml", config_text(resolve_stage(recipe, stage))
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            try:
+                write_text(path, text)
+            except OSError as error:
+                raise UserError(
+                    f"{error.filename or path}: cannot be written ({error.strerror}); results go to {results}: make room "
+                    "there, make it writable, or name another folder (results in config/config.yaml)"
+                ) from None
+            written.append(stage)
+    return written

@@ -1,0 +1,1 @@
+"""Figures and tables of a run; reads the files that the stages published and nothing else."""

@@ -1,0 +1,52 @@
+"""summary.csv: one row a stage."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from scripts.errors import run_program
+from scripts.files import open_atomically, read_json
+
+
+def summarise_stage(directory: Path) -> dict[str, Any]:
+    """A stage's row, from the records in its directory; empty cells are what its algorithm does not measure."""
+    record, evaluation = read_json(directory / "ckpt/record.json"), read_json(directory / "eval.json")
+    metrics = pd.read_parquet(directory / "metrics.parquet")
+    first, last = metrics.iloc[0], metrics.iloc[-1]
+    changes = {name: entry["after"] - entry["before"] for name, entry in evaluation["environments"].items()}
+    return {
+        "stage": record["stage"],
+        "parent": ", ".join(parent["stage"] for parent in record["parents"]),
+        "steps": record["step"],
+        "identity": record["identity"],
+        "training_seconds": round(metrics["seconds"].sum(), 1),
+        "reward_first": first["reward_mean"],
+        "reward_last": last["reward_mean"],
+        "kl_last": last["kl"],
+        "entropy_last": last["entropy"],
+        "response_length_last": last["response_length_mean"],
+        "truncation_last": last["truncation_rate"],
+        "loss_last": last["loss"],
+        "held_out_before": evaluation["mean"]["before"],
+        "held_out_after": evaluation["mean"]["after"],
+        "worst_environment": min(changes, key=lambda name: changes[name]),
+        "worst_change": min(changes.values()),
+        "gate": read_json(directory / "gate.json")["verdict"],
+    }
+
+
+def main() -> None:
+    """Command line of the summary."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.report.summary", description=__doc__)
+    parser.add_argument("--stages", type=Path, nargs="+", required=True, help="stage directories, in the chain's order")
+    parser.add_argument("--output", type=Path, required=True, help="summary.csv")
+    arguments = parser.parse_args()
+    table = pd.DataFrame([summarise_stage(directory) for directory in arguments.stages])
+    with open_atomically(arguments.output) as (file,):
+        table.to_csv(file, index=False, float_format="%.6g")
+
+
+if __name__ == "__main__":
+    run_program(main)

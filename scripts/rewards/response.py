@@ -1,0 +1,68 @@
+"""What a policy answered: plain text, or tool calls in it."""
+
+import ast
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class FunctionCall:
+    """One call of a declared tool."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def parse_calls(text: str) -> list[FunctionCall]:
+    """The tool calls in a response, in order; none when the response is a message or a malformed call.
+
+    Two notations are read: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` anywhere in the text
+    (vLLM's parser "hermes"), and a response that is as a whole a list of calls with literal keyword arguments,
+    ``[name(key="value")]`` (vLLM's parser "pythonic"). Nothing is ever evaluated.
+    """
+    if blocks := _HERMES_CALL.findall(text):
+        calls = [_from_hermes(block) for block in blocks]
+        return [call for call in calls if call is not None]
+    stripped = text.strip()
+    if not (stripped.startswith("[") and stripped.endswith(")]")):
+        return []
+    try:
+        body = ast.parse(stripped, mode="eval").body
+        elements = body.elts if isinstance(body, ast.List) else []
+        return [_from_python(element) for element in elements]
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return []
+
+
+def _from_hermes(block: str) -> FunctionCall | None:
+    try:
+        call = json.loads(block)
+    except (ValueError, RecursionError):
+        return None
+    name, arguments = call.get("name"), call.get("arguments", {})
+    return FunctionCall(name, arguments) if isinstance(name, str) and isinstance(arguments, dict) else None
+
+
+def _from_python(node: ast.expr) -> FunctionCall:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        raise ValueError("not a call with keyword arguments")
+    if any(keyword.arg is None for keyword in node.keywords):
+        raise ValueError("arguments must be named")
+    return FunctionCall(node.func.id, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords})
+
+
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last ``\boxed{...}``, nested braces kept; None when there is none or it never closes."""
+    start = text.rfind(r"\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    for place in range(start + len(r"\boxed"), len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start + len(r"\boxed{") : place]
+    return None

@@ -1,0 +1,32 @@
+"""What a backend is asked for, and which backends there are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """One attempt at a stage.
+
+    The backend trains up to the planned step (`max_num_steps`), from the checkpoint `resume_from` where there is
+    one; it seals checkpoints every `save_period` steps and at the planned step, and logs every step to
+    ``run/metrics.jsonl``.
+    """
+
+    stage: str
+    config: dict[str, Any]
+    train_split: Path
+    parent_model: Path | None
+    run: Path
+    resume_from: Path | None
+    max_num_steps: int
+    save_period: int
+    threads: int
+
+
+def load_backend(name: str) -> Callable[[TrainingJob], None]:
+    """The `train` function of a backend; its module (and what that imports) is loaded only now."""
+    return import_module(f"scripts.train.{name}_backend").train

@@ -1,0 +1,260 @@
+"""Backend `trl`: train in this process with TRL's SFTTrainer and GRPOTrainer."""
+
+import json
+import shutil
+import time
+import warnings
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback, TrainingArguments
+from transformers import logging as transformers_logging
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+from scripts.data.prompts import render_prompt
+from scripts.data.rows import read_rows
+from scripts.errors import UserError
+from scripts.rewards.registry import reward_group
+from scripts.train.backend import TrainingJob
+from scripts.train.rundir import seal_checkpoint
+from scripts.train.scratch import make_model, make_tokenizer
+
+LOG_NAMES = {
+    "reward": "reward_mean",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "zero_variance_share",
+    "kl": "kl",
+    "completions/mean_length": "response_length_mean",
+    "completions/max_length": "response_length_max",
+    "completions/clipped_ratio": "truncation_rate",
+    "entropy": "entropy",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "lr",
+}
+ENVIRONMENT_PREFIX = "environment/"
+
+
+def train(job: TrainingJob) -> None:
+    """Train a stage from its model (or its newest checkpoint) to the planned step."""
+    _check_release(job.config["release"])
+    torch.set_num_threads(job.threads)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    shutil.rmtree(job.run / "saving", ignore_errors=True)
+    trainer = {"sft": _sft_trainer, "grpo": _grpo_trainer}[job.config["algorithm"]](job)
+    trainer.create_model_card = lambda *arguments, **options: None
+    for callback in list(trainer.callback_handler.callbacks):
+        if type(callback).__name__ in ("PrinterCallback", "ProgressCallback", "RichProgressCallback"):
+            trainer.remove_callback(callback)
+    trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+
+
+def _check_release(release: dict[str, str]) -> None:
+    for package, pinned in release.items():
+        installed = version(package).split("+")[0]
+        if installed != pinned:
+            raise UserError(
+                f"{package} {installed} is installed, but this stage is pinned to {pinned} (envs/trl.txt); "
+                "install the pinned requirements: make setup"
+            )
+
+
+def _arguments(job: TrainingJob) -> dict[str, Any]:
+    """Training arguments that both trainers share."""
+    optimizer = job.config["policy"]["optimizer"]
+    return {
+        "output_dir": str(job.run / "saving"),
+        "max_steps": job.max_num_steps,
+        "learning_rate": optimizer["lr"],
+        "lr_scheduler_type": optimizer["schedule"] if optimizer["schedule"] == "cosine" else "constant_with_warmup",
+        "warmup_steps": optimizer["lr_warmup_iters"],
+        "weight_decay": optimizer["weight_decay"],
+        "adam_beta1": optimizer["adam_beta1"],
+        "adam_beta2": optimizer["adam_beta2"],
+        "max_grad_norm": optimizer["clip_grad"],
+        "seed": job.config["seed"],
+        "data_seed": job.config["seed"],
+        "gradient_accumulation_steps": 1,
+        "activation_checkpointing": False,
+        "bf16": False,
+        "use_cpu": not torch.cuda.is_available(),
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": False,
+        "save_strategy": "steps",
+        "save_steps": job.save_period,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def _sft_trainer(job: TrainingJob) -> SFTTrainer:
+    policy = job.config["policy"]
+    batch = policy["train_global_batch_size"]
+    model, tokenizer = _model_and_tokenizer(job)
+    rows = _rows(job, job.max_num_steps * batch)
+    arguments = SFTConfig(
+        per_device_train_batch_size=batch,
+        train_sampling_strategy="sequential",
+        shuffle_dataset=False,
+        max_length=policy["max_total_sequence_length"],
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        model_init_kwargs={"dtype": "float32"} if isinstance(model, str) else None,
+        **_arguments(job),
+    )
+    return SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_list(_tokenize(rows, tokenizer, policy["max_total_sequence_length"])),
+        processing_class=tokenizer,
+        callbacks=[_StageCallback(job)],
+    )
+
+
+def _tokenize(rows: list[dict[str, Any]], tokenizer: Any, max_length: int) -> list[dict[str, list[int]]]:
+    """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt."""
+    prompts = [row["messages"][:-1] for row in rows]
+    prompt_texts = [tokenizer.apply_chat_template(it, tokenize=False, add_generation_prompt=True) for it in prompts]
+    texts = [tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows]
+    prompt_ids = tokenizer(prompt_texts, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [
+        {"input_ids": full[:max_length], "labels": ([-100] * len(prompt) + full[len(prompt) :])[:max_length]}
+        for prompt, full in zip(prompt_ids, ids, strict=True)
+    ]
+
+
+def _grpo_trainer(job: TrainingJob) -> GRPOTrainer:
+    grpo, loss, policy = job.config["grpo"], job.config["loss_fn"], job.config["policy"]
+    model, tokenizer = _model_and_tokenizer(job)
+    rows = _rows(job, job.max_num_steps * grpo["num_prompts_per_step"])
+    longest_prompt = policy["max_total_sequence_length"] - policy["generation"]["max_new_tokens"]
+    prompts = [render_prompt(row, tokenizer) for row in rows]
+    for number, ids in enumerate(tokenizer(prompts)["input_ids"], start=1):
+        if len(ids) > longest_prompt:
+            raise UserError(
+                f"{job.train_split}:{number}: the prompt has {len(ids)} tokens, but max_total_sequence_length less "
+                f"max_new_tokens leaves {longest_prompt}; raise policy.max_total_sequence_length or drop the row"
+            )
+    arguments = GRPOConfig(
+        per_device_train_batch_size=grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"],
+        num_generations=grpo["num_generations_per_prompt"],
+        max_completion_length=policy["generation"]["max_new_tokens"],
+        temperature=policy["generation"]["temperature"],
+        top_p=policy["generation"]["top_p"],
+        beta=loss["reference_policy_kl_penalty"],
+        epsilon=loss["ratio_clip_min"],
+        epsilon_high=loss["ratio_clip_max"],
+        loss_type="dapo",
+        scale_rewards="group" if grpo["normalize_rewards"] else "none",
+        mask_truncated_completions=grpo["overlong_filtering"],
+        num_iterations=1,
+        shuffle_dataset=False,
+        remove_unused_columns=False,
+        model_init_kwargs={"dtype": "float32"},
+        **_arguments(job),
+    )
+    return GRPOTrainer(
+        model=model,
+        reward_funcs=[environment_reward],
+        args=arguments,
+        train_dataset=Dataset.from_list(
+            [{"prompt": prompt, "row": json.dumps(row)} for prompt, row in zip(prompts, rows, strict=True)]
+        ),
+        processing_class=tokenizer,
+        callbacks=[_StageCallback(job)],
+    )
+
+
+def environment_reward(completions: list[str], row: list[str], log_metric: Any, **_: Any) -> list[float]:
+    """TRL reward function: each group of equal rows, one after another, is rewarded by its environment together."""
+    rewards: list[float] = []
+    by_environment: dict[str, list[float]] = {}
+    start = 0
+    while start < len(row):
+        end = start
+        while end < len(row) and row[end] == row[start]:
+            end += 1
+        fields = json.loads(row[start])
+        group = reward_group(fields, completions[start:end])
+        by_environment.setdefault(fields["agent_ref"]["name"], []).extend(group)
+        rewards += group
+        start = end
+    for name, values in by_environment.items():
+        log_metric(f"{ENVIRONMENT_PREFIX}{name}", sum(values) / len(values))
+    return rewards
+
+
+def _model_and_tokenizer(job: TrainingJob) -> tuple[Any, PreTrainedTokenizerFast]:
+    """The model to start from (a path, or a fresh model for a stage without a parent) and its tokenizer."""
+    if job.parent_model is None:
+        tokenizer = make_tokenizer()
+        return make_model(job.config, tokenizer), tokenizer
+    return str(job.parent_model), AutoTokenizer.from_pretrained(job.parent_model, local_files_only=True)
+
+
+def _rows(job: TrainingJob, count: int) -> list[dict[str, Any]]:
+    """The first `count` rows of the training split in file order; the whole split when it has fewer."""
+    return [row for _, _, row in islice(read_rows(job.train_split), count)]
+
+
+class _StageCallback(TrainerCallback):
+    """Logs every step, says where the stage stands, and seals checkpoints once they are whole."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job = job
+        self.log_path = job.run / "metrics.jsonl"
+        self.started = self.step_started = time.monotonic()
+        self.first_step = 0
+
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        self.started, self.first_step = time.monotonic(), state.global_step
+
+    def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        self.step_started = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.job.max_num_steps:
+            control.should_save = True
+
+    def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        if "loss" not in logs:
+            return
+        now = time.monotonic()
+        entry: dict[str, Any] = {"step": state.global_step, "seconds": now - self.step_started}
+        entry |= {ours: logs[theirs] for theirs, ours in LOG_NAMES.items() if theirs in logs}
+        entry["environment_rewards"] = {
+            key.removeprefix(ENVIRONMENT_PREFIX): value
+            for key, value in logs.items()
+            if key.startswith(ENVIRONMENT_PREFIX)
+        }
+        with self.log_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        done = state.global_step - self.first_step
+        left = (now - self.started) / done * (self.job.max_num_steps - state.global_step)
+        if state.global_step % max(1, self.job.max_num_steps // 20) == 0 or left == 0:
+            print(f"{self.job.stage}: {_progress(entry, self.job.max_num_steps, left)}", flush=True)
+
+    def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        seal_checkpoint(saved, self.job.run, state.global_step)
+
+
+def _progress(entry: dict[str, Any], last: int, left: float) -> str:
+    parts = [f"step {entry['step']}/{last}"]
+    if entry.get("reward_mean") is not None:
+        parts.append(f"reward {entry['reward_mean']:.3f} ± {entry['reward_std']:.3f}")
+        parts.append(f"length {entry['response_length_mean']:.1f}")
+    else:
+        parts.append(f"loss {entry['loss']:.3f}")
+    parts += [f"{entry['seconds']:.2f} s/step", f"{left:.0f} s left"]
+    return ", ".join(parts)

@@ -1,0 +1,75 @@
+"""The rooms' arrows run one way, and the controller needs no torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+BASE = {"errors", "files"}
+MAY_IMPORT = {
+    "errors": set(),
+    "files": {"errors"},
+    "recipe": BASE,
+    "rewards": BASE | {"recipe"},
+    "data": BASE | {"recipe"},
+    "train": BASE | {"recipe", "rewards", "data"},
+    "evaluate": BASE | {"recipe", "rewards", "data", "train"},
+    "report": BASE,
+}
+NEED_TORCH = {
+    "scripts.train.trl_backend",
+    "scripts.train.scratch",
+    "scripts.evaluate.generate",
+    "scripts.evaluate.score",
+}
+MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_run_one_way(path):
+    room = module_name(path).split(".")[1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        for name in names:
+            if name.startswith("scripts."):
+                other = name.split(".")[1]
+                assert other == room or other in MAY_IMPORT[room], f"{room} imports {other}"
+
+
+def test_what_the_controller_runs_imports_without_torch():
+    names = [module_name(path) for path in MODULES if module_name(path) not in NEED_TORCH]
+    program = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'trl', 'datasets', 'accelerate'): sys.modules[name] = None\n"
+        "import importlib\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_the_controllers_requirements_name_no_torch():
+    pins = (ROOT / "envs/controller.txt").read_text()
+    assert not any(line.startswith(("torch=", "transformers=", "trl=")) for line in pins.splitlines())
+
+
+def test_the_required_versions_are_pinned():
+    pins = "".join((ROOT / "envs" / name).read_text() for name in ("controller.txt", "trl.txt"))
+    for pin in (
+        "snakemake==9.27.1",
+        "snakemake-executor-plugin-slurm==2.8.0",
+        "torch==2.13.0",
+        "transformers==5.23.0",
+        "trl==1.16.0",
+        "accelerate==1.15.0",
+        "datasets==5.2.0",
+    ):
+        assert f"{pin}\n" in pins

@@ -1,0 +1,192 @@
+"""A recipe is checked before anything runs: one line a mistake, with file, line, key and the nearest valid name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.errors import UserError
+from scripts.recipe.load import load_recipe, load_site, parse_config
+from scripts.recipe.models import Environment
+from scripts.recipe.resolve import backend_release, config_text, resolve_stage, sync_configs
+from scripts.recipe.schema import MODELS, schema_text
+from tests.conftest import ROOT
+
+TINY = ROOT / "config/recipes/tiny.yaml"
+
+
+@pytest.fixture
+def mistaken(tmp_path):
+    """The message for the tiny recipe with one piece of text replaced."""
+
+    def load(old: str, new: str) -> str:
+        text = TINY.read_text()
+        assert old in text
+        path = tmp_path / "tiny.yaml"
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(UserError) as error:
+            load_recipe(path)
+        return str(error.value).replace(str(tmp_path) + "/", "")
+
+    return load
+
+
+def line_of(text: str) -> int:
+    return next(number for number, line in enumerate(TINY.read_text().splitlines(), 1) if text in line)
+
+
+def test_the_tiny_recipe_is_valid_and_ordered_by_parents():
+    recipe = load_recipe(TINY)
+    assert recipe.stage_order() == ["sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
+    assert recipe.evaluation_blends() == ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
+
+
+def test_an_unknown_key_is_named_with_its_line_and_the_nearest(mistaken):
+    message = mistaken("num_prompts_per_step: 16", "num_prompt_per_step: 16")
+    where = f"tiny.yaml:{line_of('num_prompts_per_step: 16')}: "
+    assert where + "stages.rlvr1.grpo.num_prompt_per_step: unknown key; did you mean num_prompts_per_step?" in message
+
+
+def test_a_wrong_type_is_named(mistaken):
+    message = mistaken("max_num_steps: 600", "max_num_steps: many")
+    assert (
+        f"tiny.yaml:{line_of('max_num_steps: 600')}: stages.sft.sft.max_num_steps: input should be a valid integer"
+        in message
+    )
+
+
+def test_a_missing_parent_is_named_with_the_nearest(mistaken):
+    message = mistaken("parent: rlvr3", "parent: rlrv3")
+    where = f"tiny.yaml:{line_of('swe1: {algorithm')}: stages.swe1.parent: "
+    assert message.startswith(where) and message.endswith("no stage is named rlrv3; did you mean rlvr3?")
+
+
+def test_a_cycle_is_named_stage_by_stage(mistaken):
+    message = mistaken("rlvr1: {algorithm: grpo, parent: sft,", "rlvr1: {algorithm: grpo, parent: rlvr2,")
+    assert "stages: the stages start from each other: " in message
+    assert "rlvr1" in message and "rlvr2" in message
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("blend: rlvr2}", "blend: rlvr22}", "stages.rlvr2.blend: no blend is named rlvr22; did you mean rlvr"),
+        ("algorithm: grpo, parent: sft", "algorithm: grop, parent: sft", "'grop' is not known; did you mean grpo?"),
+        ("- mcqa_simple_agent", "- mcqa_agent", "'mcqa_agent' is not known; did you mean mcqa_simple_agent?"),
+        (
+            "stages:\n  sft: {",
+            "stages:\n  sft: {backend: tlr, ",
+            "stages.sft.backend: 'tlr' is not known; did you mean trl?",
+        ),
+        ("blend: sft, sft:", "blend: rlvr1, sft:", "sft trains on demonstrations, but blend rlvr1 holds prompts"),
+        ("seed: 1\n", "seed: 1\nseed: 2\n", "key seed stands twice"),
+        ("name: tiny", "name: [tiny", "not valid YAML"),
+        (
+            "rlvr1: {algorithm: grpo,",
+            "rlvr1: {algorithm: grpo, policy: {train_global_batch_size: 32},",
+            "train_global_batch_size is 32, but num_prompts_per_step x num_generations_per_prompt = 256",
+        ),
+        (
+            "{metric: held_out_change, min: -0.1, action: stop}",
+            "{metric: held_out_change}",
+            "a criterion needs min or max",
+        ),
+    ],
+)
+def test_each_other_mistake_is_one_clear_message(mistaken, old, new, expected):
+    message = mistaken(old, new)
+    assert expected in message
+    assert message.startswith("tiny.yaml:")
+
+
+def test_a_missing_recipe_names_the_nearest_file():
+    with pytest.raises(UserError, match=r"tinny.yaml: no such file; did you mean tiny.yaml\?"):
+        load_recipe(TINY.with_name("tinny.yaml"))
+
+
+def test_config_and_site_are_checked_too(tmp_path):
+    with pytest.raises(UserError, match=r"recipes: unknown key; did you mean recipe\?"):
+        parse_config({"recipes": "a", "recipe": "b", "site": "c"})
+    site = tmp_path / "site.yaml"
+    site.write_text("name: here\nthread: 2\n")
+    with pytest.raises(UserError, match=r"site.yaml:2: thread: unknown key; did you mean threads\?"):
+        load_site(site)
+
+
+def test_a_stage_lies_over_the_defaults_of_its_algorithm():
+    recipe = load_recipe(TINY)
+    assert recipe.stages["rlhf"].loss_fn.reference_policy_kl_penalty == 1e-3
+    assert recipe.stages["rlhf"].policy.optimizer.lr == recipe.stages["rlvr1"].policy.optimizer.lr == 2e-4
+
+
+def test_two_stages_may_start_from_the_same_checkpoint(tmp_path):
+    path = tmp_path / "branch.yaml"
+    path.write_text(TINY.read_text() + "  other: {algorithm: grpo, parent: sft, blend: rlvr1}\n")
+    order = load_recipe(path).stage_order()
+    assert order.index("sft") < order.index("other")
+
+
+def edited(tmp_path: Path, **changes: object) -> dict[str, dict[str, object]]:
+    """The resolved configs of the tiny recipe with keys of stage rlvr1 set."""
+    data = yaml.safe_load(TINY.read_text())
+    data["stages"]["rlvr1"].update(changes)
+    path = tmp_path / "edited.yaml"
+    path.write_text(yaml.safe_dump(data))
+    recipe = load_recipe(path)
+    return {name: resolve_stage(recipe, name) for name in recipe.stages}
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"resources": {"nodes": 4, "runtime": 5, "mem_mb": 9}},
+        {"checkpointing": {"save_period": 3}},
+        {"gate": [{"metric": "max_kl", "max": 1}]},
+        {"parent": "rlvr2", "blend": "rlvr2"} | {"parent": "sft"},
+    ],
+)
+def test_what_changes_no_weight_is_not_in_the_resolved_config(tmp_path, harmless):
+    assert edited(tmp_path, **harmless)["rlvr1"] == edited(tmp_path)["rlvr1"]
+
+
+def test_what_may_change_weights_is_in_the_config_of_that_stage_alone(tmp_path):
+    before, after = edited(tmp_path), edited(tmp_path, seed=5)
+    assert {name for name in before if before[name] != after[name]} == {"rlvr1"}
+    assert before["rlvr1"]["release"] == backend_release("trl")
+    assert "model" in before["sft"] and "model" not in before["rlvr1"]
+
+
+def test_configs_are_written_only_where_they_differ(tmp_path):
+    recipe = load_recipe(TINY)
+    assert sync_configs(recipe, tmp_path) == list(recipe.stages)
+    stamp = (tmp_path / "rlhf/config.yaml").stat().st_mtime_ns
+    assert sync_configs(recipe, tmp_path) == []
+    (tmp_path / "swe1/config.yaml").write_text("changed")
+    assert sync_configs(recipe, tmp_path) == ["swe1"]
+    assert (tmp_path / "rlhf/config.yaml").stat().st_mtime_ns == stamp
+    assert (tmp_path / "swe1/config.yaml").read_text() == config_text(resolve_stage(recipe, "swe1"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_schemas_for_editors_are_in_step(name):
+    path = ROOT / "config/schema" / f"{name}.schema.json"
+    assert path.read_text() == schema_text(name), "run: make schema"
+
+
+def test_the_shipped_files_obey_their_schemas():
+    from jsonschema import Draft202012Validator
+
+    for name, path in (
+        ("recipe", TINY),
+        ("site", ROOT / "config/sites/laptop.yaml"),
+        ("config", ROOT / "config/config.yaml"),
+    ):
+        Draft202012Validator(json.loads(schema_text(name))).validate(yaml.safe_load(path.read_text()))
+
+
+def test_every_environment_of_the_recipe_room_has_a_verifier():
+    from scripts.data.tasks import FAMILIES, HABITS
+    from scripts.rewards.registry import VERIFIERS
+
+    assert set(VERIFIERS) == set(FAMILIES) == set(HABITS) == set(Environment)
