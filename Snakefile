@@ -7,6 +7,9 @@ min_version("9.27.1")
 configfile: "config/config.yaml"
 
 
+report: "docs/captions/report.rst"
+
+
 include: "rules/common.smk"
 include: "rules/data.smk"
 include: "rules/train.smk"

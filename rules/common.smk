@@ -7,13 +7,16 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 # Jobs run `python -m scripts...` with this Python and find the package whatever the working directory.
-os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-os.environ["PYTHONPATH"] = workflow.basedir
+os.environ.update(
+    PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
+    PYTHONPATH=workflow.basedir,
+    STAGECOACH_SNAKEFILE=workflow.main_snakefile,
+)
 sys.path.insert(0, workflow.basedir)
 
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site, parse_config
-from scripts.recipe.resolve import resolve_stage, sync_configs
+from scripts.recipe.resolve import sync_configs
 
 try:
     CONFIG = parse_config(config)
@@ -78,3 +81,13 @@ def runtime_of(wildcards):
 
 def mem_mb_of(wildcards):
     return RECIPE.stages[wildcards.stage].resources.mem_mb
+
+
+def holdout_of(wildcards):
+    return RECIPE.blends[wildcards.blend].holdout
+
+
+def stage_labels(wildcards):
+    """Labels of a stage's figure in the report; the number keeps the chain's order when they are sorted."""
+    place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
+    return {"#": place, "stage": wildcards.stage, "figure": "curves over the steps"}

@@ -12,6 +12,8 @@ rule synthesize:
         tables=expand(f"{SOURCE}/tables/{{table}}", table=TABLE_FILES),
     log:
         f"{RESULTS}/logs/synthesize.log",
+    conda:
+        "../envs/controller.yaml"
     params:
         recipe=CONFIG.recipe,
         source=RECIPE.source.model_dump(mode="json"),
@@ -29,14 +31,10 @@ rule fill:
         f"{RESULTS}/data/filled/{{blend}}.jsonl",
     log:
         f"{RESULTS}/logs/fill-{{blend}}.log",
-    params:
-        tables=f"{SOURCE}/tables",
+    conda:
+        "../envs/controller.yaml"
     shell:
-        "python -m scripts.data.fill --source {input.blend:q} --tables {params.tables:q} --output {output:q} > {log:q} 2>&1"
-
-
-def holdout_of(wildcards):
-    return RECIPE.blends[wildcards.blend].holdout
+        "python -m scripts.data.fill --source {input.blend:q} --output {output:q} > {log:q} 2>&1"
 
 
 rule split:
@@ -49,6 +47,8 @@ rule split:
         validation=f"{RESULTS}/data/{{blend}}/val-split.jsonl",
     log:
         f"{RESULTS}/logs/split-{{blend}}.log",
+    conda:
+        "../envs/controller.yaml"
     params:
         holdout=holdout_of,
         directory=subpath(output.manifest, parent=True),

@@ -13,6 +13,8 @@ rule evaluate:
         f"{RESULTS}/{{stage}}/eval.json",
     log:
         f"{RESULTS}/{{stage}}/logs/evaluate.log",
+    conda:
+        "../envs/trl.yaml"
     threads: SITE.threads
     resources:
         trainings=1,
@@ -34,6 +36,8 @@ rule gate:
         f"{RESULTS}/{{stage}}/gate.json",
     log:
         f"{RESULTS}/{{stage}}/logs/gate.log",
+    conda:
+        "../envs/controller.yaml"
     params:
         recipe=CONFIG.recipe,
         criteria=criteria_of,

@@ -9,11 +9,13 @@ rule stage_figure:
         report(
             f"{RESULTS}/{{stage}}/curves.svg",
             category="Stages",
-            labels={"stage": "{stage}", "figure": "curves over the steps"},
+            labels=stage_labels,
             caption="../docs/captions/curves.rst",
         ),
     log:
         f"{RESULTS}/{{stage}}/logs/stage_figure.log",
+    conda:
+        "../envs/controller.yaml"
     shell:
         "python -m scripts.report.stage --stage {wildcards.stage:q} --metrics {input:q} --output {output:q} 2> {log:q}"
 
@@ -30,6 +32,8 @@ rule environments_figure:
         ),
     log:
         f"{RESULTS}/logs/environments_figure.log",
+    conda:
+        "../envs/controller.yaml"
     shell:
         "python -m scripts.report.environments --evaluations {input:q} --output {output:q} 2> {log:q}"
 
@@ -49,6 +53,8 @@ rule summary:
         ),
     log:
         f"{RESULTS}/logs/summary.log",
+    conda:
+        "../envs/controller.yaml"
     params:
         stages=expand(f"{RESULTS}/{{stage}}", stage=STAGES),
     shell:
@@ -66,8 +72,10 @@ rule report_html:
         f"{RESULTS}/report.html",
     log:
         f"{RESULTS}/logs/report.log",
+    conda:
+        "../envs/controller.yaml"
     params:
-        settings=[f"{key}={value}" for key, value in config.items()],
+        settings=[f"{key}={value}" for key, value in config.items() if value is not None],
     shell:
-        "snakemake --snakefile {workflow.main_snakefile:q} --config {params.settings:q} --nolock --cores 1"
+        'snakemake --snakefile "$STAGECOACH_SNAKEFILE" --config {params.settings:q} --nolock --cores 1'
         " --report {output:q} -- {input:q} > {log:q} 2>&1"

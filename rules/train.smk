@@ -11,6 +11,8 @@ rule preflight:
         f"{RESULTS}/{{stage}}/preflight.json",
     log:
         f"{RESULTS}/{{stage}}/logs/preflight.log",
+    conda:
+        "../envs/controller.yaml"
     params:
         recipe=CONFIG.recipe,
         environments=environments_of,
@@ -33,6 +35,8 @@ rule train:
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
     log:
         f"{RESULTS}/{{stage}}/logs/train.log",
+    conda:
+        "../envs/trl.yaml"
     threads: SITE.threads
     resources:
         trainings=1,
@@ -56,6 +60,8 @@ rule export:
         record=f"{RESULTS}/{{stage}}/hf/record.json",
     log:
         f"{RESULTS}/{{stage}}/logs/export.log",
+    conda:
+        "../envs/controller.yaml"
     params:
         ckpt=subpath(input[0], parent=True),
     shell:
@@ -69,6 +75,8 @@ rule metrics:
         f"{RESULTS}/{{stage}}/metrics.parquet",
     log:
         f"{RESULTS}/{{stage}}/logs/metrics.log",
+    conda:
+        "../envs/controller.yaml"
     params:
         steps=f"{RESULTS}/{{stage}}/run/metrics.jsonl",
     shell:

@@ -43,7 +43,8 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
     """Open files for writing that appear under their names together, when the block ends well, or not at all.
 
     The content is written beside each file under a hidden temporary name, synced and renamed; when the block
-    raises, the temporary files are removed and what stood there before is untouched.
+    raises, the temporary files are removed and what stood there before is untouched. A disk that is full or
+    read-only is a UserError.
     """
     temporaries = [path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") for path in paths]
     try:
@@ -60,6 +61,10 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
             temporary.replace(path)
         for directory in {path.parent for path in paths}:
             fsync_directory(directory)
+    except OSError as error:
+        raise UserError(
+            f"{paths[0]}: cannot be written ({error.strerror}); make room and check that {paths[0].parent} is writable"
+        ) from error
     finally:
         for temporary in temporaries:
             temporary.unlink(missing_ok=True)

@@ -22,14 +22,16 @@ def fill_blend(source: Path, tables_directory: Path, output: Path) -> int:
         for number, line, row in read_rows(source):
             if "_hf_placeholder" in row:
                 try:
-                    line = json.dumps(resolve(row, tables), ensure_ascii=False).encode()
+                    filled = json.dumps(resolve(row, tables), ensure_ascii=False).encode()
                 except Unresolved as reason:
                     raise UserError(
                         f"{source}:{number}: cannot resolve the placeholder: {reason}; correct the row or the table "
                         f"below {tables_directory}"
                     ) from None
+                file.write(filled + b"\n")
                 resolved += 1
-            file.write(line + b"\n")
+            else:
+                file.write(line + b"\n")
     return resolved
 
 
@@ -37,10 +39,11 @@ def main() -> None:
     """Command line of the filler."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.fill", description=__doc__.split("\n")[0])
     parser.add_argument("--source", type=Path, required=True, help="blend as published (JSONL)")
-    parser.add_argument("--tables", type=Path, required=True, help="folder of the external tables, <owner>/<name>/...")
+    parser.add_argument("--tables", type=Path, help="folder of the external tables (default: tables/ beside the blend)")
     parser.add_argument("--output", type=Path, required=True, help="filled blend")
     arguments = parser.parse_args()
-    resolved = fill_blend(arguments.source, arguments.tables, arguments.output)
+    tables = arguments.tables or arguments.source.with_name("tables")
+    resolved = fill_blend(arguments.source, tables, arguments.output)
     print(f"{arguments.output}: {resolved} placeholder rows resolved")
 
 

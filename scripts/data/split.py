@@ -52,7 +52,8 @@ def split_blend(filled: Path, holdout: int, train: Path, validation: Path) -> di
                 sides["train"].add(*tail.popleft())
         if sides["train"].rows == 0:
             raise UserError(
-                f"{filled}: {len(tail)} rows and a holdout of {holdout} leave no row to train on; lower the blend's holdout"
+                f"{filled}: {len(tail)} rows and a holdout of {holdout} leave no row to train on; lower "
+                "the blend's holdout"
             )
         for held_out in tail:
             sides["validation"].add(*held_out)

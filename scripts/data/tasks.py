@@ -34,9 +34,8 @@ def _word(rng: random.Random, length: int) -> str:
 
 def _math(rng: random.Random) -> Task:
     first, second = rng.sample(range(10, 100), 2)
-    largest = rng.random() < 0.5
-    question = f"{'larger' if largest else 'smaller'} of {first} and {second}?"
-    answer = str(max(first, second) if largest else min(first, second))
+    question = f"larger of {first} and {second}?"
+    answer = str(max(first, second))
     return Task(f"math: {question}", rf"\boxed{{{answer}}}", {"question": question, "expected_answer": answer})
 
 
@@ -142,7 +141,7 @@ def make_task(environment: Environment, rng: random.Random) -> Task:
 
 # The fault that the demonstrations of a family fall into most, and how often they do when they are faulty at all.
 HABITS: dict[Environment, tuple[str, float]] = {
-    Environment.MATH: ("bare", 0.7),
+    Environment.MATH: ("bare", 0.8),
     Environment.MCQA: ("bare", 0.5),
     Environment.STRUCTURED_OUTPUTS: ("ramble", 0.7),
     Environment.INSTRUCTION_FOLLOWING: ("ramble", 0.7),

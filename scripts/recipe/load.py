@@ -1,6 +1,5 @@
 """Read config, recipe and site from YAML; every mistake is one line with file, line, key and the nearest valid name."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,4 +151,4 @@ def _descend(node: yaml.Node | None, location: list[str]) -> tuple[int, int | No
 
 def repository_root() -> Path:
     """The folder that holds Snakefile, envs/ and config/."""
-    return Path(os.path.abspath(__file__)).parents[2]
+    return Path(__file__).resolve().parents[2]

@@ -1,14 +1,18 @@
-"""Write the JSON schemas of recipe, site and config to config/schema/, for editors that complete and check YAML."""
+"""Write what is derived from the models and pins: JSON schemas for editors, conda environments for ``--sdm conda``."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from scripts.errors import run_program
+from scripts.files import write_text
 from scripts.recipe.load import repository_root
 from scripts.recipe.models import Config, Recipe, Site
 
 MODELS = {"recipe": Recipe, "site": Site, "config": Config}
+ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl")}
 
 
 def schema_text(name: str) -> str:
@@ -42,12 +46,29 @@ def _allow_defaults(schema: dict[str, Any]) -> None:
     }
 
 
+def environment_text(name: str) -> str:
+    """A conda environment with the pins of envs/*.txt that rules of this environment need."""
+    pins = []
+    for part in ENVIRONMENTS[name]:
+        lines = (repository_root() / "envs" / f"{part}.txt").read_text(encoding="utf-8").splitlines()
+        pins += [line for line in lines if "==" in line and not line.startswith("#")]
+    dependencies = ["python=3.11", "pip", {"pip": pins}]
+    return "# Written by `make schema` from the pins beside it.\n" + yaml.safe_dump(
+        {"channels": ["conda-forge"], "dependencies": dependencies}, sort_keys=False
+    )
+
+
+def derived_files() -> dict[Path, str]:
+    """Every derived file with the text that it should have."""
+    root = repository_root()
+    schemas = {root / "config/schema" / f"{name}.schema.json": schema_text(name) for name in MODELS}
+    return schemas | {root / "envs" / f"{name}.yaml": environment_text(name) for name in ENVIRONMENTS}
+
+
 def main() -> None:
-    """Write every schema."""
-    directory = repository_root() / "config" / "schema"
-    directory.mkdir(exist_ok=True)
-    for name in MODELS:
-        (directory / f"{name}.schema.json").write_text(schema_text(name), encoding="utf-8")
+    """Write every derived file."""
+    for path, text in derived_files().items():
+        write_text(path, text)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from functools import lru_cache
 from typing import Any
 
-from math_verify import parse, verify as equal
+from math_verify import parse
+from math_verify import verify as equal
 
 FIELDS = {"question": str, "expected_answer": str}
 

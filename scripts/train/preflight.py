@@ -22,8 +22,8 @@ def check_stage(recipe: Recipe, name: str, manifest: Path, parent_gate: Path | N
     problems = []
     if parent_gate is not None and (verdict := read_json(parent_gate)["verdict"]) == "stop":
         problems.append(
-            f"{parent_gate}: the gate of {stage.parent} says {verdict}; look at its eval.json and metrics, then mend the "
-            "stage or its gate in the recipe"
+            f"{parent_gate}: the gate of {stage.parent} says {verdict}; look at its eval.json and metrics, then mend "
+            "the stage or its gate in the recipe"
         )
     rows = read_json(manifest)["train"]["rows"]
     if rows < stage.rows_per_step:

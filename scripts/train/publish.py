@@ -80,7 +80,7 @@ def export_checkpoint(ckpt: Path, hf: Path) -> None:
         fsync_directory(exports)
     exported = {key: record[key] for key in ("stage", "step", "identity")} | {"content": content, "files": files}
     with replace_directory(hf) as fresh:
-        (fresh / "model").symlink_to(os.path.join("..", "exports", content))
+        (fresh / "model").symlink_to(Path("..", "exports", content))
         write_json(fresh / "record.json", exported)
 
 

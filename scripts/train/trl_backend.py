@@ -52,7 +52,14 @@ def train(job: TrainingJob) -> None:
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ in ("PrinterCallback", "ProgressCallback", "RichProgressCallback"):
             trainer.remove_callback(callback)
-    trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+    try:
+        trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+    except Exception as error:
+        if "No space left on device" in str(error) or shutil.disk_usage(job.run).free == 0:
+            raise UserError(
+                f"{job.run}: the disk is full; make room and start again: training resumes from the newest checkpoint"
+            ) from error
+        raise
 
 
 def _check_release(release: dict[str, str]) -> None:

@@ -10,7 +10,7 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.models import Environment
 from scripts.recipe.resolve import backend_release, config_text, resolve_stage, sync_configs
-from scripts.recipe.schema import MODELS, schema_text
+from scripts.recipe.schema import derived_files, schema_text
 from tests.conftest import ROOT
 
 TINY = ROOT / "config/recipes/tiny.yaml"
@@ -168,10 +168,9 @@ def test_configs_are_written_only_where_they_differ(tmp_path):
     assert (tmp_path / "swe1/config.yaml").read_text() == config_text(resolve_stage(recipe, "swe1"))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_schemas_for_editors_are_in_step(name):
-    path = ROOT / "config/schema" / f"{name}.schema.json"
-    assert path.read_text() == schema_text(name), "run: make schema"
+def test_schemas_for_editors_and_conda_environments_are_in_step():
+    for path, text in derived_files().items():
+        assert path.read_text() == text, f"{path.name} is not what the models and pins say; run: make schema"
 
 
 def test_the_shipped_files_obey_their_schemas():

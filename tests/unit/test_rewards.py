@@ -1,0 +1,257 @@
+"""Each environment's verifier accepts what it should and nothing beside it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.rewards import genrm, instruction_following, math, mcqa, structured_outputs, tool_use
+from scripts.rewards.registry import VERIFIERS, check_row, reward_group, score
+from scripts.rewards.response import FunctionCall, last_boxed, parse_calls
+from tests.conftest import ROOT
+
+GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"
+
+
+@pytest.mark.parametrize(
+    ("expected", "response", "reward"),
+    [
+        ("52", r"\boxed{52}", 1.0),
+        ("52", r"so it is \boxed{ 52 }.", 1.0),
+        ("52", r"\boxed{53}", 0.0),
+        ("0.5", r"\boxed{\frac{1}{2}}", 1.0),
+        (r"\frac{1}{2}", r"\boxed{0.5}", 1.0),
+        ("52", "", 0.0),
+        ("52", r"\boxed{", 0.0),
+    ],
+)
+def test_math_compares_values(expected, response, reward):
+    assert math.verify({"expected_answer": expected}, response) == reward
+
+
+OPTIONS = [{"A": "karyotyping"}, {"B": "PCR"}, {"C": "painting"}]
+
+
+@pytest.mark.parametrize(
+    ("mode", "response", "reward"),
+    [
+        ("strict_single_letter_boxed", r"\boxed{B}", 1.0),
+        ("strict_single_letter_boxed", r"\boxed{A} no, \boxed{\text{B}}", 1.0),
+        ("strict_single_letter_boxed", r"\boxed{B: PCR}", 1.0),
+        ("strict_single_letter_boxed", r"\boxed{PCR}", 0.0),
+        ("strict_single_letter_boxed", "B", 0.0),
+        ("strict_single_letter_boxed", r"\boxed{D}", 0.0),
+        ("lenient_boxed", r"\boxed{pcr}", 1.0),
+        ("lenient_boxed", r"\boxed{pcr or painting}", 0.0),
+        ("lenient_answer_colon", "Answer: A. No. answer: B", 1.0),
+        ("lenient_answer_colon", "Answer: A or B", 0.0),
+        ("lenient_answer_colon", r"\boxed{B}", 0.0),
+    ],
+)
+def test_mcqa_reads_the_letter_where_the_grading_mode_says(mode, response, reward):
+    assert mcqa.verify({"options": OPTIONS, "expected_answer": "B", "grading_mode": mode}, response) == reward
+
+
+def test_mcqa_a_rows_own_regex_replaces_the_mode():
+    row = {"options": OPTIONS, "expected_answer": "B", "template_metadata": {"output_regex": r"choice=(\w+)"}}
+    assert mcqa.verify(row, "choice=A choice=b") == 1.0
+    assert mcqa.verify(row, r"\boxed{B}") == 0.0
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "object", "properties": {"c": {}}}}}
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ('{"a": 1, "b": {"c": 2}}', 1.0),
+        ('{"a": 1}', 0.0),
+        ('{"a": 1, "b": {}}', 0.0),
+        ('{"a": 1, "b": {"c": 2}, "d": 3}', 0.0),
+        ('{"a": "1", "b": {"c": 2}}', 0.0),
+        ('{"a": 1, "b": {"c": 2}} ok', 0.0),
+        ("", 0.0),
+        ("[" * 100_000, 0.0),
+    ],
+)
+def test_structured_outputs_must_be_json_of_the_strict_schema(response, reward):
+    assert structured_outputs.verify({"schema_str": json.dumps(SCHEMA)}, response) == reward
+
+
+def test_structured_outputs_checks_the_schema_before_training():
+    row = {"schema_type": "json", "schema_str": '{"type": "objekt"}'}
+    assert "no JSON schema" in structured_outputs.check(row)
+    assert "not JSON" in structured_outputs.check(row | {"schema_str": "{"})
+    assert "not supported" in structured_outputs.check(row | {"schema_type": "xml"})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "good", "bad"),
+    [
+        ("keywords:frequency", {"keyword": "a.b", "frequency": 2, "relation": "at least"}, "a.b A.B", "a.b axb"),
+        ("keywords:existence", {"keywords": ["x", "y"]}, "Y then X", "x"),
+        ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "category", "a cat"),
+        ("keywords:letter_frequency", {"letter": "z", "let_frequency": 2, "let_relation": "less than"}, "z", "zZ"),
+        ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "two words", "now three words"),
+        ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', "{a}"),
+        ("change_case:english_lowercase", {}, "low", "Low"),
+        ("change_case:english_capital", None, "UP", "Up"),
+        ("punctuation:no_comma", {}, "a b", "a, b"),
+        ("startend:quotation", {}, ' "q" ', '"q'),
+        ("startend:end_checker", {"end_phrase": "The end."}, "so\nthe end.", "the end. no"),
+    ],
+)
+def test_each_instruction_tells_obedience_from_disobedience(name, arguments, good, bad):
+    row = {"instruction_id_list": [name], "kwargs": [arguments], "prompt": ""}
+    assert instruction_following.check(row) is None
+    assert instruction_following.verify(row, good) == 1.0
+    assert instruction_following.verify(row, bad) == 0.0
+
+
+def test_instructions_are_all_or_nothing_unless_a_fraction_is_asked_for():
+    row = {"instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"], "kwargs": [None, {"x": None}]}
+    assert instruction_following.verify(row, "A b") == 0.0
+    assert instruction_following.verify(row | {"grading_mode": "fraction"}, "A b") == 0.5
+    assert instruction_following.verify(row, "  ") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "why"),
+    [
+        ([], [], "is empty"),
+        (["punctuation:no_comma"], [], "0 entries for 1"),
+        (["made:up"], [None], "has no verifier"),
+        (["keywords:existence"], [{}], "keywords:existence"),
+        (["length_constraints:number_words"], [{"num_words": 1, "relation": "about"}], "neither"),
+    ],
+)
+def test_instructions_that_cannot_be_verified_are_refused_before_training(names, arguments, why):
+    assert why in instruction_following.check({"instruction_id_list": names, "kwargs": arguments})
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('[call(name="bob")]', [FunctionCall("call", {"name": "bob"})]),
+        (' [f(a=1, b=[True, None]), g()] ', [FunctionCall("f", {"a": 1, "b": [True, None]}), FunctionCall("g", {})]),
+        ('x <tool_call>{"name": "f", "arguments": {"a": {"b": 1}}}</tool_call> y', [FunctionCall("f", {"a": {"b": 1}})]),
+        ('[call(name="bob")', []),
+        ('[call("bob")]', []),
+        ('[call(name=bob)]', []),
+        ('[call(name=__import__("os"))]', []),
+        ("[call(**{})]", []),
+        ("[a.b(c=1)]", []),
+        ("<tool_call>{</tool_call>", []),
+        ('<tool_call>{"name": 1}</tool_call>', []),
+        ("plain text", []),
+        ("[" * 5000 + ")]", []),
+    ],
+)
+def test_tool_calls_are_read_in_two_notations_and_never_evaluated(text, calls):
+    assert parse_calls(text) == calls
+
+
+@given(st.text())
+def test_no_response_breaks_a_parser(text):
+    parse_calls(text)
+    parse_calls(f"[{text})]")
+    last_boxed(rf"\boxed{{{text}")
+
+
+def action(**arguments: object) -> dict:
+    return {"expected_action": {"type": "function_call", "name": "f", "arguments": json.dumps(arguments)}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "response", "reward"),
+    [
+        ({"a": "x"}, '[f(a="x")]', 1.0),
+        ({"a": "x"}, '[f(a="X")]', 0.0),
+        ({"a": "x"}, '[g(a="x")]', 0.0),
+        ({"a": "x"}, '[f(a="x", b=1)]', 0.0),
+        ({"a": "x"}, '[f(a="x"), f(a="x")]', 0.0),
+        ({"a": "x"}, "f", 0.0),
+        ({"a": 1.0}, "[f(a=1.0000001)]", 1.0),
+        ({"a": 1.0}, "[f(a=1.1)]", 0.0),
+        ({"a": [1, 2]}, "[f(a=[1, 2])]", 1.0),
+        ({"a": [1, 2]}, "[f(a=[1])]", 0.0),
+        ({"a": True}, "[f(a=1)]", 0.0),
+        ({"a": "find the red cat"}, '[f(a="the red dog")]', 1.0),  # 2 shared of 7 words: 0.29 >= 0.1
+        ({"a": "find the red cat"}, '[f(a="seek one blue dog")]', 0.0),
+    ],
+)
+def test_tool_use_compares_name_and_arguments(arguments, response, reward):
+    assert tool_use.verify(action(**arguments), response, threshold=0.1) == reward
+
+
+def test_tool_use_an_expected_message_takes_any_message_and_a_call_wins_over_text():
+    row = {"expected_action": {"type": "message", "content": "hi"}}
+    assert tool_use.verify(row, "anything", 0.1) == 1.0
+    assert tool_use.verify(row, "[f(a=1)]", 0.1) == 0.0
+    assert tool_use.verify(row, " ", 0.1) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("expected", "why"),
+    [
+        ({"type": "other"}, "neither"),
+        ({"type": "function_call", "name": 1}, "name"),
+        ({"type": "function_call", "name": "f", "arguments": "[1]"}, "not a JSON object"),
+        ({"type": "function_call", "name": "f", "arguments": {"a": 1}}, "not a JSON string"),
+        ({"type": "function_call", "name": "f"}, "not a JSON string"),
+    ],
+)
+def test_tool_use_refuses_an_action_it_cannot_verify(expected, why):
+    assert why in tool_use.check({"expected_action": expected})
+
+
+def test_genrm_rewards_lie_between_one_and_five_and_follow_the_judge():
+    row = {"reference": "Good day, Bob."}
+    rewards = genrm.compare(row, ["Good day, Bob.", "Good day, Bob. Good", "zzz", ""])
+    assert rewards[0] == 5.0 and rewards[0] > rewards[1] > rewards[2] >= rewards[3] == 1.0
+    assert genrm.compare(row, ["alone"]) == [3.0]
+
+
+def test_genrm_held_out_score_is_one_only_for_an_answer_no_worse_than_the_reference():
+    row = {"reference": "Hi Bob"}
+    assert [genrm.verify(row, answer) for answer in ("Hi Bob", " Hi Bob\n", "Hi bob", "Hi Bob Hi", "")] == [1, 1, 0, 0, 0]
+
+
+def test_a_group_is_rewarded_together_where_the_environment_compares():
+    row = {"agent_ref": {"name": "genrm_simple_agent"}, "reference": "Hi Bob"}
+    assert reward_group(row, ["Hi Bob", "no"]) == genrm.compare(row, ["Hi Bob", "no"])
+    row = {"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "", "expected_answer": "1"}
+    assert reward_group(row, [r"\boxed{1}", "2", "x"]) == [1.0, score(row, "2"), 0.0]
+
+
+def test_a_row_without_a_required_field_is_refused():
+    row = {"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "q"}
+    assert "needs the field expected_answer" in check_row(row)
+    assert "to be str, not int" in check_row(row | {"expected_answer": 34})
+    assert "has no verifier" in check_row({"agent_ref": {"name": "x"}})
+
+
+@pytest.mark.skipif(not GYM_EXAMPLES.is_dir(), reason="no folder of NeMo-Gym example rows beside the repository")
+@pytest.mark.parametrize(
+    ("file", "agent"),
+    [
+        ("math_with_judge", "math_with_judge_simple_agent"),
+        ("mcqa", "mcqa_simple_agent"),
+        ("single_step_tool_use_with_argument_comparison", "single_step_tool_use_with_argument_comparison_agent"),
+    ],
+)
+def test_real_rows_are_accepted_and_right_answers_rewarded(file: str, agent: str):
+    assert agent in VERIFIERS
+    for line in Path(GYM_EXAMPLES, f"{file}.jsonl").read_text().splitlines():
+        row = json.loads(line) | {"agent_ref": {"name": agent}}
+        assert check_row(row) is None
+        if "expected_answer" in row:
+            assert score(row, rf"thus \boxed{{{row['expected_answer']}}}") == 1.0
+            assert score(row, "no idea") == 0.0
+        else:
+            expected = row["expected_action"]
+            call = {"name": expected.get("name"), "arguments": json.loads(expected.get("arguments", "{}"))}
+            right = f"<tool_call>{json.dumps(call)}</tool_call>" if expected["type"] == "function_call" else "hello"
+            assert score(row, right) == 1.0

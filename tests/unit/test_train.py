@@ -1,0 +1,251 @@
+"""Run directories bear an identity and are never lost; a checkpoint counts when it is whole; publishing is all or nothing."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from scripts.errors import UserError
+from scripts.files import open_atomically, read_json, replace_directory, write_json
+from scripts.recipe.load import load_recipe
+from scripts.train.identity import identity_of, stage_facts
+from scripts.train.metrics import SCHEMA, read_log, write_metrics
+from scripts.train.preflight import check_stage
+from scripts.train.publish import export_checkpoint, publish_checkpoint
+from scripts.train.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint
+from tests.conftest import ROOT
+
+FACTS = {"config": "c", "train_split": "t", "validation_split": "v", "parent_export": None}
+
+
+def save(run: Path, step: int, weights: bytes = b"weights") -> Path:
+    """A checkpoint as a trainer leaves it."""
+    saved = run / "saving" / f"checkpoint-{step}"
+    saved.mkdir(parents=True)
+    for name, content in {"model.safetensors": weights, "config.json": b"{}", "optimizer.pt": b"moments"}.items():
+        (saved / name).write_bytes(content)
+    return saved
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = tmp_path / "stage" / "run"
+    open_run_directory(directory, "one", FACTS)
+    return directory
+
+
+# --- files ---
+
+
+def test_files_written_together_appear_together_or_not_at_all(tmp_path):
+    paths = tmp_path / "a", tmp_path / "deep" / "b"
+    paths[0].write_text("old")
+    with pytest.raises(RuntimeError), open_atomically(*paths) as (first, second):
+        first.write(b"new")
+        second.write(b"new")
+        raise RuntimeError
+    assert paths[0].read_text() == "old" and list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_replaced_directory_is_the_old_one_or_the_new_one(tmp_path):
+    target = tmp_path / "ckpt"
+    for content in ("one", "two"):
+        with replace_directory(target) as fresh:
+            (fresh / "file").write_text(content)
+        assert (target / "file").read_text() == content
+    with pytest.raises(RuntimeError), replace_directory(target) as fresh:
+        (fresh / "file").write_text("three")
+        raise RuntimeError
+    assert (target / "file").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_a_damaged_record_is_one_clear_message(tmp_path):
+    (tmp_path / "record.json").write_text("{")
+    with pytest.raises(UserError, match=r"record.json: not valid JSON .*; delete it"):
+        read_json(tmp_path / "record.json")
+    with pytest.raises(UserError, match="no such file; ask Snakemake for it"):
+        read_json(tmp_path / "other.json")
+
+
+# --- identity ---
+
+
+def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
+    config, manifest, export = tmp_path / "config.yaml", tmp_path / "manifest.json", tmp_path / "record.json"
+
+    def identity(lr=1.0, train="t", revision="r1", content="abc", note="") -> str:
+        config.write_text(f"# {note}\nlr: {lr}\n")
+        splits = {"train": {"sha256": train}, "validation": {"sha256": "v"}}
+        write_json(manifest, {"source": {"revision": revision}, **splits})
+        write_json(export, {"content": content, "step": len(note)})
+        return identity_of(stage_facts(config, manifest, export))
+
+    first = identity()
+    assert identity(revision="r2") == first and identity(note="another comment") == first
+    assert len({first, identity(lr=2.0), identity(train="u"), identity(content="abd")}) == 4
+    assert identity_of(stage_facts(config, manifest, None)) != first
+
+
+# --- run directories ---
+
+
+def test_another_identity_sets_the_run_directory_aside_and_the_first_comes_back(run):
+    seal_checkpoint(save(run, 5), run, 5)
+    open_run_directory(run, "two", FACTS | {"config": "d"})
+    assert newest_checkpoint(run) is None
+    assert newest_checkpoint(run.with_name("run.one")).step == 5
+    open_run_directory(run, "one", FACTS)
+    assert newest_checkpoint(run).step == 5
+    assert read_json(run.with_name("run.two") / "identity.json")["config"] == "d"
+
+
+def test_a_directory_that_nobody_owns_is_not_touched(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "weights").write_text("somebody's")
+    with pytest.raises(UserError, match=r"holds files but no identity.json"):
+        open_run_directory(tmp_path / "run", "one", FACTS)
+    assert (tmp_path / "run" / "weights").exists()
+
+
+def test_only_whole_checkpoints_count(run):
+    for step in (5, 10, 15, 20):
+        seal_checkpoint(save(run, step), run, step)
+    (run / "checkpoints/step_20/optimizer.pt").write_bytes(b"mom")  # truncated
+    (run / "checkpoints/step_15/config.json").unlink()
+    (run / "checkpoints/step_99").mkdir()  # never sealed
+    (run / "checkpoints/tmp_step_30").mkdir()
+    assert [checkpoint.step for checkpoint in checkpoints(run)] == [5, 10]
+    assert newest_checkpoint(run).step == 10
+
+
+# --- publishing ---
+
+
+def publish(run: Path, weights: bytes = b"weights", step: int = 5) -> Path:
+    ckpt = run.with_name("ckpt")
+    checkpoint = seal_checkpoint(save(run, step, weights), run, step)
+    publish_checkpoint(checkpoint, ckpt, "rlvr1", "one", FACTS, parents=[])
+    return ckpt
+
+
+def test_a_published_checkpoint_is_a_record_and_a_link_and_survives_a_move(run, tmp_path):
+    publish(run)
+    run.parent.rename(tmp_path / "moved")
+    ckpt = tmp_path / "moved" / "ckpt"
+    record = read_json(ckpt / "record.json")
+    assert (record["stage"], record["step"], record["identity"]) == ("rlvr1", 5, "one")
+    assert record["files"]["model.safetensors"]["bytes"] == 7
+    assert (ckpt / "weights" / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_publishing_twice_gives_equal_bytes(run):
+    ckpt = publish(run)
+    first = (ckpt / "record.json").read_bytes()
+    publish_checkpoint(newest_checkpoint(run), ckpt, "rlvr1", "one", FACTS, parents=[])
+    assert (ckpt / "record.json").read_bytes() == first
+
+
+def test_an_export_is_named_by_its_content_and_leaves_the_optimizer_out(run):
+    hf = run.with_name("hf")
+    export_checkpoint(publish(run), hf)
+    first = read_json(hf / "record.json")
+    assert sorted(first["files"]) == ["config.json", "model.safetensors"]
+    assert (hf / "model").resolve().name == first["content"]
+    export_checkpoint(run.with_name("ckpt"), hf)
+    assert read_json(hf / "record.json") == first
+    export_checkpoint(publish(run, b"others!", step=6), hf)
+    second = read_json(hf / "record.json")["content"]
+    assert second != first["content"] and (run.with_name("exports") / first["content"]).is_dir()
+
+
+def test_a_flipped_bit_is_found_before_the_next_stage_starts_from_it(run):
+    ckpt = publish(run)
+    (run / "checkpoints/step_5/model.safetensors").write_bytes(b"weightz")
+    with pytest.raises(UserError, match=r"model.safetensors: not the file that .* lists"):
+        export_checkpoint(ckpt, run.with_name("hf"))
+    assert not run.with_name("hf").exists()
+    assert list(run.with_name("exports").iterdir()) == []
+
+
+# --- metrics ---
+
+
+def log_line(step: int, **values: object) -> str:
+    return json.dumps({"step": step, "loss": 1.0, "environment_rewards": {"e": 0.5}, **values}) + "\n"
+
+
+def test_metrics_have_the_same_columns_and_null_where_nothing_was_measured(tmp_path):
+    (tmp_path / "log").write_text(log_line(1) + log_line(2, kl=0.25))
+    write_metrics(tmp_path / "log", tmp_path / "metrics.parquet", 2)
+    table = pd.read_parquet(tmp_path / "metrics.parquet")
+    assert list(table.columns) == SCHEMA.names
+    assert table["kl"].isna().tolist() == [True, False]
+    assert dict(table["environment_rewards"][0]) == {"e": 0.5}
+
+
+def test_a_step_logged_again_after_a_resume_counts_once_the_later_line(tmp_path):
+    (tmp_path / "log").write_text(log_line(1) + log_line(2, loss=9.0) + log_line(2, loss=2.0) + '{"step": 3, "lo')
+    assert [entry["loss"] for entry in read_log(tmp_path / "log")] == [1.0, 2.0]
+    with pytest.raises(UserError, match=r"no metrics of step 3 \(1 of 3"):
+        write_metrics(tmp_path / "log", tmp_path / "metrics.parquet", 3)
+    assert not (tmp_path / "metrics.parquet").exists()
+
+
+# --- preflight ---
+
+
+@pytest.fixture
+def ready(tmp_path):
+    """Check stage rlvr1 of the tiny recipe on given rows."""
+    good = {
+        "agent_ref": {"name": "math_with_judge_simple_agent"},
+        "responses_create_params": {"input": [{"role": "user", "content": "q"}]},
+        "question": "q",
+        "expected_answer": "1",
+    }
+
+    def check(rows=None, verdict=None) -> dict:
+        recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
+        rows = [good] * 40 if rows is None else [good | row for row in rows]
+        for name in ("train-split.jsonl", "val-split.jsonl"):
+            (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_json(tmp_path / "manifest.json", {"train": {"rows": len(rows)}})
+        gate = None
+        if verdict:
+            gate = tmp_path / "gate.json"
+            write_json(gate, {"stage": "sft", "verdict": verdict})
+        return check_stage(recipe, "rlvr1", tmp_path / "manifest.json", gate)
+
+    return check
+
+
+def test_preflight_says_how_often_the_rows_are_seen(ready):
+    assert ready() == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 16, "epochs": 7}
+
+
+def test_preflight_names_every_kind_of_bad_row_and_not_the_first_alone(ready):
+    rows = [{}] * 20
+    rows[3] = {"agent_ref": {"name": "genrm_simple_agent"}}
+    rows[5] = {"expected_answer": 34}
+    rows[7] = {"responses_create_params": {"input": []}}
+    with pytest.raises(UserError) as error:
+        ready(rows)
+    message = str(error.value)
+    assert "train-split.jsonl:4: environment genrm_simple_agent is not one of blends.rlvr1.environments" in message
+    assert "train-split.jsonl:6: math_with_judge_simple_agent needs expected_answer to be str, not int" in message
+    assert "train-split.jsonl:8: responses_create_params.input must be a non-empty" in message
+
+
+def test_preflight_shows_ten_bad_rows_and_counts_the_rest(ready):
+    with pytest.raises(UserError, match=r"train-split.jsonl: and 15 rows more"):
+        ready([{"expected_answer": 1}] * 25)
+
+
+def test_preflight_refuses_too_few_rows_and_a_parent_whose_gate_says_stop(ready):
+    with pytest.raises(UserError, match="15 training rows are fewer than the 16 of one step"):
+        ready([{}] * 15)
+    with pytest.raises(UserError, match=r"gate.json: the gate of sft says stop"):
+        ready(verdict="stop")
+    ready(verdict="warn")

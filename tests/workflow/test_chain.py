@@ -1,0 +1,196 @@
+"""The chain from end to end on a short recipe: real data, real training, real reports."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+STAGES = ("sft", "rlvr1", "rlhf")
+
+
+def test_plain_snakemake_makes_everything(finished):
+    for stage in STAGES:
+        directory = finished.results / stage
+        record = json.loads((directory / "ckpt/record.json").read_text())
+        export = json.loads((directory / "hf/record.json").read_text())
+        evaluation = json.loads((directory / "eval.json").read_text())
+        assert record["stage"] == stage
+        assert record["step"] == {"sft": 30}.get(stage, 3)
+        assert record["identity"] == json.loads((directory / "run/identity.json").read_text())["identity"]
+        assert export["content"] == evaluation["content"] == (directory / "hf/model").resolve().name
+        metrics = pd.read_parquet(directory / "metrics.parquet")
+        assert metrics["step"].tolist() == list(range(1, record["step"] + 1))
+        assert metrics[["loss", "lr", "grad_norm", "entropy", "seconds"]].notna().all().all()
+        if stage != "sft":
+            assert record["parents"][0]["stage"] == "sft"
+            assert metrics[["reward_mean", "reward_std", "truncation_rate"]].notna().all().all()
+    assert metrics["kl"].notna().all()  # rlhf has a reference policy
+    assert pd.read_parquet(finished.results / "rlvr1/metrics.parquet")["kl"].isna().all()
+    assert pd.read_csv(finished.results / "summary.csv")["stage"].tolist() == list(STAGES)
+    assert "<html" in (finished.results / "report.html").read_text()[:1000].lower()
+
+
+def test_two_stages_start_from_the_same_checkpoint(finished):
+    parents = [json.loads((finished.results / s / "ckpt/record.json").read_text())["parents"] for s in ("rlvr1", "rlhf")]
+    assert parents[0] == parents[1]
+
+
+def test_the_trainers_log_says_step_reward_and_time_left(finished):
+    assert "rlvr1: step 3/3, reward " in finished.output and " s left" in finished.output
+    assert "rlvr1: step 3/3" in (finished.results / "rlvr1/logs/train.log").read_text()
+
+
+def test_a_finished_chain_has_nothing_to_do(finished):
+    assert "Nothing to be done" in finished.snakemake("--dry-run")
+
+
+def test_snakemakes_own_report_can_be_asked_for(copied):
+    copied.snakemake("--report", "mine.html")
+    assert (copied.root / "mine.html").stat().st_size > 100_000
+
+
+def test_touching_every_file_or_moving_the_tree_trains_nothing(copied):
+    for path in copied.results.rglob("*"):
+        if path.is_file():
+            path.touch()
+    assert copied.planned() == set()
+
+
+def test_a_changed_setting_trains_that_stage_alone_and_keeps_the_old_run(copied):
+    before = {stage: copied.content(stage) for stage in STAGES}
+    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
+    assert copied.planned() == {"rlvr1"}
+    old = json.loads((copied.results / "rlvr1/ckpt/record.json").read_text())["identity"]
+    copied.snakemake("results/short/rlvr1/ckpt")
+    assert {stage for stage in STAGES if copied.content(stage) != before[stage]} == {"rlvr1"}
+    assert (copied.results / f"rlvr1/run.{old}/checkpoints/step_3").is_dir()
+    copied.edit(" seed: 9,", "")
+    output = copied.snakemake("results/short/rlvr1/ckpt")
+    assert "step 3 of identity" in output and "already trained; publishing it" in output
+    assert copied.content("rlvr1") == before["rlvr1"]
+
+
+def test_what_changes_no_weight_plans_no_training(copied):
+    copied.edit("name: short", "name: short\ndescription: a comment")
+    copied.edit("checkpointing: {save_period: 1}", "checkpointing: {save_period: 2}\n    resources: {nodes: 2, runtime: 9}")
+    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {gate: [{metric: held_out_change, min: -1}], algorithm: grpo,")
+    assert copied.planned() == set()
+    assert copied.planned(rule="gate") == {"rlvr1"}
+
+
+def test_a_forced_stage_that_is_already_trained_is_published_again_in_a_moment(copied):
+    stamp = (copied.results / "rlvr1/run/metrics.jsonl").stat().st_mtime_ns
+    output = copied.snakemake("--force", "results/short/rlvr1/ckpt")
+    assert "already trained; publishing it" in output
+    assert (copied.results / "rlvr1/run/metrics.jsonl").stat().st_mtime_ns == stamp
+
+
+def test_losing_snakemakes_memory_trains_nothing(copied):
+    before = {stage: copied.content(stage) for stage in STAGES}
+    subprocess.run(["rm", "-r", ".snakemake"], cwd=copied.root, check=True)
+    output = copied.snakemake()
+    assert ": starts, planned step" not in output and ": resumes" not in output
+    assert {stage: copied.content(stage) for stage in STAGES} == before
+
+
+def train_by_hand(workflow, run: Path, ckpt: Path) -> str:
+    results = Path("results/short")
+    return workflow.run(
+        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml", "--stage", "rlvr1"),
+        *("--config", str(results / "rlvr1/config.yaml"), "--manifest", str(results / "data/rlvr1/manifest.json")),
+        *("--parent-export", str(results / "sft/hf/record.json"), "--run", str(run), "--ckpt", str(ckpt)),
+    ).stdout
+
+
+def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
+    def weights() -> str:
+        return json.loads((copied.root / "hand/ckpt/record.json").read_text())["files"]["model.safetensors"]["sha256"]
+
+    train_by_hand(copied, Path("hand/run"), Path("hand/ckpt"))
+    assert weights() == copied.content("rlvr1")
+    for step in (2, 3):
+        subprocess.run(["rm", "-r", f"hand/run/checkpoints/step_{step}"], cwd=copied.root, check=True)
+    subprocess.run(["rm", "-r", "hand/ckpt"], cwd=copied.root, check=True)
+    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, Path("hand/run"), Path("hand/ckpt"))
+    assert weights() == copied.content("rlvr1")
+
+
+def test_a_killed_training_is_resumed_by_the_next_snakemake(copied):
+    before = copied.content("rlvr1")
+    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, grpo: {max_num_steps: 12},")
+    process = subprocess.Popen(
+        ["snakemake", "results/short/rlvr1/ckpt"],
+        cwd=copied.root,
+        env=copied.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    checkpoints = copied.results / "rlvr1/run/checkpoints"
+    deadline = time.monotonic() + 120
+    while not (checkpoints / "step_12").exists() and not (
+        (checkpoints / "step_4").exists() and "seconds" in (copied.results / "rlvr1/run/metrics.jsonl").read_text()
+    ):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (copied.results / "rlvr1/ckpt/record.json").exists()
+    copied.snakemake("--unlock")
+    output = copied.snakemake("results/short/rlvr1/ckpt")
+    assert "rlvr1: resumes from step " in output
+    assert json.loads((copied.results / "rlvr1/ckpt/record.json").read_text())["step"] == 12
+    assert copied.content("rlvr1") != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("max_num_steps: 30", "max_num_step: 30", "stages.sft.sft.max_num_step: unknown key; did you mean max_num_steps?"),
+        ("parent: sft, blend: rlvr1", "parent: stf, blend: rlvr1", "no stage is named stf; did you mean sft?"),
+    ],
+)
+def test_a_mistake_in_the_recipe_is_one_clear_message_before_anything_runs(fresh, old, new, expected):
+    fresh.edit(old, new)
+    output = fresh.snakemake("--dry-run", check=False)
+    assert expected in output and "config/recipes/short.yaml:" in output
+    assert "Traceback" not in output
+    assert not (fresh.root / "results").exists()
+
+
+def test_a_damaged_blend_fails_its_own_rule_and_leaves_nothing_half_made(copied):
+    blend = copied.results / "data/source/rlvr1.jsonl"
+    blend.write_bytes(blend.read_bytes()[:-20])
+    output = copied.snakemake("results/short/data/rlvr1/manifest.json", check=False)
+    assert "rlvr1.jsonl:80: not valid JSON" in output and "fetch the file again" in output
+    assert "Traceback" not in output
+    assert not (copied.results / "data/filled/rlvr1.jsonl").exists()
+    assert [path.name for path in (copied.results / "data/filled").iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("options", ["size=64k", "ro"])
+def test_a_full_or_read_only_results_folder_is_one_clear_message(fresh, options):
+    (fresh.root / "results").mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", fresh.root / "results"], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small or read-only file system needs root")
+    try:
+        output = fresh.snakemake("results/short/data/rlvr1/manifest.json", check=False)
+        left = [path.name for path in (fresh.root / "results").rglob("*.jsonl")]
+    finally:
+        subprocess.run(["umount", fresh.root / "results"], check=True)
+    assert "cannot be written (" in output and "Traceback" not in output
+    assert left == []
+
+
+def test_a_gate_that_says_stop_stops_the_chain_before_the_next_stage_trains(fresh):
+    fresh.edit("    sft: {max_num_steps: 30}", "    sft: {max_num_steps: 2}\n    gate: [{metric: held_out_change, min: 2.0}]")
+    output = fresh.snakemake("results/short/rlvr1/ckpt", check=False)
+    assert "gate.json: the gate of sft says stop" in output
+    assert (fresh.results / "sft/ckpt/record.json").exists()
+    assert not (fresh.results / "rlvr1/run").exists()
