@@ -23,7 +23,16 @@ def run_chain(seed: int) -> tuple[Path, float]:
     results = Path("results") / f"learning-seed{seed}"
     start = time.monotonic()
     subprocess.run(
-        ["snakemake", "--quiet", "all", "--config", f"seed={seed}", f"run={results.name}", "--", f"{results}/report.html"],
+        [
+            "snakemake",
+            "--quiet",
+            "all",
+            "--config",
+            f"seed={seed}",
+            f"run={results.name}",
+            "--",
+            f"{results}/report.html",
+        ],
         cwd=ROOT,
         check=True,
         stdout=sys.stderr,
@@ -55,7 +64,8 @@ def main() -> None:
     print("| seed | after SFT | after RLHF | gain | smallest change of an environment | seconds |")
     print("| --- | --- | --- | --- | --- | --- |")
     print("\n".join(rows))
-    print(f"\nBounds: gain at least {MINIMUM_GAIN:.2f}, no environment below {-LARGEST_FALL:.2f}: {'MISSED' if missed else 'kept'}.")
+    kept = "MISSED" if missed else "kept"
+    print(f"\nBounds: gain at least {MINIMUM_GAIN:.2f}, no environment below {-LARGEST_FALL:.2f}: {kept}.")
     sys.exit(missed)
 
 

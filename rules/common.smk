@@ -17,6 +17,9 @@ sys.path.insert(0, workflow.basedir)
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
+from scripts.snakemake_ancient import correct_ancient
+
+correct_ancient()
 
 try:
     CONFIG = parse_config(config)

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,12 +48,13 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
     raises, the temporary files are removed and what stood there before is untouched. A disk that is full or
     read-only is a UserError.
     """
-    temporaries = [path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") for path in paths]
+    temporaries = [_temporary(path) for path in paths]
     try:
         with ExitStack() as stack:
             files = []
             for path, temporary in zip(paths, temporaries, strict=True):
                 path.parent.mkdir(parents=True, exist_ok=True)
+                _remove_leftovers(path)
                 files.append(stack.enter_context(temporary.open("wb")))
             yield tuple(files)
             for file in files:
@@ -68,6 +71,23 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
     finally:
         for temporary in temporaries:
             temporary.unlink(missing_ok=True)
+
+
+def _temporary(path: Path) -> Path:
+    """A hidden name beside a path that tells which process on which host made it."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove what processes of this host, killed since, left half-made beside this path."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(socket.gethostname())}\.(\d+)\.[0-9a-f]+\.tmp")
+    for entry in os.scandir(path.parent):
+        match = pattern.fullmatch(entry.name)
+        if match and not Path("/proc", match[1]).exists():
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                Path(entry.path).unlink()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -98,14 +118,15 @@ def replace_directory(target: Path) -> Iterator[Path]:
     A directory that stood at `target` is moved aside first and removed last, so a reader sees the old one, for
     an instant none, then the new one, and never a mixture.
     """
-    token = secrets.token_hex(4)
-    fresh = target.with_name(f".{target.name}.{token}.tmp")
-    fresh.mkdir(parents=True)
+    fresh = _temporary(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(target)
+    fresh.mkdir()
     try:
         yield fresh
         sync_tree(fresh)
         if target.exists():
-            old = target.with_name(f".{target.name}.{token}.old")
+            old = _temporary(target)
             target.rename(old)
             fresh.rename(target)
             shutil.rmtree(old)

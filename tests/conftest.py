@@ -1,12 +1,93 @@
-"""What the tests share."""
+"""What the tests share: rows as files, and a copy of the repository in which Snakemake really runs."""
 
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SHORT = Path(__file__).with_name("short.yaml")
+
+
+class Workflow:
+    """A working tree of its own, with the short recipe configured."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs"):
+            source = ROOT / part
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, root / part)
+        shutil.copy(SHORT, root / "config/recipes/short.yaml")
+        (root / "config/config.yaml").write_text(
+            "recipe: config/recipes/short.yaml\nsite: config/sites/laptop.yaml\nrun: short\n"
+        )
+        self.results = root / "results/short"
+        self.environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess:
+        """Run a command in the tree; its output, both streams together, is in `stdout`."""
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stdout
+        return done
+
+    def snakemake(self, *arguments: str, check: bool = True) -> str:
+        """Run Snakemake in the tree; what it printed."""
+        return self.run("snakemake", *arguments, check=check).stdout
+
+    def planned(self, *arguments: str, rule: str = "train") -> set[str]:
+        """The stages whose `rule` a dry run plans."""
+        output = self.snakemake("--dry-run", *arguments)
+        return set(re.findall(rf"rule {rule}:(?:\n.+?)*?wildcards: stage=(\w+)", output))
+
+    def edit(self, old: str, new: str) -> None:
+        """Replace a piece of the recipe."""
+        recipe = self.root / "config/recipes/short.yaml"
+        text = recipe.read_text()
+        assert old in text
+        recipe.write_text(text.replace(old, new, 1))
+
+    def content(self, stage: str) -> str:
+        """The hash of a stage's published weights."""
+        record = json.loads((self.results / stage / "ckpt/record.json").read_text())
+        return record["files"]["model.safetensors"]["sha256"]
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    """A tree in which nothing has run."""
+    return Workflow(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A tree whose chain has run to its report; tests that change it work on a copy."""
+    workflow = Workflow(tmp_path_factory.mktemp("finished"))
+    workflow.output = workflow.snakemake()
+    return workflow
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished tree, at another path."""
+    shutil.copytree(finished.root, tmp_path, dirs_exist_ok=True, symlinks=True)
+    workflow = object.__new__(Workflow)
+    workflow.__dict__.update(finished.__dict__, root=tmp_path, results=tmp_path / "results/short")
+    return workflow
 
 
 @pytest.fixture

@@ -87,10 +87,11 @@ class TableReader:
 def _read_columns(path: Path) -> tuple[pa.Array, pa.Array]:
     """Columns prompt[0].content and reward_model.ground_truth of one parquet file."""
     try:
-        table = pq.read_table(path, columns=["prompt", "reward_model"])
+        names = pq.read_schema(path).names
         for column in ("prompt", "reward_model"):
-            if column not in table.column_names:
+            if column not in names:
                 raise UserError(f"{path}: no column {column}; is this the published table?")
+        table = pq.read_table(path, columns=["prompt", "reward_model"])
         prompts = table["prompt"].combine_chunks()
         first = pc.list_element(prompts, 0)
         return pc.struct_field(first, "content"), pc.struct_field(

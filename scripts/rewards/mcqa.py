@@ -9,7 +9,7 @@ FIELDS = {"options": list, "expected_answer": str}
 _TEXT_WRAPPER = re.compile(r"\\text\{\s*(.*?)\s*\}", re.DOTALL)
 _ONLY_A_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
 _LETTER_AND_LABEL = re.compile(r"\s*([A-Z])\s*[:).\-]")
-_ANSWER_COLON = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
+_ANSWER_COLON = re.compile(r"answer\s*:", re.IGNORECASE)
 _LONE_LETTER = re.compile(r"\b([A-Z])\b")
 
 
@@ -50,10 +50,10 @@ def _lenient_boxed(response: str, options: dict[str, str]) -> str | None:
 
 
 def _answer_colon(response: str, options: dict[str, str]) -> str | None:
-    matches = _ANSWER_COLON.findall(response)
-    if not matches:
+    *before, last = _ANSWER_COLON.split(response)
+    if not before:
         return None
-    payload = matches[-1].strip().strip("*_`.,;: ")
+    payload = last.strip().partition("\n")[0].strip("*_`.,;: ")
     letters = [letter for letter in _LONE_LETTER.findall(payload) if letter in options]
     if len(payload) == 1 and payload.upper() in options:
         return payload.upper()

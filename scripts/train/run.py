@@ -69,6 +69,11 @@ def train_stage(
             )
     else:
         print(f"{stage_name}: step {planned} of identity {identity} is already trained; publishing it", flush=True)
+    if identity_of(stage_facts(config, manifest, parent_export)) != identity:
+        raise UserError(
+            f"{stage_name}: its config, data or parent changed while it trained; what is trained is kept in {run}: "
+            "start again to train what the recipe says now"
+        )
     publish_checkpoint(done, ckpt, stage_name, identity, facts, _parents(parent_export))
     print(f"{stage_name}: published {ckpt} (step {planned})", flush=True)
 

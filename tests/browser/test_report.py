@@ -5,8 +5,6 @@ import shutil
 
 import pytest
 
-from tests.workflow.conftest import finished  # noqa: F401  (a fixture)
-
 REQUIRED = bool(os.environ.get("STAGECOACH_REQUIRE_BROWSER"))
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -47,7 +45,7 @@ def visit(browser, *texts: str) -> None:
         shown.click()
 
 
-def test_every_section_opens_with_its_figures_and_without_script_errors(browser, finished):  # noqa: F811
+def test_every_section_opens_with_its_figures_and_without_script_errors(browser, finished):
     from selenium.webdriver.common.by import By
 
     browser.get((finished.results / "report.html").as_uri())
@@ -62,7 +60,7 @@ def test_every_section_opens_with_its_figures_and_without_script_errors(browser,
     assert errors == []
 
 
-def test_the_figures_are_drawn(browser, finished):  # noqa: F811
+def test_the_figures_are_drawn(browser, finished):
     for figure, words in (("environments.svg", "held-out score"), ("rlvr1/curves.svg", "reward by environment")):
         browser.get((finished.results / figure).as_uri())
         assert words in browser.page_source

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "train": BASE | {"recipe", "rewards", "data"},
     "evaluate": BASE | {"recipe", "rewards", "data", "train"},
     "report": BASE,
+    "snakemake_ancient": set(),
 }
 NEED_TORCH = {
     "scripts.train.trl_backend",

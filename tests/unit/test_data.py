@@ -212,8 +212,8 @@ def test_fill_resolves_both_tables_and_passes_other_rows_byte_for_byte(tables, w
         (placeholder(DAPO, 1, {}), f"dataset {DAPO}: row 1 is outside the table's 0..0"),
         (placeholder(DAPO, -1, {}), f"dataset {DAPO}: row -1 is outside"),
         (placeholder(SKYWORK, 0.0, ""), f"dataset {SKYWORK}: row index 0.0 is not an integer"),
-        (placeholder(SKYWORK, "0", ""), "row index '0' is not an integer"),
-        (placeholder(SKYWORK, True, ""), "row index True is not an integer"),
+        (placeholder(SKYWORK, "0", ""), f"dataset {SKYWORK}: row index '0' is not an integer"),
+        (placeholder(SKYWORK, True, ""), f"dataset {SKYWORK}: row index True is not an integer"),
         ({**AGENT, "_hf_placeholder": 3}, "_hf_placeholder is not an object"),
     ],
 )

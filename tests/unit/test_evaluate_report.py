@@ -65,7 +65,10 @@ def test_each_metric_of_a_gate_is_computed_as_documented(metric, value):
         ([{"metric": "held_out_change", "min": 0.2}], "pass"),
         ([{"metric": "held_out_change", "min": 0.4}], "stop"),
         ([{"metric": "held_out_change", "min": 0.4, "action": "warn"}], "warn"),
-        ([{"metric": "held_out_change", "min": 0.4}, {"metric": "final_entropy", "max": 0.1, "action": "warn"}], "stop"),
+        (
+            [{"metric": "held_out_change", "min": 0.4}, {"metric": "final_entropy", "max": 0.1, "action": "warn"}],
+            "stop",
+        ),
         ([{"metric": "max_kl", "max": 1}], "warn"),
         ([{"metric": "worst_environment_change", "min": -0.2, "max": 0}], "pass"),
     ],

@@ -111,7 +111,10 @@ def test_each_instruction_tells_obedience_from_disobedience(name, arguments, goo
 
 
 def test_instructions_are_all_or_nothing_unless_a_fraction_is_asked_for():
-    row = {"instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"], "kwargs": [None, {"x": None}]}
+    row = {
+        "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
+        "kwargs": [None, {"x": None}],
+    }
     assert instruction_following.verify(row, "A b") == 0.0
     assert instruction_following.verify(row | {"grading_mode": "fraction"}, "A b") == 0.5
     assert instruction_following.verify(row, "  ") == 0.0
@@ -135,11 +138,14 @@ def test_instructions_that_cannot_be_verified_are_refused_before_training(names,
     ("text", "calls"),
     [
         ('[call(name="bob")]', [FunctionCall("call", {"name": "bob"})]),
-        (' [f(a=1, b=[True, None]), g()] ', [FunctionCall("f", {"a": 1, "b": [True, None]}), FunctionCall("g", {})]),
-        ('x <tool_call>{"name": "f", "arguments": {"a": {"b": 1}}}</tool_call> y', [FunctionCall("f", {"a": {"b": 1}})]),
+        (" [f(a=1, b=[True, None]), g()] ", [FunctionCall("f", {"a": 1, "b": [True, None]}), FunctionCall("g", {})]),
+        (
+            'x <tool_call>{"name": "f", "arguments": {"a": {"b": 1}}}</tool_call> y',
+            [FunctionCall("f", {"a": {"b": 1}})],
+        ),
         ('[call(name="bob")', []),
         ('[call("bob")]', []),
-        ('[call(name=bob)]', []),
+        ("[call(name=bob)]", []),
         ('[call(name=__import__("os"))]', []),
         ("[call(**{})]", []),
         ("[a.b(c=1)]", []),
@@ -216,7 +222,13 @@ def test_genrm_rewards_lie_between_one_and_five_and_follow_the_judge():
 
 def test_genrm_held_out_score_is_one_only_for_an_answer_no_worse_than_the_reference():
     row = {"reference": "Hi Bob"}
-    assert [genrm.verify(row, answer) for answer in ("Hi Bob", " Hi Bob\n", "Hi bob", "Hi Bob Hi", "")] == [1, 1, 0, 0, 0]
+    assert [genrm.verify(row, answer) for answer in ("Hi Bob", " Hi Bob\n", "Hi bob", "Hi Bob Hi", "")] == [
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_a_group_is_rewarded_together_where_the_environment_compares():

@@ -1,6 +1,9 @@
 """Run directories bear an identity and are never lost; a checkpoint counts when it is whole; publishing is all or nothing."""
 
 import json
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pandas as pd
@@ -59,6 +62,17 @@ def test_a_replaced_directory_is_the_old_one_or_the_new_one(tmp_path):
         raise RuntimeError
     assert (target / "file").read_text() == "two"
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
+
+
+def test_what_a_killed_process_left_beside_a_file_is_removed_by_the_next_writer(tmp_path):
+    dead, host = subprocess.Popen(["true"]), socket.gethostname()
+    dead.wait()
+    (tmp_path / f".file.{host}.{dead.pid}.00aa.tmp").write_text("half")
+    (tmp_path / f".file.{host}.{dead.pid}.00bb.tmp").mkdir()
+    (tmp_path / f".file.{host}.{os.getpid()}.00cc.tmp").write_text("another writer's, alive")
+    (tmp_path / f".file.elsewhere.{dead.pid}.00dd.tmp").write_text("another host's")
+    write_json(tmp_path / "file", {})
+    assert sorted(path.name.split(".")[-2] for path in tmp_path.iterdir() if path.name != "file") == ["00cc", "00dd"]
 
 
 def test_a_damaged_record_is_one_clear_message(tmp_path):

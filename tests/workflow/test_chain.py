@@ -36,7 +36,9 @@ def test_plain_snakemake_makes_everything(finished):
 
 
 def test_two_stages_start_from_the_same_checkpoint(finished):
-    parents = [json.loads((finished.results / s / "ckpt/record.json").read_text())["parents"] for s in ("rlvr1", "rlhf")]
+    parents = [
+        json.loads((finished.results / s / "ckpt/record.json").read_text())["parents"] for s in ("rlvr1", "rlhf")
+    ]
     assert parents[0] == parents[1]
 
 
@@ -77,10 +79,21 @@ def test_a_changed_setting_trains_that_stage_alone_and_keeps_the_old_run(copied)
 
 def test_what_changes_no_weight_plans_no_training(copied):
     copied.edit("name: short", "name: short\ndescription: a comment")
-    copied.edit("checkpointing: {save_period: 1}", "checkpointing: {save_period: 2}\n    resources: {nodes: 2, runtime: 9}")
+    copied.edit(
+        "checkpointing: {save_period: 1}", "checkpointing: {save_period: 2}\n    resources: {nodes: 2, runtime: 9}"
+    )
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {gate: [{metric: held_out_change, min: -1}], algorithm: grpo,")
     assert copied.planned() == set()
     assert copied.planned(rule="gate") == {"rlvr1"}
+
+
+def test_a_gate_judged_again_does_not_hide_that_the_next_stage_is_stale(copied):
+    copied.edit(
+        "    sft: {max_num_steps: 30}", "    sft: {max_num_steps: 30}\n    gate: [{metric: held_out_change, min: -1}]"
+    )
+    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
+    assert copied.planned(rule="gate") == {"sft", "rlvr1"}
+    assert copied.planned() == {"rlvr1"}
 
 
 def test_a_forced_stage_that_is_already_trained_is_published_again_in_a_moment(copied):
@@ -151,7 +164,11 @@ def test_a_killed_training_is_resumed_by_the_next_snakemake(copied):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("max_num_steps: 30", "max_num_step: 30", "stages.sft.sft.max_num_step: unknown key; did you mean max_num_steps?"),
+        (
+            "max_num_steps: 30",
+            "max_num_step: 30",
+            "stages.sft.sft.max_num_step: unknown key; did you mean max_num_steps?",
+        ),
         ("parent: sft, blend: rlvr1", "parent: stf, blend: rlvr1", "no stage is named stf; did you mean sft?"),
     ],
 )
@@ -189,7 +206,9 @@ def test_a_full_or_read_only_results_folder_is_one_clear_message(fresh, options)
 
 
 def test_a_gate_that_says_stop_stops_the_chain_before_the_next_stage_trains(fresh):
-    fresh.edit("    sft: {max_num_steps: 30}", "    sft: {max_num_steps: 2}\n    gate: [{metric: held_out_change, min: 2.0}]")
+    fresh.edit(
+        "    sft: {max_num_steps: 30}", "    sft: {max_num_steps: 2}\n    gate: [{metric: held_out_change, min: 2.0}]"
+    )
     output = fresh.snakemake("results/short/rlvr1/ckpt", check=False)
     assert "gate.json: the gate of sft says stop" in output
     assert (fresh.results / "sft/ckpt/record.json").exists()
