@@ -8,7 +8,6 @@ REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
-	@echo "The report is in results/tiny/report.html"
 
 test: setup
 	@$(VENV)/bin/python -m pytest tests

@@ -19,6 +19,12 @@ include: "rules/report.smk"
 
 localrules:
     all,
+    report_html,
+
+
+onsuccess:
+    if Path(f"{RESULTS}/report.html").exists():
+        print(f"The report is {RESULTS}/report.html")
 
 
 rule all:

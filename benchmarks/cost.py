@@ -39,7 +39,7 @@ def watch_memory(process: subprocess.Popen, peak: list[int]) -> None:
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             pass
         peak[0] = max(peak[0], total)
-        time.sleep(0.1)
+        time.sleep(1)
 
 
 def run_chain() -> tuple[float, int]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snakemake.dag import DAG
+from snakemake.workflow import DAG
 
 
 def correct_ancient() -> None:

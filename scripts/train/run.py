@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError, run_program
-from scripts.files import read_json
+from scripts.files import read_json, sha256_file
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Recipe, nearest
 from scripts.recipe.resolve import read_config
 from scripts.train.backend import TrainingJob, load_backend
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.publish import publish_checkpoint
-from scripts.train.rundir import checkpoints, newest_checkpoint, open_run_directory
+from scripts.train.rundir import Checkpoint, checkpoints, newest_checkpoint, open_run_directory
 
 
 def train_stage(
@@ -44,10 +44,11 @@ def train_stage(
     open_run_directory(run, identity, facts)
     done = _checkpoint_at(run, planned)
     if done is None:
+        _check_split(manifest)
         newest = newest_checkpoint(run)
         start = f"resumes from step {newest.step}" if newest else "starts"
         print(f"{stage_name}: {start}, planned step {planned}, identity {identity}", flush=True)
-        load_backend(stage.backend)(
+        load_backend(settings["backend"])(
             TrainingJob(
                 stage=stage_name,
                 config=settings,
@@ -78,7 +79,13 @@ def train_stage(
     print(f"{stage_name}: published {ckpt} (step {planned})", flush=True)
 
 
-def _checkpoint_at(run: Path, step: int) -> Any:
+def _check_split(manifest: Path) -> None:
+    split = manifest.with_name("train-split.jsonl")
+    if sha256_file(split) != read_json(manifest)["train"]["sha256"]:
+        raise UserError(f"{split}: not the file that {manifest} describes; delete both, and Snakemake splits again")
+
+
+def _checkpoint_at(run: Path, step: int) -> Checkpoint | None:
     return next((checkpoint for checkpoint in checkpoints(run) if checkpoint.step == step), None)
 
 

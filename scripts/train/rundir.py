@@ -6,7 +6,6 @@
     run/checkpoints/step_N/     whole checkpoints; files.json in each lists its files with sizes and hashes
     run/saving/                 a checkpoint while it is written
     run/metrics.jsonl           one line a step, as logged; a resumed step is logged again
-    run/train.log               what the trainer said
     run.<identity>/             a run directory set aside because the stage now trains something else
 """
 
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import describe_files, fsync_directory, read_json, sync_tree, write_json
+from scripts.files import describe_files, fsync_directory, read_json, replace_directory, sync_tree, write_json
 
 _STEP = re.compile(r"step_(\d+)")
 FILES = "files.json"
@@ -49,8 +48,9 @@ def open_run_directory(run: Path, identity: str, facts: dict[str, Any]) -> None:
     if _aside(run, identity).exists():
         _aside(run, identity).rename(run)
     else:
-        (run / "checkpoints").mkdir(parents=True)
-        write_json(run / "identity.json", {"identity": identity, **facts})
+        with replace_directory(run) as fresh:
+            (fresh / "checkpoints").mkdir()
+            write_json(fresh / "identity.json", {"identity": identity, **facts})
     fsync_directory(run.parent)
 
 

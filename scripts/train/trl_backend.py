@@ -1,4 +1,7 @@
-"""Backend `trl`: train in this process with TRL's SFTTrainer and GRPOTrainer."""
+"""Backend `trl`: train in this process with TRL's SFTTrainer and GRPOTrainer, on the CPU.
+
+A GPU is left alone where there is one, so that a tiny model's weights do not depend on the machine.
+"""
 
 import json
 import shutil
@@ -90,7 +93,7 @@ def _arguments(job: TrainingJob) -> dict[str, Any]:
         "gradient_accumulation_steps": 1,
         "activation_checkpointing": False,
         "bf16": False,
-        "use_cpu": not torch.cuda.is_available(),
+        "use_cpu": True,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
         "save_strategy": "steps",
@@ -225,6 +228,9 @@ class _StageCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
+        if self.log_path.exists() and not self.log_path.read_bytes().endswith(b"\n"):
+            with self.log_path.open("ab") as file:  # a kill cut the last line; what follows must not join it
+                file.write(b"\n")
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         self.step_started = time.monotonic()

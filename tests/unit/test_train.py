@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 
 from scripts.errors import UserError
-from scripts.files import open_atomically, read_json, replace_directory, write_json
+from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.metrics import SCHEMA, read_log, write_metrics
 from scripts.train.preflight import check_stage
 from scripts.train.publish import export_checkpoint, publish_checkpoint
+from scripts.train.run import train_stage
 from scripts.train.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint
 from tests.conftest import ROOT
 
@@ -134,6 +135,59 @@ def test_only_whole_checkpoints_count(run):
     assert newest_checkpoint(run).step == 10
 
 
+# --- a stage's life, with a backend that seals what it is told to ---
+
+
+@pytest.fixture
+def stage(tmp_path, monkeypatch):
+    """Train rlvr1 of the tiny recipe with a stand-in backend; returns what `train_stage` needs and a place for its deed."""
+    config, manifest, split = tmp_path / "config.yaml", tmp_path / "manifest.json", tmp_path / "train-split.jsonl"
+    config.write_text("algorithm: grpo\nbackend: trl\ngrpo: {max_num_steps: 4}\n")
+    split.write_text("{}\n")
+    write_json(manifest, {"train": {"sha256": sha256_file(split)}, "validation": {"sha256": "v"}})
+    jobs = []
+
+    def train(deed=lambda job: seal_checkpoint(save(job.run, 4), job.run, 4)):
+        def backend(job):
+            jobs.append(job)
+            deed(job)
+
+        monkeypatch.setattr("scripts.train.run.load_backend", lambda name: backend)
+        recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
+        train_stage(recipe, "rlvr1", config, manifest, None, tmp_path / "run", tmp_path / "ckpt", threads=1)
+
+    train.jobs, train.config, train.split, train.ckpt = jobs, config, split, tmp_path / "ckpt"
+    return train
+
+
+def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_returned(stage):
+    with pytest.raises(UserError, match="training ended at step 3 of 4"):
+        stage(lambda job: seal_checkpoint(save(job.run, 3), job.run, 3))
+    assert not stage.ckpt.exists()
+    stage()
+    assert stage.jobs[1].resume_from.name == "step_3"
+    stage()
+    assert len(stage.jobs) == 2  # published again, not trained
+    assert read_json(stage.ckpt / "record.json")["step"] == 4
+
+
+def test_inputs_that_change_while_a_stage_trains_are_noticed_before_it_is_published(stage):
+    def edit_meanwhile(job):
+        seal_checkpoint(save(job.run, 4), job.run, 4)
+        stage.config.write_text(stage.config.read_text() + "seed: 2\n")
+
+    with pytest.raises(UserError, match="its config, data or parent changed while it trained"):
+        stage(edit_meanwhile)
+    assert not stage.ckpt.exists()
+
+
+def test_a_split_that_is_not_the_manifests_is_not_trained_on(stage):
+    stage.split.write_text("{}\n{}\n")
+    with pytest.raises(UserError, match=r"train-split.jsonl: not the file that .*manifest.json describes"):
+        stage()
+    assert stage.jobs == []
+
+
 # --- publishing ---
 
 
@@ -236,7 +290,7 @@ def ready(tmp_path):
 
 
 def test_preflight_says_how_often_the_rows_are_seen(ready):
-    assert ready() == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 16, "epochs": 7}
+    assert ready() == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
 
 
 def test_preflight_names_every_kind_of_bad_row_and_not_the_first_alone(ready):
