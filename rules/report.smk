@@ -45,8 +45,9 @@ rule summary:
         evaluations=expand(f"{RESULTS}/{{stage}}/eval.json", stage=STAGES),
         gates=expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),
     output:
-        report(
-            f"{RESULTS}/summary.csv",
+        csv=f"{RESULTS}/summary.csv",
+        page=report(
+            f"{RESULTS}/summary.html",
             category="Chain",
             labels={"figure": "summary of the stages"},
             caption="../docs/captions/summary.rst",
@@ -58,7 +59,8 @@ rule summary:
     params:
         stages=expand(f"{RESULTS}/{{stage}}", stage=STAGES),
     shell:
-        "python -m scripts.report.summary --stages {params.stages:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.report.summary --stages {params.stages:q} --output {output.csv:q} --page {output.page:q}"
+        " 2> {log:q}"
 
 
 # Snakemake makes the report; this only asks for it once everything it shows is there. --nolock: the workflow that
@@ -67,7 +69,7 @@ rule report_html:
     input:
         figures=STAGE_FIGURES,
         environments=f"{RESULTS}/environments.svg",
-        summary=f"{RESULTS}/summary.csv",
+        summary=f"{RESULTS}/summary.html",
     output:
         f"{RESULTS}/report.html",
     log:

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from snakemake.workflow import DAG
+import snakemake.api  # noqa: F401  (first: Snakemake's modules import each other in a circle)
+from snakemake.dag import DAG
 
 
 def correct_ancient() -> None:

@@ -17,9 +17,9 @@ Panel = tuple[str, str, Callable[[Axes, pd.DataFrame], None]]
 def plot_stage(stage: str, metrics: pd.DataFrame, output: Path) -> None:
     """Draw a panel for each thing that was measured: rewards with their spread where the stage has any."""
     panels = [panel for panel in PANELS if metrics[panel[0]].notna().any()]
-    columns = min(3, len(panels))
+    columns = min(4, len(panels))
     lines = -(-len(panels) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4.2 * columns, 2.9 * lines), squeeze=False)
+    figure, axes = plt.subplots(lines, columns, figsize=(3.6 * columns, 2.5 * lines), squeeze=False)
     for axis, (_, title, draw) in zip(axes.flat, panels, strict=False):
         draw(axis, metrics)
         axis.set_title(title)

@@ -1,4 +1,4 @@
-"""summary.csv: one row a stage."""
+"""summary.csv and its page for the report: one row a stage."""
 
 import argparse
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from scripts.errors import run_program
-from scripts.files import open_atomically, read_json
+from scripts.files import open_atomically, read_json, write_text
 
 
 def summarise_stage(directory: Path) -> dict[str, Any]:
@@ -37,15 +37,41 @@ def summarise_stage(directory: Path) -> dict[str, Any]:
     }
 
 
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Summary of the stages</title>
+<style>
+body {{ font: 14px sans-serif; margin: 1em; }}
+table {{ border-collapse: collapse; }}
+th, td {{ padding: 0.3em 0.7em; border-bottom: 1px solid #ccc; text-align: right; white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; position: sticky; left: 0; background: #fff; }}
+</style>
+</head>
+<body>
+{table}
+</body>
+</html>
+"""
+
+
+def summary_page(table: pd.DataFrame) -> str:
+    """The table as an HTML page; names are escaped and empty cells stay empty."""
+    return PAGE.format(table=table.to_html(index=False, border=0, na_rep="", float_format="{:.3g}".format))
+
+
 def main() -> None:
     """Command line of the summary."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.summary", description=__doc__)
     parser.add_argument("--stages", type=Path, nargs="+", required=True, help="stage directories, in the chain's order")
     parser.add_argument("--output", type=Path, required=True, help="summary.csv")
+    parser.add_argument("--page", type=Path, required=True, help="summary.html")
     arguments = parser.parse_args()
     table = pd.DataFrame([summarise_stage(directory) for directory in arguments.stages])
     with open_atomically(arguments.output) as (file,):
         table.to_csv(file, index=False, float_format="%.6g")
+    write_text(arguments.page, summary_page(table))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 
 import pytest
 
@@ -45,6 +46,19 @@ def visit(browser, *texts: str) -> None:
         shown.click()
 
 
+def drawn(browser, name: str) -> int:
+    """Width in pixels of the shown result that comes from a file; 0 when there is none after some seconds."""
+    script = """
+        const shown = [...document.querySelectorAll("img, iframe")].filter(e => e.src.includes("filename=" + arguments[0]));
+        return shown.length && (shown[0].naturalWidth === undefined || shown[0].complete) ? shown[0].clientWidth : 0;
+    """
+    for _ in range(50):
+        if width := browser.execute_script(script, name):
+            return width
+        time.sleep(0.1)
+    return 0
+
+
 def test_every_section_opens_with_its_figures_and_without_script_errors(browser, finished):
     from selenium.webdriver.common.by import By
 
@@ -54,6 +68,13 @@ def test_every_section_opens_with_its_figures_and_without_script_errors(browser,
     assert [text.index(stage) for stage in ("sft", "rlvr1", "rlhf")] == sorted(
         text.index(stage) for stage in ("sft", "rlvr1", "rlhf")
     )
+    for section, shown in (("Stages", ["curves.svg"] * 3), ("Chain", ["environments.svg", "summary.html"])):
+        browser.get((finished.results / "report.html").as_uri())
+        visit(browser, section)
+        for place, name in enumerate(shown):
+            icons = [e for e in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()]
+            icons[place].click()
+            assert drawn(browser, name) > 100, f"{section}: {name} is not shown"
     for icon in browser.find_elements(By.CSS_SELECTOR, "a[href]"):
         assert not icon.get_attribute("href").startswith("http://")
     errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]

@@ -12,7 +12,7 @@ from scripts.files import write_json
 from scripts.recipe.models import Criterion
 from scripts.report.environments import plot_scores, scores_by_stage
 from scripts.report.stage import plot_stage, short_name
-from scripts.report.summary import summarise_stage
+from scripts.report.summary import summarise_stage, summary_page
 from scripts.train.metrics import SCHEMA
 
 METRICS = pd.DataFrame(
@@ -126,3 +126,5 @@ def test_the_summary_has_a_row_a_stage_from_its_records(tmp_path):
     assert (row["stage"], row["parent"], row["steps"], row["gate"]) == ("rlvr1", "sft", 10, "warn")
     assert row["training_seconds"] == 5.0 and row["worst_environment"] == "b_simple_agent"
     assert row["kl_last"] is None or pd.isna(row["kl_last"])
+    page = summary_page(pd.DataFrame([row | {"stage": "<b>"}]))
+    assert "<td>&lt;b&gt;</td>" in page and "NaN" not in page and "None" not in page
