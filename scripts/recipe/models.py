@@ -260,6 +260,7 @@ class GrpoStage(StageBase):
 
 
 Stage = Annotated[SftStage | GrpoStage, Field(discriminator="algorithm")]
+TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs"}, {"source", "filled"}
 ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts"}
 
 
@@ -304,9 +305,14 @@ class Recipe(Strict):
                         "kind": kind,
                     },
                 )
-        for name in self.evaluation.blends or ():
-            if name not in self.blends:
-                raise _misnamed("evaluation.blends", "blend", name, self.blends)
+        self._evaluation_has_rows()
+        for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
+            for name in taken & names.keys():
+                raise PydanticCustomError(
+                    "taken",
+                    "the results folder has a {name}/ of its own; choose another name",
+                    {"at": f"{at}.{name}", "name": name},
+                )
         try:
             self.stage_order()
         except CycleError as error:
@@ -315,6 +321,14 @@ class Recipe(Strict):
                 "cycle", "the stages start from each other: {cycle}", {"at": "stages", "cycle": cycle}
             ) from None
         return self
+
+    def _evaluation_has_rows(self) -> None:
+        prompts = [name for name, blend in self.blends.items() if blend.kind == "prompts"]
+        for name in self.evaluation.blends or ():
+            if name not in prompts:
+                raise _misnamed("evaluation.blends", "blend of prompts", name, prompts)
+        if not self.evaluation_blends():
+            raise PydanticCustomError("no_rows", "no blend of prompts to take held-out rows from", {"at": "evaluation"})
 
     def stage_order(self) -> list[str]:
         """The stages' names, parents before children, otherwise in the recipe's order."""

@@ -81,6 +81,8 @@ def test_a_cycle_is_named_stage_by_stage(mistaken):
         ),
         ("blend: sft, sft:", "blend: rlvr1, sft:", "sft trains on demonstrations, but blend rlvr1 holds prompts"),
         ("seed: 1\n", "seed: 1\nseed: 2\n", "key seed stands twice"),
+        ("max_new_tokens: 32\n", "max_new_tokens: 32\n  blends: [sft]\n", "no blend of prompts is named sft"),
+        ("  rlhf:\n    algorithm", "  logs:\n    algorithm", "stages.logs: the results folder has a logs/ of its own"),
         ("name: tiny", "name: [tiny", "not valid YAML"),
         (
             "rlvr1: {algorithm: grpo,",
