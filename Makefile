@@ -24,7 +24,7 @@ schema: setup
 setup: $(INSTALLED)
 
 $(INSTALLED): $(REQUIREMENTS)
-	@command -v $(PYTHON) > /dev/null || { echo "error: no $(PYTHON) here; install Python 3.11 or name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@command -v $(PYTHON) > /dev/null || { echo "error: no $(PYTHON) here; install Python 3.11, or name its path: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1), but Stagecoach needs Python 3.11 or later: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "Installing pinned requirements into $(VENV) (once, some minutes)"
 	@$(PYTHON) -m venv --clear $(VENV)

@@ -14,7 +14,7 @@ from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import respond
 from scripts.files import read_json, write_json
 from scripts.recipe.resolve import read_config
-from scripts.rewards.registry import score
+from scripts.rewards.registry import check_row, score
 from scripts.train.scratch import make_model, make_tokenizer
 
 
@@ -23,6 +23,8 @@ def score_model(model: Any, tokenizer: Any, splits: list[Path], decoding: dict[s
     rows, environments = [], []
     for split in splits:
         for number, _, row in read_rows(split):
+            if problem := check_row(row):
+                raise UserError(f"{split}:{number}: {problem}")
             rows.append(row)
             environments.append(environment_of(row, split, number))
     responses = respond(model, tokenizer, rows, **decoding)

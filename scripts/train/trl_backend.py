@@ -7,6 +7,7 @@ import json
 import shutil
 import time
 import warnings
+from collections.abc import Callable
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -175,7 +176,7 @@ def _grpo_trainer(job: TrainingJob) -> GRPOTrainer:
     )
     return GRPOTrainer(
         model=model,
-        reward_funcs=[environment_reward],
+        reward_funcs=[environment_reward(grpo["num_generations_per_prompt"])],
         args=arguments,
         train_dataset=Dataset.from_list(
             [{"prompt": prompt, "row": json.dumps(row)} for prompt, row in zip(prompts, rows, strict=True)]
@@ -185,23 +186,27 @@ def _grpo_trainer(job: TrainingJob) -> GRPOTrainer:
     )
 
 
-def environment_reward(completions: list[str], row: list[str], log_metric: Any, **_: Any) -> list[float]:
-    """TRL reward function: each group of equal rows, one after another, is rewarded by its environment together."""
-    rewards: list[float] = []
-    by_environment: dict[str, list[float]] = {}
-    start = 0
-    while start < len(row):
-        end = start
-        while end < len(row) and row[end] == row[start]:
-            end += 1
-        fields = json.loads(row[start])
-        group = reward_group(fields, completions[start:end])
-        by_environment.setdefault(fields["agent_ref"]["name"], []).extend(group)
-        rewards += group
-        start = end
-    for name, values in by_environment.items():
-        log_metric(f"{ENVIRONMENT_PREFIX}{name}", sum(values) / len(values))
-    return rewards
+def environment_reward(group_size: int) -> Callable[..., list[float]]:
+    """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
+
+    It takes the step's completions and their rows as JSON, and logs the mean reward of each environment.
+    """
+
+    def reward(
+        completions: list[str], row: list[str], log_metric: Callable[[str, float], None], **_: Any
+    ) -> list[float]:
+        rewards: list[float] = []
+        by_environment: dict[str, list[float]] = {}
+        for start in range(0, len(row), group_size):
+            fields = json.loads(row[start])
+            group = reward_group(fields, completions[start : start + group_size])
+            by_environment.setdefault(fields["agent_ref"]["name"], []).extend(group)
+            rewards += group
+        for name, values in by_environment.items():
+            log_metric(f"{ENVIRONMENT_PREFIX}{name}", sum(values) / len(values))
+        return rewards
+
+    return reward
 
 
 def _model_and_tokenizer(job: TrainingJob) -> tuple[Any, PreTrainedTokenizerFast]:

@@ -1,0 +1,63 @@
+"""What the TRL backend adds to TRL's trainers."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from scripts.train.scratch import make_model, make_tokenizer  # noqa: E402
+from scripts.train.trl_backend import _tokenize, environment_reward  # noqa: E402
+
+CONFIG = {
+    "seed": 1,
+    "model": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "initializer_range": 0.02,
+        "rope_theta": 100.0,
+    },
+    "policy": {"max_total_sequence_length": 64},
+}
+
+
+def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_are_alike():
+    greeting = json.dumps({"agent_ref": {"name": "genrm_simple_agent"}, "reference": "Hi Bob"})
+    sum_ = json.dumps({"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "", "expected_answer": "2"})
+    logged = {}
+    rewards = environment_reward(2)(
+        completions=["Hi Bob", "zz", "Hi Bob", "Hi Bob", r"\boxed{2}", "3"],
+        row=[greeting] * 4 + [sum_] * 2,
+        log_metric=logged.__setitem__,
+    )
+    assert rewards[0] > rewards[1] and rewards[2] == rewards[3] == 5.0 and rewards[4:] == [1.0, 0.0]
+    assert logged["environment/math_with_judge_simple_agent"] == 0.5
+    assert logged["environment/genrm_simple_agent"] == pytest.approx(sum(rewards[:4]) / 4)
+
+
+def test_only_the_assistants_tokens_are_learnt():
+    tokenizer = make_tokenizer()
+    row = {"messages": [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "ok"}]}
+    (tokenized,) = _tokenize([row], tokenizer, max_length=64)
+    assert tokenizer.decode(tokenized["input_ids"]) == "<|user|>hé<|end|><|assistant|>ok<|end|>"
+    learnt = [token for token in tokenized["labels"] if token != -100]
+    assert tokenizer.decode(learnt) == "ok<|end|>"
+    (cut,) = _tokenize([row], tokenizer, max_length=3)
+    assert len(cut["input_ids"]) == len(cut["labels"]) == 3
+
+
+def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
+    tokenizer = make_tokenizer()
+    text = "".join(map(chr, range(1, 400))) + "日本 🎉"
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text.encode()) and tokenizer.decode(ids) == text
+
+
+def test_equal_configs_give_equal_models_and_another_seed_another():
+    def weights(seed: int):
+        return torch.cat([p.flatten() for p in make_model(CONFIG | {"seed": seed}, make_tokenizer()).parameters()])
+
+    assert torch.equal(weights(1), weights(1)) and not torch.equal(weights(1), weights(2))
