@@ -64,6 +64,8 @@ def train(job: TrainingJob) -> None:
                 f"{job.run}: the disk is full; make room and start again: training resumes from the newest checkpoint"
             ) from error
         raise
+    finally:
+        shutil.rmtree(job.run / "saving", ignore_errors=True)
 
 
 def _check_release(release: dict[str, str]) -> None:
