@@ -17,9 +17,14 @@ sys.path.insert(0, workflow.basedir)
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
+from scripts.controller_lock import remove_dead_lock
 from scripts.snakemake_ancient import correct_ancient
+from scripts.train.memo import holds_planned_step
 
 correct_ancient()
+if workflow.is_main_process:
+    for line in remove_dead_lock(Path(".snakemake")):
+        print(line, file=sys.stderr)
 
 try:
     CONFIG = parse_config(config)
@@ -74,16 +79,34 @@ def criteria_of(wildcards):
     return [criterion.model_dump() for criterion in RECIPE.stages[wildcards.stage].gate]
 
 
+def is_memo(wildcards):
+    """Whether training would only publish again what is already trained, which takes moments on one node."""
+    stage, parent = RECIPE.stages[wildcards.stage], parent_of(wildcards)
+    directory = Path(RESULTS, wildcards.stage)
+    return holds_planned_step(
+        directory / "config.yaml",
+        Path(RESULTS, "data", stage.blend, "manifest.json"),
+        Path(RESULTS, parent, "hf/record.json") if parent else None,
+        directory / "run",
+    )
+
+
 def nodes_of(wildcards):
-    return RECIPE.stages[wildcards.stage].resources.nodes
+    return 1 if is_memo(wildcards) else RECIPE.stages[wildcards.stage].resources.nodes
 
 
 def runtime_of(wildcards):
-    return RECIPE.stages[wildcards.stage].resources.runtime
+    """Minutes."""
+    return 5 if is_memo(wildcards) else RECIPE.stages[wildcards.stage].resources.runtime
 
 
 def mem_mb_of(wildcards):
     return RECIPE.stages[wildcards.stage].resources.mem_mb
+
+
+def attempt_of(wildcards, attempt):
+    """Which attempt of this call a job is; a resource, because resources make nothing stale."""
+    return attempt
 
 
 def holdout_of(wildcards):

@@ -12,6 +12,7 @@ rule synthesize:
         tables=expand(f"{SOURCE}/tables/{{table}}", table=TABLE_FILES),
     log:
         f"{RESULTS}/logs/synthesize.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
@@ -31,6 +32,7 @@ rule fill:
         f"{RESULTS}/data/filled/{{blend}}.jsonl",
     log:
         f"{RESULTS}/logs/fill-{{blend}}.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     shell:
@@ -47,6 +49,7 @@ rule split:
         validation=f"{RESULTS}/data/{{blend}}/val-split.jsonl",
     log:
         f"{RESULTS}/logs/split-{{blend}}.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     params:

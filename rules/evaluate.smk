@@ -13,6 +13,7 @@ rule evaluate:
         f"{RESULTS}/{{stage}}/eval.json",
     log:
         f"{RESULTS}/{{stage}}/logs/evaluate.log",
+    retries: 0
     conda:
         "../envs/trl.yaml"
     threads: SITE.threads
@@ -36,6 +37,7 @@ rule gate:
         f"{RESULTS}/{{stage}}/gate.json",
     log:
         f"{RESULTS}/{{stage}}/logs/gate.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     params:

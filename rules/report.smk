@@ -14,6 +14,7 @@ rule stage_figure:
         ),
     log:
         f"{RESULTS}/{{stage}}/logs/stage_figure.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     shell:
@@ -32,6 +33,7 @@ rule environments_figure:
         ),
     log:
         f"{RESULTS}/logs/environments_figure.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     shell:
@@ -54,6 +56,7 @@ rule summary:
         ),
     log:
         f"{RESULTS}/logs/summary.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
@@ -74,6 +77,7 @@ rule report_html:
         f"{RESULTS}/report.html",
     log:
         f"{RESULTS}/logs/report.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     params:

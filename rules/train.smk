@@ -11,6 +11,7 @@ rule preflight:
         f"{RESULTS}/{{stage}}/preflight.json",
     log:
         f"{RESULTS}/{{stage}}/logs/preflight.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
@@ -43,13 +44,15 @@ rule train:
         nodes=nodes_of,
         runtime=runtime_of,
         mem_mb=mem_mb_of,
+        attempt=attempt_of,
     params:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
     shell:
         "python -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
         " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
-        " --threads {threads} 2>&1 | tee -a {log:q}"
+        " --threads {threads} --attempt {resources.attempt} --wait --log {log:q}"
+        " > >(trap '' INT TERM HUP; exec tee -a -p {log:q}) 2>&1"
 
 
 rule export:
@@ -60,6 +63,7 @@ rule export:
         record=f"{RESULTS}/{{stage}}/hf/record.json",
     log:
         f"{RESULTS}/{{stage}}/logs/export.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
@@ -75,6 +79,7 @@ rule metrics:
         f"{RESULTS}/{{stage}}/metrics.parquet",
     log:
         f"{RESULTS}/{{stage}}/logs/metrics.log",
+    retries: 0
     conda:
         "../envs/controller.yaml"
     params:

@@ -155,6 +155,12 @@ class Checkpointing(Strict):
     """When a run directory gets a checkpoint. May change no weight."""
 
     save_period: PositiveInt = Field(10, description="Steps between checkpoints; the last step always has one.")
+    keep_last_k: PositiveInt | None = Field(None, description="Newest checkpoints to keep; none: all.")
+    keep_top_k: Annotated[int, Field(ge=0)] = Field(0, description="Best checkpoints to keep besides the newest.")
+    metric_name: Literal["train:reward_mean", "train:loss"] = Field(
+        "train:reward_mean", description="What best means: this metric of the checkpoint's step."
+    )
+    higher_is_better: bool = True
 
 
 class Resources(Strict):

@@ -6,14 +6,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from scripts.recipe.models import Checkpointing
+from scripts.train.stop import StopRequest
+
 
 @dataclass(frozen=True)
 class TrainingJob:
     """One attempt at a stage.
 
     The backend trains up to the planned step (`max_num_steps`), from the checkpoint `resume_from` where there is
-    one; it seals checkpoints every `save_period` steps and at the planned step, and logs every step to
-    ``run/metrics.jsonl``.
+    one; it seals checkpoints every ``checkpointing.save_period`` steps and at the planned step, logs every step to
+    ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
     """
 
     stage: str
@@ -23,8 +26,9 @@ class TrainingJob:
     run: Path
     resume_from: Path | None
     max_num_steps: int
-    save_period: int
+    checkpointing: Checkpointing
     threads: int
+    stop: StopRequest
 
 
 def load_backend(name: str) -> Callable[[TrainingJob], None]:

@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.files import canonical_json, read_json, sha256_text
-from scripts.recipe.resolve import read_config
 
 
-def stage_facts(config: Path, manifest: Path, parent_export: Path | None) -> dict[str, Any]:
+def stage_facts(config: dict[str, Any], manifest: Path, parent_export: Path | None) -> dict[str, Any]:
     """The facts of a stage: its resolved config, the content of its splits and of the export it starts from.
 
     The backend's pinned release is part of the config. Of the manifest only the splits' hashes count, of the
@@ -16,7 +15,7 @@ def stage_facts(config: Path, manifest: Path, parent_export: Path | None) -> dic
     """
     splits = read_json(manifest)
     return {
-        "config": sha256_text(canonical_json(read_config(config))),
+        "config": sha256_text(canonical_json(config)),
         "train_split": splits["train"]["sha256"],
         "validation_split": splits["validation"]["sha256"],
         "parent_export": None if parent_export is None else read_json(parent_export)["content"],

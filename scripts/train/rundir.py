@@ -9,13 +9,23 @@
     run.<identity>/             a run directory set aside because the stage now trains something else
 """
 
+import json
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import describe_files, fsync_directory, read_json, replace_directory, sync_tree, write_json
+from scripts.files import (
+    describe_files,
+    fsync_directory,
+    read_json,
+    replace_directory,
+    sha256_file,
+    sync_tree,
+    write_json,
+)
 
 _STEP = re.compile(r"step_(\d+)")
 FILES = "files.json"
@@ -69,28 +79,53 @@ def seal_checkpoint(saved: Path, run: Path, step: int) -> Checkpoint:
     sync_tree(saved)
     path = run / "checkpoints" / f"step_{step}"
     path.parent.mkdir(exist_ok=True)
+    if path.exists():  # a damaged one, passed over by the attempt that now trained this step again
+        shutil.rmtree(path)
     saved.rename(path)
     fsync_directory(path.parent)
     return Checkpoint(step, path)
 
 
 def checkpoints(run: Path) -> list[Checkpoint]:
-    """The whole checkpoints of a run directory, oldest first: every listed file is there with its size."""
-    found = []
-    for path in (run / "checkpoints").glob("step_*"):
-        match = _STEP.fullmatch(path.name)
-        if match and _is_whole(path):
-            found.append(Checkpoint(int(match[1]), path))
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    """The sealed checkpoints of a run directory, oldest first, their content unchecked."""
+    paths = [path for path in (run / "checkpoints").glob("step_*") if _step_of(path) >= 0 and (path / FILES).is_file()]
+    return [Checkpoint(_step_of(path), path) for path in sorted(paths, key=_step_of)]
 
 
-def newest_checkpoint(run: Path) -> Checkpoint | None:
-    """The whole checkpoint with the highest step, or None."""
-    return max(checkpoints(run), key=lambda checkpoint: checkpoint.step, default=None)
+def newest_checkpoint(run: Path, last_step: int | None = None) -> Checkpoint | None:
+    """The checkpoint with the highest step (at most `last_step`) whose files have the listed sizes and hashes, or None.
+
+    A damaged one is named and passed over for the one before it.
+    """
+    for path in sorted((run / "checkpoints").glob("step_*"), key=_step_of, reverse=True):
+        step = _step_of(path)
+        if step < 0 or (last_step is not None and step > last_step):
+            continue
+        if (damage := damage_of(path)) is None:
+            return Checkpoint(step, path)
+        print(f"{path}: {damage}; passing it over for the checkpoint before it", flush=True)
+    return None
 
 
-def _is_whole(path: Path) -> bool:
+def damage_of(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None: no list of files, or a file that is not as the list says."""
     if not (path / FILES).is_file():
-        return False
-    listed = read_json(path / FILES)
-    return all((path / name).is_file() and (path / name).stat().st_size == it["bytes"] for name, it in listed.items())
+        return f"has no {FILES}, so it was never whole"
+    try:
+        listed = json.loads((path / FILES).read_text(encoding="utf-8"))
+    except ValueError:
+        return f"{FILES} is damaged"
+    for name, described in listed.items():
+        file = path / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != described["bytes"]:
+            return f"{name} has {file.stat().st_size} bytes instead of {described['bytes']}"
+        if sha256_file(file) != described["sha256"]:
+            return f"{name} has the right size but other content"
+    return None
+
+
+def _step_of(path: Path) -> int:
+    match = _STEP.fullmatch(path.name)
+    return int(match[1]) if match else -1

@@ -24,6 +24,7 @@ from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.rewards.registry import reward_group
 from scripts.train.backend import TrainingJob
+from scripts.train.retention import prune_checkpoints
 from scripts.train.rundir import seal_checkpoint
 from scripts.train.scratch import make_model, make_tokenizer
 
@@ -100,7 +101,7 @@ def _arguments(job: TrainingJob) -> dict[str, Any]:
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
         "save_strategy": "steps",
-        "save_steps": job.save_period,
+        "save_steps": job.checkpointing.save_period,
         "logging_strategy": "steps",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
@@ -232,6 +233,7 @@ class _StageCallback(TrainerCallback):
         self.log_path = job.run / "metrics.jsonl"
         self.started = self.step_started = time.monotonic()
         self.first_step = 0
+        self.step_seconds = self.save_seconds = self.saving_since = 0.0
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
@@ -243,8 +245,12 @@ class _StageCallback(TrainerCallback):
         self.step_started = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        self.step_seconds = time.monotonic() - self.step_started
         if state.global_step == self.job.max_num_steps:
             control.should_save = True
+        elif self.job.stop.is_due(self.step_seconds, self.save_seconds):
+            control.should_save = control.should_training_stop = True
+        self.saving_since = time.monotonic()
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "loss" not in logs:
@@ -267,6 +273,8 @@ class _StageCallback(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         seal_checkpoint(saved, self.job.run, state.global_step)
+        self.save_seconds = time.monotonic() - self.saving_since
+        prune_checkpoints(self.job.run, self.job.checkpointing)
 
 
 def _progress(entry: dict[str, Any], last: int, left: float) -> str:

@@ -20,6 +20,9 @@ MAY_IMPORT = {
     "evaluate": BASE | {"recipe", "rewards", "data", "train"},
     "report": BASE,
     "snakemake_ancient": set(),
+    "controller_lock": BASE | {"train"},
+    "status": BASE | {"recipe", "train"},
+    "discard": BASE | {"train"},
 }
 NEED_TORCH = {
     "scripts.train.trl_backend",

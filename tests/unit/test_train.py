@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -12,12 +15,16 @@ import pytest
 from scripts.errors import UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
 from scripts.recipe.load import load_recipe
+from scripts.recipe.models import Checkpointing
+from scripts.train.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.metrics import SCHEMA, read_log, write_metrics
 from scripts.train.preflight import check_stage
 from scripts.train.publish import export_checkpoint, publish_checkpoint
-from scripts.train.run import train_stage
+from scripts.train.retention import prune_checkpoints
+from scripts.train.run import UNFINISHED, Attempt, train_stage
 from scripts.train.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint
+from scripts.train.stop import StopRequest
 from tests.conftest import ROOT
 
 FACTS = {"config": "c", "train_split": "t", "validation_split": "v", "parent_export": None}
@@ -88,10 +95,10 @@ def test_a_damaged_record_is_one_clear_message(tmp_path):
 
 
 def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
-    config, manifest, export = tmp_path / "config.yaml", tmp_path / "manifest.json", tmp_path / "record.json"
+    manifest, export = tmp_path / "manifest.json", tmp_path / "record.json"
 
     def identity(lr=1.0, train="t", revision="r1", content="abc", note="") -> str:
-        config.write_text(f"# {note}\nlr: {lr}\n")
+        config = {"lr": lr}
         splits = {"train": {"sha256": train}, "validation": {"sha256": "v"}}
         write_json(manifest, {"source": {"revision": revision}, **splits})
         write_json(export, {"content": content, "step": len(note)})
@@ -100,7 +107,7 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
     first = identity()
     assert identity(revision="r2") == first and identity(note="another comment") == first
     assert len({first, identity(lr=2.0), identity(train="u"), identity(content="abd")}) == 4
-    assert identity_of(stage_facts(config, manifest, None)) != first
+    assert identity_of(stage_facts({"lr": 1.0}, manifest, None)) != first
 
 
 # --- run directories ---
@@ -124,15 +131,120 @@ def test_a_directory_that_nobody_owns_is_not_touched(tmp_path):
     assert (tmp_path / "run" / "weights").exists()
 
 
-def test_only_whole_checkpoints_count(run):
-    for step in (5, 10, 15, 20):
+def damage(path: Path, how: str) -> None:
+    """Damage a checkpoint as a full disk, a careless copy or a failing disk does."""
+    if how == "truncated":
+        (path / "optimizer.pt").write_bytes(b"mom")
+    elif how == "half-copied":
+        (path / "config.json").unlink()
+    elif how == "bit-flipped":
+        (path / "model.safetensors").write_bytes(b"weightz")
+    elif how == "never sealed":
+        (path / "files.json").unlink()
+    else:
+        (path / "files.json").write_text("{")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("truncated", "optimizer.pt has 3 bytes instead of 7"),
+        ("half-copied", "config.json is missing"),
+        ("bit-flipped", "model.safetensors has the right size but other content"),
+        ("never sealed", "has no files.json, so it was never whole"),
+        ("list damaged", "files.json is damaged"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(run, capsys, how, words):
+    for step in (5, 10):
         seal_checkpoint(save(run, step), run, step)
-    (run / "checkpoints/step_20/optimizer.pt").write_bytes(b"mom")  # truncated
-    (run / "checkpoints/step_15/config.json").unlink()
-    (run / "checkpoints/step_99").mkdir()  # never sealed
+    damage(run / "checkpoints/step_10", how)
     (run / "checkpoints/tmp_step_30").mkdir()
-    assert [checkpoint.step for checkpoint in checkpoints(run)] == [5, 10]
+    assert newest_checkpoint(run).step == 5
+    assert f"step_10: {words}; passing it over" in capsys.readouterr().out
+    seal_checkpoint(save(run, 10), run, 10)  # trained again, it takes the damaged one's place
     assert newest_checkpoint(run).step == 10
+
+
+def test_a_checkpoint_beyond_the_planned_step_is_not_resumed_from(run):
+    for step in (5, 10):
+        seal_checkpoint(save(run, step), run, step)
+    assert newest_checkpoint(run, last_step=8).step == 5
+
+
+# --- which checkpoints are kept ---
+
+
+def kept(run: Path, **checkpointing: object) -> list[int]:
+    prune_checkpoints(run, Checkpointing(**checkpointing))
+    return [checkpoint.step for checkpoint in checkpoints(run)]
+
+
+def test_the_newest_and_the_best_and_the_published_checkpoint_are_kept(run):
+    rewards = {5: 0.9, 10: 0.1, 15: 0.5, 20: 0.2, 25: 0.3}
+    (run / "metrics.jsonl").write_text("".join(log_line(step, reward_mean=it) for step, it in rewards.items()))
+    for step in rewards:
+        seal_checkpoint(save(run, step), run, step)
+    assert kept(run) == [5, 10, 15, 20, 25]
+    publish_checkpoint(checkpoints(run)[1], run.with_name("ckpt"), "rlvr1", "one", FACTS, parents=[])
+    assert kept(run, keep_last_k=2, keep_top_k=2) == [5, 10, 15, 20, 25]
+    assert kept(run, keep_last_k=2, keep_top_k=1) == [5, 10, 20, 25]
+    assert kept(run, keep_last_k=1, keep_top_k=1, higher_is_better=False) == [10, 25]
+
+
+def test_a_checkpoint_half_removed_when_killed_is_removed_and_never_counted(run):
+    seal_checkpoint(save(run, 5), run, 5)
+    (run / "checkpoints/removing_step_3").mkdir()
+    assert kept(run, keep_last_k=1) == [5]
+    assert not (run / "checkpoints/removing_step_3").exists()
+
+
+# --- attempts and requests to stop ---
+
+
+def test_attempts_are_remembered_with_their_outcome_and_a_killed_one_has_none(run):
+    begin_attempt(run, 0)
+    end_attempt(run, 5, "unfinished")
+    begin_attempt(run, 5)
+    (run / "attempts.jsonl").open("a").write('{"event": "en')  # killed while writing
+    begin_attempt(run, 5)
+    assert [(it["from"], it["outcome"]) for it in read_attempts(run)] == [
+        (0, "unfinished"),
+        (5, "killed"),
+        (5, "killed"),
+    ]
+
+
+def test_after_two_attempts_without_a_new_step_a_retry_fails_at_once_and_says_where_the_log_is(run):
+    for outcome in ("unfinished", "failed"):
+        begin_attempt(run, 5)
+        end_attempt(run, 5, outcome)
+    with pytest.raises(
+        UserError, match=r"two attempts in a row \(unfinished and failed\) made no new step beyond 5.*see my.log"
+    ):
+        refuse_a_third_vain_attempt(run, 3, 5, "my.log")
+    refuse_a_third_vain_attempt(run, 3, 6, "my.log")  # the second of them made a step
+    refuse_a_third_vain_attempt(run, 2, 5, "my.log")  # one of them was of an earlier call
+    refuse_a_third_vain_attempt(run, 1, 5, "my.log")  # a person asks again
+
+
+def test_a_deadline_is_due_when_one_more_step_and_its_save_may_not_fit():
+    stop = StopRequest(deadline=time.time() + 10)
+    assert not stop.is_due(step_seconds=4, save_seconds=3)
+    assert stop.is_due(step_seconds=8, save_seconds=3)
+    assert "before the deadline" in stop.reason
+    assert not StopRequest().is_due(1e9, 1e9)
+
+
+def test_a_signal_is_a_request_and_the_second_acts_at_once():
+    program = (
+        "import os, signal, time\nfrom scripts.train.stop import StopRequest\nstop = StopRequest()\nstop.listen()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\nassert stop.is_due(0, 0) and stop.reason == 'SIGTERM'\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGTERM
+    assert "SIGTERM: saving at the end of this step" in done.stdout
 
 
 # --- a stage's life, with a backend that seals what it is told to ---
@@ -147,14 +259,15 @@ def stage(tmp_path, monkeypatch):
     write_json(manifest, {"train": {"sha256": sha256_file(split)}, "validation": {"sha256": "v"}})
     jobs = []
 
-    def train(deed=lambda job: seal_checkpoint(save(job.run, 4), job.run, 4)):
+    def train(deed=lambda job: seal_checkpoint(save(job.run, 4), job.run, 4), stop=None):
         def backend(job):
             jobs.append(job)
             deed(job)
 
         monkeypatch.setattr("scripts.train.run.load_backend", lambda name: backend)
         recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
-        train_stage(recipe, "rlvr1", config, manifest, None, tmp_path / "run", tmp_path / "ckpt", threads=1)
+        run, ckpt = tmp_path / "run", tmp_path / "ckpt"
+        return train_stage(recipe, "rlvr1", config, manifest, None, run, ckpt, Attempt(), stop or StopRequest())
 
     train.jobs, train.config, train.split, train.ckpt = jobs, config, split, tmp_path / "ckpt"
     return train
@@ -169,6 +282,17 @@ def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_retu
     stage()
     assert len(stage.jobs) == 2  # published again, not trained
     assert read_json(stage.ckpt / "record.json")["step"] == 4
+
+
+def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(stage):
+    def stops(job):
+        seal_checkpoint(save(job.run, 2), job.run, 2)
+        job.stop.reason = "SIGTERM"
+
+    assert stage(stops) == UNFINISHED
+    assert not stage.ckpt.exists()
+    assert read_attempts(stage.ckpt.with_name("run"))[-1]["outcome"] == "unfinished"
+    assert stage() == 0
 
 
 def test_inputs_that_change_while_a_stage_trains_are_noticed_before_it_is_published(stage):

@@ -1,0 +1,38 @@
+"""Remove run directories that were set aside. Nothing else ever removes them."""
+
+import argparse
+import re
+import shutil
+from pathlib import Path
+
+from scripts.errors import UserError, run_program
+from scripts.train.owner import describe, is_alive, read_owner
+from scripts.train.standing import tree_bytes
+
+
+def discard(path: Path) -> int:
+    """Remove one set-aside run directory; its size in bytes. UserError for anything that is not one."""
+    if not re.fullmatch(r"run\.[0-9a-f]{16}", path.name) or not (path / "identity.json").is_file():
+        raise UserError(
+            f"{path}: not a run directory that was set aside (run.<identity>); python -m scripts.status lists them"
+        )
+    owner = path.with_name("owner.json")
+    if is_alive(owner):
+        raise UserError(f"{path}: {describe(read_owner(owner))} trains this stage; wait for it or stop it first")
+    size = tree_bytes(path)
+    doomed = path.with_name(f".{path.name}.removing")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+    return size
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.discard", description=__doc__)
+    parser.add_argument("paths", type=Path, nargs="+", help="run.<identity> directories")
+    for path in parser.parse_args().paths:
+        print(f"{path}: removed, {discard(path) / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,59 @@
+"""Where every stage stands: fresh, training, resuming at which step, and what is set aside. Reads records only."""
+
+import argparse
+from pathlib import Path
+
+import yaml
+
+from scripts.errors import run_program
+from scripts.recipe.load import load_recipe, parse_config
+from scripts.recipe.models import Config, Recipe
+from scripts.train.standing import Standing, stage_standing
+
+
+def all_standings(recipe: Recipe, results: Path) -> list[Standing]:
+    """The standing of every stage, parents first; what descends from a stage that is not fresh waits for it."""
+    standings: dict[str, Standing] = {}
+    for name in recipe.stage_order():
+        parent = recipe.stages[name].parent
+        fresh = parent is None or standings[parent].state == "fresh"
+        standings[name] = stage_standing(recipe, results, name, fresh)
+    return list(standings.values())
+
+
+def megabytes(count: int) -> str:
+    """A size for people, in MB or GB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def table(standings: list[Standing]) -> str:
+    """The standings as text, a line a stage, and below them what is set aside."""
+    width = max(len(one.stage) for one in standings)
+    lines = [
+        f"{one.stage:<{width}}  {one.state:<9}  step {one.step:>5} of {one.planned:<5}  {one.identity or '-':<16}  {one.note}".rstrip()
+        for one in standings
+    ]
+    aside = [entry for one in standings for entry in one.aside]
+    if aside:
+        lines += ["", "set aside (comes back when that identity is asked for again):"]
+        lines += [f"  {entry.path}  step {entry.step}  {megabytes(entry.bytes)}" for entry in aside]
+        lines.append("to remove one: python -m scripts.discard PATH")
+    return "\n".join(lines)
+
+
+def results_of(config: Config) -> Path:
+    """The results folder that a config names."""
+    return Path(config.results, config.run) if config.run else Path(config.results)
+
+
+def main() -> None:
+    """Command line of the status."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.status", description=__doc__)
+    parser.add_argument("--config", type=Path, default=Path("config/config.yaml"), help="default: config/config.yaml")
+    arguments = parser.parse_args()
+    config = parse_config(yaml.safe_load(arguments.config.read_text(encoding="utf-8")), str(arguments.config))
+    print(table(all_standings(load_recipe(Path(config.recipe), config.seed), results_of(config))))
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,27 @@
+"""Whether a training job would only publish again what its run directory already holds."""
+
+from pathlib import Path
+
+from scripts.errors import UserError
+from scripts.files import read_json
+from scripts.recipe.resolve import read_config
+from scripts.train.identity import identity_of, stage_facts
+from scripts.train.rundir import FILES
+
+
+def holds_planned_step(config: Path, manifest: Path, parent_export: Path | None, run: Path) -> bool:
+    """Whether the planned step of exactly this identity lies in the run directory, or in the one set aside for it.
+
+    False when something is missing to tell. Files are not hashed here: the job itself does that, and trains on where
+    one is damaged.
+    """
+    try:
+        settings = read_config(config)
+        identity = identity_of(stage_facts(settings, manifest, parent_export))
+        planned = settings[settings["algorithm"]]["max_num_steps"]
+        here = (run / "identity.json").exists() and read_json(run / "identity.json")["identity"]
+        if here != identity:
+            run = run.with_name(f"{run.name}.{identity}")
+    except (UserError, KeyError, TypeError):
+        return False
+    return (run / "checkpoints" / f"step_{planned}" / FILES).is_file()

@@ -1,0 +1,160 @@
+"""Who holds a stage: one process at a time may train in its run directory, on whatever host.
+
+The owner file lies beside the run directory, because that is renamed when it is set aside. It is made by linking a
+finished file to its name, which is atomic and exclusive on local file systems, NFS and Lustre alike, and needs no lock
+daemon. A thread touches it while the owner lives; on the owner's own host the process table tells for certain.
+"""
+
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import UserError
+
+HEARTBEAT_SECONDS = 20.0
+SILENCE_SECONDS = 300.0
+
+
+@contextmanager
+def hold(owner_file: Path, wait: bool = False) -> Iterator[None]:
+    """Hold what an owner file stands for while the block runs.
+
+    When another living process holds it: UserError that names its host, job and process, or with `wait` a line that
+    does, and patience. What a dead process left is taken over.
+    """
+    owner_file.parent.mkdir(parents=True, exist_ok=True)
+    told, token = False, secrets.token_hex(8)
+    while not _take(owner_file, token):
+        holder = describe(read_owner(owner_file))
+        if not wait:
+            raise UserError(f"{owner_file.parent}: {holder} trains here; wait for it or stop it, then start again")
+        if not told:
+            print(f"{owner_file.parent}: {holder} trains here; waiting for it to end", flush=True)
+            told = True
+        time.sleep(1)
+    stop = threading.Event()
+    heart = threading.Thread(target=_beat, args=(owner_file, token, stop), daemon=True)
+    heart.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        heart.join()
+        if _is_ours(owner_file, token):
+            owner_file.unlink(missing_ok=True)
+
+
+def read_owner(owner_file: Path) -> dict[str, Any] | None:
+    """The owner's record, or None when nobody holds it."""
+    try:
+        return json.loads(owner_file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return {}
+
+
+def describe(owner: dict[str, Any] | None) -> str:
+    """An owner in words: process, host, Slurm job, since when."""
+    if not owner:
+        return "a process that left no name"
+    job = f" (Slurm job {owner['slurm_job']})" if owner.get("slurm_job") else ""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(owner["since"]))
+    return f"process {owner['pid']} on {owner['host']}{job}, since {since}"
+
+
+def is_alive(owner_file: Path) -> bool:
+    """Whether the process that made an owner file still runs.
+
+    On its own host the process table tells: the process id exists and started when the owner did. From another host
+    it is alive while its heartbeat is younger than five minutes by the file server's own clock.
+    """
+    owner = read_owner(owner_file)
+    if owner is None:
+        return False
+    if owner.get("host") == socket.gethostname() and owner.get("boot") == _boot():
+        return process_start(owner["pid"]) == owner["process_start"]
+    if owner.get("host") == socket.gethostname():
+        return False
+    probe = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.clock")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - owner_file.stat().st_mtime < SILENCE_SECONDS
+    except FileNotFoundError:
+        return False
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _take(owner_file: Path, token: str) -> bool:
+    if _link(owner_file, token):
+        return True
+    if is_alive(owner_file):
+        return False
+    # Only who makes the guard may remove a dead owner's file; a guard outlives its maker's death by a minute at most.
+    guard = owner_file.with_name(f".{owner_file.name}.takeover")
+    try:
+        os.close(os.open(guard, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        if time.time() - guard.stat().st_mtime > 60:
+            guard.unlink(missing_ok=True)
+        return False
+    try:
+        if not is_alive(owner_file):
+            owner_file.unlink(missing_ok=True)
+        return _link(owner_file, token)
+    finally:
+        guard.unlink(missing_ok=True)
+
+
+def _link(owner_file: Path, token: str) -> bool:
+    """Make the owner file, whole, if there is none."""
+    mine = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.mine")
+    record = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "process_start": process_start(os.getpid()),
+        "boot": _boot(),
+        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "since": time.time(),
+        "token": token,
+    }
+    try:
+        mine.write_text(json.dumps(record), encoding="utf-8")
+        os.link(mine, owner_file)
+    except FileExistsError:
+        return False
+    finally:
+        mine.unlink(missing_ok=True)
+    return True
+
+
+def _is_ours(owner_file: Path, token: str) -> bool:
+    owner = read_owner(owner_file)
+    return owner is not None and owner.get("token") == token
+
+
+def _beat(owner_file: Path, token: str, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_SECONDS) and _is_ours(owner_file, token):
+        os.utime(owner_file)
+
+
+def process_start(pid: int) -> int | None:
+    """Clock ticks after boot at which a process started; None when there is none (or only its zombie)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def _boot() -> str:
+    """An identifier that changes when the host is started again."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

@@ -1,0 +1,56 @@
+"""A lock that a killed Snakemake left is removed; one that somebody may still hold is not."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts.controller_lock import remove_dead_lock
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A .snakemake directory with a lock in it."""
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "locks/0.input.lock").write_text("data")
+    (tmp_path / "stagecoach").mkdir()
+    return tmp_path
+
+
+def leave_note(directory: Path, host: str, pid: int, start: int) -> None:
+    (directory / "stagecoach" / f"{host}.{pid}.json").write_text(json.dumps([host, pid, start]))
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_the_lock_of_a_dead_snakemake_is_removed(directory):
+    leave_note(directory, os.uname().nodename, dead_pid(), 1)
+    assert remove_dead_lock(directory) == ["removed the lock of a Snakemake that was killed"]
+    assert list((directory / "locks").iterdir()) == []
+    assert len(list((directory / "stagecoach").iterdir())) == 1  # our own note
+
+
+def test_the_lock_of_a_living_snakemake_stays(directory):
+    leave_note(directory, os.uname().nodename, dead_pid(), 1)
+    assert remove_dead_lock(directory) != []
+    (directory / "locks/0.input.lock").write_text("data")  # now this process holds it
+    assert remove_dead_lock(directory) == []
+    assert (directory / "locks/0.input.lock").exists()
+
+
+def test_a_lock_that_may_be_held_on_another_host_stays_and_is_told_of(directory):
+    leave_note(directory, "elsewhere", 7, 1)
+    (line,) = remove_dead_lock(directory)
+    assert "process 7 on elsewhere" in line and "snakemake --unlock" in line
+    assert (directory / "locks/0.input.lock").exists()
+
+
+def test_a_lock_that_nobody_noted_stays(directory):
+    assert remove_dead_lock(directory) == []
+    assert (directory / "locks/0.input.lock").exists()

@@ -1,0 +1,84 @@
+"""One process at a time trains in a run directory; a dead one's place is taken, by one of those who want it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.errors import UserError
+from scripts.train.owner import SILENCE_SECONDS, hold, is_alive, read_owner
+from tests.conftest import ROOT
+
+
+def holder(owner: Path, seconds: float = 60) -> subprocess.Popen:
+    """Another process that holds the owner file."""
+    program = f"import time\nfrom pathlib import Path\nfrom scripts.train.owner import hold\nwith hold(Path({str(owner)!r})):\n    print('held', flush=True)\n    time.sleep({seconds})\n"
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_the_second_process_is_told_who_holds_the_run_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    process = holder(tmp_path / "owner.json")
+    try:
+        with pytest.raises(UserError) as error, hold(tmp_path / "owner.json"):
+            pass
+        assert f"process {process.pid} on " in str(error.value) and "(Slurm job 4711)" in str(error.value)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_lock_left_by_a_killed_process_is_taken_over_and_removed(tmp_path):
+    process = holder(tmp_path / "owner.json")
+    process.kill()
+    process.wait()
+    assert not is_alive(tmp_path / "owner.json")
+    with hold(tmp_path / "owner.json"):
+        assert read_owner(tmp_path / "owner.json")["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_waits_goes_on_when_the_holder_ends(tmp_path, capsys):
+    process = holder(tmp_path / "owner.json", seconds=1.5)
+    start = time.monotonic()
+    with hold(tmp_path / "owner.json", wait=True):
+        assert time.monotonic() - start > 0.5
+    assert "waiting for it to end" in capsys.readouterr().out
+    process.wait()
+
+
+def test_a_process_id_used_again_is_not_the_owner(tmp_path):
+    with hold(tmp_path / "owner.json"):
+        record = read_owner(tmp_path / "owner.json")
+    (tmp_path / "owner.json").write_text(json.dumps(record | {"process_start": record["process_start"] - 1}))
+    assert not is_alive(tmp_path / "owner.json")
+    (tmp_path / "owner.json").write_text(json.dumps(record | {"boot": "before the restart"}))
+    assert not is_alive(tmp_path / "owner.json")
+
+
+def test_on_another_host_the_heartbeat_tells(tmp_path):
+    with hold(tmp_path / "owner.json"):
+        record = read_owner(tmp_path / "owner.json")
+    (tmp_path / "owner.json").write_text(json.dumps(record | {"host": "elsewhere"}))
+    assert is_alive(tmp_path / "owner.json")
+    os.utime(tmp_path / "owner.json", (0, time.time() - SILENCE_SECONDS - 1))
+    assert not is_alive(tmp_path / "owner.json")
+
+
+def test_of_many_that_take_over_a_dead_one_at_a_time_holds(tmp_path):
+    process = holder(tmp_path / "owner.json")
+    process.kill()
+    process.wait()
+    program = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom scripts.train.owner import hold\n"
+        f"with hold(Path({str(tmp_path / 'owner.json')!r}), wait=True):\n"
+        f"    os.mkdir({str(tmp_path / 'inside')!r})\n    time.sleep(0.02)\n    os.rmdir({str(tmp_path / 'inside')!r})\n"
+    )
+    runs = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(6)]
+    assert [run.wait(60) for run in runs] == [0] * 6
