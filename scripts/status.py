@@ -29,10 +29,10 @@ def megabytes(count: int) -> str:
 def table(standings: list[Standing]) -> str:
     """The standings as text, a line a stage, and below them what is set aside."""
     width = max(len(one.stage) for one in standings)
-    lines = [
-        f"{one.stage:<{width}}  {one.state:<9}  step {one.step:>5} of {one.planned:<5}  {one.identity or '-':<16}  {one.note}".rstrip()
-        for one in standings
-    ]
+    lines = []
+    for one in standings:
+        steps = f"step {one.step:>5} of {one.planned:<5}"
+        lines.append(f"{one.stage:<{width}}  {one.state:<9}  {steps}  {one.identity or '-':<16}  {one.note}".rstrip())
     aside = [entry for one in standings for entry in one.aside]
     if aside:
         lines += ["", "set aside (comes back when that identity is asked for again):"]

@@ -79,32 +79,127 @@ NOTHING: frozenset[str] = frozenset()
 
 EDITS = (
     Edit("touch every file", _touch, NOTHING, "content counts, not time stamps"),
-    Edit("fetch the same data again", _delete("results/short/data/source"), NOTHING, "the splits have the same content"),
+    Edit(
+        "fetch the same data again", _delete("results/short/data/source"), NOTHING, "the splits have the same content"
+    ),
     Edit("a new dataset revision under which no row changed", _bump_revision, NOTHING, "a revision is not content"),
-    Edit("change one row of blend rlhf", _change_row, frozenset({"rlhf"}), "the split's content is part of its identity"),
-    Edit("add a blend that no stage uses", _edit("blends:\n", "blends:\n  more: {rows: 30, holdout: 9, environments: [mcqa_simple_agent]}\n"), NOTHING, "the other blends' rows are the same"),
-    Edit("change lr of rlvr1", _edit(RLVR1, RLVR1 + "policy: {optimizer: {lr: 2.0e-3}}, "), frozenset({"rlvr1"}), "config"),
-    Edit("change lr of sft", _edit("lr: 1.0e-2", "lr: 1.1e-2"), EVERYTHING, "config, and the exports that the others start from"),
+    Edit(
+        "change one row of blend rlhf", _change_row, frozenset({"rlhf"}), "the split's content is part of its identity"
+    ),
+    Edit(
+        "add a blend that no stage uses",
+        _edit("blends:\n", "blends:\n  more: {rows: 30, holdout: 9, environments: [mcqa_simple_agent]}\n"),
+        NOTHING,
+        "the other blends' rows are the same",
+    ),
+    Edit(
+        "change lr of rlvr1",
+        _edit(RLVR1, RLVR1 + "policy: {optimizer: {lr: 2.0e-3}}, "),
+        frozenset({"rlvr1"}),
+        "config",
+    ),
+    Edit(
+        "change lr of sft",
+        _edit("lr: 1.0e-2", "lr: 1.1e-2"),
+        EVERYTHING,
+        "config, and the exports that the others start from",
+    ),
     Edit("change the seed of rlvr1", _edit(RLVR1, RLVR1 + "seed: 9, "), frozenset({"rlvr1"}), "config"),
     Edit("change the recipe's seed", _edit("seed: 3", "seed: 4"), EVERYTHING, "config"),
-    Edit("train rlvr1 on another blend", _edit("blend: rlvr1}", "blend: rlhf}"), frozenset({"rlvr1"}), "the split's content"),
-    Edit("start rlhf from rlvr1", _edit(RLHF + "parent: sft", RLHF + "parent: rlvr1"), frozenset({"rlhf"}), "the export it starts from"),
-    Edit("train rlvr1 by SFT", _edit("rlvr1: {algorithm: grpo, parent: sft, blend: rlvr1}", "rlvr1: {algorithm: sft, parent: sft, blend: sft, sft: {max_num_steps: 3}, policy: {max_total_sequence_length: 64, train_global_batch_size: 4, optimizer: {lr: 1.0e-3}}}"), frozenset({"rlvr1"}), "config and data"),
-    Edit("append a stage after rlhf", _append("  last: {algorithm: grpo, parent: rlhf, blend: rlvr1}"), frozenset({"last"}), "the stages before it are as they were"),
-    Edit("add a branch from sft", _append("  branch: {algorithm: grpo, parent: sft, blend: rlvr1, seed: 8}"), frozenset({"branch"}), "the other branches are as they were"),
-    Edit("remove rlhf", _edit("  rlhf: {algorithm: grpo, parent: sft, blend: rlhf, loss_fn: {reference_policy_kl_penalty: 0.01}}\n", ""), NOTHING, "nothing else starts from it; its files stay"),
-    Edit("train rlvr1 for more steps", _edit(RLVR1, RLVR1 + "grpo: {max_num_steps: 4}, "), frozenset({"rlvr1"}), "config"),
-    Edit("make the model larger", _edit("intermediate_size: 64", "intermediate_size: 96"), EVERYTHING, "config of sft, and what follows from it"),
-    Edit("change a gate's threshold", _edit("    sft: {max_num_steps: 30}", "    sft: {max_num_steps: 30}\n    gate: [{metric: held_out_change, min: -1}]"), NOTHING, "a gate judges, it changes no weight"),
-    Edit("change nodes, time limit and memory", _edit("checkpointing: {save_period: 1}", "checkpointing: {save_period: 1}\n    resources: {nodes: 4, runtime: 240, mem_mb: 9000}"), NOTHING, "they change no weight"),
-    Edit("change the checkpoints' period and how many are kept", _edit("checkpointing: {save_period: 1}", "checkpointing: {save_period: 2, keep_last_k: 3}"), NOTHING, "they change no weight"),
+    Edit(
+        "train rlvr1 on another blend",
+        _edit("blend: rlvr1}", "blend: rlhf}"),
+        frozenset({"rlvr1"}),
+        "the split's content",
+    ),
+    Edit(
+        "start rlhf from rlvr1",
+        _edit(RLHF + "parent: sft", RLHF + "parent: rlvr1"),
+        frozenset({"rlhf"}),
+        "the export it starts from",
+    ),
+    Edit(
+        "train rlvr1 by SFT",
+        _edit(
+            "rlvr1: {algorithm: grpo, parent: sft, blend: rlvr1}",
+            "rlvr1: {algorithm: sft, parent: sft, blend: sft, sft: {max_num_steps: 3}, policy: {max_total_sequence_length: 64, train_global_batch_size: 4, optimizer: {lr: 1.0e-3}}}",
+        ),
+        frozenset({"rlvr1"}),
+        "config and data",
+    ),
+    Edit(
+        "append a stage after rlhf",
+        _append("  last: {algorithm: grpo, parent: rlhf, blend: rlvr1}"),
+        frozenset({"last"}),
+        "the stages before it are as they were",
+    ),
+    Edit(
+        "add a branch from sft",
+        _append("  branch: {algorithm: grpo, parent: sft, blend: rlvr1, seed: 8}"),
+        frozenset({"branch"}),
+        "the other branches are as they were",
+    ),
+    Edit(
+        "remove rlhf",
+        _edit(
+            "  rlhf: {algorithm: grpo, parent: sft, blend: rlhf, loss_fn: {reference_policy_kl_penalty: 0.01}}\n", ""
+        ),
+        NOTHING,
+        "nothing else starts from it; its files stay",
+    ),
+    Edit(
+        "train rlvr1 for more steps", _edit(RLVR1, RLVR1 + "grpo: {max_num_steps: 4}, "), frozenset({"rlvr1"}), "config"
+    ),
+    Edit(
+        "make the model larger",
+        _edit("intermediate_size: 64", "intermediate_size: 96"),
+        EVERYTHING,
+        "config of sft, and what follows from it",
+    ),
+    Edit(
+        "change a gate's threshold",
+        _edit(
+            "    sft: {max_num_steps: 30}",
+            "    sft: {max_num_steps: 30}\n    gate: [{metric: held_out_change, min: -1}]",
+        ),
+        NOTHING,
+        "a gate judges, it changes no weight",
+    ),
+    Edit(
+        "change nodes, time limit and memory",
+        _edit(
+            "checkpointing: {save_period: 1}",
+            "checkpointing: {save_period: 1}\n    resources: {nodes: 4, runtime: 240, mem_mb: 9000}",
+        ),
+        NOTHING,
+        "they change no weight",
+    ),
+    Edit(
+        "change the checkpoints' period and how many are kept",
+        _edit("checkpointing: {save_period: 1}", "checkpointing: {save_period: 2, keep_last_k: 3}"),
+        NOTHING,
+        "they change no weight",
+    ),
     Edit("edit the site's description", _site, NOTHING, "it changes no weight"),
     Edit("edit comments in scripts and rules", _comments, NOTHING, "code is no rerun trigger"),
     Edit("delete .snakemake", _delete(".snakemake"), NOTHING, "identity, not Snakemake's memory, decides"),
     Edit("move the tree", _move, NOTHING, "no path is part of an identity"),
     Edit("delete rlvr1/ckpt", _delete("results/short/rlvr1/ckpt"), NOTHING, "published again from the run directory"),
-    Edit("delete rlvr1/hf and what it links to", lambda workflow: (_delete("results/short/rlvr1/hf")(workflow), _delete("results/short/rlvr1/exports")(workflow)), NOTHING, "exported again"),
-    Edit("delete rlvr1/run and rlvr1/ckpt", lambda workflow: (_delete("results/short/rlvr1/run")(workflow), _delete("results/short/rlvr1/ckpt")(workflow)), frozenset({"rlvr1"}), "the weights are gone"),
+    Edit(
+        "delete rlvr1/hf and what it links to",
+        lambda workflow: (
+            _delete("results/short/rlvr1/hf")(workflow),
+            _delete("results/short/rlvr1/exports")(workflow),
+        ),
+        NOTHING,
+        "exported again",
+    ),
+    Edit(
+        "delete rlvr1/run and rlvr1/ckpt",
+        lambda workflow: (_delete("results/short/rlvr1/run")(workflow), _delete("results/short/rlvr1/ckpt")(workflow)),
+        frozenset({"rlvr1"}),
+        "the weights are gone",
+    ),
 )
 
 
@@ -120,7 +215,12 @@ def document() -> str:
         "| edit | trains | why |",
         "| --- | --- | --- |",
     ]
-    return "\n".join([*lines, *(f"| {it.name} | {', '.join(sorted(it.trains)) or 'nothing'} | {it.why} |" for it in EDITS)]) + "\n"
+    return (
+        "\n".join(
+            [*lines, *(f"| {it.name} | {', '.join(sorted(it.trains)) or 'nothing'} | {it.why} |" for it in EDITS)]
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -19,13 +19,23 @@ def attempts(workflow) -> Counter:
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
 def test_exactly_the_stages_of_the_table_train(copied, edit):
     edit.apply(copied)
-    stages = re.findall(r"^  (\w+): *(?:\{algorithm.*)?$", (copied.root / "config/recipes/short.yaml").read_text().partition("stages:\n")[2], re.M)
+    stages = re.findall(
+        r"^  (\w+): *(?:\{algorithm.*)?$",
+        (copied.root / "config/recipes/short.yaml").read_text().partition("stages:\n")[2],
+        re.M,
+    )
     before = attempts(copied)
     kept = {path: path.read_bytes() for path in copied.results.glob("*/run/checkpoints/*/model.safetensors")}
     copied.snakemake(*(f"results/short/{stage}/ckpt" for stage in stages))
     trained = {stage for stage, count in attempts(copied).items() if count > before[stage] or (stage not in before)}
     assert trained == edit.trains
-    lost = [path for path, content in kept.items() if not any(other.read_bytes() == content for other in path.parents[3].glob("run*/checkpoints/*/model.safetensors"))]
+    lost = [
+        path
+        for path, content in kept.items()
+        if not any(
+            other.read_bytes() == content for other in path.parents[3].glob("run*/checkpoints/*/model.safetensors")
+        )
+    ]
     assert lost == [], "nothing trained may be lost by an edit"
     assert "Nothing to be done" in copied.snakemake("--dry-run", *(f"results/short/{stage}/ckpt" for stage in stages))
 
