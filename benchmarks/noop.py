@@ -18,6 +18,9 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+
 STAGE_FILES = (
     *(
         "preflight.json",

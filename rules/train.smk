@@ -7,6 +7,7 @@ rule preflight:
         manifest=of_blend("manifest.json"),
         splits=ancient(of_blend("train-split.jsonl", "val-split.jsonl")),
         gate=of_parent("gate.json"),
+        parent=ancient(of_parent("ckpt/record.json")),
     output:
         f"{RESULTS}/{{stage}}/preflight.json",
     log:
@@ -17,9 +18,11 @@ rule preflight:
     params:
         recipe=CONFIG.recipe,
         environments=environments_of,
+        run=f"{RESULTS}/{{stage}}/run",
     shell:
         "python -m scripts.train.preflight --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --manifest {input.manifest:q} --parent-gate {input.gate:q} --output {output:q} 2> {log:q}"
+        " --config {input.config:q} --manifest {input.manifest:q} --run {params.run:q} --parent-gate {input.gate:q}"
+        " --parent-record {input.parent:q} --output {output:q} 2> {log:q}"
 
 
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,

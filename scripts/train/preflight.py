@@ -1,4 +1,4 @@
-"""Check a stage before anything is spent on it: its parent's gate, its rows, its batches."""
+"""Check a stage before anything is spent on it: its parent's gate, its rows, its batches, the disk."""
 
 import argparse
 import math
@@ -11,12 +11,22 @@ from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Recipe, Stage
+from scripts.recipe.resolve import read_config
 from scripts.rewards.registry import check_row
+from scripts.train.disk import shortage
 
 SHOWN = 10
 
 
-def check_stage(recipe: Recipe, name: str, manifest: Path, parent_gate: Path | None) -> dict[str, Any]:
+def check_stage(
+    recipe: Recipe,
+    name: str,
+    config: dict[str, Any],
+    manifest: Path,
+    run: Path,
+    parent_gate: Path | None,
+    parent_record: Path | None,
+) -> dict[str, Any]:
     """The facts that were checked, as a small deterministic record; UserError lists everything that is wrong."""
     stage = recipe.stages[name]
     problems = []
@@ -31,6 +41,8 @@ def check_stage(recipe: Recipe, name: str, manifest: Path, parent_gate: Path | N
             f"{manifest}: {rows} training rows are fewer than the {stage.rows_per_step} of one step; lower "
             f"stages.{name}'s batch or its blend's holdout"
         )
+    if lacking := shortage(config, manifest, run, stage.checkpointing, parent_record):
+        problems.append(lacking)
     for split in ("train-split.jsonl", "val-split.jsonl"):
         problems += _check_rows(manifest.with_name(split), recipe, stage)
     if problems:
@@ -88,10 +100,22 @@ def main() -> None:
     parser.add_argument("--stage", required=True)
     parser.add_argument("--manifest", type=Path, required=True, help="the blend's manifest.json, splits beside it")
     parser.add_argument("--parent-gate", type=Path, nargs="?", help="the parent's gate.json")
+    parser.add_argument("--parent-record", type=Path, nargs="?", help="the parent's ckpt/record.json")
+    parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")
+    parser.add_argument("--run", type=Path, required=True, help="the stage's run directory, there or not")
     parser.add_argument("--output", type=Path, required=True, help="preflight.json")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
-    write_json(arguments.output, check_stage(recipe, arguments.stage, arguments.manifest, arguments.parent_gate))
+    record = check_stage(
+        recipe,
+        arguments.stage,
+        read_config(arguments.config),
+        arguments.manifest,
+        arguments.run,
+        arguments.parent_gate,
+        arguments.parent_record,
+    )
+    write_json(arguments.output, record)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ from scripts.errors import UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing
+from scripts.recipe.resolve import resolve_stage
 from scripts.train.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
+from scripts.train.disk import checkpoint_bytes, checkpoints_at_once, parameters
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.metrics import SCHEMA, read_log, write_metrics
 from scripts.train.preflight import check_stage
@@ -398,7 +400,7 @@ def ready(tmp_path):
         "expected_answer": "1",
     }
 
-    def check(rows=None, verdict=None) -> dict:
+    def check(rows=None, verdict=None, parent_bytes=1000) -> dict:
         recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
         rows = [good] * 40 if rows is None else [good | row for row in rows]
         for name in ("train-split.jsonl", "val-split.jsonl"):
@@ -408,7 +410,10 @@ def ready(tmp_path):
         if verdict:
             gate = tmp_path / "gate.json"
             write_json(gate, {"stage": "sft", "verdict": verdict})
-        return check_stage(recipe, "rlvr1", tmp_path / "manifest.json", gate)
+        record = tmp_path / "parent.json"
+        write_json(record, {"files": {"model.safetensors": {"bytes": parent_bytes}}})
+        config = resolve_stage(recipe, "rlvr1")
+        return check_stage(recipe, "rlvr1", config, tmp_path / "manifest.json", tmp_path / "run", gate, record)
 
     return check
 
@@ -433,6 +438,21 @@ def test_preflight_names_every_kind_of_bad_row_and_not_the_first_alone(ready):
 def test_preflight_shows_ten_bad_rows_and_counts_the_rest(ready):
     with pytest.raises(UserError, match=r"train-split.jsonl: and 15 rows more"):
         ready([{"expected_answer": 1}] * 25)
+
+
+def test_preflight_refuses_a_stage_whose_checkpoints_would_not_fit_on_the_disk(ready):
+    with pytest.raises(
+        UserError, match=r"run: 3 checkpoints of 1000000000000.0 MB need 3000000000000.0 MB, but .* MB are free"
+    ):
+        ready(parent_bytes=10**18)
+
+
+def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
+    config = resolve_stage(load_recipe(ROOT / "config/recipes/tiny.yaml"), "sft")
+    assert parameters(config["model"]) == 935_808
+    assert checkpoint_bytes(config, None) == 12 * 935_808
+    assert checkpoints_at_once(Checkpointing(save_period=4), planned=10) == 3
+    assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4
 
 
 def test_preflight_refuses_too_few_rows_and_a_parent_whose_gate_says_stop(ready):
