@@ -11,7 +11,7 @@ from scripts.train.rundir import checkpoints
 
 
 def checkpoint_bytes(config: dict[str, Any], parent_record: Path | None) -> int:
-    """Bytes of one checkpoint: as many as the parent's; for a fresh model, parameters in float32 with AdamW's moments."""
+    """Bytes of one checkpoint: the parent's; for a fresh model, its parameters in float32 with AdamW's two moments."""
     if parent_record is not None:
         return sum(entry["bytes"] for entry in read_json(parent_record)["files"].values())
     return 3 * 4 * parameters(config["model"])
@@ -47,8 +47,8 @@ def shortage(
     if needed <= free:
         return None
     return (
-        f"{run}: {most} checkpoints of {each / 1e6:.1f} MB need {needed / 1e6:.1f} MB, but {free / 1e6:.1f} MB are free; "
-        "make room, or keep fewer (checkpointing.keep_last_k, save_period)"
+        f"{run}: {most} checkpoints of {each / 1e6:.1f} MB need {needed / 1e6:.1f} MB, but {free / 1e6:.1f} MB are "
+        "free; make room, or keep fewer (checkpointing.keep_last_k, save_period)"
     )
 
 
