@@ -35,12 +35,15 @@ SAVE_PERIOD = 3
 
 @dataclass
 class Strike:
-    """One strike: when, at what, with which signal, and the stage and step it hit."""
+    """One strike: when, at what, with which signal, what that was doing, and how many steps each stage had logged."""
 
     second: float
     target: str
     name: str
     at: str
+    run: str
+    logged: dict[str, int]
+    lost: int = 0
 
 
 def prepare(root: Path) -> None:
@@ -121,6 +124,7 @@ def strike(snakemake: subprocess.Popen, root: Path, run: str, rng: random.Random
     target = rng.choice(("program", "program", "snakemake", "everything"))
     number = rng.choice((signal.SIGKILL, signal.SIGTERM))
     at = doing(working[0], root, run) if working else "between programs"
+    logged = {stage: len(logged_steps(root, run, stage)) for stage in STAGES}
     try:
         if target == "program":
             if not working:
@@ -132,7 +136,7 @@ def strike(snakemake: subprocess.Popen, root: Path, run: str, rng: random.Random
             os.killpg(snakemake.pid, number)
     except (psutil.NoSuchProcess, ProcessLookupError):
         return None
-    return Strike(time.monotonic() - began, target, number.name, at)
+    return Strike(time.monotonic() - began, target, number.name, at, run, logged)
 
 
 def wait_for_moment(snakemake: subprocess.Popen, root: Path, run: str, rng: random.Random) -> None:
@@ -157,13 +161,13 @@ def weights(root: Path, run: str) -> dict[str, str]:
     }
 
 
-def lost_steps(root: Path, run: str) -> list[int]:
-    """How many steps each return to an earlier step cost."""
-    lost = []
+def count_lost_steps(root: Path, run: str, strikes: list[Strike]) -> None:
+    """Charge each return to an earlier step in a stage's log to the last strike before it."""
     for stage in STAGES:
-        steps = logged_steps(root, run, stage)
-        lost += [before - after + 1 for before, after in pairwise(steps) if after <= before]
-    return lost
+        for place, (before, after) in enumerate(pairwise(logged_steps(root, run, stage)), start=1):
+            if after <= before:
+                guilty = [one for one in strikes if one.run == run and one.logged[stage] <= place]
+                guilty[-1].lost += before - after + 1
 
 
 def main() -> None:
@@ -174,7 +178,6 @@ def main() -> None:
     arguments = parser.parse_args()
     rng, began = random.Random(arguments.seed), time.monotonic()
     strikes: list[Strike] = []
-    lost: list[int] = []
     rounds = starts = 0
     same = True
     with tempfile.TemporaryDirectory(prefix="kills-") as directory:
@@ -201,32 +204,24 @@ def main() -> None:
                 if starts > 4 * arguments.strikes + 10:
                     sys.exit(f"the chain does not end:\n{(root / f'{run}.log').read_text()[-3000:]}")
             same &= weights(root, run) == expected
-            lost += lost_steps(root, run)
-    report(arguments, strikes, lost, rounds, starts, same, time.monotonic() - began)
-    sys.exit(not same or max(lost, default=0) > SAVE_PERIOD)
+            count_lost_steps(root, run, strikes)
+    report(arguments, strikes, f"{len(strikes)} in {rounds} chains, {starts} starts of Snakemake", same, began)
+    kept = all(one.lost <= (1 if one.name == "SIGTERM" else SAVE_PERIOD) for one in strikes)
+    sys.exit(not (same and kept))
 
 
-def report(
-    arguments: argparse.Namespace,
-    strikes: list[Strike],
-    lost: list[int],
-    rounds: int,
-    starts: int,
-    same: bool,
-    seconds: float,
-) -> None:
+def report(arguments: argparse.Namespace, strikes: list[Strike], count: str, same: bool, began: float) -> None:
     """Print the figures and the log of strikes."""
     print(f"Made by `python benchmarks/kills.py --strikes {arguments.strikes} --seed {arguments.seed}`, 2 CPU cores.\n")
-    print("| what | measured |\n| --- | --- |")
-    print(f"| strikes | {len(strikes)} in {rounds} chains, {starts} starts of Snakemake, {seconds:.0f} s |")
-    print(f"| published weights equal to the undisturbed run's | {'all' if same else 'NOT ALL'} |")
-    mean = sum(lost) / len(strikes) if strikes else 0
-    print(
-        f"| steps lost per strike | mean {mean:.2f}, max {max(lost, default=0)} (checkpoint interval {SAVE_PERIOD}) |"
-    )
-    print("\n| second | signal | struck | at |\n| --- | --- | --- | --- |")
-    for struck in strikes:
-        print(f"| {struck.second:.1f} | {struck.name} | {struck.target} | {struck.at} |")
+    print("| what | measured | bound |\n| --- | --- | --- |")
+    print(f"| strikes | {count}, {time.monotonic() - began:.0f} s | |")
+    print(f"| published weights equal to the undisturbed run's | {'all' if same else 'NOT ALL'} | all |")
+    for name, bound in (("SIGKILL", SAVE_PERIOD), ("SIGTERM", 1)):
+        lost = [one.lost for one in strikes if one.name == name] or [0]
+        print(f"| steps lost to a {name} | mean {sum(lost) / len(lost):.2f}, max {max(lost)} | {bound} |")
+    print("\n| second | signal | struck | at | steps lost |\n| --- | --- | --- | --- | --- |")
+    for one in strikes:
+        print(f"| {one.second:.1f} | {one.name} | {one.target} | {one.at} | {one.lost} |")
 
 
 if __name__ == "__main__":

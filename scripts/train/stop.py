@@ -16,7 +16,7 @@ class StopRequest:
         self.reason: str | None = None
 
     def listen(self) -> None:
-        """Take SIGTERM, SIGINT and SIGHUP as requests; a second one of a kind acts at once, as it does by default."""
+        """Take SIGTERM, SIGINT and SIGHUP as requests; a second Ctrl-C (SIGINT) acts at once, as it does by default."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
@@ -30,5 +30,6 @@ class StopRequest:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.reason = signal.Signals(number).name
-        signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         print(f"{self.reason}: saving at the end of this step", flush=True)

@@ -18,4 +18,4 @@ def test_a_chain_that_is_struck_at_random_ends_with_the_quiet_runs_weights():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "| published weights equal to the undisturbed run's | all |" in done.stdout
+    assert "| published weights equal to the undisturbed run's | all | all |" in done.stdout
