@@ -33,12 +33,20 @@ def table(standings: list[Standing]) -> str:
     for one in standings:
         steps = f"step {one.step:>5} of {one.planned:<5}"
         lines.append(f"{one.stage:<{width}}  {one.state:<9}  {steps}  {one.identity or '-':<16}  {one.note}".rstrip())
+    return "\n".join([*lines, *aside_lines(standings)])
+
+
+def aside_lines(standings: list[Standing]) -> list[str]:
+    """What is set aside, with sizes, and how to remove it; nothing when nothing is."""
     aside = [entry for one in standings for entry in one.aside]
-    if aside:
-        lines += ["", "set aside (comes back when that identity is asked for again):"]
-        lines += [f"  {entry.path}  step {entry.step}  {megabytes(entry.bytes)}" for entry in aside]
-        lines.append("to remove one: python -m scripts.discard PATH")
-    return "\n".join(lines)
+    if not aside:
+        return []
+    return [
+        "",
+        "set aside (comes back when that identity is asked for again):",
+        *(f"  {entry.path}  step {entry.step}  {megabytes(entry.bytes)}" for entry in aside),
+        "to remove one: python -m scripts.discard PATH",
+    ]
 
 
 def results_of(config: Config) -> Path:
@@ -46,13 +54,18 @@ def results_of(config: Config) -> Path:
     return Path(config.results, config.run) if config.run else Path(config.results)
 
 
+def standings_of_arguments(program: str, description: str | None) -> list[Standing]:
+    """Parse the command line that status and plan share; the standings that it asks for."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
+    parser.add_argument("--config", type=Path, default=Path("config/config.yaml"), help="default: config/config.yaml")
+    path = parser.parse_args().config
+    config = parse_config(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
+    return all_standings(load_recipe(Path(config.recipe), config.seed), results_of(config))
+
+
 def main() -> None:
     """Command line of the status."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.status", description=__doc__)
-    parser.add_argument("--config", type=Path, default=Path("config/config.yaml"), help="default: config/config.yaml")
-    arguments = parser.parse_args()
-    config = parse_config(yaml.safe_load(arguments.config.read_text(encoding="utf-8")), str(arguments.config))
-    print(table(all_standings(load_recipe(Path(config.recipe), config.seed), results_of(config))))
+    print(table(standings_of_arguments("scripts.status", __doc__)))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def train_stage(
     with hold(run.with_name("owner.json"), attempt.wait):
         facts = stage_facts(settings, manifest, parent_export)
         identity = identity_of(facts)
-        open_run_directory(run, identity, facts)
+        open_run_directory(run, identity, facts, settings)
         newest = newest_checkpoint(run, planned)
         if newest is None or newest.step < planned:
             _check_split(manifest)

@@ -3,6 +3,7 @@
 ::
 
     run/identity.json           identity and facts, written before the first step
+    run/config.yaml             the resolved config that it trains
     run/checkpoints/step_N/     whole checkpoints; files.json in each lists its files with sizes and hashes
     run/saving/                 a checkpoint while it is written
     run/metrics.jsonl           one line a step, as logged; a resumed step is logged again
@@ -25,7 +26,9 @@ from scripts.files import (
     sha256_file,
     sync_tree,
     write_json,
+    write_text,
 )
+from scripts.recipe.resolve import config_text
 
 _STEP = re.compile(r"step_(\d+)")
 FILES = "files.json"
@@ -39,7 +42,7 @@ class Checkpoint:
     path: Path
 
 
-def open_run_directory(run: Path, identity: str, facts: dict[str, Any]) -> None:
+def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: dict[str, Any]) -> None:
     """Make `run` the run directory of this identity.
 
     A directory of another identity is set aside under its own name, and one of this identity that was set aside
@@ -61,6 +64,7 @@ def open_run_directory(run: Path, identity: str, facts: dict[str, Any]) -> None:
         with replace_directory(run) as fresh:
             (fresh / "checkpoints").mkdir()
             write_json(fresh / "identity.json", {"identity": identity, **facts})
+            write_text(fresh / "config.yaml", config_text(config))
     fsync_directory(run.parent)
 
 

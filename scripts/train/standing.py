@@ -2,12 +2,13 @@
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.models import Recipe
-from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.resolve import read_config, resolve_stage
 from scripts.train.attempts import read_attempts
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.owner import describe, is_alive, read_owner
@@ -27,54 +28,73 @@ class SetAside:
 class Standing:
     """Where one stage stands.
 
-    `state` is fresh (published, nothing changed), stale (something that may change its weights did), waiting (its
-    parent or data have to be made first), resumes (a run directory of this identity has steps), training, or new.
+    `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
+    (steps of this very identity lie in a run directory), stale (it was published, but something that may change its
+    weights did) or new. `step` is the newest checkpoint's in the run directory, `start` the step that training would
+    go on from, `changed` what differs from what the run directory trained.
     """
 
     stage: str
     state: str
-    step: int
     planned: int
-    identity: str | None
-    note: str
-    aside: tuple[SetAside, ...]
+    step: int
+    start: int = 0
+    identity: str | None = None
+    changed: tuple[str, ...] = ()
+    note: str = ""
+    aside: tuple[SetAside, ...] = ()
 
 
 def stage_standing(recipe: Recipe, results: Path, stage_name: str, fresh_parents: bool) -> Standing:
     """Where a stage stands; `fresh_parents` says whether all it descends from is fresh."""
     stage, directory = recipe.stages[stage_name], results / stage_name
-    run = directory / "run"
-    config = resolve_stage(recipe, stage_name)
+    run, config = directory / "run", resolve_stage(recipe, stage_name)
     planned = config[config["algorithm"]]["max_num_steps"]
     found = checkpoints(run)
-    step = found[-1].step if found else 0
     aside = set_aside(directory)
-    owner_file = directory / "owner.json"
-
-    def standing(state: str, identity: str | None = None, note: str = "") -> Standing:
-        return Standing(stage_name, state, step, planned, identity, note, aside)
-
-    if is_alive(owner_file):
-        return standing("training", note=describe(read_owner(owner_file)))
+    here = partial(Standing, stage_name, planned=planned, step=found[-1].step if found else 0, aside=aside)
+    if is_alive(directory / "owner.json"):
+        return here(state="training", note=describe(read_owner(directory / "owner.json")))
     parent = results / stage.parent / "hf/record.json" if stage.parent else None
-    try:
-        manifest = results / "data" / stage.blend / "manifest.json"
-        facts = stage_facts(config, manifest, parent)
-        record = read_json(directory / "ckpt/record.json") if (directory / "ckpt/record.json").exists() else None
-        here = read_json(run / "identity.json")["identity"] if (run / "identity.json").exists() else None
-    except UserError:
-        return standing("waiting" if not found else "unfinished", note="its data or parent are not made yet")
+    manifest = results / "data" / stage.blend / "manifest.json"
+    if not manifest.exists() or (parent is not None and not parent.exists()) or not fresh_parents:
+        return here(state="waiting", note=f"{stage.parent} comes first" if stage.parent else "its data come first")
+    facts = stage_facts(config, manifest, parent)
     identity = identity_of(facts)
-    if record is not None and record["identity"] == identity and record["step"] == planned:
-        return standing("fresh" if fresh_parents else "waiting", identity)
-    attempts = read_attempts(run)
-    note = f"last attempt {attempts[-1]['outcome']}" if attempts and here == identity else ""
-    if here == identity and found:
-        return standing("resumes", identity, note)
-    returning = next((one for one in aside if one.path.name == f"run.{identity}"), None)
-    if returning is not None:
-        return standing("resumes", identity, f"from {returning.path.name}, set aside at step {returning.step}")
-    return standing("stale" if record is not None else "new", identity, note)
+    here = partial(here, identity=identity)
+    record = read_json(directory / "ckpt/record.json") if (directory / "ckpt/record.json").exists() else None
+    if record is not None and (record["identity"], record["step"]) == (identity, planned):
+        return here(state="fresh")
+    trained = read_json(run / "identity.json")["identity"] if (run / "identity.json").exists() else None
+    if trained == identity:
+        attempts = read_attempts(run)
+        note = f"last attempt {attempts[-1]['outcome']}" if attempts else ""
+        return here(state="resumes" if found else "new", start=found[-1].step if found else 0, note=note)
+    changed = _changes(run, config, facts) if trained else ()
+    for entry in aside:
+        if entry.path.name == f"run.{identity}":
+            return here(state="resumes", start=entry.step, changed=changed, note=f"{entry.path.name} comes back")
+    return here(state="stale" if record is not None or trained else "new", changed=changed)
+
+
+def _changes(run: Path, config: dict[str, Any], facts: dict[str, Any]) -> tuple[str, ...]:
+    """What differs between what the run directory trained and what the stage is now."""
+    old = read_json(run / "identity.json")
+    names = {"train_split": "training split", "validation_split": "validation split", "parent_export": "parent"}
+    changed = [words for fact, words in names.items() if old[fact] != facts[fact]]
+    if old["config"] != facts["config"]:
+        before, now = _flat(read_config(run / "config.yaml")), _flat(config)
+        keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        changed += [f"{key} {before.get(key)} -> {now.get(key)}" for key in keys]
+    return tuple(changed)
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {prefix: value}
+    return {
+        name: leaf for key, item in value.items() for name, leaf in _flat(item, f"{prefix}.{key}".strip(".")).items()
+    }
 
 
 def set_aside(directory: Path) -> tuple[SetAside, ...]:

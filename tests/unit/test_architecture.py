@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "snakemake_ancient": set(),
     "controller_lock": BASE | {"train"},
     "status": BASE | {"recipe", "train"},
+    "plan": BASE | {"status", "train"},
     "discard": BASE | {"train"},
 }
 NEED_TORCH = {

@@ -43,7 +43,7 @@ def save(run: Path, step: int, weights: bytes = b"weights") -> Path:
 @pytest.fixture
 def run(tmp_path):
     directory = tmp_path / "stage" / "run"
-    open_run_directory(directory, "one", FACTS)
+    open_run_directory(directory, "one", FACTS, {})
     return directory
 
 
@@ -116,10 +116,10 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
 
 def test_another_identity_sets_the_run_directory_aside_and_the_first_comes_back(run):
     seal_checkpoint(save(run, 5), run, 5)
-    open_run_directory(run, "two", FACTS | {"config": "d"})
+    open_run_directory(run, "two", FACTS | {"config": "d"}, {})
     assert newest_checkpoint(run) is None
     assert newest_checkpoint(run.with_name("run.one")).step == 5
-    open_run_directory(run, "one", FACTS)
+    open_run_directory(run, "one", FACTS, {})
     assert newest_checkpoint(run).step == 5
     assert read_json(run.with_name("run.two") / "identity.json")["config"] == "d"
 
@@ -128,7 +128,7 @@ def test_a_directory_that_nobody_owns_is_not_touched(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "weights").write_text("somebody's")
     with pytest.raises(UserError, match=r"holds files but no identity.json"):
-        open_run_directory(tmp_path / "run", "one", FACTS)
+        open_run_directory(tmp_path / "run", "one", FACTS, {})
     assert (tmp_path / "run" / "weights").exists()
 
 

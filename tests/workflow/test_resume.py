@@ -1,0 +1,126 @@
+"""Interrupted work goes on; what is set aside is shown, comes back, and is removed only when asked for."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+
+def program(snakemake: subprocess.Popen) -> psutil.Process:
+    """The training program below a Snakemake, once it has logged its first step."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for process in psutil.Process(snakemake.pid).children(recursive=True):
+            if "scripts.train.run" in process.cmdline() and "python" in process.name():
+                return process
+        time.sleep(0.05)
+    raise AssertionError("no training began")
+
+
+@pytest.fixture
+def longer(copied):
+    """The finished tree with rlvr1 asked for more steps; and the weights that an undisturbed run of them gives."""
+    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, grpo: {max_num_steps: 12},")
+    return copied
+
+
+def begin(workflow) -> subprocess.Popen:
+    """Snakemake on rlvr1, in the background."""
+    log = (workflow.root / "snakemake.log").open("a")
+    return subprocess.Popen(
+        ["snakemake", "results/short/rlvr1/ckpt"],
+        cwd=workflow.root,
+        env=workflow.environment,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def wait_for_step(workflow, step: int) -> None:
+    log, deadline = workflow.results / "rlvr1/run/metrics.jsonl", time.monotonic() + 90
+    while not (log.exists() and len(log.read_text().splitlines()) == step):
+        assert time.monotonic() < deadline, "the step was not reached"
+        time.sleep(0.02)
+
+
+def record(workflow) -> dict:
+    return json.loads((workflow.results / "rlvr1/ckpt/record.json").read_text())
+
+
+def outcomes(workflow) -> list[str]:
+    lines = (workflow.results / "rlvr1/run/attempts.jsonl").read_text().splitlines()
+    return [json.loads(line)["outcome"] for line in lines if '"end"' in line]
+
+
+def test_a_terminated_training_saves_its_step_and_the_same_call_of_snakemake_goes_on(longer):
+    snakemake = begin(longer)
+    wait_for_step(longer, 5)
+    program(snakemake).send_signal(signal.SIGTERM)
+    assert snakemake.wait(120) == 0
+    assert outcomes(longer) == ["unfinished", "finished"]
+    assert record(longer)["step"] == 12
+    steps = [json.loads(line)["step"] for line in (longer.results / "rlvr1/run/metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 13)), "no step was trained twice"
+
+
+def test_a_killed_snakemake_needs_no_unlock_and_the_training_it_left_is_waited_for(longer):
+    snakemake = begin(longer)
+    wait_for_step(longer, 2)
+    orphan = program(snakemake)
+    os.kill(snakemake.pid, signal.SIGKILL)
+    snakemake.wait()
+    assert orphan.is_running()
+    output = longer.snakemake("results/short/rlvr1/ckpt")
+    assert "removed the lock of a Snakemake that was killed" in output
+    assert f"process {orphan.pid} on " in output and "waiting for it to end" in output
+    assert record(longer)["step"] == 12
+    assert outcomes(longer) == ["finished"]
+
+
+def test_a_deadline_ends_a_training_as_unfinished_with_its_step_saved(longer):
+    results = longer.results
+    command = (
+        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml", "--stage", "rlvr1"),
+        *("--config", results / "rlvr1/config.yaml", "--manifest", results / "data/rlvr1/manifest.json"),
+        *("--parent-export", results / "sft/hf/record.json", "--run", "hand/run", "--ckpt", "hand/ckpt"),
+    )
+    done = longer.run(*map(str, command), "--deadline", "1", check=False)
+    assert done.returncode == 75
+    assert re.search(
+        r"unfinished at step 1 of \d+ \(-\d+ s are left before the deadline\); to be continued", done.stdout
+    )
+    assert (longer.root / "hand/run/checkpoints/step_1").is_dir()
+
+
+def test_what_is_set_aside_is_shown_with_the_reason_and_removed_on_request(copied):
+    old = record(copied)["identity"]
+    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
+    copied.snakemake("--dry-run")
+    assert re.search(r"rlvr1 +steps 1 to 3 +seed 3 -> 9", copied.run("python", "-m", "scripts.plan").stdout)
+    assert re.search(r"rlvr1 +stale", copied.run("python", "-m", "scripts.status").stdout)
+    copied.snakemake("results/short/rlvr1/ckpt")
+    status = copied.run("python", "-m", "scripts.status").stdout
+    assert re.search(r"rlvr1 +fresh", status)
+    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ MB", status)
+    refused = copied.run("python", "-m", "scripts.discard", "results/short/rlvr1/run", check=False)
+    assert refused.returncode == 1 and "not a run directory that was set aside" in refused.stdout
+    copied.run("python", "-m", "scripts.discard", f"results/short/rlvr1/run.{old}")
+    assert not (copied.results / f"rlvr1/run.{old}").exists()
+    assert "set aside" not in copied.run("python", "-m", "scripts.plan").stdout
+
+
+def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(copied):
+    copied.edit(
+        "checkpointing: {save_period: 1}", "checkpointing: {save_period: 1}\n    resources: {nodes: 4, runtime: 240}"
+    )
+    forced = copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
+    assert "nodes=1, runtime=5," in forced
+    shutil.rmtree(copied.results / "rlvr1/run")
+    assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
