@@ -26,7 +26,8 @@ rule preflight:
 
 
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,
-# gates, the splits' time stamps) is ancient or left out: the manifest speaks for the splits.
+# gates, the splits' time stamps) is ancient or left out: the manifest speaks for the splits. Snakemake empties the log
+# of a job that is tried again, so every attempt is also told to another file, which is what messages point to.
 rule train:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
@@ -51,11 +52,12 @@ rule train:
     params:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
+        attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
     shell:
         "python -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
         " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
-        " --threads {threads} --attempt {resources.attempt} --wait --log {log:q}"
-        " > >(trap '' INT TERM HUP; exec tee -a -p {log:q}) 2>&1"
+        " --threads {threads} --attempt {resources.attempt} --wait --log {params.attempts:q}"
+        " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 
 rule export:

@@ -124,3 +124,13 @@ def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(
     assert "nodes=1, runtime=5," in forced
     shutil.rmtree(copied.results / "rlvr1/run")
     assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
+
+
+def test_a_stage_that_crashes_before_any_step_is_tried_twice_and_then_points_to_its_log(copied):
+    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
+    (copied.results / "sft/hf/model/config.json").resolve().write_text("{")
+    output = copied.snakemake("results/short/rlvr1/ckpt", check=False)
+    assert "two attempts in a row (failed and failed) made no new step beyond 0; not trying again" in output
+    assert "see results/short/rlvr1/logs/attempts.log" in output
+    assert outcomes(copied) == ["failed", "failed"]
+    assert (copied.results / "rlvr1/logs/attempts.log").read_text().count("Traceback") >= 2
