@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +73,18 @@ def describe(owner: dict[str, Any] | None) -> str:
 def is_alive(owner_file: Path) -> bool:
     """Whether the process that made an owner file still runs.
 
-    On its own host the process table tells: the process id exists and started when the owner did. From another host
-    it is alive while its heartbeat is younger than five minutes by the file server's own clock.
+    On its own host the process table tells: the process id exists and started when the owner did. From another host,
+    or another container's process ids, it is alive while its heartbeat is younger than five minutes by the file
+    server's own clock.
     """
     owner = read_owner(owner_file)
     if owner is None:
         return False
-    if owner.get("host") == socket.gethostname() and owner.get("boot") == _boot():
-        return process_start(owner["pid"]) == owner["process_start"]
     if owner.get("host") == socket.gethostname():
-        return False
+        if owner.get("boot") != _boot():
+            return False
+        if owner.get("pid_namespace") == _pid_namespace():
+            return process_start(owner["pid"]) == owner["process_start"]
     probe = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.clock")
     try:
         probe.touch()
@@ -103,8 +105,9 @@ def _take(owner_file: Path, token: str) -> bool:
     try:
         os.close(os.open(guard, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
-        if time.time() - guard.stat().st_mtime > 60:
-            guard.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if time.time() - guard.stat().st_mtime > 60:
+                guard.unlink(missing_ok=True)
         return False
     try:
         if not is_alive(owner_file):
@@ -122,6 +125,7 @@ def _link(owner_file: Path, token: str) -> bool:
         "pid": os.getpid(),
         "process_start": process_start(os.getpid()),
         "boot": _boot(),
+        "pid_namespace": _pid_namespace(),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "since": time.time(),
         "token": token,
@@ -158,3 +162,8 @@ def process_start(pid: int) -> int | None:
 def _boot() -> str:
     """An identifier that changes when the host is started again."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+
+
+def _pid_namespace() -> str:
+    """What tells apart containers of one host, whose process ids mean different processes."""
+    return str(Path("/proc/self/ns/pid").readlink())

@@ -62,13 +62,14 @@ def test_a_process_id_used_again_is_not_the_owner(tmp_path):
     assert not is_alive(tmp_path / "owner.json")
 
 
-def test_on_another_host_the_heartbeat_tells(tmp_path):
+def test_on_another_host_or_in_another_container_the_heartbeat_tells(tmp_path):
     with hold(tmp_path / "owner.json"):
         record = read_owner(tmp_path / "owner.json")
-    (tmp_path / "owner.json").write_text(json.dumps(record | {"host": "elsewhere"}))
-    assert is_alive(tmp_path / "owner.json")
-    os.utime(tmp_path / "owner.json", (0, time.time() - SILENCE_SECONDS - 1))
-    assert not is_alive(tmp_path / "owner.json")
+    for other in ({"host": "elsewhere"}, {"pid_namespace": "pid:[1]", "pid": 1}):
+        (tmp_path / "owner.json").write_text(json.dumps(record | other))
+        assert is_alive(tmp_path / "owner.json")
+        os.utime(tmp_path / "owner.json", (0, time.time() - SILENCE_SECONDS - 1))
+        assert not is_alive(tmp_path / "owner.json")
 
 
 def test_of_many_that_take_over_a_dead_one_at_a_time_holds(tmp_path):
