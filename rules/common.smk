@@ -30,7 +30,7 @@ try:
     CONFIG = parse_config(config)
     RECIPE = load_recipe(Path(CONFIG.recipe), seed=CONFIG.seed)
     SITE = load_site(Path(CONFIG.site))
-    RESULTS = f"{CONFIG.results}/{CONFIG.run}" if CONFIG.run else CONFIG.results
+    RESULTS = CONFIG.folder
     STAGES = RECIPE.stage_order()
     if workflow.is_main_process:
         sync_configs(RECIPE, Path(RESULTS))

@@ -7,7 +7,7 @@ import yaml
 
 from scripts.errors import run_program
 from scripts.recipe.load import load_recipe, parse_config
-from scripts.recipe.models import Config, Recipe
+from scripts.recipe.models import Recipe
 from scripts.train.standing import Standing, stage_standing
 
 
@@ -49,18 +49,13 @@ def aside_lines(standings: list[Standing]) -> list[str]:
     ]
 
 
-def results_of(config: Config) -> Path:
-    """The results folder that a config names."""
-    return Path(config.results, config.run) if config.run else Path(config.results)
-
-
 def standings_of_arguments(program: str, description: str | None) -> list[Standing]:
     """Parse the command line that status and plan share; the standings that it asks for."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
     parser.add_argument("--config", type=Path, default=Path("config/config.yaml"), help="default: config/config.yaml")
     path = parser.parse_args().config
     config = parse_config(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
-    return all_standings(load_recipe(Path(config.recipe), config.seed), results_of(config))
+    return all_standings(load_recipe(Path(config.recipe), config.seed), Path(config.folder))
 
 
 def main() -> None:

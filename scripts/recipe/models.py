@@ -370,3 +370,8 @@ class Config(Strict):
     run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
     results: str = Field("results", description="Where results go.")
     seed: int | None = Field(None, description="Instead of the recipe's.")
+
+    @property
+    def folder(self) -> str:
+        """The folder that this run's results go to."""
+        return f"{self.results}/{self.run}" if self.run else self.results

@@ -42,6 +42,11 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no readable training config ({error}); start Snakemake, which writes it") from None
 
 
+def planned_step(config: dict[str, Any]) -> int:
+    """The step at which a stage of this resolved config is done."""
+    return config[config["algorithm"]]["max_num_steps"]
+
+
 def backend_release(backend: str, root: Path | None = None) -> dict[str, str]:
     """The pinned versions of the packages that a backend trains with, read from envs/<backend>.txt."""
     path = (root or repository_root()) / "envs" / f"{backend}.txt"

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.files import read_json
-from scripts.recipe.resolve import read_config
+from scripts.recipe.resolve import planned_step, read_config
 from scripts.train.identity import identity_of, stage_facts
-from scripts.train.rundir import FILES
+from scripts.train.rundir import FILES, identity_in
 
 
 def holds_planned_step(config: Path, manifest: Path, parent_export: Path | None, run: Path) -> bool:
@@ -18,9 +17,8 @@ def holds_planned_step(config: Path, manifest: Path, parent_export: Path | None,
     try:
         settings = read_config(config)
         identity = identity_of(stage_facts(settings, manifest, parent_export))
-        planned = settings[settings["algorithm"]]["max_num_steps"]
-        here = (run / "identity.json").exists() and read_json(run / "identity.json")["identity"]
-        if here != identity:
+        planned = planned_step(settings)
+        if identity_in(run) != identity:
             run = run.with_name(f"{run.name}.{identity}")
     except (UserError, KeyError, TypeError):
         return False

@@ -15,7 +15,7 @@ from scripts.errors import UserError, run_program
 from scripts.files import read_json, sha256_file
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Recipe, nearest
-from scripts.recipe.resolve import read_config
+from scripts.recipe.resolve import planned_step, read_config
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt
 from scripts.train.backend import TrainingJob, load_backend
 from scripts.train.identity import identity_of, stage_facts
@@ -54,7 +54,7 @@ def train_stage(
     training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
     """
     settings = read_config(config)
-    planned = settings[settings["algorithm"]]["max_num_steps"]
+    planned = planned_step(settings)
     if ckpt.is_dir() and not any(ckpt.iterdir()):
         ckpt.rmdir()
     with hold(run.with_name("owner.json"), attempt.wait):
@@ -111,16 +111,17 @@ def train_stage(
 def _attempt(job: TrainingJob, step: int) -> Checkpoint | None:
     """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
     begin_attempt(job.run, step)
-    outcome = "failed"
+    returned = False
     try:
         load_backend(job.config["backend"])(job)
-        newest = newest_checkpoint(job.run, job.max_num_steps)
-        finished = newest is not None and newest.step == job.max_num_steps
-        outcome = "finished" if finished else "unfinished" if job.stop.reason else "failed"
-        return newest
+        returned = True
     finally:
         newest = newest_checkpoint(job.run, job.max_num_steps)
-        end_attempt(job.run, newest.step if newest else 0, outcome)
+        reached = newest.step if newest else 0
+        stopped = "unfinished" if job.stop.reason else "failed"
+        outcome = "failed" if not returned else "finished" if reached == job.max_num_steps else stopped
+        end_attempt(job.run, reached, outcome)
+    return newest
 
 
 def _check_split(manifest: Path) -> None:

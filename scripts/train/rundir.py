@@ -48,7 +48,7 @@ def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: 
     A directory of another identity is set aside under its own name, and one of this identity that was set aside
     before comes back, so nothing trained is lost or resumed by mistake.
     """
-    owner = _identity_in(run)
+    owner = identity_in(run)
     if owner == identity:
         return
     if run.exists():
@@ -68,7 +68,8 @@ def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: 
     fsync_directory(run.parent)
 
 
-def _identity_in(run: Path) -> str | None:
+def identity_in(run: Path) -> str | None:
+    """The identity that a run directory bears, or None when it is not there or bears none."""
     record = run / "identity.json"
     return read_json(record)["identity"] if record.exists() else None
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from scripts.files import read_json
 from scripts.recipe.models import Recipe
-from scripts.recipe.resolve import read_config, resolve_stage
+from scripts.recipe.resolve import planned_step, read_config, resolve_stage
 from scripts.train.attempts import read_attempts
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.owner import describe, is_alive, read_owner
-from scripts.train.rundir import checkpoints
+from scripts.train.rundir import checkpoints, identity_in
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def stage_standing(recipe: Recipe, results: Path, stage_name: str, fresh_parents
     """Where a stage stands; `fresh_parents` says whether all it descends from is fresh."""
     stage, directory = recipe.stages[stage_name], results / stage_name
     run, config = directory / "run", resolve_stage(recipe, stage_name)
-    planned = config[config["algorithm"]]["max_num_steps"]
+    planned = planned_step(config)
     found = checkpoints(run)
     aside = set_aside(directory)
     here = partial(Standing, stage_name, planned=planned, step=found[-1].step if found else 0, aside=aside)
@@ -65,7 +65,7 @@ def stage_standing(recipe: Recipe, results: Path, stage_name: str, fresh_parents
     record = read_json(directory / "ckpt/record.json") if (directory / "ckpt/record.json").exists() else None
     if record is not None and (record["identity"], record["step"]) == (identity, planned):
         return here(state="fresh")
-    trained = read_json(run / "identity.json")["identity"] if (run / "identity.json").exists() else None
+    trained = identity_in(run)
     if trained == identity:
         attempts = read_attempts(run)
         note = f"last attempt {attempts[-1]['outcome']}" if attempts else ""
