@@ -17,9 +17,20 @@ include: "rules/evaluate.smk"
 include: "rules/report.smk"
 
 
+# On a cluster these run beside Snakemake: they take moments and no memory, and some decide whether nodes are asked for.
 localrules:
     all,
+    preflight,
+    metrics,
+    gate,
+    stage_figure,
+    environments_figure,
+    summary,
     report_html,
+
+
+onstart:
+    check_before_submitting()
 
 
 onsuccess:

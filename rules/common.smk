@@ -2,6 +2,7 @@
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -15,10 +16,17 @@ os.environ.update(
 sys.path.insert(0, workflow.basedir)
 
 from scripts.errors import UserError
+from scripts.launch.orphans import find_orphans, hand_on, handed_on
+from scripts.launch.site_check import check_site
+from scripts.launch.resources import light_resources, training_resources
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.controller_lock import remove_dead_lock
 from scripts.snakemake_ancient import correct_ancient
+from scripts.snakemake_retry import decide_retries
+from scripts.plan import check_budget
+from scripts.train.another import AttemptCounter
+from scripts.train.estimate import estimate
 from scripts.train.memo import holds_planned_step
 
 correct_ancient()
@@ -29,13 +37,29 @@ if workflow.is_main_process:
 try:
     CONFIG = parse_config(config)
     RECIPE = load_recipe(Path(CONFIG.recipe), seed=CONFIG.seed)
-    SITE = load_site(Path(CONFIG.site))
+    SITE = load_site(Path(CONFIG.site), RECIPE)
     RESULTS = CONFIG.folder
     STAGES = RECIPE.stage_order()
     if workflow.is_main_process:
         sync_configs(RECIPE, Path(RESULTS))
 except UserError as error:
     raise WorkflowError(str(error)) from None
+
+if SITE.slurm and workflow.is_main_process:
+    from scripts.snakemake_slurm import bound_polling, use_stand_ins
+
+    bound_polling()
+    use_stand_ins(Path(workflow.basedir), RESULTS)
+    try:
+        hand_on(find_orphans(Path(RESULTS)))
+    except UserError as error:
+        print(f"Slurm does not say whether earlier jobs still run: {error}", file=sys.stderr)
+
+os.environ.update(SITE.environment)
+CALL = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
+LIGHT = light_resources(SITE)
+if workflow.is_main_process:
+    decide_retries("train", AttemptCounter(Path(RESULTS), STAGES, CALL, SITE.slurm is not None).why_not_again)
 
 
 wildcard_constraints:
@@ -91,22 +115,60 @@ def is_memo(wildcards):
     )
 
 
-def nodes_of(wildcards):
-    return 1 if is_memo(wildcards) else RECIPE.stages[wildcards.stage].resources.nodes
+def resources_of(stage):
+    return SITE.resources_of(stage, RECIPE.stages[stage])
 
 
-def runtime_of(wildcards):
-    """Minutes."""
-    return 5 if is_memo(wildcards) else RECIPE.stages[wildcards.stage].resources.runtime
+def check_before_submitting():
+    """Refuse, before the first job, what would fail on the cluster, train on the wrong machine or cost too much."""
+    executor = workflow.executor_plugin.name
+    if (executor == "slurm") != (SITE.slurm is not None):
+        wrong = "has no slurm section" if SITE.slurm is None else "trains through Slurm: snakemake --profile slurm"
+        raise WorkflowError(
+            f"site {CONFIG.site} {wrong}, but the executor is {executor}; set site in config/config.yaml"
+        )
+    if SITE.slurm is not None:
+        try:
+            check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
+            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget)
+        except UserError as error:
+            raise WorkflowError(str(error)) from None
 
 
-def mem_mb_of(wildcards):
-    return RECIPE.stages[wildcards.stage].resources.mem_mb
+def allocations_of(wildcards):
+    """How many allocations a stage is expected to need; shown by a dry run."""
+    stage = wildcards.stage
+    left = 0 if is_memo(wildcards) else RECIPE.stages[stage].max_num_steps
+    return max(1, estimate(SITE, resources_of(stage), Path(RESULTS, stage), left).allocations)
 
 
-def attempt_of(wildcards, attempt):
-    """Which attempt of this call a job is; a resource, because resources make nothing stale."""
-    return attempt
+def waits_for(wildcards, attempt):
+    """The Slurm job of an earlier call that still trains the stage, which this one waits for; 0: none."""
+    return int(handed_on().get(wildcards.stage, 0)) if attempt == 1 else 0
+
+
+def publishes_only(wildcards, attempt):
+    """Whether the job may not train (1): it asks for no more than publishing takes."""
+    return int(is_memo(wildcards) or waits_for(wildcards, attempt) > 0)
+
+
+def of_training(name):
+    """A resource function: what a training job asks for under this name."""
+
+    def value(wildcards, attempt):
+        resources = resources_of(wildcards.stage)
+        waits = waits_for(wildcards, attempt) > 0
+        return training_resources(SITE, resources, publishes_only(wildcards, attempt) == 1, waits).get(name, "")
+
+    return value
+
+
+def trainings_of(wildcards):
+    """How many of this machine's trainings a job is; on a cluster Slurm says what runs at once."""
+    return 0 if SITE.slurm else 1
+
+
+TRAINING = {name: of_training(name) for name in training_resources(SITE, next(iter(RECIPE.stages.values())).resources)}
 
 
 def holdout_of(wildcards):

@@ -15,6 +15,8 @@ rule synthesize:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    resources:
+        **LIGHT,
     params:
         recipe=CONFIG.recipe,
         source=RECIPE.source.model_dump(mode="json"),
@@ -35,6 +37,8 @@ rule fill:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    resources:
+        **LIGHT,
     shell:
         "python -m scripts.data.fill --source {input.blend:q} --output {output:q} > {log:q} 2>&1"
 
@@ -52,6 +56,8 @@ rule split:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    resources:
+        **LIGHT,
     params:
         holdout=holdout_of,
         directory=subpath(output.manifest, parent=True),

@@ -18,8 +18,8 @@ rule evaluate:
         "../envs/trl.yaml"
     threads: SITE.threads
     resources:
-        trainings=1,
-        mem_mb=mem_mb_of,
+        **LIGHT,
+        trainings=trainings_of,
     params:
         max_new_tokens=RECIPE.evaluation.max_new_tokens,
         temperature=RECIPE.evaluation.temperature,

@@ -44,11 +44,13 @@ rule train:
         "../envs/trl.yaml"
     threads: SITE.threads
     resources:
-        trainings=1,
-        nodes=nodes_of,
-        runtime=runtime_of,
-        mem_mb=mem_mb_of,
-        attempt=attempt_of,
+        **TRAINING,
+        trainings=trainings_of,
+        call=CALL,
+        publishes_only=publishes_only,
+        waits_for=waits_for,
+        site=CONFIG.site,
+        allocations=allocations_of,
     params:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
@@ -56,7 +58,8 @@ rule train:
     shell:
         "python -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
         " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
-        " --threads {threads} --attempt {resources.attempt} --wait --log {params.attempts:q}"
+        " --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
+        " --publish-only {resources.publishes_only} --after-job {resources.waits_for}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 
@@ -71,6 +74,8 @@ rule export:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    resources:
+        **LIGHT,
     params:
         ckpt=subpath(input[0], parent=True),
     shell:

@@ -1,6 +1,10 @@
 """What would train if the workflow ran now, from which step, and why; what is set aside. Reads records only."""
 
+from pathlib import Path
+
 from scripts.errors import run_program
+from scripts.recipe.models import Recipe
+from scripts.recipe.site import Site
 from scripts.status import aside_lines, standings_of_arguments
 from scripts.train.standing import Standing
 
@@ -21,6 +25,10 @@ def plan_line(one: Standing, width: int) -> str:
     steps = f"steps {one.start + 1} to {one.planned}"
     why = ", ".join(one.changed) or REASONS.get(one.state, one.state)
     return f"{one.stage:<{width}}  {steps:<18}  {why}{f' ({one.note})' if one.note else ''}"
+
+
+def check_budget(recipe: Recipe, site: Site, results: Path, over_budget: bool) -> None:
+    """UserError when what is to train is expected to need more GPU-hours than the site's budget."""
 
 
 def main() -> None:

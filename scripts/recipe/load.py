@@ -8,7 +8,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scripts.errors import UserError
-from scripts.recipe.models import Config, Recipe, Site, nearest
+from scripts.recipe.models import Config, Recipe, nearest
+from scripts.recipe.site import Site
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -21,19 +22,20 @@ def load_recipe(path: Path, seed: int | None = None) -> Recipe:
     return _validate(Recipe, _with_defaults(data), path, node)
 
 
-def load_site(path: Path) -> Site:
-    """The site in a YAML file."""
-    return _validate(Site, *_read(path))
+def load_site(path: Path, recipe: Recipe) -> Site:
+    """The site in a YAML file; UserError when it speaks of a stage that the recipe has not."""
+    data, node = _read_yaml(path)
+    site = _validate(Site, data, path, node)
+    for name in site.stages:
+        if name not in recipe.stages:
+            line = _line_of(node, ["stages", name], {})
+            raise UserError(f"{path}:{line}: stages.{name}: the recipe has no such stage{nearest(name, recipe.stages)}")
+    return site
 
 
 def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> Config:
     """Check the values that Snakemake read from config.yaml and the command line."""
     return _validate(Config, values, Path(source), None)
-
-
-def _read(path: Path) -> tuple[Any, Path, yaml.Node | None]:
-    data, node = _read_yaml(path)
-    return data, path, node
 
 
 def _read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:

@@ -1,4 +1,4 @@
-"""Typed models of config.yaml, of a recipe with its stages, and of a site.
+"""Typed models of config.yaml and of a recipe with its stages.
 
 Settings bear NeMo-RL's names and meanings where it has them (``grpo.num_prompts_per_step``,
 ``loss_fn.reference_policy_kl_penalty``, ``policy.max_total_sequence_length``, ...), so a stage reads the same
@@ -167,8 +167,12 @@ class Resources(Strict):
     """What a stage asks its site for. May change no weight."""
 
     nodes: PositiveInt = 1
-    runtime: PositiveInt = Field(60, description="Minutes.")
-    mem_mb: PositiveInt = 4000
+    runtime: PositiveInt = Field(60, description="Minutes of one allocation.")
+    mem_mb: PositiveInt = Field(4000, description="Memory of a node.")
+    step_seconds: PositiveFloat | None = Field(
+        None,
+        description="What a step is expected to take until that is measured; none: all steps fit one allocation.",
+    )
 
 
 Metric = Literal[
@@ -354,14 +358,6 @@ def _misnamed(at: str, what: str, name: str, valid: Iterable[str]) -> PydanticCu
     )
 
 
-class Site(Strict):
-    """What differs from machine to machine. May change no weight."""
-
-    name: Name
-    description: str = ""
-    threads: PositiveInt = Field(description="CPU threads of a training or an evaluation.")
-
-
 class Config(Strict):
     """config/config.yaml: what a user edits first."""
 
@@ -370,6 +366,7 @@ class Config(Strict):
     run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
     results: str = Field("results", description="Where results go.")
     seed: int | None = Field(None, description="Instead of the recipe's.")
+    over_budget: bool = Field(False, description="Train although the plan exceeds the site's budget_gpu_hours.")
 
     @property
     def folder(self) -> str:

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
+from scripts.launch.slurm import own_job_id
 
 
-def begin_attempt(run: Path, step: int) -> None:
-    """Note that an attempt begins at a step; without an end line it was killed."""
-    _append(
-        run, {"event": "begin", "step": step, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
-    )
+def begin_attempt(run: Path, step: int, call: int = 0, nodes: int = 1) -> None:
+    """Note that an attempt begins at a step; without an end line it was killed. `call`: which call it belongs to."""
+    place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes}
+    _append(run, {"event": "begin", "step": step, "call": call, **place, "time": time.time()})
 
 
 def end_attempt(run: Path, step: int, outcome: str) -> None:
-    """Note how the attempt ended: finished, unfinished or failed, and at which step its newest checkpoint is."""
+    """Note how the attempt ended and at which step its newest checkpoint is.
+
+    `outcome`: finished, unfinished (stopped on request), lost (a node), failed, or waited (for another job, training
+    nothing).
+    """
     _append(run, {"event": "end", "step": step, "outcome": outcome, "time": time.time()})
 
 
@@ -32,24 +36,28 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if entry["event"] == "begin":
-            attempts.append({"from": entry["step"], "outcome": "killed", "host": entry["host"], "time": entry["time"]})
+            kept = ("host", "time", "call", "slurm_job", "nodes")
+            attempts.append({"from": entry["step"], "outcome": "killed"} | {key: entry.get(key) for key in kept})
         elif attempts:
             attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"]}
     return attempts
 
 
-def refuse_a_third_vain_attempt(run: Path, number: int, step: int, log: str) -> None:
-    """UserError when this is a retry and the two attempts before it, of the same call, both began at this step.
+def vain_attempts(run: Path, call: int, step: int) -> str | None:
+    """How the last two attempts ended when both belong to this call and began at this step; None: there is hope.
 
-    `number` counts the attempts of one call of the workflow from 1, `step` is the newest checkpoint's.
+    `call` 0 is a person's own, who may try as often as she likes; `step` is the newest checkpoint's.
     """
-    before = read_attempts(run)[-(number - 1) :] if number > 1 else []
-    vain = [attempt for attempt in before[-2:] if attempt["from"] == step]
-    if len(vain) == 2:
-        outcomes = " and ".join(attempt["outcome"] for attempt in vain)
-        raise UserError(
-            f"{run}: two attempts in a row ({outcomes}) made no new step beyond {step}; not trying again: see {log}"
-        )
+    last = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"][-2:]
+    if call and len(last) == 2 and all(it["from"] == step and it["call"] == call for it in last):
+        return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
+    return None
+
+
+def refuse_a_third_vain_attempt(run: Path, call: int, step: int, log: str) -> None:
+    """UserError when the two attempts of this call before made no new step."""
+    if vain := vain_attempts(run, call, step):
+        raise UserError(f"{run}: {vain}; not trying again: see {log}")
 
 
 def _append(run: Path, entry: dict[str, Any]) -> None:

@@ -29,8 +29,14 @@ class TrainingJob:
     checkpointing: Checkpointing
     threads: int
     stop: StopRequest
+    nodes: int = 1
 
 
 def load_backend(name: str) -> Callable[[TrainingJob], None]:
     """The `train` function of a backend; its module (and what that imports) is loaded only now."""
     return import_module(f"scripts.train.{name}_backend").train
+
+
+def load_cluster_backend(name: str) -> Callable[[TrainingJob, Callable[[list[str]], int]], None]:
+    """The function of a backend that trains on several nodes, given what runs a driver's command on a Ray cluster."""
+    return import_module(f"scripts.train.{name}_cluster").train_on_cluster

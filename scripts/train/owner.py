@@ -2,7 +2,9 @@
 
 The owner file lies beside the run directory, because that is renamed when it is set aside. It is made by linking a
 finished file to its name, which is atomic and exclusive on local file systems, NFS and Lustre alike, and needs no lock
-daemon. A thread touches it while the owner lives; on the owner's own host the process table tells for certain.
+daemon. A thread touches it while the owner lives; on the owner's own host the process table tells for certain, and of
+another Slurm job Slurm does. An owner whose file was taken over all the same (its host lost the network, say) ends at
+once when its thread sees that, and who took over waits that long before it begins.
 """
 
 import json
@@ -16,10 +18,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from scripts.errors import UserError
+from scripts.launch.slurm import is_gone, own_job_id
 
 HEARTBEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0
+FENCE_SECONDS = 5.0
 
 
 @contextmanager
@@ -31,14 +37,18 @@ def hold(owner_file: Path, wait: bool = False) -> Iterator[None]:
     """
     owner_file.parent.mkdir(parents=True, exist_ok=True)
     told, token = False, secrets.token_hex(8)
+    before, silence = read_owner(owner_file), _silence(owner_file)
     while not _take(owner_file, token):
-        holder = describe(read_owner(owner_file))
+        before, silence = read_owner(owner_file), _silence(owner_file)
+        holder = describe(before)
         if not wait:
             raise UserError(f"{owner_file.parent}: {holder} trains here; wait for it or stop it, then start again")
         if not told:
             print(f"{owner_file.parent}: {holder} trains here; waiting for it to end", flush=True)
             told = True
-        time.sleep(1)
+        time.sleep(1 if before is None or before.get("host") == socket.gethostname() else 5)
+    if before is not None and before.get("host") != socket.gethostname() and silence < 2 * HEARTBEAT_SECONDS:
+        time.sleep(HEARTBEAT_SECONDS + FENCE_SECONDS)
     stop = threading.Event()
     heart = threading.Thread(target=_beat, args=(owner_file, token, stop), daemon=True)
     heart.start()
@@ -49,6 +59,18 @@ def hold(owner_file: Path, wait: bool = False) -> Iterator[None]:
         heart.join()
         if _is_ours(owner_file, token):
             owner_file.unlink(missing_ok=True)
+
+
+def _silence(owner_file: Path) -> float:
+    """Seconds since the owner's last heartbeat by the file server's own clock; 0 when there is no owner."""
+    probe = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.clock")
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - owner_file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def read_owner(owner_file: Path) -> dict[str, Any] | None:
@@ -74,8 +96,8 @@ def is_alive(owner_file: Path) -> bool:
     """Whether the process that made an owner file still runs.
 
     On its own host the process table tells: the process id exists and started when the owner did. From another host,
-    or another container's process ids, it is alive while its heartbeat is younger than five minutes by the file
-    server's own clock.
+    or another container's process ids, it is dead when Slurm says that its job has ended (or that this is that very
+    job, requeued), and otherwise alive while its heartbeat is younger than five minutes by the file server's own clock.
     """
     owner = read_owner(owner_file)
     if owner is None:
@@ -85,14 +107,9 @@ def is_alive(owner_file: Path) -> bool:
             return False
         if owner.get("pid_namespace") == _pid_namespace():
             return process_start(owner["pid"]) == owner["process_start"]
-    probe = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.clock")
-    try:
-        probe.touch()
-        return probe.stat().st_mtime - owner_file.stat().st_mtime < SILENCE_SECONDS
-    except FileNotFoundError:
+    if (job := owner.get("slurm_job")) and (job == own_job_id() or is_gone(job)):
         return False
-    finally:
-        probe.unlink(missing_ok=True)
+    return owner_file.exists() and _silence(owner_file) < SILENCE_SECONDS
 
 
 def _take(owner_file: Path, token: str) -> bool:
@@ -126,7 +143,7 @@ def _link(owner_file: Path, token: str) -> bool:
         "process_start": process_start(os.getpid()),
         "boot": _boot(),
         "pid_namespace": _pid_namespace(),
-        "slurm_job": os.environ.get("SLURM_JOB_ID"),
+        "slurm_job": own_job_id(),
         "since": time.time(),
         "token": token,
     }
@@ -146,7 +163,13 @@ def _is_ours(owner_file: Path, token: str) -> bool:
 
 
 def _beat(owner_file: Path, token: str, stop: threading.Event) -> None:
-    while not stop.wait(HEARTBEAT_SECONDS) and _is_ours(owner_file, token):
+    while not stop.wait(HEARTBEAT_SECONDS):
+        if not _is_ours(owner_file, token):
+            print(f"{owner_file.parent}: {describe(read_owner(owner_file))} took over; ending at once", flush=True)
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            os._exit(1)
         os.utime(owner_file)
 
 

@@ -1,27 +1,31 @@
 """Train one stage: open its run directory, resume or start, and publish the planned step.
 
 Done means that the planned step's checkpoint is there. A run directory that already holds it under the same
-identity is published again without training. Exit status: 0 published; 75 unfinished, saved and to be continued by
-the next attempt; 1 failed.
+identity is published again without training. Within a Slurm job the training stops before the job's end and goes on
+in the next allocation. Exit status: 0 published; 75 unfinished, to be continued by the next attempt; 1 failed.
 """
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, sha256_file
-from scripts.recipe.load import load_recipe
+from scripts.launch.ray_cluster import NodesLostError, run_on_cluster
+from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
+from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import Recipe, nearest
 from scripts.recipe.resolve import planned_step, read_config
-from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt
-from scripts.train.backend import TrainingJob, load_backend
+from scripts.recipe.site import Site
+from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
+from scripts.train.backend import TrainingJob, load_backend, load_cluster_backend
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.owner import hold
 from scripts.train.publish import publish_checkpoint
-from scripts.train.rundir import Checkpoint, newest_checkpoint, open_run_directory
+from scripts.train.rundir import Checkpoint, checkpoints, newest_checkpoint, open_run_directory
 from scripts.train.stop import StopRequest
 
 UNFINISHED = os.EX_TEMPFAIL
@@ -29,12 +33,19 @@ UNFINISHED = os.EX_TEMPFAIL
 
 @dataclass(frozen=True)
 class Attempt:
-    """How this attempt at a stage is made; may change no weight."""
+    """How this attempt at a stage is made; may change no weight.
 
-    number: int = 1
+    `call` tells apart the calls of Snakemake (0: none, a person's own), `publish_only` forbids to train, `site` and
+    `job` are there when the training runs in a Slurm job.
+    """
+
+    call: int = 0
     threads: int = 2
     wait: bool = False
+    publish_only: bool = False
     log: str = "what was printed above"
+    site: Site | None = None
+    job: Job | None = None
 
 
 def train_stage(
@@ -65,7 +76,12 @@ def train_stage(
         if newest is None or newest.step < planned:
             _check_split(manifest)
             step = newest.step if newest else 0
-            refuse_a_third_vain_attempt(run, attempt.number, step, attempt.log)
+            if attempt.publish_only:
+                begin_attempt(run, step, attempt.call, nodes=0)
+                end_attempt(run, step, "waited")
+                print(f"{stage_name}: at step {step} of {planned}; to be continued with all its nodes", flush=True)
+                return UNFINISHED
+            refuse_a_third_vain_attempt(run, attempt.call, step, attempt.log)
             start = f"resumes from step {step}" if newest else "starts"
             print(f"{stage_name}: {start}, planned step {planned}, identity {identity}", flush=True)
             checkpointing = recipe.stages[stage_name].checkpointing
@@ -81,8 +97,10 @@ def train_stage(
                     checkpointing=checkpointing,
                     threads=attempt.threads,
                     stop=stop,
+                    nodes=len(attempt.job.nodes) if attempt.job else 1,
                 ),
                 step,
+                attempt,
             )
             if newest is None or newest.step < planned:
                 reached = newest.step if newest else 0
@@ -108,19 +126,23 @@ def train_stage(
     return 0
 
 
-def _attempt(job: TrainingJob, step: int) -> Checkpoint | None:
+def _attempt(job: TrainingJob, step: int, attempt: Attempt) -> Checkpoint | None:
     """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
-    begin_attempt(job.run, step)
-    returned = False
+    begin_attempt(job.run, step, attempt.call, job.nodes)
+    outcome = "failed"
     try:
-        load_backend(job.config["backend"])(job)
-        returned = True
+        if job.nodes == 1:
+            load_backend(job.config["backend"])(job)
+        else:
+            load_cluster_backend(job.config["backend"])(job, run_driver_of(job, attempt))
+        outcome = "unfinished" if job.stop.reason else "failed"
+    except NodesLostError:
+        outcome = "lost"
+        raise
     finally:
         newest = newest_checkpoint(job.run, job.max_num_steps)
         reached = newest.step if newest else 0
-        stopped = "unfinished" if job.stop.reason else "failed"
-        outcome = "failed" if not returned else "finished" if reached == job.max_num_steps else stopped
-        end_attempt(job.run, reached, outcome)
+        end_attempt(job.run, reached, "finished" if reached == job.max_num_steps else outcome)
     return newest
 
 
@@ -137,6 +159,35 @@ def _parents(export: Path | None) -> list[dict[str, Any]]:
     return [{key: record[key] for key in ("stage", "step", "identity", "content")}]
 
 
+def run_driver_of(job: TrainingJob, attempt: Attempt) -> Callable[[list[str]], int]:
+    """What runs a driver on a Ray cluster over the Slurm job's nodes; its logs lie in ``<stage>/logs/ray-<job id>``."""
+    allocation, site = attempt.job, attempt.site
+    if allocation is None or site is None or site.slurm is None:
+        raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
+    logs = job.run.parent / "logs" / f"ray-{allocation.id}"
+    slurm, cpus = site.slurm, site.slurm.cpus_per_node or job.threads
+
+    def ready(seconds: float) -> None:
+        print(f"{job.stage}: Ray runs on {', '.join(allocation.nodes)} after {seconds:.1f} s", flush=True)
+
+    return lambda command: run_on_cluster(command, allocation, slurm, cpus, logs, ready)
+
+
+def requeue(run: Path, attempt: Attempt) -> None:
+    """Go on in the same Slurm job's next allocation, where the cluster allows; Slurm then ends this process."""
+    job, site = attempt.job, attempt.site
+    if job is None or site is None or site.slurm is None or not (job.requeues and site.slurm.requeue):
+        return
+    found = checkpoints(run)
+    if vain_attempts(run, attempt.call, found[-1].step if found else 0):
+        return
+    print(f"Slurm job {job.id} goes back into the queue for allocation {job.restarts + 2}", flush=True)
+    try:
+        requeue_own_job(job)
+    except UserError as error:
+        print(f"{error}; to be continued by a new job", flush=True)
+
+
 def main() -> int:
     """Command line of the trainer."""
     parser = argparse.ArgumentParser(prog="python -m scripts.train.run", description=__doc__.split("\n")[0])
@@ -149,10 +200,13 @@ def main() -> int:
     )
     parser.add_argument("--run", type=Path, required=True, help="run directory; survives every failure")
     parser.add_argument("--ckpt", type=Path, required=True, help="directory to publish")
+    parser.add_argument("--site", type=Path, help="the site, which says how to use a Slurm job's nodes")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
-    parser.add_argument("--deadline", type=float, help="seconds since the epoch at which the allocation ends")
-    parser.add_argument("--attempt", type=int, default=1, help="the workflow's count of attempts in this call, from 1")
+    parser.add_argument("--deadline", type=float, help="seconds since the epoch; default: the end of the Slurm job")
+    parser.add_argument("--call", type=int, default=0, help="the call of the workflow that this attempt belongs to")
     parser.add_argument("--wait", action="store_true", help="wait for a process that trains in the run directory")
+    parser.add_argument("--after-job", type=int, default=0, help="wait until this Slurm job is gone; 0: for none")
+    parser.add_argument("--publish-only", type=int, default=0, help="1: exit with 75 instead of training")
     parser.add_argument("--log", default=Attempt.log, help="where messages point for the log")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
@@ -160,19 +214,43 @@ def main() -> int:
         raise UserError(
             f"{arguments.recipe}: no stage is named {arguments.stage}{nearest(arguments.stage, recipe.stages)}"
         )
-    stop = StopRequest(arguments.deadline)
-    stop.listen()
-    return train_stage(
-        recipe,
-        arguments.stage,
-        arguments.config,
-        arguments.manifest,
-        arguments.parent_export,
-        arguments.run,
-        arguments.ckpt,
-        Attempt(arguments.attempt, arguments.threads, arguments.wait, arguments.log),
-        stop,
+    site = load_site(arguments.site, recipe) if arguments.site else None
+    if arguments.after_job:
+        print(f"{arguments.stage}: Slurm job {arguments.after_job} trains it; waiting for that to end", flush=True)
+        wait_for_job(str(arguments.after_job))
+    job = own_job() if site and site.slurm and own_job_id() else None
+    deadline = arguments.deadline
+    if job is not None and job.end is not None and deadline is None:
+        deadline = job.end - site.slurm.margin
+    attempt = Attempt(
+        call=arguments.call,
+        threads=arguments.threads,
+        wait=arguments.wait,
+        publish_only=bool(arguments.publish_only),
+        log=arguments.log,
+        site=site,
+        job=job,
     )
+    stop = StopRequest(deadline)
+    stop.listen()
+    try:
+        status = train_stage(
+            recipe,
+            arguments.stage,
+            arguments.config,
+            arguments.manifest,
+            arguments.parent_export,
+            arguments.run,
+            arguments.ckpt,
+            attempt,
+            stop,
+        )
+    except NodesLostError as error:
+        print(f"{arguments.stage}: {error}; to be continued", flush=True)
+        return UNFINISHED
+    if status == UNFINISHED and not stop.signalled and not attempt.publish_only:
+        requeue(arguments.run, attempt)
+    return status
 
 
 if __name__ == "__main__":

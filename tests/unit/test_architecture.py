@@ -16,13 +16,16 @@ MAY_IMPORT = {
     "recipe": BASE,
     "rewards": BASE | {"recipe"},
     "data": BASE | {"recipe"},
-    "train": BASE | {"recipe", "rewards", "data"},
+    "launch": BASE | {"recipe"},
+    "train": BASE | {"recipe", "rewards", "data", "launch"},
     "evaluate": BASE | {"recipe", "rewards", "data", "train"},
     "report": BASE,
     "snakemake_ancient": set(),
+    "snakemake_retry": set(),
+    "snakemake_slurm": set(),
     "controller_lock": BASE | {"train"},
     "status": BASE | {"recipe", "train"},
-    "plan": BASE | {"status", "train"},
+    "plan": BASE | {"status", "recipe", "train"},
     "discard": BASE | {"train"},
 }
 NEED_TORCH = {

@@ -113,7 +113,12 @@ def test_config_and_site_are_checked_too(tmp_path):
     site = tmp_path / "site.yaml"
     site.write_text("name: here\nthread: 2\n")
     with pytest.raises(UserError, match=r"site.yaml:2: thread: unknown key; did you mean threads\?"):
-        load_site(site)
+        load_site(site, load_recipe(TINY))
+    site.write_text("name: here\nthreads: 2\nstages:\n  rvlr1: {nodes: 2}\n")
+    with pytest.raises(
+        UserError, match=r"site.yaml:4: stages.rvlr1: the recipe has no such stage; did you mean rlvr1\?"
+    ):
+        load_site(site, load_recipe(TINY))
 
 
 def test_a_stage_lies_over_the_defaults_of_its_algorithm():

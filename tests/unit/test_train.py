@@ -218,15 +218,15 @@ def test_attempts_are_remembered_with_their_outcome_and_a_killed_one_has_none(ru
 
 def test_after_two_attempts_without_a_new_step_a_retry_fails_at_once_and_says_where_the_log_is(run):
     for outcome in ("unfinished", "failed"):
-        begin_attempt(run, 5)
+        begin_attempt(run, 5, call=7)
         end_attempt(run, 5, outcome)
     with pytest.raises(
         UserError, match=r"two attempts in a row \(unfinished and failed\) made no new step beyond 5.*see my.log"
     ):
-        refuse_a_third_vain_attempt(run, 3, 5, "my.log")
-    refuse_a_third_vain_attempt(run, 3, 6, "my.log")  # the second of them made a step
-    refuse_a_third_vain_attempt(run, 2, 5, "my.log")  # one of them was of an earlier call
-    refuse_a_third_vain_attempt(run, 1, 5, "my.log")  # a person asks again
+        refuse_a_third_vain_attempt(run, 7, 5, "my.log")
+    refuse_a_third_vain_attempt(run, 7, 6, "my.log")  # the second of them made a step
+    refuse_a_third_vain_attempt(run, 8, 5, "my.log")  # they were of an earlier call
+    refuse_a_third_vain_attempt(run, 0, 5, "my.log")  # a person asks again
 
 
 def test_a_deadline_is_due_when_one_more_step_and_its_save_may_not_fit():

@@ -1,0 +1,1 @@
+"""Slurm allocations, Ray clusters over them, command lines of what runs there."""

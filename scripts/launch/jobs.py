@@ -1,0 +1,85 @@
+"""What Slurm last said of the jobs that this folder's calls of Snakemake submitted, one small file a call.
+
+The stand-in for the status query (scripts.launch.sacct) writes it at every question, so that others need not ask.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from scripts.files import write_json
+
+FOLDER = Path(".snakemake/stagecoach/slurm")
+FORMAT = "%i|%T|%k|%r|%D|%N|%V|%S|%e"
+STAGE_COMMENT = "rule_train_wildcards_"
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job: times as Slurm writes them (local, ISO), `reason` why it is pending or failed, `results` its folder."""
+
+    id: str
+    state: str
+    comment: str
+    reason: str
+    node_count: int
+    nodes: str
+    submitted: str
+    start: str
+    end: str
+    results: str
+
+    @property
+    def stage(self) -> str | None:
+        """The stage that it trains, or None."""
+        return self.comment.removeprefix(STAGE_COMMENT) if self.comment.startswith(STAGE_COMMENT) else None
+
+
+def parse_squeue(text: str, results: str) -> dict[str, JobRecord]:
+    """The jobs in squeue's output in FORMAT, by id."""
+    records = {}
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) == FORMAT.count("|") + 1:
+            fields[4:5] = [int(fields[4]) if fields[4].isdecimal() else 0]
+            records[fields[0]] = JobRecord(*fields, results=results)
+    return records
+
+
+def read_call(name: str) -> dict[str, JobRecord]:
+    """The jobs of one call of Snakemake, by id; none when it has no file yet."""
+    path = FOLDER / f"{name}.json"
+    try:
+        return {entry["id"]: JobRecord(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))}
+    except (FileNotFoundError, ValueError, TypeError):
+        return {}
+
+
+def write_call(name: str, records: dict[str, JobRecord]) -> None:
+    """Keep the jobs of one call of Snakemake."""
+    write_json(FOLDER / f"{name}.json", [asdict(record) for record in records.values()])
+
+
+def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
+    """The training jobs of a results folder with the call that submitted each, oldest first."""
+    found = []
+    for path in FOLDER.glob("*.json"):
+        found += [(path.stem, it) for it in read_call(path.stem).values() if it.stage]
+    wanted = os.path.normpath(results)
+    yield from sorted(
+        ((call, it) for call, it in found if os.path.normpath(it.results) == wanted),
+        key=lambda entry: (entry[1].submitted, int(entry[1].id.split("_")[0])),
+    )
+
+
+def newest_job(results: Path, stage: str) -> JobRecord | None:
+    """The stage's last submitted training job."""
+    jobs = [record for _, record in stage_jobs(results) if record.stage == stage]
+    return jobs[-1] if jobs else None
+
+
+def with_state(record: JobRecord, state: str) -> JobRecord:
+    """The same job in another state."""
+    return replace(record, state=state)

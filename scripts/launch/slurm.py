@@ -1,0 +1,179 @@
+"""What Stagecoach asks of Slurm: jobs and their nodes, time left, requeueing; and steps within a job's allocation."""
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.errors import UserError
+
+GONE = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "REVOKED",
+    "TIMEOUT",
+}
+PATIENCE_SECONDS = 600.0
+NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
+
+
+class SlurmUnreachableError(UserError):
+    """Slurm's controller does not answer (its answer may come later)."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Slurm job as its controller sees it; `end` in seconds since the epoch, `cpus_per_node` of its allocation."""
+
+    id: str
+    state: str
+    nodes: tuple[str, ...]
+    end: float | None
+    cpus_per_node: int
+    requeues: bool
+    restarts: int
+
+
+def own_job_id() -> str | None:
+    """The Slurm job that this process runs in."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def job_of(job_id: str) -> Job | None:
+    """A job, or None when Slurm does not know it (any more). SlurmUnreachableError when it does not answer."""
+    try:
+        text = ask("scontrol", "show", "job", "--oneliner", job_id)
+    except UserError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise
+    fields = dict(part.split("=", 1) for part in text.split() if "=" in part)
+    nodes = fields.get("NodeList", "(null)")
+    names = hostnames(nodes) if nodes not in ("(null)", "") else ()
+    return Job(
+        job_id,
+        fields["JobState"],
+        names,
+        _epoch(fields.get("EndTime", "")),
+        int(fields.get("NumCPUs", "1").split("-")[0]) // max(1, len(names)),
+        fields.get("Requeue") == "1" and fields.get("BatchFlag") == "1",
+        int(fields.get("Restarts", "0")),
+    )
+
+
+def own_job() -> Job:
+    """The job that this process runs in, asked for minutes while Slurm's controller is away."""
+    job_id, until = own_job_id(), time.monotonic() + PATIENCE_SECONDS
+    if job_id is None:
+        raise UserError("this process runs in no Slurm job")
+    while True:
+        try:
+            job = job_of(job_id)
+        except SlurmUnreachableError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(5)
+        else:
+            if job is None:
+                raise UserError(f"Slurm knows no job {job_id}, in which this process runs")
+            return job
+
+
+def is_gone(job_id: str) -> bool | None:
+    """Whether a job's processes are known to have ended; None when Slurm does not answer."""
+    try:
+        job = job_of(job_id)
+    except UserError:
+        return None
+    return job is None or job.state in GONE or job.state in ("PENDING", "REQUEUED")
+
+
+def wait_for_job(job_id: str, every: float = 10.0) -> None:
+    """Return when Slurm says that a job is gone for good; a pending one is waited for as well."""
+    while True:
+        try:
+            job = job_of(job_id)
+        except SlurmUnreachableError:
+            pass
+        else:
+            if job is None or job.state in GONE:
+                return
+        time.sleep(every)
+
+
+def requeue_own_job(job: Job) -> None:
+    """Put this process's own batch job back into the queue; returns only if Slurm refuses, with UserError.
+
+    Slurm ends the job's processes then, this one among them.
+    """
+    ask("scontrol", "requeue", job.id)
+    time.sleep(120)
+    raise UserError(f"Slurm job {job.id}: requeued itself two minutes ago, and its processes still run")
+
+
+def hostnames(node_list: str) -> tuple[str, ...]:
+    """The names that a compressed list such as node[1-3] stands for."""
+    return tuple(ask("scontrol", "show", "hostnames", node_list).split())
+
+
+def ask(*command: str) -> str:
+    """The answer of a Slurm command. UserError with what it printed; SlurmUnreachableError when nobody answered."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=60, env=client_environment()
+        )
+    except FileNotFoundError:
+        raise UserError(f"{command[0]}: not found; Slurm's client programs must be in PATH") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmUnreachableError(f"{' '.join(command)}: no answer within a minute") from None
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        kind = SlurmUnreachableError if any(word in said for word in NO_CONTROLLER) else UserError
+        raise kind(f"{' '.join(command)}: {said}")
+    return done.stdout
+
+
+def real_program(name: str) -> str:
+    """The path of one of Slurm's programs, past the stand-in of that name that the profile puts before it in PATH."""
+    own = Path(os.environ.get("STAGECOACH_STAND_INS", "/nonexistent")).resolve()
+    folders = [it for it in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(it).resolve() != own]
+    if (found := shutil.which(name, path=os.pathsep.join(folders))) is None:
+        raise UserError(f"{name}: not found; Slurm's client programs must be in PATH")
+    return found
+
+
+def client_environment() -> dict[str, str]:
+    """This process's environment without the settings of the job step around it, which would bind nested steps."""
+    kept = {"SLURM_JOB_ID", "SLURM_CONF"}
+    own = ("SLURM_", "SRUN_", "SBATCH_", "SQUEUE_", "SCONTROL_", "SINFO_")
+    return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(own)}
+
+
+def step_command(job: Job, nodes: tuple[str, ...], gpus_per_node: int, output: str) -> list[str]:
+    """The srun command line, but for the program, of one task on each of these nodes, beside the job's other steps.
+
+    `output` is the pattern of its log files; %N in it stands for the node. When one task fails, all are ended.
+    """
+    count = str(len(nodes))
+    return [
+        *("srun", "--overlap", "--cpu-bind=none", "--mem=0", "--kill-on-bad-exit=1"),
+        *(f"--jobid={job.id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
+        *(f"--nodelist={','.join(nodes)}", f"--cpus-per-task={job.cpus_per_node}"),
+        *([f"--gres=gpu:{gpus_per_node}"] if gpus_per_node else []),
+        *(f"--output={output}", "--open-mode=append"),
+    ]
+
+
+def _epoch(local: str) -> float | None:
+    try:
+        return time.mktime(time.strptime(local, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None

@@ -1,0 +1,90 @@
+"""Typed model of a site: what differs from machine to machine and from cluster to cluster. May change no weight."""
+
+from ipaddress import IPv4Network, IPv6Network
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
+
+from scripts.recipe.models import Name, Resources, Stage, Strict
+
+Word = Annotated[str, StringConstraints(pattern=r"^[\w][\w.+-]*$")]
+Words = Annotated[str, StringConstraints(pattern=r"^[\w][\w.,+-]*$")]
+Constraint = Annotated[str, StringConstraints(pattern=r"^[\w\[(][\w.,+\-&|*()\[\]]*$")]
+Mount = Annotated[str, StringConstraints(pattern=r"^/[^:,\s]*:/[^:,\s]*(:(ro|rw))?$")]
+Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Port = Annotated[int, Field(ge=1024, le=65535)]
+
+
+class Ports(Strict):
+    """Ports that a stage's Ray cluster listens on, the same on every node; a node carries one stage at a time."""
+
+    gcs: Port = Field(6379, description="The head's; the other nodes and the driver connect to it.")
+    workers_min: Port = Field(10002, description="First port of Ray's worker processes.")
+    workers_max: Port = Field(19999, description="Last port of Ray's worker processes.")
+
+
+class LightJobs(Strict):
+    """What jobs ask for that train nothing: data, exports, evaluations, publishing again what is trained."""
+
+    partition: Words | None = Field(None, description="None: the partition of training.")
+    cpus: PositiveInt = 2
+    mem_mb: PositiveInt = 4000
+    runtime: PositiveInt = Field(60, description="Minutes.")
+
+
+class StageResources(Strict):
+    """A stage's resources on this site, instead of its recipe's."""
+
+    nodes: PositiveInt | None = None
+    runtime: PositiveInt | None = Field(None, description="Minutes of one allocation.")
+    mem_mb: PositiveInt | None = Field(None, description="Memory of a node.")
+    step_seconds: PositiveFloat | None = Field(None, description="What a step is expected to take here.")
+
+
+class Slurm(Strict):
+    """How jobs are submitted to this cluster."""
+
+    account: Word | None = None
+    partition: Words | None = Field(None, description="Partition (or comma list) of training; none: the default one.")
+    constraint: Constraint | None = None
+    qos: Word | None = None
+    reservation: Word | None = None
+    max_nodes: PositiveInt | None = Field(None, description="Most nodes that one job may have; none: what sinfo says.")
+    max_runtime: PositiveInt | None = Field(None, description="Longest time limit in minutes; a stage's is cut to it.")
+    gpus_per_node: Annotated[int, Field(ge=0)] = Field(8, description="Every node of a training gives all its GPUs.")
+    cpus_per_node: PositiveInt | None = Field(
+        None, description="CPUs that a training's Ray is told of on every node; none: the site's threads."
+    )
+    exclusive: bool = Field(True, description="A training has its nodes to itself.")
+    requeue: bool = Field(True, description="A training goes on by requeueing its own job at the time limit.")
+    margin: PositiveInt = Field(60, description="Seconds to end a training in, besides one step and one save.")
+    network: IPv4Network | IPv6Network | None = Field(
+        None, description="Network whose address of each node Ray uses, such as 10.0.0.0/8; none: Slurm's NodeAddr."
+    )
+    ports: Ports = Ports()
+    ray_start_seconds: PositiveInt = Field(300, description="Patience until Ray runs on every node.")
+    object_store_mb: PositiveInt | None = Field(None, description="Ray's object store on a node; none: Ray's choice.")
+    light: LightJobs = LightJobs()
+    budget_gpu_hours: PositiveFloat | None = Field(None, description="A plan that needs more is refused.")
+
+
+class Site(Strict):
+    """What differs from machine to machine. May change no weight."""
+
+    name: Name
+    description: str = ""
+    threads: PositiveInt = Field(description="CPU threads of a training (of each worker) or an evaluation.")
+    slurm: Slurm | None = Field(None, description="None: everything runs on this machine.")
+    stages: dict[Name, StageResources] = Field({}, description="Resources of single stages on this site.")
+    mounts: list[Mount] = Field([], description="What containers see, as host path:container path.")
+    environment: dict[Variable, str] = Field(
+        {}, description="Variables of every job, such as caches (HF_HOME). No secrets: this file is no safe place."
+    )
+
+    def resources_of(self, name: str, stage: Stage) -> Resources:
+        """A stage's resources here: the site's word over the recipe's, no time limit above the cluster's."""
+        own: dict[str, Any] = self.stages[name].model_dump(exclude_none=True) if name in self.stages else {}
+        resources = stage.resources.model_copy(update=own)
+        if self.slurm is not None and self.slurm.max_runtime is not None:
+            return resources.model_copy(update={"runtime": min(resources.runtime, self.slurm.max_runtime)})
+        return resources
