@@ -27,7 +27,8 @@ rule preflight:
 
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,
 # gates, the splits' time stamps) is ancient or left out: the manifest speaks for the splits. Snakemake empties the log
-# of a job that is tried again, so every attempt is also told to another file, which is what messages point to.
+# of a job that is tried again, so every attempt is also told to another file, which is what messages point to. `exec`:
+# no shell stands between Slurm's process tree and the trainer, which would be out of its reach once that shell died.
 rule train:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
@@ -56,7 +57,7 @@ rule train:
         run=f"{RESULTS}/{{stage}}/run",
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
     shell:
-        "python -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
+        "exec python -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
         " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
         " --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
         " --publish-only {resources.publishes_only} --after-job {resources.waits_for}"

@@ -88,6 +88,8 @@ def main(arguments: list[str]) -> int:
         if step[2] == "0":
             print(reason_of(step[1]))
         return 0
+    if "Account%256" in arguments:  # a guess at the account of a site that names none
+        return 0
     os.execv(real_program("sacct"), ["sacct", *arguments])
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import dataclass
@@ -114,6 +115,8 @@ def requeue_own_job(job: Job) -> None:
 
     Slurm ends the job's processes then, this one among them.
     """
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     ask("scontrol", "requeue", job.id)
     time.sleep(120)
     raise UserError(f"Slurm job {job.id}: requeued itself two minutes ago, and its processes still run")

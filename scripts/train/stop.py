@@ -14,6 +14,7 @@ class StopRequest:
         """`deadline`: seconds since the epoch at which the allocation ends; None: never."""
         self.deadline = deadline
         self.reason: str | None = None
+        self.signalled = False
 
     def listen(self) -> None:
         """Take SIGTERM, SIGINT and SIGHUP as requests; a second Ctrl-C (SIGINT) acts at once, as it does by default."""
@@ -29,7 +30,7 @@ class StopRequest:
         return self.reason is not None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.reason = signal.Signals(number).name
+        self.reason, self.signalled = signal.Signals(number).name, True
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         print(f"{self.reason}: saving at the end of this step", flush=True)
