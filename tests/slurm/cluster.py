@@ -115,7 +115,11 @@ class Cluster:
             self.directory,
         )
         self._guard = subprocess.Popen(down, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-        self.up()
+        try:
+            self.up()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -160,15 +164,17 @@ class Cluster:
         subprocess.run(["ip", "link", "delete", self.link], env=self.environment, capture_output=True, check=False)
 
     def _write_files(self) -> None:
-        if self.directory.exists():
-            if not self.configuration.exists() and any(self.directory.iterdir()):
-                raise ClusterError(f"{self.directory} holds other files; give the cluster a directory of its own")
-            shutil.rmtree(self.directory)
+        own = self.directory / "cluster"  # what is beside it may be removed
+        self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not own.exists() and any(self.directory.iterdir()):
+            raise ClusterError(f"{self.directory} holds other files; give the cluster a directory of its own")
+        own.touch()
+        for old in set(self.directory.iterdir()) - {own}:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
         if len(os.fsencode(self.directory)) > 64:
             raise ClusterError(f"{self.directory} is too long for the names of sockets; give the cluster a shorter one")
         for part in ("etc", "state", "gpu", *(f"{host}/{part}" for host in self.hosts for part in ("spool", "ray"))):
             (self.directory / part).mkdir(parents=True)
-        self.directory.chmod(0o755)
         Path("/tmp/ray").mkdir(exist_ok=True)  # noqa: S108 - where every host mounts its own
         choice = random.Random(self.digest)
         self.network = self._free_network(choice)
@@ -217,6 +223,10 @@ class Cluster:
             if any(word == self._mark(name) if name else word.startswith(self._mark("")) for word in command):
                 yield pid, Path(command[0]).name
 
+    def _alive(self, name: str = "") -> list[tuple[int, str]]:
+        """The marked processes, even if one has no command line for a moment because it is at exec."""
+        return list(self._marked(name)) or time.sleep(0.02) or list(self._marked(name))
+
     def _first(self, name: str) -> int:
         """Process 1 of a host or a daemon, by its id on the machine."""
         for pid, program in self._marked(name):
@@ -225,7 +235,7 @@ class Cluster:
         raise ClusterError(f"{name} is not running")
 
     def _start(self, name: str, *command: str | Path) -> None:
-        if any(self._marked(name)):
+        if self._alive(name):
             raise ClusterError(f"{name} is running already")
         with (self.directory / f"{name}.log").open("a") as output:
             self._children.append(
@@ -242,7 +252,7 @@ class Cluster:
     def _kill(self, name: str = "") -> None:
         """Kill a host or a daemon, or all of them, to the last process."""
         deadline = time.monotonic() + 20
-        while left := list(self._marked(name)):
+        while left := self._alive(name):
             if time.monotonic() > deadline:
                 raise ClusterError(f"processes {[pid for pid, _ in left]} of {self.directory} survived SIGKILL")
             for pid, program in left:
@@ -259,7 +269,7 @@ class Cluster:
         while not condition():
             if time.monotonic() > deadline:
                 raise ClusterError(f"{name} {what} within {timeout:g} s{self._log(name)}")
-            if not any(self._marked(name)):
+            if not self._alive(name):
                 raise ClusterError(f"{name} ended{self._log(name)}")
             time.sleep(0.05)
 
@@ -314,7 +324,7 @@ class Cluster:
                 name = "slurmctld" if late[name] == "unknown" else name
                 raise ClusterError(f"{late}, not {'/'.join(sorted(wanted))}, after {timeout:g} s{self._log(name)}")
             for host in late:
-                if not any(self._marked(host)):
+                if not self._alive(host):
                     raise ClusterError(f"{host} is not running{self._log(host)}")
             time.sleep(0.1)
 
@@ -330,10 +340,12 @@ class Cluster:
             if _namespace(pid) == namespace and pid not in ours and Path(command[0]).name != "slurmd"
         ]
 
-    def kill_host(self, host: str) -> None:
-        """Kill a host with all that runs on it, at once."""
+    def kill_host(self, host: str, *, told: bool = False) -> None:
+        """Kill a host with all that runs on it; Slurm finds out after slurmd_timeout, or is told at once."""
         self._first(host)
         self._kill(host)
+        if told:
+            self._set_down(host)
 
     def start_host(self, host: str, *, wait: bool = True) -> None:
         """Start a host, and wait until Slurm has taken it back."""
@@ -353,7 +365,12 @@ class Cluster:
             str(switch),
         )
         if wait:
+            # Slurm learns from a host's uptime that it was away; these hosts have the machine's.
+            self._set_down(host)
             self._wait_states([host], UP, 30)
+
+    def _set_down(self, host: str) -> None:
+        self.run("scontrol", "update", f"nodename={host}", "state=down", "reason=lost", check=False)
 
     def disconnect(self, host: str) -> None:
         """Take the network from a host, both ways; what runs on it runs on."""
@@ -366,7 +383,7 @@ class Cluster:
     def stop_controller(self) -> None:
         """Stop slurmctld; its state is saved."""
         self.run("scontrol", "shutdown", "slurmctld")
-        self._wait("slurmctld", lambda: not any(self._marked("slurmctld")), what="did not stop")
+        self._wait("slurmctld", lambda: not self._alive("slurmctld"), what="did not stop")
 
     def start_controller(self, *, wait: bool = True) -> None:
         """Start slurmctld from its saved state."""
