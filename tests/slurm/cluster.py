@@ -52,7 +52,6 @@ class Cluster:
         }
         self.configuration = self.directory / "etc/slurm.conf"
         self.link = f"slurm{hashlib.sha256(os.fsencode(self.directory)).hexdigest()[:8]}"
-        self.addresses: dict[str, str] = {}
         self._processes = Processes(self.directory)
         self._guard: subprocess.Popen | None = None
 
@@ -61,6 +60,11 @@ class Cluster:
         """The environment in which the commands of Slurm, and Snakemake, mean this cluster."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
         return own | {"SLURM_CONF": str(self.configuration), "PATH": PATH}
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """The addresses of the hosts, and of the machine as "machine"."""
+        return files.addresses(self.directory)
 
     # Up and down
 
@@ -93,7 +97,7 @@ class Cluster:
         if reason := reason_missing():
             raise ClusterError(reason)
         self.down()
-        self.addresses = files.write(self.directory, self.hosts, self.gpus, self.options)
+        files.write(self.directory, self.hosts, self.gpus, self.options)
         gateway = f"{self.addresses['machine']}/24"
         ready = ("ip", "-oneline", "address", "show", "up", "dev", self.link)
         munge = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}

@@ -16,8 +16,8 @@ TEMPLATE = Path(__file__).with_name("slurm.conf")
 LONGEST = 64  # with it slurmstepd's sockets still have names
 
 
-def write(directory: Path, hosts: list[str], gpus: int, options: dict[str, Any]) -> dict[str, str]:
-    """Empty the directory and fill it; the addresses of the hosts, and of the machine as "machine"."""
+def write(directory: Path, hosts: list[str], gpus: int, options: dict[str, Any]) -> None:
+    """Empty the directory and fill it."""
     own = directory / "cluster"  # what lies beside it may be removed
     if len(os.fsencode(directory)) > LONGEST:
         raise ClusterError(f"{directory} is too long for the names of sockets; give the cluster a shorter one")
@@ -33,7 +33,7 @@ def write(directory: Path, hosts: list[str], gpus: int, options: dict[str, Any])
 
     choice = random.Random(str(directory))
     network = _free_network(choice)
-    addresses = {host: str(network[10 + number]) for number, host in enumerate(hosts, 1)}
+    places = {host: str(network[10 + number]) for number, host in enumerate(hosts, 1)}
     machine, gateway = socket.gethostname().split(".")[0], str(network[1])
     devices = [directory / f"gpu/nvidia{number}" for number in range(gpus)]
     for device in devices:
@@ -48,14 +48,19 @@ def write(directory: Path, hosts: list[str], gpus: int, options: dict[str, Any])
             gateway=gateway,
             port=_free_port(choice),
             gres=f" Gres=gpu:{gpus}" if gpus else "",
-            nodes="\n".join(f"NodeName={host} NodeAddr={address}" for host, address in addresses.items()),
+            nodes="\n".join(f"NodeName={host} NodeAddr={address}" for host, address in places.items()),
         )
     )
-    names = {"localhost": "127.0.0.1", machine: gateway} | addresses
+    names = {"localhost": "127.0.0.1", f"machine {machine}": gateway} | places
     (directory / "hosts").write_text("".join(f"{address} {name}\n" for name, address in names.items()))
     (directory / "munge.key").touch(mode=0o600)
     (directory / "munge.key").write_bytes(os.urandom(128))
-    return addresses | {"machine": gateway}
+
+
+def addresses(directory: Path) -> dict[str, str]:
+    """The addresses of the hosts, and of the machine as "machine"."""
+    lines = (line.split() for line in (directory / "hosts").read_text().splitlines())
+    return {name: address for address, name, *_ in lines}
 
 
 def _free_network(choice: random.Random) -> ipaddress.IPv4Network:
