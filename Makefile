@@ -10,6 +10,7 @@ demo: setup
 	@$(VENV)/bin/snakemake --logger rich
 
 test: setup
+	@tests/slurm/install.sh
 	@$(VENV)/bin/python -m pytest tests
 
 lint: setup
