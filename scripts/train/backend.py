@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from scripts.files import read_json, write_json
 from scripts.recipe.models import Checkpointing
 from scripts.train.stop import StopRequest
 
@@ -17,6 +18,8 @@ class TrainingJob:
     The backend trains up to the planned step (`max_num_steps`), from the checkpoint `resume_from` where there is
     one; it seals checkpoints every ``checkpointing.save_period`` steps and at the planned step, logs every step to
     ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
+    `nodes` and `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on
+    any number of them. Another number rounds otherwise, and of nodes draws other completions.
     """
 
     stage: str
@@ -30,6 +33,35 @@ class TrainingJob:
     threads: int
     stop: StopRequest
     nodes: int = 1
+
+
+_PATHS = ("train_split", "parent_model", "run", "resume_from")
+
+
+def write_job(path: Path, job: TrainingJob) -> None:
+    """Write a job for a process that may run elsewhere: paths absolute, of `stop` its deadline and its file."""
+    record = vars(job) | {
+        "checkpointing": job.checkpointing.model_dump(mode="json"),
+        "stop": {"deadline": job.stop.deadline, "file": _text(job.stop.file)},
+    }
+    write_json(path, record | {name: _text(record[name]) for name in _PATHS})
+
+
+def read_job(path: Path) -> TrainingJob:
+    """The job that `write_job` wrote."""
+    record = read_json(path)
+    record |= {name: _path(record[name]) for name in _PATHS}
+    record["checkpointing"] = Checkpointing.model_validate(record["checkpointing"])
+    record["stop"] = StopRequest(record["stop"]["deadline"], _path(record["stop"]["file"]))
+    return TrainingJob(**record)
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
 
 
 def load_backend(name: str) -> Callable[[TrainingJob], None]:

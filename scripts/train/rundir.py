@@ -6,6 +6,7 @@
     run/config.yaml             the resolved config that it trains
     run/checkpoints/step_N/     whole checkpoints; files.json in each lists its files with sizes and hashes
     run/saving/                 a checkpoint while it is written
+    run/cluster.<token>/        what an attempt on several nodes shares with its driver and ranks, while it runs
     run/metrics.jsonl           one line a step, as logged; a resumed step is logged again
     run.<identity>/             a run directory set aside because the stage now trains something else
 """

@@ -1,6 +1,8 @@
-"""Backend `trl`: train in this process with TRL's SFTTrainer and GRPOTrainer, on the CPU.
+"""Backend `trl`: train with TRL's SFTTrainer and GRPOTrainer, on the CPU.
 
-A GPU is left alone where there is one, so that a tiny model's weights do not depend on the machine.
+A GPU is left alone where there is one, so that a tiny model's weights do not depend on the machine. On one node this
+process trains; on several, one process a node does (`scripts.train.trl_cluster`), each with an equal part of every
+step's rows, and they keep equal weights.
 """
 
 import json
@@ -15,15 +17,17 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback, TrainingArguments
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, TrainerCallback, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from scripts.data.prompts import render_prompt
 from scripts.data.rows import read_rows
 from scripts.errors import UserError
+from scripts.files import sha256_text
 from scripts.rewards.registry import reward_group
 from scripts.train.backend import TrainingJob
+from scripts.train.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.train.retention import prune_checkpoints
 from scripts.train.rundir import seal_checkpoint
 from scripts.train.scratch import make_model, make_tokenizer
@@ -45,20 +49,32 @@ ENVIRONMENT_PREFIX = "environment/"
 
 
 def train(job: TrainingJob) -> None:
-    """Train a stage from its model (or its newest checkpoint) to the planned step."""
+    """Train a stage in this process, from its model (or its newest checkpoint) to the planned step."""
+    if job.nodes != 1:
+        raise UserError(f"{job.stage}: {job.nodes} nodes need a Ray cluster (scripts.train.trl_cluster)")
+    train_rank(job)
+
+
+def train_rank(job: TrainingJob) -> None:
+    """Train a stage as one of `job.nodes` ranks; torch.distributed is up where there are several."""
+    if world_size() != job.nodes:
+        raise ValueError(f"{job.stage} is to train on {job.nodes} nodes, but {world_size()} ranks are up")
     _check_release(job.config["release"])
     torch.set_num_threads(job.threads)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    shutil.rmtree(job.run / "saving", ignore_errors=True)
+    _remove_half_saved(job)
     trainer = {"sft": _sft_trainer, "grpo": _grpo_trainer}[job.config["algorithm"]](job)
     trainer.create_model_card = lambda *arguments, **options: None
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ in ("PrinterCallback", "ProgressCallback", "RichProgressCallback"):
             trainer.remove_callback(callback)
+    torch.set_num_threads(job.threads)  # accelerate may have set its own
+    _seed_where_no_state_was_saved(job)
     try:
         trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+        wait_for_all_ranks()  # each still looks into the directory that rank 0 removes
     except Exception as error:
         if "No space left on device" in str(error) or shutil.disk_usage(job.run).free == 0:
             raise UserError(
@@ -66,7 +82,27 @@ def train(job: TrainingJob) -> None:
             ) from error
         raise
     finally:
+        _remove_half_saved(job)
+
+
+def _remove_half_saved(job: TrainingJob) -> None:
+    if rank() == 0:
         shutil.rmtree(job.run / "saving", ignore_errors=True)
+
+
+def _seed_where_no_state_was_saved(job: TrainingJob) -> None:
+    """Seed a rank that the checkpoint does not know, having been made on fewer nodes (or one, or several).
+
+    The checkpoint's own states replace the seed where it has them; without either, the rank would repeat the random
+    numbers of its first steps.
+    """
+    if job.resume_from and not (job.resume_from / _rng_files(job.nodes)[rank()]).exists():
+        set_seed(int(sha256_text(f"{job.config['seed']} {job.resume_from.name} {rank()}")[:8], 16))
+
+
+def _rng_files(nodes: int) -> list[str]:
+    """The names under which Trainer saves each rank's random state."""
+    return [f"rng_state_{number}.pth" for number in range(nodes)] if nodes > 1 else ["rng_state.pth"]
 
 
 def _check_release(release: dict[str, str]) -> None:
@@ -107,6 +143,9 @@ def _arguments(job: TrainingJob) -> dict[str, Any]:
         "logging_nan_inf_filter": False,
         "report_to": "none",
         "disable_tqdm": True,
+        "log_level_replica": "error",
+        # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.
+        "ddp_find_unused_parameters": True,
     }
 
 
@@ -115,8 +154,11 @@ def _sft_trainer(job: TrainingJob) -> SFTTrainer:
     batch = policy["train_global_batch_size"]
     model, tokenizer = _model_and_tokenizer(job)
     rows = _rows(job, job.max_num_steps * batch)
+    tokenized = _tokenize(rows, tokenizer, policy["max_total_sequence_length"])
+    if job.nodes > 1:
+        tokenized = _fill_last_batch(tokenized, batch)
     arguments = SFTConfig(
-        per_device_train_batch_size=batch,
+        per_device_train_batch_size=batch // job.nodes,
         train_sampling_strategy="sequential",
         shuffle_dataset=False,
         max_length=policy["max_total_sequence_length"],
@@ -128,7 +170,7 @@ def _sft_trainer(job: TrainingJob) -> SFTTrainer:
     return SFTTrainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_list(_tokenize(rows, tokenizer, policy["max_total_sequence_length"])),
+        train_dataset=Dataset.from_list(tokenized),
         processing_class=tokenizer,
         callbacks=[_StageCallback(job)],
     )
@@ -147,6 +189,15 @@ def _tokenize(rows: list[dict[str, Any]], tokenizer: Any, max_length: int) -> li
     ]
 
 
+def _fill_last_batch(tokenized: list[dict[str, list[int]]], batch: int) -> list[dict[str, list[int]]]:
+    """The rows, and as many of which nothing is learnt as the last batch lacks to be shared evenly.
+
+    Without them the first rows of the split would be learnt twice an epoch, as one process never does.
+    """
+    filler = {"input_ids": tokenized[0]["input_ids"][:1], "labels": [-100]}
+    return tokenized + [filler] * (-len(tokenized) % batch)
+
+
 def _grpo_trainer(job: TrainingJob) -> GRPOTrainer:
     grpo, loss, policy = job.config["grpo"], job.config["loss_fn"], job.config["policy"]
     model, tokenizer = _model_and_tokenizer(job)
@@ -160,7 +211,7 @@ def _grpo_trainer(job: TrainingJob) -> GRPOTrainer:
                 f"max_new_tokens leaves {longest_prompt}; raise policy.max_total_sequence_length or drop the row"
             )
     arguments = GRPOConfig(
-        per_device_train_batch_size=grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"],
+        per_device_train_batch_size=grpo["num_prompts_per_step"] // job.nodes * grpo["num_generations_per_prompt"],
         num_generations=grpo["num_generations_per_prompt"],
         max_completion_length=policy["generation"]["max_new_tokens"],
         temperature=policy["generation"]["temperature"],
@@ -192,21 +243,19 @@ def _grpo_trainer(job: TrainingJob) -> GRPOTrainer:
 def environment_reward(group_size: int) -> Callable[..., list[float]]:
     """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
 
-    It takes the step's completions and their rows as JSON, and logs the mean reward of each environment.
+    It takes a step's completions (of this rank) and their rows as JSON, and logs each group's mean reward under the
+    name of its environment; TRL averages what is logged over the groups of all ranks.
     """
 
     def reward(
         completions: list[str], row: list[str], log_metric: Callable[[str, float], None], **_: Any
     ) -> list[float]:
         rewards: list[float] = []
-        by_environment: dict[str, list[float]] = {}
         for start in range(0, len(row), group_size):
             fields = json.loads(row[start])
             group = reward_group(fields, completions[start : start + group_size])
-            by_environment.setdefault(fields["agent_ref"]["name"], []).extend(group)
+            log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
             rewards += group
-        for name, values in by_environment.items():
-            log_metric(f"{ENVIRONMENT_PREFIX}{name}", sum(values) / len(values))
         return rewards
 
     return reward
@@ -226,7 +275,10 @@ def _rows(job: TrainingJob, count: int) -> list[dict[str, Any]]:
 
 
 class _StageCallback(TrainerCallback):
-    """Logs every step, says where the stage stands, and seals checkpoints once they are whole."""
+    """Logs every step, says where the stage stands, and seals checkpoints once they are whole; all on rank 0 alone.
+
+    Rank 0 also decides for all when to stop.
+    """
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
@@ -237,7 +289,7 @@ class _StageCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
-        if self.log_path.exists() and not self.log_path.read_bytes().endswith(b"\n"):
+        if rank() == 0 and self.log_path.exists() and not self.log_path.read_bytes().endswith(b"\n"):
             with self.log_path.open("ab") as file:  # a kill cut the last line; what follows must not join it
                 file.write(b"\n")
 
@@ -248,12 +300,12 @@ class _StageCallback(TrainerCallback):
         self.step_seconds = time.monotonic() - self.step_started
         if state.global_step == self.job.max_num_steps:
             control.should_save = True
-        elif self.job.stop.is_due(self.step_seconds, self.save_seconds):
+        elif as_rank_0_says(rank() == 0 and self.job.stop.is_due(self.step_seconds, self.save_seconds)):
             control.should_save = control.should_training_stop = True
         self.saving_since = time.monotonic()
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        if "loss" not in logs:
+        if "loss" not in logs or rank() != 0:
             return
         now = time.monotonic()
         entry: dict[str, Any] = {"step": state.global_step, "seconds": now - self.step_started}
@@ -271,10 +323,24 @@ class _StageCallback(TrainerCallback):
             print(f"{self.job.stage}: {_progress(entry, self.job.max_num_steps, left)}", flush=True)
 
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        wait_for_all_ranks()
+        if rank() != 0:
+            return
         saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        for name in _rng_files(self.job.nodes):
+            _wait_for(saved / name)
         seal_checkpoint(saved, self.job.run, state.global_step)
         self.save_seconds = time.monotonic() - self.saving_since
         prune_checkpoints(self.job.run, self.job.checkpointing)
+
+
+def _wait_for(file: Path, seconds: float = 90) -> None:
+    """Wait until this host sees a file that another has written; shared file systems may take half a minute."""
+    deadline = time.monotonic() + seconds
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise UserError(f"{file}: not seen after {seconds:.0f} s; results/ must be shared by all nodes of a stage")
+        time.sleep(0.5)
 
 
 def _progress(entry: dict[str, Any], last: int, left: float) -> str:

@@ -1,4 +1,4 @@
-"""The rooms' arrows run one way, and the controller needs no torch."""
+"""The rooms' arrows run one way, and the controller needs neither torch nor Ray."""
 
 import ast
 import subprocess
@@ -28,8 +28,11 @@ MAY_IMPORT = {
     "plan": BASE | {"status", "recipe", "train"},
     "discard": BASE | {"train"},
 }
-NEED_TORCH = {
+NEED_TORCH_OR_RAY = {
     "scripts.train.trl_backend",
+    "scripts.train.trl_driver",
+    "scripts.train.trl_worker",
+    "scripts.train.ranks",
     "scripts.train.scratch",
     "scripts.evaluate.generate",
     "scripts.evaluate.score",
@@ -53,20 +56,20 @@ def test_imports_run_one_way(path):
                 assert other == room or other in MAY_IMPORT[room], f"{room} imports {other}"
 
 
-def test_what_the_controller_runs_imports_without_torch():
-    names = [module_name(path) for path in MODULES if module_name(path) not in NEED_TORCH]
+def test_what_the_controller_runs_imports_without_torch_and_ray():
+    names = [module_name(path) for path in MODULES if module_name(path) not in NEED_TORCH_OR_RAY]
     program = (
         "import sys\n"
-        "for name in ('torch', 'transformers', 'trl', 'datasets', 'accelerate'): sys.modules[name] = None\n"
+        "for name in ('torch', 'transformers', 'trl', 'datasets', 'accelerate', 'ray'): sys.modules[name] = None\n"
         "import importlib\n"
         f"for name in {names!r}: importlib.import_module(name)\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
-def test_the_controllers_requirements_name_no_torch():
+def test_the_controllers_requirements_name_neither_torch_nor_ray():
     pins = (ROOT / "envs/controller.txt").read_text()
-    assert not any(line.startswith(("torch=", "transformers=", "trl=")) for line in pins.splitlines())
+    assert not any(line.startswith(("torch=", "transformers=", "trl=", "ray=")) for line in pins.splitlines())
 
 
 def test_the_required_versions_are_pinned():
@@ -79,5 +82,6 @@ def test_the_required_versions_are_pinned():
         "trl==1.16.0",
         "accelerate==1.15.0",
         "datasets==5.2.0",
+        "ray==2.60.0",
     ):
         assert f"{pin}\n" in pins

@@ -1,6 +1,7 @@
 """Each environment's verifier accepts what it should and nothing beside it."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"
 )
 def test_math_compares_values(expected, response, reward):
     assert math.verify({"expected_answer": expected}, response) == reward
+
+
+def test_math_compares_values_in_a_thread_too_where_its_alarms_cannot_ring():
+    answers = [r"\boxed{7}", r"\boxed{\frac{14}{2}}", "é \n 8", ""]
+    with ThreadPoolExecutor(1) as pool:
+        rewards = list(pool.map(lambda answer: math.verify({"expected_answer": "7.0"}, answer), answers))
+    assert rewards == [1.0, 1.0, 0.0, 0.0]
 
 
 OPTIONS = [{"A": "karyotyping"}, {"B": "PCR"}, {"C": "painting"}]

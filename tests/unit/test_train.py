@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +18,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import resolve_stage
 from scripts.train.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
+from scripts.train.backend import TrainingJob, read_job, write_job
 from scripts.train.disk import checkpoint_bytes, checkpoints_at_once, parameters
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.metrics import SCHEMA, read_log, write_metrics
@@ -26,6 +28,7 @@ from scripts.train.retention import prune_checkpoints
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from scripts.train.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint
 from scripts.train.stop import StopRequest
+from scripts.train.trl_cluster import train_on_cluster
 from tests.conftest import ROOT
 
 FACTS = {"config": "c", "train_split": "t", "validation_split": "v", "parent_export": None}
@@ -247,6 +250,104 @@ def test_a_signal_is_a_request_and_only_a_second_ctrl_c_acts_at_once(name, statu
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     assert f"{name}: saving at the end of this step" in done.stdout
+
+
+def test_a_request_reaches_the_processes_that_share_its_file_and_the_first_reason_stays(tmp_path):
+    asked, polling = StopRequest(file=tmp_path / "stop"), StopRequest(time.time() + 1e6, tmp_path / "stop")
+    assert not polling.is_due(1, 1)
+    asked.ask("SIGTERM")
+    asked.ask("SIGINT")
+    assert polling.is_due(1, 1) and polling.reason == "SIGTERM"
+
+
+def test_why_another_process_stopped_is_known_where_the_stage_is_held_and_an_old_request_is_not_heard(tmp_path):
+    (tmp_path / "stop").write_text("SIGTERM")
+    held = StopRequest()
+    with held.shared(tmp_path / "stop"):
+        assert not held.is_due(1, 1)
+        assert StopRequest(time.time(), tmp_path / "stop").is_due(1, 1)
+    assert "before the deadline" in held.reason and held.file is None
+
+
+def test_a_request_made_before_it_is_shared_is_heard(tmp_path):
+    held = StopRequest()
+    held.ask("SIGHUP")
+    with held.shared(tmp_path / "stop"):
+        assert StopRequest(file=tmp_path / "stop").is_due(1, 1)
+
+
+def test_what_an_attempt_left_running_saves_nothing_once_the_attempt_is_over(tmp_path):
+    with pytest.raises(UserError, match=r"attempt: is gone, so the attempt that trains here is over"):
+        StopRequest(file=tmp_path / "attempt" / "stop").is_due(1, 1)
+    StopRequest(file=tmp_path / "attempt" / "stop").ask("SIGTERM")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- on several nodes, with a stand-in for the driver ---
+
+
+@pytest.fixture
+def job(run):
+    config = {"algorithm": "grpo", "grpo": {"num_prompts_per_step": 4}, "policy": {"train_global_batch_size": 6}}
+    return TrainingJob(
+        stage="rlvr1",
+        config=config,
+        train_split=Path("train-split.jsonl"),
+        parent_model=None,
+        run=run,
+        resume_from=run / "checkpoints/step_2",
+        max_num_steps=4,
+        checkpointing=Checkpointing(save_period=2, keep_last_k=1),
+        threads=2,
+        stop=StopRequest(deadline=2e9),
+        nodes=2,
+    )
+
+
+def test_a_job_is_read_as_it_was_written_with_absolute_paths(job, tmp_path):
+    job.stop.file = tmp_path / "stop"
+    write_job(tmp_path / "job.json", job)
+    read = read_job(tmp_path / "job.json")
+    assert vars(read) | {"stop": None} == vars(job) | {"stop": None, "train_split": Path.cwd() / "train-split.jsonl"}
+    assert (read.stop.deadline, read.stop.file) == (2e9, tmp_path / "stop")
+
+
+def test_a_driver_finds_its_job_and_can_be_asked_to_stop_and_nothing_of_it_stays(job):
+    before = sorted(job.run.iterdir())
+    (job.run / "cluster.0ld").mkdir()
+
+    def driver(command):
+        sent = read_job(Path(command[-1]))
+        assert command[1:3] == ["-m", "scripts.train.trl_driver"] and sent.nodes == 2
+        assert not sent.stop.is_due(1, 1)
+        job.stop.ask("SIGTERM")
+        assert sent.stop.is_due(1, 1)
+        (job.run / "saving").mkdir()
+        return 0
+
+    train_on_cluster(job, driver)
+    assert job.stop.reason == "SIGTERM"
+    assert sorted(job.run.iterdir()) == before
+    train_on_cluster(job, lambda command: 75)  # asked to stop, it is unfinished and not failed
+    with pytest.raises(UserError, match="rlvr1: training on 2 nodes ended with status 75; the reason is above"):
+        train_on_cluster(replace(job, stop=StopRequest()), lambda command: 75)
+    assert sorted(job.run.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "nodes", "message"),
+    [
+        ("grpo", 3, r"rlvr1: grpo.num_prompts_per_step is 4, which 3 nodes .* resources.nodes to one of 1, 2, 4, or"),
+        ("sft", 4, r"rlvr1: policy.train_global_batch_size is 6, which 4 nodes .* one of 1, 2, 3, 6, or"),
+    ],
+)
+def test_a_step_that_does_not_divide_by_the_nodes_is_refused_before_a_cluster_is_started(
+    job, algorithm, nodes, message
+):
+    started = []
+    with pytest.raises(UserError, match=message):
+        train_on_cluster(replace(job, config=job.config | {"algorithm": algorithm}, nodes=nodes), started.append)
+    assert started == []
 
 
 # --- a stage's life, with a backend that seals what it is told to ---

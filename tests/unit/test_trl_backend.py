@@ -1,13 +1,14 @@
 """What the TRL backend adds to TRL's trainers."""
 
 import json
+from collections import defaultdict
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from scripts.train.scratch import make_model, make_tokenizer  # noqa: E402
-from scripts.train.trl_backend import _tokenize, environment_reward  # noqa: E402
+from scripts.train.trl_backend import _fill_last_batch, _tokenize, environment_reward  # noqa: E402
 
 CONFIG = {
     "seed": 1,
@@ -27,15 +28,15 @@ CONFIG = {
 def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_are_alike():
     greeting = json.dumps({"agent_ref": {"name": "genrm_simple_agent"}, "reference": "Hi Bob"})
     sum_ = json.dumps({"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "", "expected_answer": "2"})
-    logged = {}
+    logged = defaultdict(list)
     rewards = environment_reward(2)(
         completions=["Hi Bob", "zz", "Hi Bob", "Hi Bob", r"\boxed{2}", "3"],
         row=[greeting] * 4 + [sum_] * 2,
-        log_metric=logged.__setitem__,
+        log_metric=lambda name, value: logged[name].append(value),
     )
     assert rewards[0] > rewards[1] and rewards[2] == rewards[3] == 5.0 and rewards[4:] == [1.0, 0.0]
-    assert logged["environment/math_with_judge_simple_agent"] == 0.5
-    assert logged["environment/genrm_simple_agent"] == pytest.approx(sum(rewards[:4]) / 4)
+    assert logged["environment/math_with_judge_simple_agent"] == [0.5]
+    assert sum(logged["environment/genrm_simple_agent"]) / 2 == pytest.approx(sum(rewards[:4]) / 4)
 
 
 def test_only_the_assistants_tokens_are_learnt():
@@ -47,6 +48,13 @@ def test_only_the_assistants_tokens_are_learnt():
     assert tokenizer.decode(learnt) == "ok<|end|>"
     (cut,) = _tokenize([row], tokenizer, max_length=3)
     assert len(cut["input_ids"]) == len(cut["labels"]) == 3
+
+
+def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_learnt():
+    rows = [{"input_ids": [number, 7], "labels": [-100, 7]} for number in range(6)]
+    filled = _fill_last_batch(rows, 4)
+    assert filled[:6] == rows and filled[6:] == [{"input_ids": [0], "labels": [-100]}] * 2
+    assert _fill_last_batch(rows, 3) == rows
 
 
 def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():

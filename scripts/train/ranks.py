@@ -1,0 +1,28 @@
+"""The processes that train together, one a node; a process that trains alone is rank 0 of 1."""
+
+import torch.distributed as dist
+
+
+def rank() -> int:
+    """This process's rank; only rank 0 logs, prints and seals."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def wait_for_all_ranks() -> None:
+    """Return once every rank is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def as_rank_0_says(value: bool) -> bool:
+    """Rank 0's value, on every rank; what the others pass is ignored."""
+    if world_size() == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]

@@ -1,0 +1,58 @@
+"""One of two ranks on this machine, without Ray: ``python -m tests.ranks PLAN.json RANK PORT``.
+
+The plan is a list of [job.json, step at which to stop or null]; the jobs are trained one after the other. Which
+rows a rank rewards goes to ``rewarded.RANK.jsonl`` in the run directory, in their order.
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch.distributed as dist
+
+from scripts.rewards.registry import reward_group
+from scripts.train import trl_backend
+from scripts.train.backend import read_job
+from scripts.train.stop import StopRequest
+
+
+class StopAt(StopRequest):
+    """Due at a step."""
+
+    def __init__(self, first: int, step: int | None):
+        super().__init__()
+        self.done, self.step = first, step
+
+    def is_due(self, step_seconds, save_seconds):
+        self.done += 1
+        return self.done == self.step
+
+
+def recording(path: Path):
+    """A stand-in for `reward_group` that notes the rows."""
+
+    def reward(row, responses):
+        with path.open("a") as file:
+            file.write(json.dumps([row, len(responses)]) + "\n")
+        return reward_group(row, responses)
+
+    return reward
+
+
+def main() -> None:
+    plan, rank, port = sys.argv[1:]
+    os.environ |= {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    dist.init_process_group("gloo")
+    for path, step in json.loads(Path(plan).read_text()):
+        job = read_job(Path(path))
+        first = int(job.resume_from.name.removeprefix("step_")) if job.resume_from else 0
+        trl_backend.reward_group = recording(job.run / f"rewarded.{rank}.jsonl")
+        trl_backend.train_rank(replace(job, stop=StopAt(first, step)))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

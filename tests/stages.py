@@ -1,0 +1,75 @@
+"""Stages of the short recipe as training jobs of their own, without Snakemake."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from scripts.data.fill import fill_blend
+from scripts.data.split import split_blend
+from scripts.data.synthesize import write_source
+from scripts.files import sha256_file
+from scripts.recipe.load import load_recipe
+from scripts.recipe.models import Checkpointing
+from scripts.recipe.resolve import resolve_stage
+from scripts.train.backend import TrainingJob
+from scripts.train.stop import StopRequest
+from tests.conftest import SHORT
+
+
+class Stages:
+    """Makes jobs below a directory, each with its run directory there. The blends are mixed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.recipe = load_recipe(SHORT)
+        write_source(self.recipe, directory / "source")
+        for name, blend in self.recipe.blends.items():
+            filled = directory / f"{name}.jsonl"
+            fill_blend(directory / "source" / filled.name, directory / "source/tables", filled)
+            lines = filled.read_bytes().splitlines(keepends=True)
+            random.Random(1).shuffle(lines)
+            filled.write_bytes(b"".join(lines))
+            split_blend(filled, blend.holdout, self.split(name), directory / name / "val-split.jsonl")
+
+    def split(self, blend: str) -> Path:
+        """The training split of a blend."""
+        return self.directory / blend / "train-split.jsonl"
+
+    def job(self, stage: str, run: str, steps: int, nodes: int = 1, **options: Any) -> TrainingJob:
+        """A job for `steps` steps, with a constant learning rate, in the run directory of that name."""
+        config = resolve_stage(self.recipe, stage) | {"model": self.recipe.model.model_dump(mode="json")}
+        config["policy"]["optimizer"]["schedule"] = "constant"
+        path = self.directory / run
+        (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        defaults = {
+            "parent_model": None,
+            "resume_from": None,
+            "checkpointing": Checkpointing(save_period=1000),
+            "threads": 1,
+            "stop": StopRequest(),
+        }
+        return TrainingJob(
+            stage=stage,
+            config=config,
+            train_split=self.split(self.recipe.stages[stage].blend),
+            run=path,
+            max_num_steps=steps,
+            nodes=nodes,
+            **defaults | options,
+        )
+
+
+def checkpoint(run: Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return run / f"checkpoints/step_{step}"
+
+
+def weights_hash(run: Path, step: int) -> str:
+    """The hash of a checkpoint's weights."""
+    return sha256_file(checkpoint(run, step) / "model.safetensors")
+
+
+def logged(run: Path) -> list[dict[str, Any]]:
+    """The steps that a run logged."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

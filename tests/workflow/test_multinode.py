@@ -1,0 +1,239 @@
+"""A stage trained on two nodes: the same rows a step, the same resuming, one voice; and on a real Ray cluster."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch")
+ray = pytest.importorskip("ray")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from scripts.errors import UserError  # noqa: E402
+from scripts.train.backend import write_job  # noqa: E402
+from scripts.train.rundir import damage_of  # noqa: E402
+from scripts.train.trl_backend import train  # noqa: E402
+from scripts.train.trl_cluster import train_on_cluster  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
+
+SFT_STEPS = 26  # the 380 rows end within step 24
+SFT_STOP, GRPO_STEPS, GRPO_STOP = 25, 6, 2
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """Both algorithms trained by one process, and GRPO's parent; then by two ranks, straight and interrupted."""
+    made = Stages(tmp_path_factory.mktemp("multinode"))
+    where = made.directory
+    train(made.job("sft", "sft.alone", SFT_STEPS))
+    made.parent = {"parent_model": checkpoint(where / "sft.alone", SFT_STEPS)}
+    train(made.job("rlvr1", "grpo.alone", GRPO_STEPS, **made.parent))
+    plan = []
+
+    def add(job, stop=None):
+        file = where / f"{len(plan)}.json"
+        write_job(file, job)
+        plan.append([str(file), stop])
+
+    for stage, name, steps, stop, options in (
+        ("sft", "sft", SFT_STEPS, SFT_STOP, {}),
+        ("rlvr1", "grpo", GRPO_STEPS, GRPO_STOP, made.parent),
+    ):
+        add(made.job(stage, f"{name}.two", steps, nodes=2, **options))
+        add(made.job(stage, f"{name}.resumed", steps, nodes=2, **options), stop)
+        stopped = checkpoint(where / f"{name}.resumed", stop)
+        add(made.job(stage, f"{name}.resumed", steps, nodes=2, resume_from=stopped, **options))
+        alone = checkpoint(where / f"{name}.alone", steps)
+        add(made.job(stage, f"{name}.grown", steps + 1, nodes=2, resume_from=alone, **options))
+    (where / "plan.json").write_text(json.dumps(plan))
+    command = [sys.executable, "-m", "tests.ranks", where / "plan.json"]
+    port = str(free_port())
+    ranks = [
+        subprocess.Popen([*command, str(rank), port], cwd=ROOT, text=True, stdout=subprocess.PIPE) for rank in (0, 1)
+    ]
+    made.said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    return made
+
+
+def test_two_ranks_learn_what_one_process_learns(stages):
+    alone, two = (logged(stages.directory / run) for run in ("sft.alone", "sft.two"))
+    assert [step["step"] for step in two] == list(range(1, SFT_STEPS + 1))
+    for one, other in zip(alone, two, strict=True):
+        for name in ("loss", "grad_norm", "entropy", "lr"):
+            assert other[name] == pytest.approx(one[name], rel=1e-3), f"{name} of step {one['step']}"
+    first, second = (
+        load_file(checkpoint(stages.directory / run, SFT_STEPS) / "model.safetensors")
+        for run in ("sft.alone", "sft.two")
+    )
+    assert all(torch.allclose(first[name], second[name], atol=1e-3) for name in first)
+
+
+def test_both_ranks_together_reward_each_steps_prompts_as_whole_groups(stages):
+    rows = [json.loads(line) for line in stages.split("rlvr1").read_text().splitlines()]
+    entries = logged(stages.directory / "grpo.two")
+    halves = [
+        [json.loads(line) for line in (stages.directory / f"grpo.two/rewarded.{rank}.jsonl").read_text().splitlines()]
+        for rank in (0, 1)
+    ]
+    uneven = 0
+    for number, entry in enumerate(entries):
+        mine = [half[2 * number : 2 * number + 2] for half in halves]
+        groups = mine[0] + mine[1]
+        assert [row for row, _ in groups] == rows[4 * number : 4 * number + 4]
+        assert {size for _, size in groups} == {4}
+        names = [[row["agent_ref"]["name"] for row, _ in half] for half in mine]
+        uneven += sorted(names[0]) != sorted(names[1])
+        shares = [entry["environment_rewards"][name] for name in names[0] + names[1]]
+        assert sum(shares) / 4 == pytest.approx(entry["reward_mean"], abs=1e-6)
+    assert uneven and len(entries) == GRPO_STEPS
+
+
+@pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("grpo", GRPO_STEPS)])
+def test_two_ranks_that_were_interrupted_end_with_the_same_bits(stages, name, steps):
+    straight, resumed = stages.directory / f"{name}.two", stages.directory / f"{name}.resumed"
+    assert weights_hash(resumed, steps) == weights_hash(straight, steps)
+    assert [step["step"] for step in logged(resumed)] == list(range(1, steps + 1))
+    assert weights_hash(straight, steps) != weights_hash(stages.directory / f"{name}.alone", steps)
+
+
+def test_a_checkpoint_of_two_ranks_is_sealed_with_both_their_random_states_and_only_one_rank_speaks(stages):
+    saved = checkpoint(stages.directory / "grpo.two", GRPO_STEPS)
+    listed = json.loads((saved / "files.json").read_text())
+    assert {"rng_state_0.pth", "rng_state_1.pth"} < set(listed) and damage_of(saved) is None
+    assert f"rlvr1: step {GRPO_STEPS}/{GRPO_STEPS}, reward " in stages.said[0] and stages.said[1] == ""
+    assert sorted(path.name for path in (stages.directory / "sft.two").iterdir()) == ["checkpoints", "metrics.jsonl"]
+
+
+def test_a_run_goes_on_with_another_number_of_nodes(stages):
+    assert logged(stages.directory / "sft.grown")[0]["step"] == SFT_STEPS + 1
+    assert logged(stages.directory / "grpo.grown")[0]["step"] == GRPO_STEPS + 1
+    two = checkpoint(stages.directory / "grpo.resumed", GRPO_STOP)
+    for run in ("grpo.shrunk", "grpo.shrunk.again"):
+        train(stages.job("rlvr1", run, GRPO_STOP + 2, resume_from=two, **stages.parent))
+    hashes = {weights_hash(stages.directory / run, GRPO_STOP + 2) for run in ("grpo.shrunk", "grpo.shrunk.again")}
+    assert len(hashes) == 1
+
+
+# --- on Ray ---
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A Ray cluster of two nodes, both on this machine."""
+    ip, port = ray.util.get_node_ip_address(), free_port()
+    address = f"{ip}:{port}"
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+    start = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1", f"--node-ip-address={ip}"]
+    start += ["--object-store-memory=100000000"]
+    folder = tmp_path_factory.mktemp("ray", numbered=False)
+    nodes = []
+    try:
+        for options in (["--head", f"--port={port}", "--include-dashboard=false"], [f"--address={address}"]):
+            if options[0] == "--head":
+                options.append(f"--temp-dir={folder}")
+            with (folder / f"{len(nodes)}.log").open("w") as log:
+                nodes.append(subprocess.Popen([*start, *options], env=environment, stdout=log, stderr=log))
+            wait_until(f"node {len(nodes)} of Ray", lambda: nodes_up(address) == len(nodes))
+        yield Cluster(address, nodes)
+    finally:
+        running = Cluster(address, nodes).processes()
+        for process in running:
+            process.terminate()
+        for process in psutil.wait_procs(running, timeout=3)[1]:
+            process.kill()
+        psutil.wait_procs(running, timeout=10)
+        for node in nodes:
+            node.wait()
+
+
+class Cluster:
+    """Where the cluster is, and what runs in it."""
+
+    def __init__(self, address: str, nodes: list[subprocess.Popen]) -> None:
+        self.address, self.nodes = address, [psutil.Process(node.pid) for node in nodes]
+
+    def processes(self) -> list[psutil.Process]:
+        return [*self.nodes, *(child for node in self.nodes for child in node.children(recursive=True))]
+
+
+def nodes_up(address: str) -> int:
+    host, port = address.split(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return 0
+    gcs = ray._raylet.GcsClient(address=address)
+    return sum(node.state == 0 for node in gcs.get_all_node_info().values())
+
+
+def wait_until(what: str, happens, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.1)
+
+
+class Driver:
+    """Runs the driver as `scripts.launch` would; what it said is in `said`."""
+
+    def __init__(self, cluster: Cluster, meanwhile=lambda process: None) -> None:
+        self.address, self.meanwhile = cluster.address, meanwhile
+
+    def __call__(self, command: list[str]) -> int:
+        environment = os.environ | {"RAY_ADDRESS": self.address}
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process:
+            self.meanwhile(process)
+            self.said = process.communicate(timeout=120)[0]
+        return process.returncode
+
+
+def test_ray_trains_the_same_weights_and_says_no_more_than_one_process(stages, cluster):
+    driver = Driver(cluster)
+    job = stages.job("rlvr1", "grpo.ray", GRPO_STEPS, nodes=2, **stages.parent)
+    (job.run / "cluster.0ld").mkdir()
+    train_on_cluster(job, driver)
+    assert weights_hash(job.run, GRPO_STEPS) == weights_hash(stages.directory / "grpo.two", GRPO_STEPS)
+    lines = driver.said.splitlines()
+    assert len(lines) == GRPO_STEPS and all(line.startswith("rlvr1: step ") for line in lines), driver.said
+    assert sorted(path.name for path in job.run.iterdir()) == ["checkpoints", "metrics.jsonl"]
+    assert job.stop.reason is None
+
+
+def test_a_terminated_driver_saves_its_step(stages, cluster):
+    job = stages.job("sft", "sft.ray", 100_000, nodes=2)
+    log = job.run / "metrics.jsonl"
+
+    def terminate(process):
+        wait_until("a step", log.exists)
+        process.send_signal(signal.SIGTERM)
+
+    driver = Driver(cluster, terminate)
+    train_on_cluster(job, driver)
+    (saved,) = (job.run / "checkpoints").iterdir()
+    assert job.stop.reason == "SIGTERM" and int(saved.name.removeprefix("step_")) == logged(job.run)[-1]["step"]
+    assert driver.said.strip() == "SIGTERM: saving at the end of this step", driver.said
+    assert sorted(path.name for path in job.run.iterdir()) == ["checkpoints", "metrics.jsonl"]
+
+
+def test_a_cluster_with_too_few_nodes_is_refused_at_once(stages, cluster):
+    driver = Driver(cluster)
+    with pytest.raises(UserError):
+        train_on_cluster(stages.job("rlvr1", "grpo.four", 3, nodes=4, **stages.parent), driver)
+    assert "needs 4 nodes with 1 CPUs each, but the Ray cluster at" in driver.said
