@@ -20,12 +20,13 @@ from scripts.launch.orphans import find_orphans, hand_on, handed_on
 from scripts.launch.site_check import check_site
 from scripts.launch.resources import light_resources, training_resources
 from scripts.recipe.load import load_recipe, load_site, parse_config
-from scripts.recipe.resolve import sync_configs
+from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.controller_lock import remove_dead_lock
 from scripts.snakemake_ancient import correct_ancient
 from scripts.snakemake_retry import decide_retries
 from scripts.plan import check_budget
 from scripts.train.another import AttemptCounter
+from scripts.train.backend import check_nodes
 from scripts.train.estimate import estimate
 from scripts.train.memo import holds_planned_step
 
@@ -129,6 +130,8 @@ def check_before_submitting():
         )
     if SITE.slurm is not None:
         try:
+            for stage in STAGES:
+                check_nodes(stage, resolve_stage(RECIPE, stage), resources_of(stage).nodes)
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
             check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget)
         except UserError as error:
