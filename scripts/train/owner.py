@@ -29,26 +29,23 @@ FENCE_SECONDS = 5.0
 
 
 @contextmanager
-def hold(owner_file: Path, wait: bool = False) -> Iterator[None]:
+def hold(owner_file: Path, patience: float = 0.0) -> Iterator[None]:
     """Hold what an owner file stands for while the block runs.
 
-    When another living process holds it: UserError that names its host, job and process, or with `wait` a line that
-    does, and patience. What a dead process left is taken over.
+    Another living process that holds it is named, with its host and job, and waited for `patience` seconds; UserError
+    after that. What a dead process left is taken over.
     """
     owner_file.parent.mkdir(parents=True, exist_ok=True)
-    told, token = False, secrets.token_hex(8)
-    before, silence = read_owner(owner_file), _silence(owner_file)
+    told, token, since = False, secrets.token_hex(8), time.monotonic()
     while not _take(owner_file, token):
-        before, silence = read_owner(owner_file), _silence(owner_file)
-        holder = describe(before)
-        if not wait:
+        owner = read_owner(owner_file)
+        holder = describe(owner)
+        if time.monotonic() - since >= patience:
             raise UserError(f"{owner_file.parent}: {holder} trains here; wait for it or stop it, then start again")
         if not told:
             print(f"{owner_file.parent}: {holder} trains here; waiting for it to end", flush=True)
             told = True
-        time.sleep(1 if before is None or before.get("host") == socket.gethostname() else 5)
-    if before is not None and before.get("host") != socket.gethostname() and silence < 2 * HEARTBEAT_SECONDS:
-        time.sleep(HEARTBEAT_SECONDS + FENCE_SECONDS)
+        time.sleep(1 if owner is None or owner.get("host") == socket.gethostname() else 5)
     stop = threading.Event()
     heart = threading.Thread(target=_beat, args=(owner_file, token, stop), daemon=True)
     heart.start()
@@ -126,12 +123,22 @@ def _take(owner_file: Path, token: str) -> bool:
             if time.time() - guard.stat().st_mtime > 60:
                 guard.unlink(missing_ok=True)
         return False
+    displaced, silence = None, 0.0
     try:
         if not is_alive(owner_file):
+            displaced, silence = read_owner(owner_file), _silence(owner_file)
             owner_file.unlink(missing_ok=True)
-        return _link(owner_file, token)
+        taken = _link(owner_file, token)
     finally:
         guard.unlink(missing_ok=True)
+    if taken and displaced and not _is_local(displaced) and silence < 2 * HEARTBEAT_SECONDS:
+        time.sleep(HEARTBEAT_SECONDS + FENCE_SECONDS)
+    return taken
+
+
+def _is_local(owner: dict[str, Any]) -> bool:
+    """Whether this process sees the owner's in its process table."""
+    return (owner.get("host"), owner.get("pid_namespace")) == (socket.gethostname(), _pid_namespace())
 
 
 def _link(owner_file: Path, token: str) -> bool:

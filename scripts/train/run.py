@@ -6,6 +6,7 @@ in the next allocation. Exit status: 0 published; 75 unfinished, to be continued
 """
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,19 +30,21 @@ from scripts.train.rundir import Checkpoint, checkpoints, newest_checkpoint, ope
 from scripts.train.stop import StopRequest
 
 UNFINISHED = os.EX_TEMPFAIL
+IDLE_NODES_SECONDS = 360.0
 
 
 @dataclass(frozen=True)
 class Attempt:
     """How this attempt at a stage is made; may change no weight.
 
-    `call` tells apart the calls of Snakemake (0: none, a person's own), `publish_only` forbids to train, `site` and
-    `job` are there when the training runs in a Slurm job.
+    `call` tells apart the calls of Snakemake (0: none, a person's own), `patience` is how many seconds another process
+    that trains the stage is waited for, `publish_only` forbids to train, `site` and `job` are there when the training
+    runs in a Slurm job.
     """
 
     call: int = 0
     threads: int = 2
-    wait: bool = False
+    patience: float = 0.0
     publish_only: bool = False
     log: str = "what was printed above"
     site: Site | None = None
@@ -68,7 +71,7 @@ def train_stage(
     planned = planned_step(settings)
     if ckpt.is_dir() and not any(ckpt.iterdir()):
         ckpt.rmdir()
-    with hold(run.with_name("owner.json"), attempt.wait):
+    with hold(run.with_name("owner.json"), attempt.patience):
         facts = stage_facts(settings, manifest, parent_export)
         identity = identity_of(facts)
         open_run_directory(run, identity, facts, settings)
@@ -222,10 +225,11 @@ def main() -> int:
     deadline = arguments.deadline
     if job is not None and job.end is not None and deadline is None:
         deadline = job.end - site.slurm.margin
+    patience = (math.inf if job is None or arguments.publish_only else IDLE_NODES_SECONDS) if arguments.wait else 0.0
     attempt = Attempt(
         call=arguments.call,
         threads=arguments.threads,
-        wait=arguments.wait,
+        patience=patience,
         publish_only=bool(arguments.publish_only),
         log=arguments.log,
         site=site,

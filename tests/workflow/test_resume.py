@@ -126,11 +126,25 @@ def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(
     assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
 
 
-def test_a_stage_that_crashes_before_any_step_is_tried_twice_and_then_points_to_its_log(copied):
+def test_a_stage_that_fails_for_its_own_reason_fails_once_and_points_to_its_log(copied):
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     (copied.results / "sft/hf/model/config.json").resolve().write_text("{")
     output = copied.snakemake("results/short/rlvr1/ckpt", check=False)
-    assert "two attempts in a row (failed and failed) made no new step beyond 0; not trying again" in output
+    assert "rlvr1: not tried again: it failed for a reason of its own" in output
     assert "see results/short/rlvr1/logs/attempts.log" in output
-    assert outcomes(copied) == ["failed", "failed"]
-    assert (copied.results / "rlvr1/logs/attempts.log").read_text().count("Traceback") >= 2
+    assert outcomes(copied) == ["failed"]
+    assert (copied.results / "rlvr1/logs/attempts.log").read_text().count("Traceback") == 1
+
+
+def test_a_training_that_is_killed_before_any_step_is_tried_twice(longer):
+    longer.edit("save_period: 1", "save_period: 100")
+    snakemake = begin(longer)
+    for _ in range(2):
+        killed = program(snakemake)
+        killed.kill()
+        killed.wait()
+    assert snakemake.wait(120) == 1
+    assert (
+        "two attempts in a row (killed and killed) made no new step beyond 0"
+        in (longer.root / "snakemake.log").read_text()
+    )
