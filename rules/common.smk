@@ -60,7 +60,7 @@ os.environ.update(SITE.environment)
 CALL = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
 LIGHT = light_resources(SITE)
 if workflow.is_main_process:
-    decide_retries("train", AttemptCounter(Path(RESULTS), STAGES, CALL, SITE.slurm is not None).why_not_again)
+    decide_retries("train", AttemptCounter(Path(RESULTS), CALL, SITE.slurm is not None).why_not_again)
 
 
 wildcard_constraints:

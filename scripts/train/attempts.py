@@ -43,13 +43,18 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
     return attempts
 
 
+def attempts_of(run: Path, call: int) -> list[dict[str, Any]]:
+    """The attempts that belong to one call of Snakemake, oldest first."""
+    return [attempt for attempt in read_attempts(run) if attempt["call"] == call]
+
+
 def vain_attempts(run: Path, call: int, step: int) -> str | None:
     """How the last two attempts ended when both belong to this call and began at this step; None: there is hope.
 
     `call` 0 is a person's own, who may try as often as she likes; `step` is the newest checkpoint's.
     """
-    last = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"][-2:]
-    if call and len(last) == 2 and all(it["from"] == step and it["call"] == call for it in last):
+    last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
+    if call and len(last) == 2 and all(it["from"] == step for it in last):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
 
