@@ -126,6 +126,14 @@ def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(
     assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
 
 
+def test_a_stage_whose_parent_trains_first_is_not_taken_for_trained(copied):
+    copied.edit(
+        "checkpointing: {save_period: 1}", "checkpointing: {save_period: 1}\n    resources: {nodes: 4, runtime: 240}"
+    )
+    copied.edit("sft: {max_num_steps: 30}", "sft: {max_num_steps: 29}")
+    assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "results/short/rlvr1/ckpt")
+
+
 def test_a_stage_that_crashes_before_any_step_is_tried_twice_and_then_points_to_its_log(copied):
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     (copied.results / "sft/hf/model/config.json").resolve().write_text("{")
