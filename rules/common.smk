@@ -112,6 +112,11 @@ def resources_of(stage):
     return SITE.resources_of(stage, RECIPE.stages[stage])
 
 
+def stages_to_train():
+    """The stages whose training job this call of Snakemake plans."""
+    return {job.wildcards.stage for job in workflow.dag.needrun_jobs() if job.rule.name == "train"}
+
+
 def check_before_submitting():
     """Refuse, before the first job, what would fail on the cluster, train on the wrong machine or cost too much."""
     executor = workflow.executor_plugin.name
@@ -123,7 +128,7 @@ def check_before_submitting():
     if SITE.slurm is not None:
         try:
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
-            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget)
+            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train())
         except UserError as error:
             raise WorkflowError(str(error)) from None
 
