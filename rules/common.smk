@@ -28,7 +28,7 @@ from scripts.plan import check_budget
 from scripts.train.another import AttemptCounter
 from scripts.train.backend import check_nodes
 from scripts.train.estimate import estimate
-from scripts.train.memo import holds_planned_step
+from scripts.train.memo import is_trained, steps_left
 
 correct_ancient()
 if workflow.is_main_process:
@@ -106,18 +106,16 @@ def criteria_of(wildcards):
 
 def is_memo(wildcards):
     """Whether training would only publish again what is already trained, which takes moments on one node."""
-    stage, parent = RECIPE.stages[wildcards.stage], parent_of(wildcards)
-    directory = Path(RESULTS, wildcards.stage)
-    return holds_planned_step(
-        directory / "config.yaml",
-        Path(RESULTS, "data", stage.blend, "manifest.json"),
-        Path(RESULTS, parent, "hf/record.json") if parent else None,
-        directory / "run",
-    )
+    return is_trained(RECIPE, Path(RESULTS), wildcards.stage)
 
 
 def resources_of(stage):
     return SITE.resources_of(stage, RECIPE.stages[stage])
+
+
+def stages_to_train():
+    """The stages whose training job this call of Snakemake plans."""
+    return {job.wildcards.stage for job in workflow.dag.needrun_jobs() if job.rule.name == "train"}
 
 
 def check_before_submitting():
@@ -133,7 +131,7 @@ def check_before_submitting():
             for stage in STAGES:
                 check_nodes(stage, resolve_stage(RECIPE, stage), resources_of(stage).nodes)
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
-            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget)
+            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train())
         except UserError as error:
             raise WorkflowError(str(error)) from None
 
@@ -141,7 +139,7 @@ def check_before_submitting():
 def allocations_of(wildcards):
     """How many allocations a stage is expected to need; shown by a dry run."""
     stage = wildcards.stage
-    left = 0 if is_memo(wildcards) else RECIPE.stages[stage].max_num_steps
+    left = steps_left(RECIPE, Path(RESULTS), stage)
     return max(1, estimate(SITE, resources_of(stage), Path(RESULTS, stage), left).allocations)
 
 

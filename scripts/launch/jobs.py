@@ -6,6 +6,7 @@ The stand-in for the status query (scripts.launch.sacct) writes it at every ques
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from scripts.files import write_json
 
 FOLDER = Path(".snakemake/stagecoach/slurm")
 FORMAT = "%i|%T|%k|%r|%D|%N|%V|%S|%e"
+SLURM_LOGS = Path("results/slurm-logs/rule_train")
 STAGE_COMMENT = "rule_train_wildcards_"
 
 
@@ -37,6 +39,14 @@ class JobRecord:
         return self.comment.removeprefix(STAGE_COMMENT) if self.comment.startswith(STAGE_COMMENT) else None
 
 
+@dataclass(frozen=True)
+class LastWord:
+    """What Slurm last said of a job, and when, in seconds since the epoch."""
+
+    job: JobRecord
+    at: float
+
+
 def parse_squeue(text: str, results: str) -> dict[str, JobRecord]:
     """The jobs in squeue's output in FORMAT, by id."""
     records = {}
@@ -58,8 +68,14 @@ def read_call(name: str) -> dict[str, JobRecord]:
 
 
 def write_call(name: str, records: dict[str, JobRecord]) -> None:
-    """Keep the jobs of one call of Snakemake."""
+    """Keep the jobs of one call of Snakemake. The file's time says when Slurm was last heard."""
     write_json(FOLDER / f"{name}.json", [asdict(record) for record in records.values()])
+
+
+def heard_again(name: str) -> None:
+    """Note that Slurm said the same of a call's jobs once more."""
+    with suppress(FileNotFoundError):
+        os.utime(FOLDER / f"{name}.json")
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
@@ -76,8 +92,14 @@ def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
 
 def newest_job(results: Path, stage: str) -> JobRecord | None:
     """The stage's last submitted training job."""
-    jobs = [record for _, record in stage_jobs(results) if record.stage == stage]
-    return jobs[-1] if jobs else None
+    word = last_words(results).get(stage)
+    return word.job if word else None
+
+
+def last_words(results: Path) -> dict[str, LastWord]:
+    """What Slurm last said of the training job that each stage submitted last."""
+    newest = {job.stage: (call, job) for call, job in stage_jobs(results) if job.stage}
+    return {stage: LastWord(job, (FOLDER / f"{call}.json").stat().st_mtime) for stage, (call, job) in newest.items()}
 
 
 def with_state(record: JobRecord, state: str) -> JobRecord:

@@ -63,7 +63,7 @@ def job_of(job_id: str) -> Job | None:
         job_id,
         fields["JobState"],
         names,
-        _epoch(fields.get("EndTime", "")),
+        epoch(fields.get("EndTime", "")),
         int(fields.get("NumCPUs", "1").split("-")[0]) // max(1, len(names)),
         fields.get("Requeue") == "1" and fields.get("BatchFlag") == "1",
         int(fields.get("Restarts", "0")),
@@ -175,7 +175,8 @@ def step_command(job: Job, nodes: tuple[str, ...], gpus_per_node: int, output: s
     ]
 
 
-def _epoch(local: str) -> float | None:
+def epoch(local: str) -> float | None:
+    """A time as Slurm writes it, in seconds since the epoch; None: Slurm knows none."""
     try:
         return time.mktime(time.strptime(local, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:

@@ -27,7 +27,10 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
-    """Each attempt with its first step and outcome (killed when it has no end), oldest first."""
+    """Each attempt with its first step and outcome (killed when it has no end), oldest first.
+
+    `time` is when it began and `ended` when it ended, in seconds since the epoch.
+    """
     attempts: list[dict[str, Any]] = []
     path = run / "attempts.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -39,7 +42,7 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
             kept = ("host", "time", "call", "slurm_job", "nodes")
             attempts.append({"from": entry["step"], "outcome": "killed"} | {key: entry.get(key) for key in kept})
         elif attempts:
-            attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"]}
+            attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"], "ended": entry.get("time")}
     return attempts
 
 

@@ -89,12 +89,13 @@ def describe(owner: dict[str, Any] | None) -> str:
     return f"process {owner['pid']} on {owner['host']}{job}, since {since}"
 
 
-def is_alive(owner_file: Path) -> bool:
+def is_alive(owner_file: Path, only_read: bool = False) -> bool:
     """Whether the process that made an owner file still runs.
 
     On its own host the process table tells: the process id exists and started when the owner did. From another host,
     or another container's process ids, it is dead when Slurm says that its job has ended (or that this is that very
     job, requeued), and otherwise alive while its heartbeat is younger than five minutes by the file server's own clock.
+    Who `only_read`s asks no Slurm and trusts this host's clock, because the file server's takes a write to learn.
     """
     owner = read_owner(owner_file)
     if owner is None:
@@ -104,9 +105,19 @@ def is_alive(owner_file: Path) -> bool:
             return False
         if owner.get("pid_namespace") == _pid_namespace():
             return process_start(owner["pid"]) == owner["process_start"]
-    if (job := owner.get("slurm_job")) and (job == own_job_id() or is_gone(job)):
+    if (job := owner.get("slurm_job")) and (job == own_job_id() or (not only_read and is_gone(job))):
         return False
+    if only_read:
+        return 0 <= _age(owner_file) < SILENCE_SECONDS
     return owner_file.exists() and _silence(owner_file) < SILENCE_SECONDS
+
+
+def _age(owner_file: Path) -> float:
+    """Seconds since the owner's last heartbeat by this host's clock; -1 when there is no owner."""
+    try:
+        return max(0.0, time.time() - owner_file.stat().st_mtime)
+    except FileNotFoundError:
+        return -1.0
 
 
 def _take(owner_file: Path, token: str) -> bool:

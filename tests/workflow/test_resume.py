@@ -103,12 +103,14 @@ def test_what_is_set_aside_is_shown_with_the_reason_and_removed_on_request(copie
     old = record(copied)["identity"]
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     copied.snakemake("--dry-run")
-    assert re.search(r"rlvr1 +steps 1 to 3 +seed 3 -> 9", copied.run("python", "-m", "scripts.plan").stdout)
+    assert re.search(r"rlvr1 +trains again +3 of 3 .*seed 3 -> 9", copied.run("python", "-m", "scripts.plan").stdout)
     assert re.search(r"rlvr1 +stale", copied.run("python", "-m", "scripts.status").stdout)
     copied.snakemake("results/short/rlvr1/ckpt")
     status = copied.run("python", "-m", "scripts.status").stdout
     assert re.search(r"rlvr1 +fresh", status)
-    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ MB", status)
+    assert f"results/short/rlvr1/run.{old}  step 3\n" in status
+    plan = copied.run("python", "-m", "scripts.plan").stdout
+    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ MB", plan)
     refused = copied.run("python", "-m", "scripts.discard", "results/short/rlvr1/run", check=False)
     assert refused.returncode == 1 and "not a run directory that was set aside" in refused.stdout
     copied.run("python", "-m", "scripts.discard", f"results/short/rlvr1/run.{old}")
@@ -124,6 +126,14 @@ def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(
     assert "nodes=1, runtime=5," in forced
     shutil.rmtree(copied.results / "rlvr1/run")
     assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
+
+
+def test_a_stage_whose_parent_trains_first_is_not_taken_for_trained(copied):
+    copied.edit(
+        "checkpointing: {save_period: 1}", "checkpointing: {save_period: 1}\n    resources: {nodes: 4, runtime: 240}"
+    )
+    copied.edit("sft: {max_num_steps: 30}", "sft: {max_num_steps: 29}")
+    assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "results/short/rlvr1/ckpt")
 
 
 def test_a_stage_that_fails_for_its_own_reason_fails_once_and_points_to_its_log(copied):
