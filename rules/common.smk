@@ -51,16 +51,32 @@ if SITE.slurm and workflow.is_main_process:
 
     bound_polling()
     use_stand_ins(Path(workflow.basedir), RESULTS)
+
+os.environ.update(SITE.environment)
+CALL = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
+LIGHT = light_resources(SITE)
+ATTEMPTS = AttemptCounter(Path(RESULTS), CALL, SITE.slurm is not None)
+
+
+def look_for_orphans():
+    """Tell this process's jobs which training jobs of earlier calls are still queued or running."""
     try:
         hand_on(find_orphans(Path(RESULTS)))
     except UserError as error:
         print(f"Slurm does not say whether earlier jobs still run: {error}", file=sys.stderr)
 
-os.environ.update(SITE.environment)
-CALL = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
-LIGHT = light_resources(SITE)
+
+def why_not_again(stage):
+    """Why a stage, whose training job ended without success, is not tried again; None: it is."""
+    if SITE.slurm:
+        look_for_orphans()
+    return ATTEMPTS.why_not_again(stage)
+
+
 if workflow.is_main_process:
-    decide_retries("train", AttemptCounter(Path(RESULTS), CALL, SITE.slurm is not None).why_not_again)
+    decide_retries("train", why_not_again)
+    if SITE.slurm:
+        look_for_orphans()
 
 
 wildcard_constraints:
@@ -143,23 +159,22 @@ def allocations_of(wildcards):
     return max(1, estimate(SITE, resources_of(stage), Path(RESULTS, stage), left).allocations)
 
 
-def waits_for(wildcards, attempt):
+def waits_for(wildcards):
     """The Slurm job of an earlier call that still trains the stage, which this one waits for; 0: none."""
-    return int(handed_on().get(wildcards.stage, 0)) if attempt == 1 else 0
+    return int(handed_on().get(wildcards.stage, 0))
 
 
-def publishes_only(wildcards, attempt):
+def publishes_only(wildcards):
     """Whether the job may not train (1): it asks for no more than publishing takes."""
-    return int(is_memo(wildcards) or waits_for(wildcards, attempt) > 0)
+    return int(is_memo(wildcards) or waits_for(wildcards) > 0)
 
 
 def of_training(name):
     """A resource function: what a training job asks for under this name."""
 
-    def value(wildcards, attempt):
-        resources = resources_of(wildcards.stage)
-        waits = waits_for(wildcards, attempt) > 0
-        return training_resources(SITE, resources, publishes_only(wildcards, attempt) == 1, waits).get(name, "")
+    def value(wildcards):
+        resources, waits = resources_of(wildcards.stage), waits_for(wildcards) > 0
+        return training_resources(SITE, resources, publishes_only(wildcards) == 1, waits).get(name, "")
 
     return value
 

@@ -1,10 +1,12 @@
 """What Slurm last said of the jobs that this folder's calls of Snakemake submitted, one small file a call.
 
-The stand-in for the status query (scripts.launch.sacct) writes it at every question, so that others need not ask.
+The stand-in for the status query (scripts.launch.sacct) writes it at every question, so that others need not ask. Until
+its first one, a job has a file of its own, written as it is submitted (scripts.launch.sbatch).
 """
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -70,6 +72,15 @@ def read_call(name: str) -> dict[str, JobRecord]:
 def write_call(name: str, records: dict[str, JobRecord]) -> None:
     """Keep the jobs of one call of Snakemake. The file's time says when Slurm was last heard."""
     write_json(FOLDER / f"{name}.json", [asdict(record) for record in records.values()])
+    for job_id in records:
+        (FOLDER / f"{name}.{job_id}.json").unlink(missing_ok=True)
+
+
+def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
+    """Note a job of which Slurm has only said that it was submitted."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%S")
+    record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", now, "", "", results)
+    write_json(FOLDER / f"{name}.{job_id}.json", [asdict(record)])
 
 
 def heard_again(name: str) -> None:
@@ -80,12 +91,12 @@ def heard_again(name: str) -> None:
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
     """The training jobs of a results folder with the call that submitted each, oldest first."""
-    found = []
-    for path in FOLDER.glob("*.json"):
-        found += [(path.stem, it) for it in read_call(path.stem).values() if it.stage]
+    found: dict[str, tuple[str, JobRecord]] = {}
+    for path in sorted(FOLDER.glob("*.json"), key=lambda path: -path.name.count(".")):
+        found |= {job_id: (path.stem, it) for job_id, it in read_call(path.stem).items() if it.stage}
     wanted = os.path.normpath(results)
     yield from sorted(
-        ((call, it) for call, it in found if os.path.normpath(it.results) == wanted),
+        ((call, it) for call, it in found.values() if os.path.normpath(it.results) == wanted),
         key=lambda entry: (entry[1].submitted, int(entry[1].id.split("_")[0])),
     )
 
