@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -17,8 +18,9 @@ def program(snakemake: subprocess.Popen) -> psutil.Process:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for process in psutil.Process(snakemake.pid).children(recursive=True):
-            if "scripts.train.run" in process.cmdline() and "python" in process.name():
-                return process
+            with suppress(psutil.Error):
+                if "scripts.train.run" in process.cmdline() and "python" in process.name():
+                    return process
         time.sleep(0.05)
     raise AssertionError("no training began")
 
@@ -47,6 +49,13 @@ def wait_for_step(workflow, step: int) -> None:
     log, deadline = workflow.results / "rlvr1/run/metrics.jsonl", time.monotonic() + 90
     while not (log.exists() and len(log.read_text().splitlines()) == step):
         assert time.monotonic() < deadline, "the step was not reached"
+        time.sleep(0.02)
+
+
+def wait_for_attempt(workflow, count: int) -> None:
+    attempts, deadline = workflow.results / "rlvr1/run/attempts.jsonl", time.monotonic() + 90
+    while not (attempts.exists() and attempts.read_text().count('"begin"') == count):
+        assert time.monotonic() < deadline, "no attempt began"
         time.sleep(0.02)
 
 
@@ -149,10 +158,9 @@ def test_a_stage_that_fails_for_its_own_reason_fails_once_and_points_to_its_log(
 def test_a_training_that_is_killed_before_any_step_is_tried_twice(longer):
     longer.edit("save_period: 1", "save_period: 100")
     snakemake = begin(longer)
-    for _ in range(2):
-        killed = program(snakemake)
-        killed.kill()
-        killed.wait()
+    for count in (1, 2):
+        wait_for_attempt(longer, count)
+        program(snakemake).kill()
     assert snakemake.wait(120) == 1
     assert (
         "two attempts in a row (killed and killed) made no new step beyond 0"
