@@ -1,14 +1,36 @@
-"""sbatch that waits while Slurm's controller is away, in the place of sbatch, whose failure would end the chain."""
+"""sbatch in the place of sbatch: it waits while Slurm's controller is away, and notes the job at once.
 
+The plain one fails then, which would end the chain. The note (scripts.launch.jobs) is for a later call of Snakemake,
+should this one be killed before it first asks for the job's state.
+"""
+
+import argparse
+import os
 import subprocess
 import sys
 import time
 
 from scripts.errors import run_program
+from scripts.launch.jobs import JobRecord, read_call, write_call
 from scripts.launch.slurm import real_program
 
 PATIENCE_SECONDS = 1800.0
 UNREACHED = ("Unable to contact slurm controller", "Connection refused")
+
+
+def note(answer: str, arguments: list[str]) -> None:
+    """Note a submitted job, by sbatch's answer (--parsable) and the options that the plugin gives."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--job-name")
+    parser.add_argument("--comment", default="")
+    parser.add_argument("--parsable", action="store_true")
+    known, _ = parser.parse_known_args(arguments)
+    if not (known.job_name and known.parsable):
+        return
+    job = answer.strip().split(";")[0]
+    now, results = time.strftime("%Y-%m-%dT%H:%M:%S"), os.environ.get("STAGECOACH_RESULTS", "")
+    record = JobRecord(job, "PENDING", known.comment, "None", 0, "", now, "N/A", "N/A", results)
+    write_call(known.job_name, {**read_call(known.job_name), job: record})
 
 
 def main() -> int:
@@ -21,6 +43,8 @@ def main() -> int:
         if not unreached or time.monotonic() > until:
             sys.stdout.write(done.stdout)
             sys.stderr.write(done.stderr)
+            if done.returncode == 0:
+                note(done.stdout, sys.argv[1:])
             return done.returncode
         time.sleep(10)
 
