@@ -245,7 +245,8 @@ def main() -> None:
                     runs.append(run(way, place / "template", place / f"{number}-{len(loads)}", cluster))
     print("From one stage's last step to the next stage's first. Made by `python benchmarks/handover.py`, 2 CPU cores")
     print(
-        f"(load {min(loads):.1f} to {max(loads):.1f} before each run); {repetitions} runs of two handovers each. Median and range.\n"
+        f"(load {min(loads):.1f} to {max(loads):.1f} before each run); {repetitions} runs of two handovers each. "
+        "Median and range.\n"
     )
     print("| chained by | in all | waiting for the poll | apart from that |\n| --- | --- | --- | --- |")
     all_of = {way: list(itertools.chain(*runs)) for way, runs in measured.items()}

@@ -1,5 +1,6 @@
-"""The one exception that a user is meant to read, and how a program ends with it."""
+"""The exceptions that a user is meant to read, and how a program ends with them."""
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -8,10 +9,20 @@ class UserError(Exception):
     """Something a person can put right: the message says what, where (file, line, key) and what to do."""
 
 
+class CutOffError(UserError):
+    """Something from outside ended the work (a kill, a lost node): the next attempt may go well."""
+
+
 def run_program(main: Callable[[], int | None]) -> None:
-    """Run a command-line program; a UserError ends it with one message and status 1, without a traceback."""
+    """Run a command-line program; a UserError ends it with one message, without a traceback.
+
+    The status is then 1, and 75 (EX_TEMPFAIL) for a CutOffError.
+    """
     try:
         status = main()
+    except CutOffError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(os.EX_TEMPFAIL)
     except UserError as error:
         sys.exit(f"error: {error}")
     except OSError as error:

@@ -21,14 +21,14 @@ from typing import Any
 
 import psutil
 
-from scripts.errors import UserError, run_program
+from scripts.errors import CutOffError, UserError, run_program
 from scripts.launch.slurm import Job, ask, client_environment, own_job, step_command
 from scripts.recipe.site import Slurm
 
 CONNECT_SECONDS = 5.0
 
 
-class NodesLostError(UserError):
+class NodesLostError(CutOffError):
     """The cluster did not come up whole, or lost a node: no fault of the driver's."""
 
 
@@ -75,10 +75,15 @@ def run_on_cluster(
         )
         while (status := driver.poll()) is None:
             if step.poll() is not None:
+                os.killpg(driver.pid, signal.SIGKILL)  # it would take its time to miss the cluster, and say so
                 raise NodesLostError(_why_the_step_ended(job, logs))
             time.sleep(0.2)
         if status != 0:
             _refuse_lost_nodes(step, nodes, job, logs)
+        if status == -signal.SIGKILL:
+            raise CutOffError(
+                f"{job.nodes[0]}: the driver was killed (SIGKILL), by somebody or by the system for lack of memory"
+            )
         return status
     finally:
         if driver is not None:
@@ -217,12 +222,8 @@ def main() -> int:
     def ready(seconds: float) -> None:
         print(f"Ray runs on {', '.join(job.nodes)} after {seconds:.1f} s", flush=True)
 
-    try:
-        job = own_job()
-        return run_on_cluster(command, job, slurm, arguments.cpus, arguments.logs, ready)
-    except NodesLostError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return os.EX_TEMPFAIL
+    job = own_job()
+    return run_on_cluster(command, job, slurm, arguments.cpus, arguments.logs, ready)
 
 
 if __name__ == "__main__":

@@ -17,16 +17,22 @@ UNREACHED = ("Unable to contact slurm controller", "Connection refused")
 def main() -> int:
     """Submit; try again as long as the controller was surely not reached. Other answers are passed on as they are."""
     done = submit([real_program("sbatch"), *sys.argv[1:]])
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--job-name")
-    parser.add_argument("--comment", default="")
-    known, _ = parser.parse_known_args()
-    job_id = done.stdout.strip().split(";")[0]
-    if known.job_name and job_id.isdecimal():
-        note_submission(known.job_name, job_id, known.comment, os.environ.get("STAGECOACH_RESULTS", ""))
     sys.stdout.write(done.stdout)
     sys.stderr.write(done.stderr)
+    if done.returncode == 0:
+        note(done.stdout, sys.argv[1:])
     return done.returncode
+
+
+def note(answer: str, arguments: list[str]) -> None:
+    """Note a submitted job, by sbatch's answer (--parsable) and the options that the plugin gives."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--job-name")
+    parser.add_argument("--comment", default="")
+    known, _ = parser.parse_known_args(arguments)
+    job_id = answer.strip().split(";")[0]
+    if known.job_name and job_id.isdecimal():
+        note_submission(known.job_name, job_id, known.comment, os.environ.get("STAGECOACH_RESULTS", ""))
 
 
 def submit(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -42,3 +42,16 @@ class AttemptCounter:
         job = newest_job(self.results, stage) if self.on_slurm else None
         log = str(self.results / stage / "logs/attempts.log")
         return why_not_again(run, self.call, before, job.state if job else None, log)
+
+    def how_cut_off(self, stage: str) -> str:
+        """How the stage's last attempt was cut off, by its own last line or by Slurm's word, and where it goes on."""
+        directory = self.results / stage
+        log, prefix, suffix = directory / "logs/attempts.log", f"{stage}: ", "; to be continued"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        if lines and lines[-1].startswith(prefix) and lines[-1].endswith(suffix):
+            how = lines[-1].removeprefix(prefix).removesuffix(suffix)
+        else:
+            job = newest_job(self.results, stage) if self.on_slurm else None
+            how = f"killed with Slurm job {job.id} ({job.state} on {job.nodes or 'no node'})" if job else "killed"
+        found = checkpoints(directory / "run")
+        return f"{how}; trying again from step {found[-1].step if found else 0}"

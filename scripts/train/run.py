@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.errors import UserError, run_program
+from scripts.errors import CutOffError, UserError, run_program
 from scripts.files import read_json, sha256_file
-from scripts.launch.ray_cluster import NodesLostError, run_on_cluster
+from scripts.launch.ray_cluster import run_on_cluster
 from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import Recipe, nearest
@@ -139,7 +139,7 @@ def _attempt(job: TrainingJob, step: int, attempt: Attempt) -> Checkpoint | None
         else:
             load_cluster_backend(job.config["backend"])(job, run_driver_of(job, attempt))
         outcome = "unfinished" if job.stop.reason else "failed"
-    except NodesLostError:
+    except CutOffError:
         outcome = "lost"
         raise
     finally:
@@ -253,7 +253,7 @@ def main() -> int:
             attempt,
             stop,
         )
-    except NodesLostError as error:
+    except CutOffError as error:
         print(f"{arguments.stage}: {error}; to be continued", flush=True)
         return UNFINISHED
     if status == UNFINISHED and not stop.signalled and not attempt.publish_only:

@@ -10,13 +10,14 @@ attempt alone, and is gone after it::
     run/cluster.<token>/ray/        Ray Train's own storage
 """
 
+import os
 import secrets
 import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from scripts.errors import UserError
+from scripts.errors import CutOffError, UserError
 from scripts.train.backend import TrainingJob, write_job
 
 RunDriver = Callable[[list[str]], int]
@@ -27,8 +28,9 @@ def train_on_cluster(job: TrainingJob, run_driver: RunDriver) -> None:
 
     `run_driver` gets the driver's command line, runs it from the repository's root with RAY_ADDRESS naming a Ray
     cluster of that many nodes, lets it print, and returns its exit status. A stop requested of `job.stop` meanwhile
-    reaches the ranks, and why they stopped is in `job.stop` afterwards. UserError when the driver failed, unless a stop
-    was requested: then the cluster may have been taken from under it, and the newest checkpoint says how far it came.
+    reaches the ranks, and why they stopped is in `job.stop` afterwards. UserError when the driver failed, CutOffError
+    when it lost a rank (status 75), unless a stop was requested: then the cluster may have been taken from under it,
+    and the newest checkpoint says how far it came.
     """
     check_nodes(job.stage, job.config, job.nodes)
     for left in job.run.glob("cluster.*"):
@@ -44,6 +46,8 @@ def train_on_cluster(job: TrainingJob, run_driver: RunDriver) -> None:
     finally:
         shutil.rmtree(place, ignore_errors=True)
         shutil.rmtree(job.run / "saving", ignore_errors=True)
+    if status == os.EX_TEMPFAIL and job.stop.reason is None:
+        raise CutOffError(f"training on {job.nodes} nodes was cut off; the reason is above")
     if status != 0 and job.stop.reason is None:
         raise UserError(f"{job.stage}: training on {job.nodes} nodes ended with status {status}; the reason is above")
 

@@ -1,6 +1,7 @@
 """Train a stage of backend `trl` on a Ray cluster, one rank a node; RAY_ADDRESS says where the cluster is.
 
-Exit status: 0 trained, or stopped on request with its step saved; 1 failed, with one message that says why.
+Exit status: 0 trained, or stopped on request with its step saved; 1 failed, and 75 lost a rank's process, with one
+message that says why.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import re
 import socket
 import sys
 import threading
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,7 +20,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from scripts.errors import UserError, run_program
+from scripts.errors import CutOffError, UserError, run_program
 from scripts.recipe.load import repository_root
 from scripts.train.backend import TrainingJob, read_job
 from scripts.train.trl_worker import RankError, train_on_this_node
@@ -49,7 +50,7 @@ def drive(job_file: Path) -> None:
         logging_level=logging.CRITICAL,
         log_to_driver=False,
     )
-    with redirect_stdout(_MainThreadOnly(sys.stdout)):
+    with redirect_stdout(_MainThreadOnly(sys.stdout)), redirect_stderr(_MainThreadOnly(sys.stderr)):
         try:
             job.stop.listen()  # again, since Ray has put its own handlers
             _check_cluster(ray.nodes(), job)
@@ -118,7 +119,7 @@ def _fit(job: TrainingJob, job_file: Path) -> None:
             _relay(lines)
         _relay(lines)
     for error in failures:
-        raise UserError(_explain(error, job_file.parent)) from None
+        raise _explain(error, job_file.parent) from None
 
 
 def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
@@ -145,19 +146,21 @@ def _relay(lines: TextIO) -> None:
         print(text, end="", flush=True)
 
 
-def _explain(error: Exception, place: Path) -> str:
+def _explain(error: Exception, place: Path) -> UserError:
     """What went wrong, once: the cause rather than what followed from it on the other ranks."""
     failures = getattr(error, "worker_failures", None)
     if not failures:
-        return f"Ray Train: {getattr(error, 'controller_failure', error)}"
+        return UserError(f"Ray Train: {getattr(error, 'controller_failure', error)}")
     told = {rank: it for rank, it in failures.items() if isinstance(it, RankError) and it.for_user}
     gone = {rank: it for rank, it in failures.items() if not isinstance(it, RankError)}
     rank, cause = min((told or gone or failures).items())
     if rank in told:
-        return f"{cause.text} (rank {rank} on {cause.host})"
+        return UserError(f"{cause.text} (rank {rank} on {cause.host})")
     if rank in gone:
-        return f"rank {rank} on {_host_of(rank, place)} is gone, killed or out of memory: {_in_short(cause)}"
-    return f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}"
+        return CutOffError(
+            f"rank {rank} on {_host_of(rank, place)} is gone, killed or out of memory: {_in_short(cause)}"
+        )
+    return UserError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")
 
 
 def _host_of(rank: int, place: Path) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scripts.errors import UserError
+from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing
@@ -329,7 +329,9 @@ def test_a_driver_finds_its_job_and_can_be_asked_to_stop_and_nothing_of_it_stays
     assert job.stop.reason == "SIGTERM"
     assert sorted(job.run.iterdir()) == before
     train_on_cluster(job, lambda command: 75)  # asked to stop, it is unfinished and not failed
-    with pytest.raises(UserError, match="rlvr1: training on 2 nodes ended with status 75; the reason is above"):
+    with pytest.raises(UserError, match="rlvr1: training on 2 nodes ended with status 1; the reason is above"):
+        train_on_cluster(replace(job, stop=StopRequest()), lambda command: 1)
+    with pytest.raises(CutOffError, match="training on 2 nodes was cut off"):  # it lost a rank
         train_on_cluster(replace(job, stop=StopRequest()), lambda command: 75)
     assert sorted(job.run.iterdir()) == before
 

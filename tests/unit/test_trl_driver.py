@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 
 from ray.train import ControllerError, WorkerGroupError
 
-from scripts.errors import UserError
+from scripts.errors import CutOffError, UserError
 from scripts.train import trl_driver
 from scripts.train.trl_driver import _explain
 from scripts.train.trl_worker import RankError
@@ -23,7 +23,7 @@ GONE = RuntimeError(
 
 
 def said(failures, place) -> str:
-    return _explain(WorkerGroupError("sixty lines", failures), place)
+    return str(_explain(WorkerGroupError("sixty lines", failures), place))
 
 
 def test_a_mistake_is_told_as_it_is_with_its_rank_after_it(tmp_path):
@@ -37,6 +37,7 @@ def test_a_lost_rank_goes_before_the_connections_it_broke(tmp_path):
     )
     assert said({0: GLOO, 1: GONE}, tmp_path) == expected
     assert said({0: GONE}, tmp_path).startswith("rank 0 on an unknown host is gone")
+    assert isinstance(_explain(WorkerGroupError("sixty lines", {0: GLOO, 1: GONE}), tmp_path), CutOffError)
 
 
 def test_any_other_failure_has_the_ranks_traceback_once(tmp_path):
@@ -44,7 +45,7 @@ def test_any_other_failure_has_the_ranks_traceback_once(tmp_path):
 
 
 def test_what_ray_train_itself_could_not_do_is_told(tmp_path):
-    assert _explain(ControllerError(RuntimeError("no placement")), tmp_path) == "Ray Train: no placement"
+    assert str(_explain(ControllerError(RuntimeError("no placement")), tmp_path)) == "Ray Train: no placement"
 
 
 @pytest.mark.parametrize("address", ["", "auto", "taken"])
