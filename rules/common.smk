@@ -74,7 +74,7 @@ def why_not_again(stage):
 
 
 if workflow.is_main_process:
-    decide_retries("train", why_not_again)
+    decide_retries("train", why_not_again, ATTEMPTS.how_cut_off)
     if SITE.slurm:
         look_for_orphans()
 
