@@ -47,9 +47,10 @@ except UserError as error:
     raise WorkflowError(str(error)) from None
 
 if SITE.slurm and workflow.is_main_process:
-    from scripts.snakemake_slurm import bound_polling, use_stand_ins
+    from scripts.snakemake_slurm import bound_polling, show_own_logs, use_stand_ins
 
     bound_polling()
+    show_own_logs()
     use_stand_ins(Path(workflow.basedir), RESULTS)
 
 os.environ.update(SITE.environment)
