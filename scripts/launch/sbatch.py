@@ -10,12 +10,20 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from scripts.errors import run_program
 from scripts.launch.jobs import JobRecord, read_call, write_call
 from scripts.launch.slurm import real_program
 
 PATIENCE_SECONDS = 1800.0
 UNREACHED = ("Unable to contact slurm controller", "Connection refused")
+
+
+def caller_is_gone() -> bool:
+    """Whether the Snakemake for which this submits has ended."""
+    caller = os.environ.get("STAGECOACH_SNAKEMAKE")
+    return caller is not None and not psutil.pid_exists(int(caller))
 
 
 def note(answer: str, arguments: list[str]) -> None:
@@ -34,7 +42,10 @@ def note(answer: str, arguments: list[str]) -> None:
 
 
 def main() -> int:
-    """Submit; try again as long as the controller was surely not reached. Other answers are passed on as they are."""
+    """Submit; try again as long as the controller was surely not reached. Other answers are passed on as they are.
+
+    Nothing is submitted any more for a Snakemake that was killed meanwhile: its next call submits by itself.
+    """
     command = [real_program("sbatch"), *sys.argv[1:]]
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -47,6 +58,8 @@ def main() -> int:
                 note(done.stdout, sys.argv[1:])
             return done.returncode
         time.sleep(10)
+        if caller_is_gone():
+            return os.EX_TEMPFAIL
 
 
 if __name__ == "__main__":
