@@ -22,7 +22,12 @@ def use_stand_ins(repository: Path, results: str) -> None:
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     if folder not in path:
         path.insert(0, folder)
-    os.environ.update(PATH=os.pathsep.join(path), STAGECOACH_STAND_INS=folder, STAGECOACH_RESULTS=results)
+    os.environ.update(
+        PATH=os.pathsep.join(path),
+        STAGECOACH_STAND_INS=folder,
+        STAGECOACH_RESULTS=results,
+        STAGECOACH_SNAKEMAKE=str(os.getpid()),
+    )
 
 
 def bound_polling() -> None:

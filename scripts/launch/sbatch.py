@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import psutil
+
 from scripts.errors import run_program
 from scripts.launch.jobs import note_submission
 from scripts.launch.slurm import real_program
@@ -24,6 +26,12 @@ def main() -> int:
     return done.returncode
 
 
+def caller_is_gone() -> bool:
+    """Whether the Snakemake for which this submits has ended."""
+    caller = os.environ.get("STAGECOACH_SNAKEMAKE")
+    return caller is not None and not psutil.pid_exists(int(caller))
+
+
 def note(answer: str, arguments: list[str]) -> None:
     """Note a submitted job, by sbatch's answer (--parsable) and the options that the plugin gives."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -36,7 +44,10 @@ def note(answer: str, arguments: list[str]) -> None:
 
 
 def submit(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """The answer of sbatch, after half an hour of being unreachable at the latest."""
+    """The answer of sbatch, after half an hour of being unreachable at the latest.
+
+    Nothing is submitted any more for a Snakemake that was killed meanwhile: its next call submits by itself.
+    """
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -44,6 +55,8 @@ def submit(command: list[str]) -> subprocess.CompletedProcess[str]:
         if not unreached or time.monotonic() > until:
             return done
         time.sleep(10)
+        if caller_is_gone():
+            return done
 
 
 if __name__ == "__main__":
