@@ -160,11 +160,17 @@ def _parents(export: Path | None) -> list[dict[str, Any]]:
 
 
 def run_driver_of(job: TrainingJob, attempt: Attempt) -> Callable[[list[str]], int]:
-    """What runs a driver on a Ray cluster over the Slurm job's nodes; its logs lie in ``<stage>/logs/ray-<job id>``."""
+    """What runs a driver on a Ray cluster over the Slurm job's nodes.
+
+    Its logs lie in ``<stage>/logs/ray-<job id>.<times requeued>``. What Ray of earlier allocations still runs, on a host
+    that had lost the network, is told to stop.
+    """
     allocation, site = attempt.job, attempt.site
     if allocation is None or site is None or site.slurm is None:
         raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
-    logs = job.run.parent / "logs" / f"ray-{allocation.id}"
+    logs = job.run.parent / "logs" / f"ray-{allocation.id}.{allocation.restarts}"
+    for left in logs.parent.glob(f"ray-{allocation.id}.*"):
+        (left / "stop").touch()
     slurm, cpus = site.slurm, site.slurm.cpus_per_node or job.threads
 
     def ready(seconds: float) -> None:
