@@ -46,9 +46,10 @@ except UserError as error:
     raise WorkflowError(str(error)) from None
 
 if SITE.slurm and workflow.is_main_process:
-    from scripts.snakemake_slurm import bound_polling, use_stand_ins
+    from scripts.snakemake_slurm import bound_polling, show_own_logs, use_stand_ins
 
     bound_polling()
+    show_own_logs()
     use_stand_ins(Path(workflow.basedir), RESULTS)
     try:
         hand_on(find_orphans(Path(RESULTS)))
@@ -59,7 +60,8 @@ os.environ.update(SITE.environment)
 CALL = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
 LIGHT = light_resources(SITE)
 if workflow.is_main_process:
-    decide_retries("train", AttemptCounter(Path(RESULTS), STAGES, CALL, SITE.slurm is not None).why_not_again)
+    ATTEMPTS = AttemptCounter(Path(RESULTS), STAGES, CALL, SITE.slurm is not None)
+    decide_retries("train", ATTEMPTS.why_not_again, ATTEMPTS.how_cut_off)
 
 
 wildcard_constraints:
