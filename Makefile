@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/installed
 REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
 
-.PHONY: demo test lint setup schema clean
+.PHONY: demo test lint setup profile schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -18,6 +18,11 @@ lint: setup
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/snakefmt --check Snakefile rules
 	@$(VENV)/bin/snakemake --lint
+
+profile:
+	@mkdir -p "$${XDG_CONFIG_HOME:-$$HOME/.config}/snakemake"
+	@ln -sfn "$(CURDIR)/profiles/slurm" "$${XDG_CONFIG_HOME:-$$HOME/.config}/snakemake/slurm"
+	@echo "snakemake --profile slurm now means $(CURDIR)/profiles/slurm"
 
 schema: setup
 	@$(VENV)/bin/python -m scripts.recipe.schema

@@ -20,14 +20,15 @@ from scripts.launch.orphans import find_orphans, hand_on, handed_on
 from scripts.launch.site_check import check_site
 from scripts.launch.resources import light_resources, training_resources
 from scripts.recipe.load import load_recipe, load_site, parse_config
-from scripts.recipe.resolve import sync_configs
+from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.controller_lock import remove_dead_lock
 from scripts.snakemake_ancient import correct_ancient
 from scripts.snakemake_retry import decide_retries
 from scripts.plan import check_budget
 from scripts.train.another import AttemptCounter
+from scripts.train.backend import check_nodes
 from scripts.train.estimate import estimate
-from scripts.train.memo import holds_planned_step
+from scripts.train.memo import is_trained, steps_left
 
 correct_ancient()
 if workflow.is_main_process:
@@ -51,17 +52,32 @@ if SITE.slurm and workflow.is_main_process:
     bound_polling()
     show_own_logs()
     use_stand_ins(Path(workflow.basedir), RESULTS)
+
+os.environ.update(SITE.environment)
+CALL = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
+LIGHT = light_resources(SITE)
+ATTEMPTS = AttemptCounter(Path(RESULTS), CALL, SITE.slurm is not None)
+
+
+def look_for_orphans():
+    """Tell this process's jobs which training jobs of earlier calls are still queued or running."""
     try:
         hand_on(find_orphans(Path(RESULTS)))
     except UserError as error:
         print(f"Slurm does not say whether earlier jobs still run: {error}", file=sys.stderr)
 
-os.environ.update(SITE.environment)
-CALL = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
-LIGHT = light_resources(SITE)
+
+def why_not_again(stage):
+    """Why a stage, whose training job ended without success, is not tried again; None: it is."""
+    if SITE.slurm:
+        look_for_orphans()
+    return ATTEMPTS.why_not_again(stage)
+
+
 if workflow.is_main_process:
-    ATTEMPTS = AttemptCounter(Path(RESULTS), STAGES, CALL, SITE.slurm is not None)
-    decide_retries("train", ATTEMPTS.why_not_again, ATTEMPTS.how_cut_off)
+    decide_retries("train", why_not_again, ATTEMPTS.how_cut_off)
+    if SITE.slurm:
+        look_for_orphans()
 
 
 wildcard_constraints:
@@ -107,18 +123,16 @@ def criteria_of(wildcards):
 
 def is_memo(wildcards):
     """Whether training would only publish again what is already trained, which takes moments on one node."""
-    stage, parent = RECIPE.stages[wildcards.stage], parent_of(wildcards)
-    directory = Path(RESULTS, wildcards.stage)
-    return holds_planned_step(
-        directory / "config.yaml",
-        Path(RESULTS, "data", stage.blend, "manifest.json"),
-        Path(RESULTS, parent, "hf/record.json") if parent else None,
-        directory / "run",
-    )
+    return is_trained(RECIPE, Path(RESULTS), wildcards.stage)
 
 
 def resources_of(stage):
     return SITE.resources_of(stage, RECIPE.stages[stage])
+
+
+def stages_to_train():
+    """The stages whose training job this call of Snakemake plans."""
+    return {job.wildcards.stage for job in workflow.dag.needrun_jobs() if job.rule.name == "train"}
 
 
 def check_before_submitting():
@@ -131,8 +145,10 @@ def check_before_submitting():
         )
     if SITE.slurm is not None:
         try:
+            for stage in STAGES:
+                check_nodes(stage, resolve_stage(RECIPE, stage), resources_of(stage).nodes)
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
-            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget)
+            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train())
         except UserError as error:
             raise WorkflowError(str(error)) from None
 
@@ -140,27 +156,26 @@ def check_before_submitting():
 def allocations_of(wildcards):
     """How many allocations a stage is expected to need; shown by a dry run."""
     stage = wildcards.stage
-    left = 0 if is_memo(wildcards) else RECIPE.stages[stage].max_num_steps
+    left = steps_left(RECIPE, Path(RESULTS), stage)
     return max(1, estimate(SITE, resources_of(stage), Path(RESULTS, stage), left).allocations)
 
 
-def waits_for(wildcards, attempt):
+def waits_for(wildcards):
     """The Slurm job of an earlier call that still trains the stage, which this one waits for; 0: none."""
-    return int(handed_on().get(wildcards.stage, 0)) if attempt == 1 else 0
+    return int(handed_on().get(wildcards.stage, 0))
 
 
-def publishes_only(wildcards, attempt):
+def publishes_only(wildcards):
     """Whether the job may not train (1): it asks for no more than publishing takes."""
-    return int(is_memo(wildcards) or waits_for(wildcards, attempt) > 0)
+    return int(is_memo(wildcards) or waits_for(wildcards) > 0)
 
 
 def of_training(name):
     """A resource function: what a training job asks for under this name."""
 
-    def value(wildcards, attempt):
-        resources = resources_of(wildcards.stage)
-        waits = waits_for(wildcards, attempt) > 0
-        return training_resources(SITE, resources, publishes_only(wildcards, attempt) == 1, waits).get(name, "")
+    def value(wildcards):
+        resources, waits = resources_of(wildcards.stage), waits_for(wildcards) > 0
+        return training_resources(SITE, resources, publishes_only(wildcards) == 1, waits).get(name, "")
 
     return value
 

@@ -111,6 +111,18 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}); delete it, and Snakemake makes it again") from None
 
 
+def read_tail(path: Path, size: int = 1 << 16) -> list[str]:
+    """The whole lines within the last `size` bytes of a text file, however long it is; none when it is not there."""
+    try:
+        with path.open("rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - size)
+            file.seek(start)
+            lines = file.read(size).decode("utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return lines[1:] if start else lines
+
+
 @contextmanager
 def replace_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory to fill; it becomes `target` by one rename when the block ends well.

@@ -1,66 +1,99 @@
-"""Where every stage stands: fresh, training, resuming at which step, and what is set aside. Reads records only."""
+"""Where every stage stands, one line each, from records and logs alone: fresh, queued, training, unfinished, failed.
+
+It asks no Slurm and reads the ends of logs only, so it may run in `watch`.
+"""
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from scripts.errors import run_program
-from scripts.recipe.load import load_recipe, parse_config
+from scripts.launch.jobs import last_words
+from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.models import Recipe
-from scripts.train.standing import Standing, stage_standing
+from scripts.recipe.site import Site
+from scripts.train.condition import Condition, condition_of
+from scripts.train.standing import Standing, all_standings
 
 
-def all_standings(recipe: Recipe, results: Path) -> list[Standing]:
-    """The standing of every stage, parents first; what descends from a stage that is not fresh waits for it."""
-    standings: dict[str, Standing] = {}
-    for name in recipe.stage_order():
-        parent = recipe.stages[name].parent
-        fresh = parent is None or standings[parent].state == "fresh"
-        standings[name] = stage_standing(recipe, results, name, fresh)
-    return list(standings.values())
+@dataclass(frozen=True)
+class Project:
+    """What status and plan speak of: a recipe, the site it trains on and the folder of its results."""
+
+    recipe: Recipe
+    site: Site
+    results: Path
+    over_budget: bool = False
+
+    def standings(self) -> dict[str, Standing]:
+        """The standing of every stage, parents first."""
+        return all_standings(self.recipe, self.results, last_words(self.results) if self.site.slurm else None)
 
 
-def megabytes(count: int) -> str:
-    """A size for people, in MB or GB."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def table(standings: list[Standing]) -> str:
-    """The standings as text, a line a stage, and below them what is set aside."""
-    width = max(len(one.stage) for one in standings)
-    lines = []
-    for one in standings:
-        steps = f"step {one.step:>5} of {one.planned:<5}"
-        lines.append(f"{one.stage:<{width}}  {one.state:<9}  {steps}  {one.identity or '-':<16}  {one.note}".rstrip())
-    return "\n".join([*lines, *aside_lines(standings)])
-
-
-def aside_lines(standings: list[Standing]) -> list[str]:
-    """What is set aside, with sizes, and how to remove it; nothing when nothing is."""
-    aside = [entry for one in standings for entry in one.aside]
-    if not aside:
-        return []
-    return [
-        "",
-        "set aside (comes back when that identity is asked for again):",
-        *(f"  {entry.path}  step {entry.step}  {megabytes(entry.bytes)}" for entry in aside),
-        "to remove one: python -m scripts.discard PATH",
-    ]
-
-
-def standings_of_arguments(program: str, description: str | None) -> list[Standing]:
-    """Parse the command line that status and plan share; the standings that it asks for."""
-    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=description)
+def project_of_arguments(program: str, description: str | None) -> Project:
+    """Parse the command line that status and plan share."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=(description or "").split("\n")[0])
     parser.add_argument("--config", type=Path, default=Path("config/config.yaml"), help="default: config/config.yaml")
-    path = parser.parse_args().config
-    config = parse_config(yaml.safe_load(path.read_text(encoding="utf-8")), str(path))
-    return all_standings(load_recipe(Path(config.recipe), config.seed), Path(config.folder))
+    parser.add_argument("--recipe", help="instead of the config's")
+    parser.add_argument("--site", help="instead of the config's")
+    parser.add_argument("--run", help="instead of the config's")
+    parser.add_argument("--seed", type=int, help="instead of the config's")
+    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    config = load_config(given.pop("config"), given)
+    recipe = load_recipe(Path(config.recipe), config.seed)
+    return Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), config.over_budget)
+
+
+def status_text(project: Project) -> str:
+    """One line a stage, and below them what is set aside."""
+    standings, results = project.standings(), project.results
+    words = last_words(results) if project.site.slurm else {}
+    conditions = [condition_of(one, results / name, words.get(name)) for name, one in standings.items()]
+    rows = [_row(one, project.site) for one in conditions]
+    head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
+    lines = aligned([head, *rows], left={0, 1, len(head) - 1})
+    aside = [f"  {entry.path}  step {entry.step}" for one in standings.values() for entry in one.aside]
+    return "\n".join([*lines, *(["", "set aside (with sizes: python -m scripts.plan):", *aside] if aside else [])])
+
+
+def _row(one: Condition, site: Site) -> list[str]:
+    at = "" if one.state in ("new", "waiting", "stale") else f"{one.step}/{one.planned}"
+    place = ["" if one.nodes is None else str(one.nodes), one.job or ""] if site.slurm else []
+    left = "" if one.left is None else duration(one.left)
+    return [one.stage, one.state, at, _number(one.reward, 3), _number(one.kl, 4), left, *place, one.note]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people: in seconds, minutes, or hours and minutes."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min" if seconds < 360_000 else f"{seconds / 3600:.0f} h"
+
+
+def aligned(rows: list[list[str]], left: set[int]) -> list[str]:
+    """Rows as lines of aligned columns, those in `left` to the left and the others to the right; a gap is a dash."""
+    last = len(rows[0]) - 1
+    shown = [[cell or ("" if column == last else "-") for column, cell in enumerate(row)] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(last + 1)]
+    lines = []
+    for row in shown:
+        cells = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def main() -> None:
     """Command line of the status."""
-    print(table(standings_of_arguments("scripts.status", __doc__)))
+    print(status_text(project_of_arguments("scripts.status", __doc__)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """What Slurm last said of the jobs that this folder's calls of Snakemake submitted, one small file a call.
 
-The stand-in for the status query (scripts.launch.sacct) writes it at every question, so that others need not ask.
+The stand-in for the status query (scripts.launch.sacct) writes it at every question, so that others need not ask. Until
+its first one, a job has a file of its own, written as it is submitted (scripts.launch.sbatch).
 """
 
 import json
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from scripts.files import write_json
 
 FOLDER = Path(".snakemake/stagecoach/slurm")
 FORMAT = "%i|%T|%k|%r|%D|%N|%V|%S|%e"
+SLURM_LOGS = Path("results/slurm-logs/rule_train")
 STAGE_COMMENT = "rule_train_wildcards_"
 
 
@@ -37,6 +41,14 @@ class JobRecord:
         return self.comment.removeprefix(STAGE_COMMENT) if self.comment.startswith(STAGE_COMMENT) else None
 
 
+@dataclass(frozen=True)
+class LastWord:
+    """What Slurm last said of a job, and when, in seconds since the epoch."""
+
+    job: JobRecord
+    at: float
+
+
 def parse_squeue(text: str, results: str) -> dict[str, JobRecord]:
     """The jobs in squeue's output in FORMAT, by id."""
     records = {}
@@ -58,26 +70,47 @@ def read_call(name: str) -> dict[str, JobRecord]:
 
 
 def write_call(name: str, records: dict[str, JobRecord]) -> None:
-    """Keep the jobs of one call of Snakemake."""
+    """Keep the jobs of one call of Snakemake. The file's time says when Slurm was last heard."""
     write_json(FOLDER / f"{name}.json", [asdict(record) for record in records.values()])
+    for job_id in records:
+        (FOLDER / f"{name}.{job_id}.json").unlink(missing_ok=True)
+
+
+def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
+    """Note a job of which Slurm has only said that it was submitted."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%S")
+    record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", now, "", "", results)
+    write_json(FOLDER / f"{name}.{job_id}.json", [asdict(record)])
+
+
+def heard_again(name: str) -> None:
+    """Note that Slurm said the same of a call's jobs once more."""
+    with suppress(FileNotFoundError):
+        os.utime(FOLDER / f"{name}.json")
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
     """The training jobs of a results folder with the call that submitted each, oldest first."""
-    found = []
-    for path in FOLDER.glob("*.json"):
-        found += [(path.stem, it) for it in read_call(path.stem).values() if it.stage]
+    found: dict[str, tuple[str, JobRecord]] = {}
+    for path in sorted(FOLDER.glob("*.json"), key=lambda path: -path.name.count(".")):
+        found |= {job_id: (path.stem, it) for job_id, it in read_call(path.stem).items() if it.stage}
     wanted = os.path.normpath(results)
     yield from sorted(
-        ((call, it) for call, it in found if os.path.normpath(it.results) == wanted),
+        ((call, it) for call, it in found.values() if os.path.normpath(it.results) == wanted),
         key=lambda entry: (entry[1].submitted, int(entry[1].id.split("_")[0])),
     )
 
 
 def newest_job(results: Path, stage: str) -> JobRecord | None:
     """The stage's last submitted training job."""
-    jobs = [record for _, record in stage_jobs(results) if record.stage == stage]
-    return jobs[-1] if jobs else None
+    word = last_words(results).get(stage)
+    return word.job if word else None
+
+
+def last_words(results: Path) -> dict[str, LastWord]:
+    """What Slurm last said of the training job that each stage submitted last."""
+    newest = {job.stage: (call, job) for call, job in stage_jobs(results) if job.stage}
+    return {stage: LastWord(job, (FOLDER / f"{call}.json").stat().st_mtime) for stage, (call, job) in newest.items()}
 
 
 def with_state(record: JobRecord, state: str) -> JobRecord:

@@ -17,7 +17,7 @@ def find_orphans(results: Path) -> dict[str, str]:
     known = {record.id: record.stage for _, record in stage_jobs(results) if record.state not in GONE}
     if not known:
         return {}
-    lines = ask("squeue", "--noheader", "--states=all", "--format=%i|%T").splitlines()
+    lines = ask("squeue", "--me", "--noheader", "--format=%i|%T").splitlines()
     alive = {job for job, state in (line.split("|") for line in lines) if state not in GONE}
     return {stage: job for job, stage in known.items() if job in alive and stage}
 

@@ -5,6 +5,7 @@ leaves no process behind. When Ray ends by itself it says so in `<node>.ended` t
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import shutil
@@ -25,6 +26,8 @@ from scripts.launch.slurm import client_environment
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 20.0
 SHOWN_LINES = 15
+# The head's processes end all at once with the cluster; there is nobody left to ask for a node to be drained.
+SETTINGS = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 
 
 def route_to(address: str, port: int, patience: float) -> str:
@@ -90,7 +93,8 @@ def end_descendants() -> None:
     for number, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
         below = psutil.Process().children(recursive=True)
         for process in below:
-            process.send_signal(number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
         psutil.wait_procs(below, patience)
 
 
@@ -122,7 +126,8 @@ def main() -> int:
     temporary = base / f"job{os.environ.get('SLURM_JOB_ID', os.getpid())}"
     how = "Ray never started"
     try:
-        ray = subprocess.Popen(ray_start(arguments, temporary), env=client_environment(), stdin=subprocess.DEVNULL)
+        environment = client_environment() | SETTINGS
+        ray = subprocess.Popen(ray_start(arguments, temporary), env=environment, stdin=subprocess.DEVNULL)
         how = watch(ray, arguments.directory)
     except UserError as error:
         how = str(error)

@@ -14,7 +14,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 def main() -> int:
     """Command line: 0 once the cluster is whole, 1 when it was not in time.
 
-    Each line is ``{host: {"address": ip, "port": of its node manager, "gpus": n}}``.
+    Each line is ``{host without its domain: {"address": ip, "port": of its node manager, "gpus": n}}``.
     """
     parser = argparse.ArgumentParser(prog="python -m scripts.launch.ray_wait", description=__doc__)
     parser.add_argument("--address", required=True, help="ip:port of the head")
@@ -30,7 +30,7 @@ def main() -> int:
             if not ray.is_initialized():
                 ray.init(address=arguments.address, log_to_driver=False, logging_level=logging.CRITICAL)
             nodes = {
-                node["NodeManagerHostname"]: {
+                node["NodeManagerHostname"].split(".")[0]: {
                     "address": node["NodeManagerAddress"],
                     "port": node["NodeManagerPort"],
                     "gpus": int(node["Resources"].get("GPU", 0)),

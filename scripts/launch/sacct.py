@@ -13,7 +13,16 @@ import sys
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.launch.jobs import FORMAT, JobRecord, parse_squeue, read_call, stage_jobs, with_state, write_call
+from scripts.launch.jobs import (
+    FORMAT,
+    JobRecord,
+    heard_again,
+    parse_squeue,
+    read_call,
+    stage_jobs,
+    with_state,
+    write_call,
+)
 from scripts.launch.slurm import GONE, ask, real_program
 
 UNCERTAIN = {"NODE_FAIL", "PREEMPTED"}
@@ -39,6 +48,8 @@ def states_of(call: str, results: str) -> dict[str, str]:
         seen[job_id] = with_state(known[job_id], state if state in GONE else accounted_state(job_id))
     if seen != known:
         write_call(call, seen)
+    else:
+        heard_again(call)
     return {job_id: told(record, known.get(job_id)) for job_id, record in seen.items()}
 
 

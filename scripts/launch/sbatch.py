@@ -1,8 +1,4 @@
-"""sbatch in the place of sbatch: it waits while Slurm's controller is away, and notes the job at once.
-
-The plain one fails then, which would end the chain. The note (scripts.launch.jobs) is for a later call of Snakemake,
-should this one be killed before it first asks for the job's state.
-"""
+"""sbatch, but it waits while Slurm's controller is away, for its failure would end the chain, and notes the job."""
 
 import argparse
 import os
@@ -13,11 +9,21 @@ import time
 import psutil
 
 from scripts.errors import run_program
-from scripts.launch.jobs import JobRecord, read_call, write_call
+from scripts.launch.jobs import note_submission
 from scripts.launch.slurm import real_program
 
 PATIENCE_SECONDS = 1800.0
 UNREACHED = ("Unable to contact slurm controller", "Connection refused")
+
+
+def main() -> int:
+    """Submit; try again as long as the controller was surely not reached. Other answers are passed on as they are."""
+    done = submit([real_program("sbatch"), *sys.argv[1:]])
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    if done.returncode == 0:
+        note(done.stdout, sys.argv[1:])
+    return done.returncode
 
 
 def caller_is_gone() -> bool:
@@ -31,35 +37,26 @@ def note(answer: str, arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--job-name")
     parser.add_argument("--comment", default="")
-    parser.add_argument("--parsable", action="store_true")
     known, _ = parser.parse_known_args(arguments)
-    if not (known.job_name and known.parsable):
-        return
-    job = answer.strip().split(";")[0]
-    now, results = time.strftime("%Y-%m-%dT%H:%M:%S"), os.environ.get("STAGECOACH_RESULTS", "")
-    record = JobRecord(job, "PENDING", known.comment, "None", 0, "", now, "N/A", "N/A", results)
-    write_call(known.job_name, {**read_call(known.job_name), job: record})
+    job_id = answer.strip().split(";")[0]
+    if known.job_name and job_id.isdecimal():
+        note_submission(known.job_name, job_id, known.comment, os.environ.get("STAGECOACH_RESULTS", ""))
 
 
-def main() -> int:
-    """Submit; try again as long as the controller was surely not reached. Other answers are passed on as they are.
+def submit(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """The answer of sbatch, after half an hour of being unreachable at the latest.
 
     Nothing is submitted any more for a Snakemake that was killed meanwhile: its next call submits by itself.
     """
-    command = [real_program("sbatch"), *sys.argv[1:]]
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         unreached = done.returncode != 0 and any(word in done.stderr for word in UNREACHED)
         if not unreached or time.monotonic() > until:
-            sys.stdout.write(done.stdout)
-            sys.stderr.write(done.stderr)
-            if done.returncode == 0:
-                note(done.stdout, sys.argv[1:])
-            return done.returncode
+            return done
         time.sleep(10)
         if caller_is_gone():
-            return os.EX_TEMPFAIL
+            return done
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from scripts.errors import UserError
 
@@ -23,6 +25,7 @@ GONE = {
     "TIMEOUT",
 }
 PATIENCE_SECONDS = 600.0
+Answer = TypeVar("Answer")
 NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 
 
@@ -63,7 +66,7 @@ def job_of(job_id: str) -> Job | None:
         job_id,
         fields["JobState"],
         names,
-        _epoch(fields.get("EndTime", "")),
+        epoch(fields.get("EndTime", "")),
         int(fields.get("NumCPUs", "1").split("-")[0]) // max(1, len(names)),
         fields.get("Requeue") == "1" and fields.get("BatchFlag") == "1",
         int(fields.get("Restarts", "0")),
@@ -71,21 +74,24 @@ def job_of(job_id: str) -> Job | None:
 
 
 def own_job() -> Job:
-    """The job that this process runs in, asked for minutes while Slurm's controller is away."""
-    job_id, until = own_job_id(), time.monotonic() + PATIENCE_SECONDS
-    if job_id is None:
+    """The job that this process runs in."""
+    if (job_id := own_job_id()) is None:
         raise UserError("this process runs in no Slurm job")
+    if (job := patiently(lambda: job_of(job_id))) is None:
+        raise UserError(f"Slurm knows no job {job_id}, in which this process runs")
+    return job
+
+
+def patiently(question: Callable[[], Answer]) -> Answer:
+    """The answer to a question, asked again for ten minutes while Slurm's controller is away."""
+    until = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            job = job_of(job_id)
+            return question()
         except SlurmUnreachableError:
             if time.monotonic() > until:
                 raise
-            time.sleep(5)
-        else:
-            if job is None:
-                raise UserError(f"Slurm knows no job {job_id}, in which this process runs")
-            return job
+        time.sleep(5)
 
 
 def is_gone(job_id: str) -> bool | None:
@@ -175,7 +181,8 @@ def step_command(job: Job, nodes: tuple[str, ...], gpus_per_node: int, output: s
     ]
 
 
-def _epoch(local: str) -> float | None:
+def epoch(local: str) -> float | None:
+    """A time as Slurm writes it, in seconds since the epoch; None: Slurm knows none."""
     try:
         return time.mktime(time.strptime(local, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:

@@ -33,6 +33,12 @@ def load_site(path: Path, recipe: Recipe) -> Site:
     return site
 
 
+def load_config(path: Path, over: dict[str, Any]) -> Config:
+    """The config in a YAML file; the values of `over` stand in for the file's."""
+    data, node = _read_yaml(path)
+    return _validate(Config, (data or {}) | over, path, node)
+
+
 def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> Config:
     """Check the values that Snakemake read from config.yaml and the command line."""
     return _validate(Config, values, Path(source), None)

@@ -27,7 +27,10 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
-    """Each attempt with its first step and outcome (killed when it has no end), oldest first."""
+    """Each attempt with its first step and outcome (killed when it has no end), oldest first.
+
+    `time` is when it began and `ended` when it ended, in seconds since the epoch.
+    """
     attempts: list[dict[str, Any]] = []
     path = run / "attempts.jsonl"
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
@@ -39,8 +42,13 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
             kept = ("host", "time", "call", "slurm_job", "nodes")
             attempts.append({"from": entry["step"], "outcome": "killed"} | {key: entry.get(key) for key in kept})
         elif attempts:
-            attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"]}
+            attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"], "ended": entry.get("time")}
     return attempts
+
+
+def attempts_of(run: Path, call: int) -> list[dict[str, Any]]:
+    """The attempts that belong to one call of Snakemake, oldest first."""
+    return [attempt for attempt in read_attempts(run) if attempt["call"] == call]
 
 
 def vain_attempts(run: Path, call: int, step: int) -> str | None:
@@ -48,8 +56,8 @@ def vain_attempts(run: Path, call: int, step: int) -> str | None:
 
     `call` 0 is a person's own, who may try as often as she likes; `step` is the newest checkpoint's.
     """
-    last = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"][-2:]
-    if call and len(last) == 2 and all(it["from"] == step and it["call"] == call for it in last):
+    last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
+    if call and len(last) == 2 and all(it["from"] == step for it in last):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
 

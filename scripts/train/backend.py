@@ -72,3 +72,9 @@ def load_backend(name: str) -> Callable[[TrainingJob], None]:
 def load_cluster_backend(name: str) -> Callable[[TrainingJob, Callable[[list[str]], int]], None]:
     """The function of a backend that trains on several nodes, given what runs a driver's command on a Ray cluster."""
     return import_module(f"scripts.train.{name}_cluster").train_on_cluster
+
+
+def check_nodes(stage: str, config: dict[str, Any], nodes: int) -> None:
+    """UserError when a stage of this resolved config cannot train on so many nodes."""
+    if nodes > 1:
+        import_module(f"scripts.train.{config['backend']}_cluster").check_nodes(stage, config, nodes)

@@ -1,20 +1,19 @@
 """What is left of a stage's training, in steps, allocations and node-hours."""
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from scripts.recipe.models import Resources
 from scripts.recipe.site import Site
+from scripts.train.progress import recent_steps, step_seconds
 
-RECENT_STEPS = 50
+MEASURED, EXPECTED, LIMIT = "measured steps", "step_seconds", "time limit"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Steps left, seconds a step takes (None: nobody knows), allocations and hours expected.
+    """Steps left, seconds a step takes (None: nobody knows), allocations and hours expected, and what they rest on.
 
     Where nobody knows what a step takes, one whole allocation is reckoned with.
     """
@@ -25,6 +24,7 @@ class Estimate:
     hours: float
     nodes: int
     gpus_per_node: int
+    basis: str
 
     @property
     def node_hours(self) -> float:
@@ -36,18 +36,31 @@ class Estimate:
         """Hours of all GPUs together."""
         return self.node_hours * self.gpus_per_node
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the hours are one whole allocation, for want of knowing better."""
+        return self.steps > 0 and self.basis == LIMIT
+
 
 def estimate(site: Site, resources: Resources, stage_directory: Path, steps: int) -> Estimate:
     """What `steps` more steps of a stage will take here, by the steps it has logged or else by what was expected."""
     slurm = site.slurm
-    step_seconds = measured_step_seconds(stage_directory) or resources.step_seconds
-    margin = slurm.margin if slurm else 0
+    measured = measured_step_seconds(stage_directory)
+    seconds = measured or resources.step_seconds
     allocations, hours = (1, resources.runtime / 60) if steps else (0, 0.0)
-    if steps and step_seconds is not None:
-        needed = steps * step_seconds
-        usable = max(resources.runtime * 60 - margin - step_seconds, step_seconds)
+    if steps and seconds is not None:
+        needed = steps * seconds
+        usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)
         allocations, hours = math.ceil(needed / usable), needed / 3600
-    return Estimate(steps, step_seconds, allocations, hours, resources.nodes, slurm.gpus_per_node if slurm else 0)
+    return Estimate(
+        steps=steps,
+        step_seconds=seconds,
+        allocations=allocations,
+        hours=hours,
+        nodes=resources.nodes,
+        gpus_per_node=slurm.gpus_per_node if slurm else 0,
+        basis=MEASURED if measured else EXPECTED if seconds else LIMIT,
+    )
 
 
 def measured_step_seconds(stage_directory: Path) -> float | None:
@@ -55,14 +68,4 @@ def measured_step_seconds(stage_directory: Path) -> float | None:
     logs = sorted(
         stage_directory.glob("run*/metrics.jsonl"), key=lambda path: (path.parent.name == "run", path.stat().st_mtime)
     )
-    for path in reversed(logs):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-RECENT_STEPS:]
-        seconds = []
-        for line in lines:
-            try:
-                seconds.append(float(json.loads(line)["seconds"]))
-            except (ValueError, KeyError, TypeError):
-                continue
-        if seconds:
-            return median(seconds)
-    return None
+    return next((it for path in reversed(logs) if (it := step_seconds(recent_steps(path.parent))) is not None), None)

@@ -29,26 +29,23 @@ FENCE_SECONDS = 5.0
 
 
 @contextmanager
-def hold(owner_file: Path, wait: bool = False) -> Iterator[None]:
+def hold(owner_file: Path, patience: float = 0.0) -> Iterator[None]:
     """Hold what an owner file stands for while the block runs.
 
-    When another living process holds it: UserError that names its host, job and process, or with `wait` a line that
-    does, and patience. What a dead process left is taken over.
+    Another living process that holds it is named, with its host and job, and waited for `patience` seconds; UserError
+    after that. What a dead process left is taken over.
     """
     owner_file.parent.mkdir(parents=True, exist_ok=True)
-    told, token = False, secrets.token_hex(8)
-    before, silence = read_owner(owner_file), _silence(owner_file)
+    told, token, since = False, secrets.token_hex(8), time.monotonic()
     while not _take(owner_file, token):
-        before, silence = read_owner(owner_file), _silence(owner_file)
-        holder = describe(before)
-        if not wait:
+        owner = read_owner(owner_file)
+        holder = describe(owner)
+        if time.monotonic() - since >= patience:
             raise UserError(f"{owner_file.parent}: {holder} trains here; wait for it or stop it, then start again")
         if not told:
             print(f"{owner_file.parent}: {holder} trains here; waiting for it to end", flush=True)
             told = True
-        time.sleep(1 if before is None or before.get("host") == socket.gethostname() else 5)
-    if before is not None and before.get("host") != socket.gethostname() and silence < 2 * HEARTBEAT_SECONDS:
-        time.sleep(HEARTBEAT_SECONDS + FENCE_SECONDS)
+        time.sleep(1 if owner is None or owner.get("host") == socket.gethostname() else 5)
     stop = threading.Event()
     heart = threading.Thread(target=_beat, args=(owner_file, token, stop), daemon=True)
     heart.start()
@@ -92,12 +89,13 @@ def describe(owner: dict[str, Any] | None) -> str:
     return f"process {owner['pid']} on {owner['host']}{job}, since {since}"
 
 
-def is_alive(owner_file: Path) -> bool:
+def is_alive(owner_file: Path, only_read: bool = False) -> bool:
     """Whether the process that made an owner file still runs.
 
     On its own host the process table tells: the process id exists and started when the owner did. From another host,
     or another container's process ids, it is dead when Slurm says that its job has ended (or that this is that very
     job, requeued), and otherwise alive while its heartbeat is younger than five minutes by the file server's own clock.
+    Who `only_read`s asks no Slurm and trusts this host's clock, because the file server's takes a write to learn.
     """
     owner = read_owner(owner_file)
     if owner is None:
@@ -107,9 +105,19 @@ def is_alive(owner_file: Path) -> bool:
             return False
         if owner.get("pid_namespace") == _pid_namespace():
             return process_start(owner["pid"]) == owner["process_start"]
-    if (job := owner.get("slurm_job")) and (job == own_job_id() or is_gone(job)):
+    if (job := owner.get("slurm_job")) and (job == own_job_id() or (not only_read and is_gone(job))):
         return False
+    if only_read:
+        return 0 <= _age(owner_file) < SILENCE_SECONDS
     return owner_file.exists() and _silence(owner_file) < SILENCE_SECONDS
+
+
+def _age(owner_file: Path) -> float:
+    """Seconds since the owner's last heartbeat by this host's clock; -1 when there is no owner."""
+    try:
+        return max(0.0, time.time() - owner_file.stat().st_mtime)
+    except FileNotFoundError:
+        return -1.0
 
 
 def _take(owner_file: Path, token: str) -> bool:
@@ -126,12 +134,22 @@ def _take(owner_file: Path, token: str) -> bool:
             if time.time() - guard.stat().st_mtime > 60:
                 guard.unlink(missing_ok=True)
         return False
+    displaced, silence = None, 0.0
     try:
         if not is_alive(owner_file):
+            displaced, silence = read_owner(owner_file), _silence(owner_file)
             owner_file.unlink(missing_ok=True)
-        return _link(owner_file, token)
+        taken = _link(owner_file, token)
     finally:
         guard.unlink(missing_ok=True)
+    if taken and displaced and not _is_local(displaced) and silence < 2 * HEARTBEAT_SECONDS:
+        time.sleep(HEARTBEAT_SECONDS + FENCE_SECONDS)
+    return taken
+
+
+def _is_local(owner: dict[str, Any]) -> bool:
+    """Whether this process sees the owner's in its process table."""
+    return (owner.get("host"), owner.get("pid_namespace")) == (socket.gethostname(), _pid_namespace())
 
 
 def _link(owner_file: Path, token: str) -> bool:

@@ -6,6 +6,7 @@ in the next allocation. Exit status: 0 published; 75 unfinished, to be continued
 """
 
 import argparse
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,19 +30,21 @@ from scripts.train.rundir import Checkpoint, checkpoints, newest_checkpoint, ope
 from scripts.train.stop import StopRequest
 
 UNFINISHED = os.EX_TEMPFAIL
+IDLE_NODES_SECONDS = 360.0
 
 
 @dataclass(frozen=True)
 class Attempt:
     """How this attempt at a stage is made; may change no weight.
 
-    `call` tells apart the calls of Snakemake (0: none, a person's own), `publish_only` forbids to train, `site` and
-    `job` are there when the training runs in a Slurm job.
+    `call` tells apart the calls of Snakemake (0: none, a person's own), `patience` is how many seconds another process
+    that trains the stage is waited for, `publish_only` forbids to train, `site` and `job` are there when the training
+    runs in a Slurm job.
     """
 
     call: int = 0
     threads: int = 2
-    wait: bool = False
+    patience: float = 0.0
     publish_only: bool = False
     log: str = "what was printed above"
     site: Site | None = None
@@ -68,7 +71,7 @@ def train_stage(
     planned = planned_step(settings)
     if ckpt.is_dir() and not any(ckpt.iterdir()):
         ckpt.rmdir()
-    with hold(run.with_name("owner.json"), attempt.wait):
+    with hold(run.with_name("owner.json"), attempt.patience):
         facts = stage_facts(settings, manifest, parent_export)
         identity = identity_of(facts)
         open_run_directory(run, identity, facts, settings)
@@ -162,14 +165,15 @@ def _parents(export: Path | None) -> list[dict[str, Any]]:
 def run_driver_of(job: TrainingJob, attempt: Attempt) -> Callable[[list[str]], int]:
     """What runs a driver on a Ray cluster over the Slurm job's nodes.
 
-    Its logs lie in ``<stage>/logs/ray-<job id>.<times requeued>``. What Ray of earlier allocations still runs, on a host
-    that had lost the network, is told to stop.
+    Its logs lie in ``<stage>/logs/ray-<job id>``, those of the job's second allocation in ``ray-<job id>-2``.
+    What Ray of an earlier allocation still runs, on a host that had lost the network, is told to stop.
     """
     allocation, site = attempt.job, attempt.site
     if allocation is None or site is None or site.slurm is None:
         raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
-    logs = job.run.parent / "logs" / f"ray-{allocation.id}.{allocation.restarts}"
-    for left in logs.parent.glob(f"ray-{allocation.id}.*"):
+    again = f"-{allocation.restarts + 1}" if allocation.restarts else ""
+    logs = job.run.parent / "logs" / f"ray-{allocation.id}{again}"
+    for left in {*logs.parent.glob(f"ray-{allocation.id}"), *logs.parent.glob(f"ray-{allocation.id}-*")} - {logs}:
         (left / "stop").touch()
     slurm, cpus = site.slurm, site.slurm.cpus_per_node or job.threads
 
@@ -228,10 +232,11 @@ def main() -> int:
     deadline = arguments.deadline
     if job is not None and job.end is not None and deadline is None:
         deadline = job.end - site.slurm.margin
+    patience = (math.inf if job is None or arguments.publish_only else IDLE_NODES_SECONDS) if arguments.wait else 0.0
     attempt = Attempt(
         call=arguments.call,
         threads=arguments.threads,
-        wait=arguments.wait,
+        patience=patience,
         publish_only=bool(arguments.publish_only),
         log=arguments.log,
         site=site,

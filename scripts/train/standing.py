@@ -1,27 +1,28 @@
-"""Where a stage stands, from its records, configs and run directories alone."""
+"""Where a stage stands, from its records, configs and run directories alone: neither Slurm nor a checkpoint is read."""
 
 import os
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from scripts.files import read_json
+from scripts.launch.jobs import LastWord
+from scripts.launch.slurm import GONE
 from scripts.recipe.models import Recipe
 from scripts.recipe.resolve import planned_step, read_config, resolve_stage
 from scripts.train.attempts import read_attempts
 from scripts.train.identity import identity_of, stage_facts
+from scripts.train.memo import exported_identity, stage_files
 from scripts.train.owner import describe, is_alive, read_owner
 from scripts.train.rundir import checkpoints, identity_in
 
 
 @dataclass(frozen=True)
 class SetAside:
-    """A run directory that was set aside: its path, the step it reached and its size in bytes on disk."""
+    """A run directory that was set aside, and the step it reached."""
 
     path: Path
     step: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -30,51 +31,100 @@ class Standing:
 
     `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
     (steps of this very identity lie in a run directory), stale (it was published, but something that may change its
-    weights did) or new. `step` is the newest checkpoint's in the run directory, `start` the step that training would
-    go on from, `changed` what differs from what the run directory trained.
+    weights did) or new. `run` is the run directory that bears this identity, `start` the step of its newest checkpoint,
+    `changed` what differs from what the run directory trained; `trains_other`: who trains it trains something else.
     """
 
     stage: str
     state: str
     planned: int
-    step: int
     start: int = 0
     identity: str | None = None
+    run: Path | None = None
     changed: tuple[str, ...] = ()
     note: str = ""
+    trains_other: bool = False
     aside: tuple[SetAside, ...] = ()
 
+    @property
+    def left(self) -> int:
+        """Steps still to train."""
+        return 0 if self.state == "fresh" else max(0, self.planned - self.start)
 
-def stage_standing(recipe: Recipe, results: Path, stage_name: str, fresh_parents: bool) -> Standing:
-    """Where a stage stands; `fresh_parents` says whether all it descends from is fresh."""
-    stage, directory = recipe.stages[stage_name], results / stage_name
-    run, config = directory / "run", resolve_stage(recipe, stage_name)
-    planned = planned_step(config)
-    found = checkpoints(run)
-    aside = set_aside(directory)
-    here = partial(Standing, stage_name, planned=planned, step=found[-1].step if found else 0, aside=aside)
-    if is_alive(directory / "owner.json"):
-        return here(state="training", note=describe(read_owner(directory / "owner.json")))
-    parent = results / stage.parent / "hf/record.json" if stage.parent else None
-    manifest = results / "data" / stage.blend / "manifest.json"
-    if not manifest.exists() or (parent is not None and not parent.exists()) or not fresh_parents:
-        return here(state="waiting", note=f"{stage.parent} comes first" if stage.parent else "its data come first")
-    facts = stage_facts(config, manifest, parent)
-    identity = identity_of(facts)
-    here = partial(here, identity=identity)
-    record = read_json(directory / "ckpt/record.json") if (directory / "ckpt/record.json").exists() else None
-    if record is not None and (record["identity"], record["step"]) == (identity, planned):
-        return here(state="fresh")
-    trained = identity_in(run)
-    if trained == identity:
+    @property
+    def publishes_again(self) -> bool:
+        """Whether nothing is left but to publish."""
+        return self.state == "resumes" and self.left == 0
+
+
+def all_standings(recipe: Recipe, results: Path, words: dict[str, LastWord] | None = None) -> dict[str, Standing]:
+    """The standing of every stage, parents first; what descends from a stage that will train waits for it.
+
+    `words` is what Slurm last said of each stage's job.
+    """
+    standings: dict[str, Standing] = {}
+    settled: set[str] = set()
+    for name in recipe.stage_order():
+        parent = recipe.stages[name].parent
+        blocked = parent if parent is not None and parent not in settled else None
+        one = standings[name] = stage_standing(recipe, results, name, blocked, (words or {}).get(name))
+        if one.identity and exported_identity(results / name / "hf/record.json") == one.identity:
+            settled.add(name)
+    return standings
+
+
+def stage_standing(
+    recipe: Recipe, results: Path, name: str, blocked: str | None = None, word: LastWord | None = None
+) -> Standing:
+    """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
+    files, config = stage_files(recipe, results, name), resolve_stage(recipe, name)
+    aside = set_aside(files.run.parent)
+    here = Standing(name, "waiting", planned_step(config), aside=aside)
+    owner = holder(files.run.with_name("owner.json"), word)
+    if blocked or not files.manifest.exists():
+        here = replace(here, note=f"{blocked} comes first" if blocked else "its data come first")
+        return _held(here, owner, files.run) if owner is not None else here
+    facts = stage_facts(config, files.manifest, files.parent_export)
+    trained, identity = identity_in(files.run), identity_of(facts)
+    run = next((it for it in (files.run, *(it.path for it in aside)) if _bears(it, identity, trained)), None)
+    here = replace(here, identity=identity, run=run, start=_newest_step(run) if run else 0)
+    if owner is not None:
+        return _held(here, owner, files.run)
+    record = read_json(files.published) if files.published.exists() else None
+    if record is not None and (record["identity"], record["step"]) == (identity, here.planned):
+        return replace(here, state="fresh")
+    if run == files.run:
         attempts = read_attempts(run)
         note = f"last attempt {attempts[-1]['outcome']}" if attempts else ""
-        return here(state="resumes" if found else "new", start=found[-1].step if found else 0, note=note)
-    changed = _changes(run, config, facts) if trained else ()
-    for entry in aside:
-        if entry.path.name == f"run.{identity}":
-            return here(state="resumes", start=entry.step, changed=changed, note=f"{entry.path.name} comes back")
-    return here(state="stale" if record is not None or trained else "new", changed=changed)
+        return replace(here, state="resumes" if here.start else "new", note=note)
+    here = replace(here, changed=_changes(files.run, config, facts) if trained else ())
+    if run is not None:
+        return replace(here, state="resumes", note=f"{run.name} comes back")
+    return replace(here, state="stale" if record is not None or trained else "new")
+
+
+def holder(owner_file: Path, word: LastWord | None) -> dict[str, Any] | None:
+    """The record of the process that holds a stage, by its heartbeat and by what Slurm last said of its job."""
+    owner = read_owner(owner_file)
+    if owner is None or not is_alive(owner_file, only_read=True):
+        return None
+    if word and word.job.id == owner.get("slurm_job") and word.at > owner["since"]:
+        return None if word.job.state in GONE | {"PENDING", "REQUEUED"} else owner
+    return owner
+
+
+def _held(here: Standing, owner: dict[str, Any], run: Path) -> Standing:
+    """The standing of a stage that a process holds."""
+    return replace(here, state="training", note=describe(owner), trains_other=bool(here.identity) and here.run != run)
+
+
+def _bears(run: Path, identity: str, trained: str | None) -> bool:
+    return trained == identity if run.name == "run" else run.name == f"run.{identity}"
+
+
+def _newest_step(run: Path) -> int:
+    found = checkpoints(run)
+    return found[-1].step if found else 0
 
 
 def _changes(run: Path, config: dict[str, Any], facts: dict[str, Any]) -> tuple[str, ...]:
@@ -99,12 +149,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def set_aside(directory: Path) -> tuple[SetAside, ...]:
     """The run directories of a stage that were set aside, by name."""
-    found = []
-    for path in sorted(directory.glob("run.*")):
-        if path.is_dir():
-            steps = [checkpoint.step for checkpoint in checkpoints(path)]
-            found.append(SetAside(path, max(steps, default=0), tree_bytes(path)))
-    return tuple(found)
+    return tuple(SetAside(path, _newest_step(path)) for path in sorted(directory.glob("run.*")) if path.is_dir())
 
 
 def tree_bytes(directory: Path) -> int:

@@ -9,6 +9,7 @@ import json
 import shutil
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable
 from importlib.metadata import version
 from itertools import islice
@@ -285,7 +286,9 @@ class _StageCallback(TrainerCallback):
         self.log_path = job.run / "metrics.jsonl"
         self.started = self.step_started = time.monotonic()
         self.first_step = 0
-        self.step_seconds = self.save_seconds = self.saving_since = 0.0
+        self.saving_since = 0.0
+        self.step_seconds: deque[float] = deque(maxlen=20)
+        self.save_seconds: deque[float] = deque(maxlen=20)
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
@@ -297,12 +300,17 @@ class _StageCallback(TrainerCallback):
         self.step_started = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        self.step_seconds = time.monotonic() - self.step_started
+        self.step_seconds.append(time.monotonic() - self.step_started)
         if state.global_step == self.job.max_num_steps:
             control.should_save = True
-        elif as_rank_0_says(rank() == 0 and self.job.stop.is_due(self.step_seconds, self.save_seconds)):
+        elif as_rank_0_says(rank() == 0 and self._stop_is_due()):
             control.should_save = control.should_training_stop = True
         self.saving_since = time.monotonic()
+
+    def _stop_is_due(self) -> bool:
+        """Asked with the longest of the last steps and saves; an unknown save is taken to last a step."""
+        longest_step = max(self.step_seconds)
+        return self.job.stop.is_due(longest_step, max(self.save_seconds, default=longest_step))
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         if "loss" not in logs or rank() != 0:
@@ -330,7 +338,7 @@ class _StageCallback(TrainerCallback):
         for name in _rng_files(self.job.nodes):
             _wait_for(saved / name)
         seal_checkpoint(saved, self.job.run, state.global_step)
-        self.save_seconds = time.monotonic() - self.saving_since
+        self.save_seconds.append(time.monotonic() - self.saving_since)
         prune_checkpoints(self.job.run, self.job.checkpointing)
 
 

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "snakemake_retry": set(),
     "snakemake_slurm": set(),
     "controller_lock": BASE | {"train"},
-    "status": BASE | {"recipe", "train"},
+    "status": BASE | {"recipe", "launch", "train"},
     "plan": BASE | {"status", "recipe", "train"},
     "discard": BASE | {"train"},
 }

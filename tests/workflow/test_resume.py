@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -17,8 +18,9 @@ def program(snakemake: subprocess.Popen) -> psutil.Process:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for process in psutil.Process(snakemake.pid).children(recursive=True):
-            if "scripts.train.run" in process.cmdline() and "python" in process.name():
-                return process
+            with suppress(psutil.Error):
+                if "scripts.train.run" in process.cmdline() and "python" in process.name():
+                    return process
         time.sleep(0.05)
     raise AssertionError("no training began")
 
@@ -47,6 +49,13 @@ def wait_for_step(workflow, step: int) -> None:
     log, deadline = workflow.results / "rlvr1/run/metrics.jsonl", time.monotonic() + 90
     while not (log.exists() and len(log.read_text().splitlines()) == step):
         assert time.monotonic() < deadline, "the step was not reached"
+        time.sleep(0.02)
+
+
+def wait_for_attempt(workflow, count: int) -> None:
+    attempts, deadline = workflow.results / "rlvr1/run/attempts.jsonl", time.monotonic() + 90
+    while not (attempts.exists() and attempts.read_text().count('"begin"') == count):
+        assert time.monotonic() < deadline, "no attempt began"
         time.sleep(0.02)
 
 
@@ -103,12 +112,14 @@ def test_what_is_set_aside_is_shown_with_the_reason_and_removed_on_request(copie
     old = record(copied)["identity"]
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     copied.snakemake("--dry-run")
-    assert re.search(r"rlvr1 +steps 1 to 3 +seed 3 -> 9", copied.run("python", "-m", "scripts.plan").stdout)
+    assert re.search(r"rlvr1 +trains again +3 of 3 .*seed 3 -> 9", copied.run("python", "-m", "scripts.plan").stdout)
     assert re.search(r"rlvr1 +stale", copied.run("python", "-m", "scripts.status").stdout)
     copied.snakemake("results/short/rlvr1/ckpt")
     status = copied.run("python", "-m", "scripts.status").stdout
     assert re.search(r"rlvr1 +fresh", status)
-    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ MB", status)
+    assert f"results/short/rlvr1/run.{old}  step 3\n" in status
+    plan = copied.run("python", "-m", "scripts.plan").stdout
+    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ MB", plan)
     refused = copied.run("python", "-m", "scripts.discard", "results/short/rlvr1/run", check=False)
     assert refused.returncode == 1 and "not a run directory that was set aside" in refused.stdout
     copied.run("python", "-m", "scripts.discard", f"results/short/rlvr1/run.{old}")
@@ -126,11 +137,33 @@ def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(
     assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
 
 
-def test_a_stage_that_crashes_before_any_step_is_tried_twice_and_then_points_to_its_log(copied):
+def test_a_stage_whose_parent_trains_first_is_not_taken_for_trained(copied):
+    copied.edit(
+        "checkpointing: {save_period: 1}", "checkpointing: {save_period: 1}\n    resources: {nodes: 4, runtime: 240}"
+    )
+    copied.edit("sft: {max_num_steps: 30}", "sft: {max_num_steps: 29}")
+    assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "results/short/rlvr1/ckpt")
+
+
+def test_a_stage_that_fails_for_its_own_reason_fails_once_and_points_to_its_log(copied):
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     (copied.results / "sft/hf/model/config.json").resolve().write_text("{")
     output = copied.snakemake("results/short/rlvr1/ckpt", check=False)
-    assert "two attempts in a row (failed and failed) made no new step beyond 0; not trying again" in output
+    assert "rlvr1: not tried again: it failed for a reason of its own" in output
     assert "see results/short/rlvr1/logs/attempts.log" in output
-    assert outcomes(copied) == ["failed", "failed"]
-    assert (copied.results / "rlvr1/logs/attempts.log").read_text().count("Traceback") >= 2
+    assert outcomes(copied) == ["failed"]
+    assert (copied.results / "rlvr1/logs/attempts.log").read_text().count("rlvr1: starts") == 2, "once before the edit"
+
+
+def test_a_training_that_is_killed_before_any_step_is_tried_twice(longer):
+    longer.edit("save_period: 1", "save_period: 100")
+    shutil.rmtree(longer.results / "rlvr1/run")
+    snakemake = begin(longer)
+    for count in (1, 2):
+        wait_for_attempt(longer, count)
+        program(snakemake).kill()
+    assert snakemake.wait(120) == 1
+    assert (
+        "two attempts in a row (killed and killed) made no new step beyond 0"
+        in (longer.root / "snakemake.log").read_text()
+    )

@@ -1,0 +1,271 @@
+"""From one stage's last step to the next stage's first: through Snakemake, and the same programs chained by sbatch.
+
+    python benchmarks/handover.py > benchmarks/handover.md
+
+Needs root (see CONTRIBUTING.md). Three stages of the short recipe of the tests, one after the other, are trained on
+the test cluster in three ways, in turn: by Snakemake with the profile as it ships; by Snakemake asking Slurm every
+second; and by `sbatch --dependency=afterok`, one script for each job that Snakemake submits, with the same resources
+and the shell commands that a dry run prints. What Snakemake runs beside Slurm stands in the script of the job that
+follows, in the background where that job does not need it. Each stage has one node, to measure without Ray's bootstrap
+(see ray_bootstrap.md), which is the same either way.
+
+A step ends when its line is appended to run/metrics.jsonl (the time stamp of the file), and began as many seconds
+before as the line says. A wait for the poll lasts from slurmctld's line that a job is done to Snakemake's that it is
+finished.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.watching import Call, SlurmTimes, Watch  # noqa: E402
+from tests.conftest import Workflow  # noqa: E402
+from tests.slurm.cluster import Cluster  # noqa: E402
+
+STAGES = ("sft", "rlvr1", "rlhf")
+SITE = """\
+name: test
+threads: 1
+slurm:
+  partition: batch
+  gpus_per_node: 8
+  max_runtime: 60
+  margin: 15
+  object_store_mb: 100
+  light: {cpus: 1, mem_mb: 2000, runtime: 10}
+"""
+TARGET = f"results/short/{STAGES[-1]}/ckpt"
+WAYS = {
+    "profile": [],
+    "every second": ["--slurm-init-seconds-before-status-checks=1", "--seconds-between-status-checks=1"],
+    "sbatch": None,
+}
+WAY_NAMES = {
+    "profile": "Snakemake, as shipped",
+    "every second": "Snakemake, asking every second",
+    "sbatch": "sbatch --dependency=afterok",
+}
+BOUND = 15.0
+OPTIONS = {"slurm_partition": "partition", "nodes": "nodes", "runtime": "time", "mem_mb": "mem", "gres": "gres"}
+
+
+@dataclass
+class Program:
+    """A job of Snakemake's as a dry run tells it."""
+
+    rule: str
+    inputs: set[str]
+    outputs: set[str]
+    log: str
+    resources: dict[str, str]
+    command: str
+
+    @property
+    def is_slurm_job(self) -> bool:
+        """Whether Snakemake submits it."""
+        return "slurm_partition" in self.resources
+
+
+@dataclass
+class Handover:
+    """Seconds from a stage's last step to the next one's first, and how many of them each job waited for the poll."""
+
+    stage: str
+    seconds: float
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def own(self) -> float:
+        """Seconds apart from the polling."""
+        return self.seconds - sum(self.waits)
+
+
+def prepare(root: Path) -> Workflow:
+    """A tree whose data are ready and whose chain is configured for the test cluster."""
+    root.mkdir()
+    tree = Workflow(root)
+    tree.edit("rlhf: {algorithm: grpo, parent: sft", "rlhf: {algorithm: grpo, parent: rlvr1")
+    tree.snakemake(*(f"results/short/data/{blend}/manifest.json" for blend in STAGES))
+    (root / "config/sites/test.yaml").write_text(SITE)
+    (root / "config/config.yaml").write_text(
+        "recipe: config/recipes/short.yaml\nsite: config/sites/test.yaml\nrun: short\n"
+    )
+    return tree
+
+
+def programs(tree: Workflow) -> list[Program]:
+    """What a dry run would run, in an order in which it can be run."""
+    found = []
+    for block in tree.snakemake("--dry-run", "--printshellcmds", TARGET).split("\n\n"):
+        if rule := re.search(r"^(?:local)?rule (\w+):$", block, re.MULTILINE):
+            fields = dict(re.findall(r"^    (\w+): (.+)$", block, re.MULTILINE))
+            found.append(
+                Program(
+                    rule[1],
+                    set(fields.get("input", "").split(", ")),
+                    set(fields["output"].split(", ")),
+                    fields["log"],
+                    dict(it.partition("=")[::2] for it in fields["resources"].split(", ")),
+                    re.search(r"^Shell command: (.+)$", block, re.MULTILINE)[1],
+                )
+            )
+    return found
+
+
+def scripts(chain: list[Program], place: Path) -> list[tuple[list[str], str]]:
+    """The options and the text of each batch script."""
+    made, local = [], []
+    for program in chain:
+        if not program.is_slurm_job:
+            local.append(program)
+            continue
+        lines = ["#!/bin/bash", "set -euo pipefail", f"export PYTHONPATH={place}"]
+        for each in local:
+            needed = any(each.outputs & other.inputs for other in (*local, program))
+            lines.append(f"bash -euo pipefail -c {shlex.quote(each.command)}{'' if needed else ' &'}")
+        lines += [f"bash -euo pipefail -c {shlex.quote(program.command)}", "wait"]
+        resources = program.resources
+        options = [f"--{flag}={resources[name]}" for name, flag in OPTIONS.items() if resources.get(name)]
+        if int(resources["cpus_per_task"]) > 0:
+            options.append(f"--cpus-per-task={resources['cpus_per_task']}")
+        made.append(([*options, *resources.get("slurm_extra", "").split()], "\n".join(lines) + "\n"))
+        local = []
+    return made
+
+
+def submit_chain(tree: Workflow, cluster: Cluster) -> list[str]:
+    """Submit the chain of batch scripts; the ids of the jobs."""
+    chain = programs(tree)
+    for program in chain:
+        for path in (program.log, *program.outputs):
+            (tree.root / path).parent.mkdir(parents=True, exist_ok=True)
+    before: list[str] = []
+    for number, (options, text) in enumerate(scripts(chain, tree.root)):
+        script = tree.root / f"script{number}.sh"
+        script.write_text(text)
+        after = [f"--dependency=afterok:{before[-1]}"] if before else []
+        out = f"--output={tree.root}/script{number}.out"
+        command = ("sbatch", "--parsable", f"--chdir={tree.root}", out, *after, *options, script)
+        before.append(cluster.run(*command).strip())
+    return before
+
+
+def wait_for(cluster: Cluster, job: str) -> None:
+    """Return when a job has ended well."""
+    while True:
+        text = cluster.run("scontrol", "show", "job", "--oneliner", job)
+        state = re.search(r"JobState=(\w+)", text)[1]
+        if state == "COMPLETED":
+            return
+        if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING") or "DependencyNeverSatisfied" in text:
+            raise SystemExit(f"job {job}: {text}")
+        time.sleep(0.5)
+
+
+class Steps:
+    """When the stages' first steps began and their last steps ended."""
+
+    def __init__(self, results: Path) -> None:
+        self.first: dict[str, float] = {}
+        self.results = results
+
+    def look(self) -> None:
+        """Note the stages whose first line has come."""
+        for stage in STAGES:
+            path = self.results / stage / "run/metrics.jsonl"
+            if stage not in self.first and path.exists() and (lines := path.read_text().splitlines()):
+                ended = path.stat().st_mtime - sum(json.loads(line)["seconds"] for line in lines[1:])
+                self.first[stage] = ended - json.loads(lines[0])["seconds"]
+
+    def last(self, stage: str) -> float:
+        """When the stage's last step ended."""
+        return (self.results / stage / "run/metrics.jsonl").stat().st_mtime
+
+
+def run(way: str, template: Path, place: Path, cluster: Cluster) -> list[Handover]:
+    """Train the chain in one way."""
+    shutil.copytree(template, place, symlinks=True)
+    tree = object.__new__(Workflow)
+    tree.root, tree.results, tree.environment = place, place / "results/short", cluster.environment
+    steps = Steps(tree.results)
+    with SlurmTimes(cluster) as slurm, Watch(steps.look):
+        call = None
+        if WAYS[way] is None:
+            wait_for(cluster, submit_chain(tree, cluster)[-1])
+        else:
+            call = Call(place, tree.environment, *WAYS[way], TARGET)
+            call.wait()
+        time.sleep(0.5)
+    handovers = []
+    for stage, following in itertools.pairwise(STAGES):
+        begin, end = steps.last(stage), steps.first[following]
+        handover = Handover(following, end - begin)
+        if call:
+            handover.waits = [
+                noticed - slurm.ended[job] for job, noticed in sorted(call.finished.items()) if begin < noticed < end
+            ]
+        handovers.append(handover)
+        print(f"{way}: {handover}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    shutil.rmtree(place)
+    return handovers
+
+
+def spread(values: list[float]) -> str:
+    """Median and range."""
+    return f"{statistics.median(values):.1f} s ({min(values):.1f} to {max(values):.1f})"
+
+
+def main() -> None:
+    """Print the tables; status 1 when the bound is broken."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=3)
+    repetitions = parser.parse_args().repetitions
+    measured: dict[str, list[list[Handover]]] = {way: [] for way in WAYS}
+    loads = []
+    with tempfile.TemporaryDirectory(prefix="handover-") as directory:
+        place = Path(directory)
+        prepare(place / "template")
+        with Cluster(place / "slurm") as cluster:
+            for number in range(repetitions):
+                for way, runs in measured.items():
+                    loads.append(os.getloadavg()[0])
+                    runs.append(run(way, place / "template", place / f"{number}-{len(loads)}", cluster))
+    print("From one stage's last step to the next stage's first. Made by `python benchmarks/handover.py`, 2 CPU cores")
+    print(
+        f"(load {min(loads):.1f} to {max(loads):.1f} before each run); {repetitions} runs of two handovers each. "
+        "Median and range.\n"
+    )
+    print("| chained by | in all | waiting for the poll | apart from that |\n| --- | --- | --- | --- |")
+    all_of = {way: list(itertools.chain(*runs)) for way, runs in measured.items()}
+    for way, name in WAY_NAMES.items():
+        columns = (
+            [it.seconds for it in all_of[way]],
+            [sum(it.waits) for it in all_of[way]],
+            [it.own for it in all_of[way]],
+        )
+        print(f"| {name} | {' | '.join(map(spread, columns))} |")
+    print("\nMore than by sbatch, apart from the poll, handover by handover of the same round:\n")
+    print("| chained by | more | bound |\n| --- | --- | --- |")
+    broken = False
+    for way in ("profile", "every second"):
+        more = [one.own - other.own for one, other in zip(all_of[way], all_of["sbatch"], strict=True)]
+        print(f"| {WAY_NAMES[way]} | {spread(more)} | 15 s |")
+        broken |= statistics.median(more) > BOUND
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()

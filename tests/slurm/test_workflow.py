@@ -1,0 +1,112 @@
+"""The whole chain through Snakemake's Slurm executor, one stage of it on two hosts."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from scripts.train.attempts import read_attempts
+from tests.conftest import ROOT, Workflow
+
+SITE = {
+    "name": "test",
+    "threads": 1,
+    "slurm": {"partition": "batch", "margin": 15, "object_store_mb": 100, "light": {"cpus": 1, "mem_mb": 2000}},
+    "stages": {"rlvr1": {"nodes": 2}},
+}
+QUICK = ("--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2")
+
+
+def on_cluster(root, cluster) -> Workflow:
+    """A tree whose site is the cluster."""
+    workflow = Workflow(root)
+    workflow.environment = cluster.environment
+    (root / "config/sites/test.yaml").write_text(yaml.safe_dump(SITE))
+    (root / "config/config.yaml").write_text(
+        "recipe: config/recipes/short.yaml\nsite: config/sites/test.yaml\nrun: short\n"
+    )
+    return workflow
+
+
+@pytest.fixture(scope="module")
+def trained(slurm, tmp_path_factory):
+    """A tree in which `snakemake --profile profiles/slurm` has run to the report."""
+    workflow = on_cluster(tmp_path_factory.mktemp("chain"), slurm)
+    workflow.output = workflow.snakemake("--profile", "profiles/slurm", *QUICK)
+    return workflow
+
+
+def test_the_chain_runs_to_its_report_and_a_stage_trains_on_two_hosts(trained, slurm):
+    assert (trained.results / "report.html").exists()
+    for stage, nodes in {"sft": 1, "rlvr1": 2, "rlhf": 1}.items():
+        (attempt,) = read_attempts(trained.results / stage / "run")
+        assert (attempt["outcome"], attempt["nodes"]) == ("finished", nodes)
+        assert attempt["host"].startswith("node"), "it ran on a host of the cluster"
+    assert re.search(r"Ray runs on node\d, node\d after", (trained.results / "rlvr1/logs/train.log").read_text())
+    assert {host: slurm.processes(host) for host in slurm.hosts} == {host: [] for host in slurm.hosts}
+
+
+def test_decisions_are_taken_beside_snakemake_and_the_rest_is_submitted(trained):
+    submitted = set(re.findall(r"^rule (\w+):", trained.output, re.MULTILINE))
+    assert submitted == {"synthesize", "fill", "split", "train", "export", "evaluate"}
+
+
+def test_nothing_is_left_to_do_afterwards_and_slurm_is_not_needed_to_see_that(trained, monkeypatch):
+    monkeypatch.setattr(trained, "environment", {**trained.environment, "SLURM_CONF": "/nonexistent"})
+    assert "Nothing to be done" in trained.snakemake("--profile", "profiles/slurm", "--dry-run")
+    assert trained.run("python", "-m", "scripts.plan").stdout.count("fresh") >= 3
+    assert re.search(r"rlvr1 +fresh", trained.run("python", "-m", "scripts.status").stdout)
+
+
+def test_a_dry_run_shows_what_a_stage_would_ask_for_by_the_profiles_name_too(trained, tmp_path, monkeypatch):
+    environment = {**trained.environment, "XDG_CONFIG_HOME": str(tmp_path)}
+    monkeypatch.setattr(trained, "environment", environment)
+    trained.run("make", "-f", str(ROOT / "Makefile"), "-C", str(trained.root), "profile")
+    assert (tmp_path / "snakemake/slurm").readlink() == trained.root / "profiles/slurm"
+    (trained.results / "rlvr1/run").rename(trained.results / "rlvr1/away")
+    try:
+        output = trained.snakemake("--profile", "slurm", "--dry-run", "--force", "results/short/rlvr1/ckpt")
+    finally:
+        (trained.results / "rlvr1/away").rename(trained.results / "rlvr1/run")
+    train = re.search(r"rule train:(?:\n    .+)+", output)[0]
+    assert "reason: Forced execution" in train
+    for asked in ("nodes=2", "gres=gpu:8", "runtime=60", "allocations=1", "slurm_extra=--exclusive"):
+        assert asked in train
+
+
+def test_publishing_again_takes_a_light_job(trained):
+    output = trained.snakemake("--profile", "profiles/slurm", *QUICK, "--force", "results/short/rlvr1/ckpt")
+    train = re.search(r"rule train:(?:\n    .+)+", output)[0]
+    assert "nodes=1" in train and "gres=," in train
+    assert json.loads((trained.results / "rlvr1/ckpt/record.json").read_text())["step"] == 3
+    assert len(read_attempts(trained.results / "rlvr1/run")) == 1
+
+
+@pytest.mark.parametrize(
+    ("slurm_settings", "said"),
+    [
+        ({"partition": "batsch"}, "slurm.partition: no partition is named batsch; did you mean batch?"),
+        ({"gpus_per_node": 4}, "slurm.gpus_per_node is 4, but the nodes of batch have 8"),
+        ({"max_nodes": 1}, "stage rlvr1 asks for 2 nodes, but can get 1 at most"),
+        ({"reservation": "none"}, "slurm.reservation: scontrol show reservation none"),
+        ({"budget_gpu_hours": 1}, "--config over_budget=true"),
+    ],
+)
+def test_what_the_cluster_has_not_is_refused_before_anything_is_submitted(slurm, tmp_path, slurm_settings, said):
+    workflow = on_cluster(tmp_path, slurm)
+    site = SITE | {"slurm": SITE["slurm"] | slurm_settings}
+    (tmp_path / "config/sites/test.yaml").write_text(yaml.safe_dump(site))
+    output = workflow.snakemake("--profile", "profiles/slurm", "results/short/rlvr1/ckpt", check=False)
+    assert said in output
+    assert "has been submitted" not in output
+
+
+def test_nobody_trains_on_a_login_node_by_mistake(slurm, tmp_path):
+    workflow = on_cluster(tmp_path, slurm)
+    assert "trains through Slurm: snakemake --profile slurm" in workflow.snakemake(check=False)
+    (tmp_path / "config/config.yaml").write_text(
+        "recipe: config/recipes/short.yaml\nsite: config/sites/laptop.yaml\nrun: short\n"
+    )
+    output = workflow.snakemake("--profile", "profiles/slurm", check=False)
+    assert "config/sites/laptop.yaml has no slurm section" in output

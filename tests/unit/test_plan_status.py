@@ -1,0 +1,556 @@
+"""What plan and status say of every state a stage can be in, from records alone."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.errors import UserError
+from scripts.files import read_tail, write_json
+from scripts.launch.jobs import FOLDER, JobRecord, last_words, write_call
+from scripts.launch.sacct import states_of
+from scripts.plan import check_budget, hours_text, plan_text
+from scripts.recipe.load import load_config, load_recipe, load_site
+from scripts.recipe.resolve import resolve_stage, sync_configs
+from scripts.status import Project, aligned, duration, status_text
+from scripts.train.attempts import begin_attempt, end_attempt
+from scripts.train.identity import identity_of, stage_facts
+from scripts.train.memo import is_trained, stage_files, steps_left
+from scripts.train.owner import hold
+from scripts.train.progress import recent_steps, step_seconds
+from scripts.train.rundir import open_run_directory, seal_checkpoint
+from tests.conftest import ROOT
+
+STAGES = ("sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
+
+
+class Tree:
+    """A results folder of the tiny recipe, in the working directory, whose records tell what a test wants."""
+
+    def __init__(self, root: Path) -> None:
+        self.site_values: dict = {"name": "cluster", "threads": 2, "slurm": {"gpus_per_node": 8, "max_runtime": 240}}
+        self.recipe_path, self.site_path = root / "recipe.yaml", root / "site.yaml"
+        self.recipe_path.write_text((ROOT / "config/recipes/tiny.yaml").read_text())
+        self.site(stages={"rlvr1": {"nodes": 2, "runtime": 120, "step_seconds": 3600}})
+        self.results = Path("results/tiny")
+        for blend in self.recipe.blends:
+            splits = {name: {"sha256": f"{blend}-{name}"} for name in ("train", "validation")}
+            write_json(self.results / "data" / blend / "manifest.json", splits)
+        self.sync()
+
+    @property
+    def recipe(self):
+        return load_recipe(self.recipe_path)
+
+    @property
+    def project(self) -> Project:
+        return Project(self.recipe, load_site(self.site_path, self.recipe), self.results)
+
+    def site(self, **values) -> None:
+        self.site_values = {key: it for key, it in (self.site_values | values).items() if it is not None}
+        self.site_path.write_text(yaml.safe_dump(self.site_values))
+
+    def edit(self, old: str, new: str) -> None:
+        text = self.recipe_path.read_text()
+        assert old in text
+        self.recipe_path.write_text(text.replace(old, new, 1))
+
+    def sync(self) -> None:
+        sync_configs(self.recipe, self.results)
+
+    def directory(self, stage: str) -> Path:
+        return self.results / stage
+
+    def run(self, stage: str, *steps: int) -> Path:
+        """A run directory of what the stage is now, with sealed checkpoints and a log up to the last of these steps."""
+        recipe, files = self.recipe, stage_files(self.recipe, self.results, stage)
+        config = resolve_stage(recipe, stage)
+        facts = stage_facts(config, files.manifest, files.parent_export)
+        open_run_directory(files.run, identity_of(facts), facts, config)
+        for step in steps:
+            saved = files.run / "saving" / f"checkpoint-{step}"
+            saved.mkdir(parents=True)
+            (saved / "model.safetensors").write_bytes(b"weights")
+            seal_checkpoint(saved, files.run, step)
+        self.log(stage, range(1, max(steps, default=0) + 1))
+        return files.run
+
+    def log(self, stage: str, steps, seconds: float = 2.0) -> None:
+        names = {"reward_mean": 0.5, "kl": 0.0123} if stage != "sft" else {"loss": 1.25}
+        lines = [json.dumps({"step": step, "seconds": seconds, **names}) for step in steps]
+        with (self.directory(stage) / "run/metrics.jsonl").open("a") as file:
+            file.write("".join(line + "\n" for line in lines))
+
+    def publish(self, *stages: str) -> None:
+        """Train, publish and export stages, as far as records tell."""
+        for stage in stages:
+            planned, directory = self.recipe.stages[stage].max_num_steps, self.directory(stage)
+            run = self.run(stage, planned)
+            record = {
+                "stage": stage,
+                "step": planned,
+                "identity": json.loads((run / "identity.json").read_text())["identity"],
+            }
+            write_json(directory / "ckpt/record.json", record)
+            write_json(directory / "hf/record.json", record | {"content": f"content of {record['identity']}"})
+
+    def attempt(self, stage: str, step: int, outcome: str | None, call: int = 7, job: str | None = None) -> None:
+        """An attempt that began at a step and ended there; no outcome: it was killed."""
+        run = self.directory(stage) / "run"
+        begin_attempt(run, step, call, nodes=2)
+        if job:
+            path = run / "attempts.jsonl"
+            path.write_text(path.read_text().replace('"slurm_job": null', f'"slurm_job": "{job}"'))
+        if outcome:
+            end_attempt(run, step, outcome)
+
+    def job(self, stage: str, state: str, ago: float = 0, job: str = "17", end: str = "N/A", reason="Priority") -> None:
+        """What Slurm said of a stage's job, so many seconds ago."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - ago - 60))
+        comment = f"rule_train_wildcards_{stage}"
+        record = JobRecord(job, state, comment, reason, 2, "node[1-2]", at, at, end, str(self.results))
+        write_call("call", {job: record})
+        heard = time.time() - ago
+        os.utime(FOLDER / "call.json", (heard, heard))
+
+    def owner(self, stage: str, **changes) -> None:
+        """A process on another host that holds a stage."""
+        record = {"host": "node1", "pid": 5, "process_start": 1, "boot": "b", "pid_namespace": "n"}
+        record |= {"slurm_job": "17", "since": time.time() - 60, "token": "t"} | changes
+        write_json(self.directory(stage) / "owner.json", record)
+
+    def status(self, stage: str) -> str:
+        return next(line for line in status_text(self.project).splitlines() if line.startswith(f"{stage} "))
+
+    def plan(self, stage: str) -> str:
+        return next(line for line in plan_text(self.project).splitlines() if line.startswith(f"{stage} "))
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """A tree in which nothing has trained; whoever asks Slurm fails."""
+    monkeypatch.chdir(tmp_path)
+
+    def down(*command):
+        raise AssertionError(f"asked Slurm: {command}")
+
+    monkeypatch.setattr("scripts.launch.slurm.ask", down)
+    return Tree(tmp_path)
+
+
+# --- the states of status ---
+
+
+def test_nothing_trained_is_new_and_what_follows_waits(tree):
+    assert re.fullmatch(r"sft +new( +-)+", tree.status("sft"))
+    assert re.fullmatch(r"rlvr1 +waiting( +-)+ +sft comes first", tree.status("rlvr1"))
+    (tree.results / "data/sft/manifest.json").unlink()
+    assert re.fullmatch(r"sft +waiting( +-)+ +its data come first", tree.status("sft"))
+
+
+def test_fresh_with_the_last_steps_reward_and_kl(tree):
+    tree.publish("sft", "rlvr1")
+    assert re.fullmatch(r"sft +fresh +600/600 +- +- +- +- +-", tree.status("sft"))
+    assert re.fullmatch(r"rlvr1 +fresh +12/12 +0.500 +0.0123 +- +- +-", tree.status("rlvr1"))
+
+
+def test_stale_says_what_changed_and_how_much_more(tree):
+    tree.publish("sft", "rlvr1")
+    tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9, policy: {max_total_sequence_length: 80},")
+    changed = "policy.max_total_sequence_length 96 -> 80"
+    assert re.fullmatch(rf"rlvr1 +stale( +-)+ +{changed} and 1 more", tree.status("rlvr1"))
+    assert re.search(rf"rlvr1 +trains again +12 of 12 .* {changed}, seed 1 -> 9$", tree.plan("rlvr1"))
+
+
+def test_queued_says_since_when_and_why(tree):
+    tree.publish("sft")
+    tree.job("rlvr1", "PENDING")
+    assert re.fullmatch(r"rlvr1 +queued +0/12 +- +- +- +2 +17 +since [\d: -]+, Priority", tree.status("rlvr1"))
+    tree.job("rlvr1", "PENDING", ago=4000, reason="None")
+    assert re.search(r"queued .* since [\d: -]+, no reason told, as of [\d: -]+$", tree.status("rlvr1"))
+
+
+def test_a_job_back_in_the_queue_keeps_its_step(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.attempt("rlvr1", 4, "unfinished", job="17")
+    tree.job("rlvr1", "PENDING", ago=-1, reason="BeginTime")
+    assert re.search(r"rlvr1 +queued +4/12 +0.500 +0.0123 .* BeginTime$", tree.status("rlvr1"))
+
+
+def test_what_the_stage_told_after_slurm_was_last_heard_is_the_news(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.attempt("rlvr1", 4, "unfinished", job="17")
+    tree.job("rlvr1", "PENDING", ago=30)
+    assert re.search(r"rlvr1 +unfinished +4/12 .* last attempt unfinished$", tree.status("rlvr1"))
+    tree.publish("rlvr1")
+    assert re.search(r"rlvr1 +fresh", tree.status("rlvr1"))
+
+
+def test_running_and_not_yet_training_is_starting(tree):
+    tree.publish("sft")
+    tree.job("rlvr1", "RUNNING")
+    assert re.search(r"rlvr1 +starting +0/12 .* 2 +17 +since [\d: -]+ on node\[1-2\]$", tree.status("rlvr1"))
+    tree.job("rlvr1", "RUNNING", ago=4000)
+    assert re.search(r"rlvr1 +new .* job 17 RUNNING as of [\d: -]+$", tree.status("rlvr1"))
+
+
+def test_training_shows_step_reward_kl_time_left_nodes_and_job(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.owner("rlvr1")
+    assert re.search(r"rlvr1 +training +4/12 +0.500 +0.0123 +- +- +17 +since [\d: -]+ on node1$", tree.status("rlvr1"))
+    tree.attempt("rlvr1", 4, None, job="17")
+    tree.log("rlvr1", [5, 6], seconds=60)
+    assert re.search(r"rlvr1 +training +6/12 +0.500 +0.0123 +12 s +2 +17 ", tree.status("rlvr1"))
+
+
+def test_training_of_an_sft_shows_its_loss(tree):
+    tree.run("sft", 200)
+    with hold(tree.directory("sft") / "owner.json"):
+        tree.attempt("sft", 200, None)
+        tree.log("sft", [201])
+        assert re.search(r"sft +training +201/600 +- +- +13 min +2 +- .*, loss 1.250$", tree.status("sft"))
+
+
+def test_a_resumed_training_is_at_its_checkpoint_until_it_logs_a_step(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.log("rlvr1", [5, 6, 7])
+    past = time.time() - 100
+    os.utime(tree.directory("rlvr1") / "run/metrics.jsonl", (past, past))
+    tree.owner("rlvr1")
+    tree.attempt("rlvr1", 4, None)
+    assert re.search(r"rlvr1 +training +4/12 +0.500", tree.status("rlvr1"))
+
+
+def test_training_of_what_the_recipe_said_before_is_told_and_counts_for_nothing(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.owner("rlvr1")
+    tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
+    assert "what the recipe said before" in tree.status("rlvr1")
+    assert re.search(r"rlvr1 +training, from step 0 +12 of 12", tree.plan("rlvr1"))
+
+
+def test_a_dead_owner_trains_nothing(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.attempt("rlvr1", 4, None, job="17")
+    tree.owner("rlvr1")
+    tree.job("rlvr1", "NODE_FAIL")
+    assert re.search(r"rlvr1 +unfinished +4/12 .* last attempt killed, job 17 NODE_FAIL as of", tree.status("rlvr1"))
+    tree.owner("rlvr1", slurm_job="16")
+    silent = time.time() - 400
+    os.utime(tree.directory("rlvr1") / "owner.json", (silent, silent))
+    assert "unfinished" in tree.status("rlvr1")
+
+
+def test_failed_names_the_log(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.attempt("rlvr1", 4, "failed")
+    log = "results/tiny/rlvr1/logs/attempts.log"
+    assert re.search(rf"rlvr1 +failed +4/12 .* see {log}$", tree.status("rlvr1"))
+    assert re.search(r"rlvr1 +resumes at step 4 +8 of 12 .* last attempt failed$", tree.plan("rlvr1"))
+    tree.attempt("rlvr1", 4, "waited")
+    assert "failed" in tree.status("rlvr1")
+    tree.attempt("rlvr1", 4, None, call=8)
+    assert re.search(r"rlvr1 +unfinished +4/12 .* last attempt killed$", tree.status("rlvr1"))
+    tree.attempt("rlvr1", 4, None, call=8)
+    assert re.search(rf"rlvr1 +failed .* two attempts without a new step; see {log}$", tree.status("rlvr1"))
+
+
+def test_failed_before_its_first_checkpoint(tree):
+    tree.run("sft")
+    tree.attempt("sft", 0, "failed")
+    assert re.search(r"sft +failed +0/600 .* see results/tiny/sft/logs/attempts.log$", tree.status("sft"))
+
+
+def test_a_failure_that_slurm_caused_is_unfinished(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.attempt("rlvr1", 4, "failed", job="17")
+    tree.job("rlvr1", "PREEMPTED")
+    assert re.search(r"rlvr1 +unfinished .* job 17 PREEMPTED as of", tree.status("rlvr1"))
+
+
+def test_a_job_that_failed_before_it_trained_names_a_log(tree):
+    tree.publish("sft")
+    tree.job("rlvr1", "FAILED")
+    log = "results/slurm-logs/rule_train/rlvr1/17.log"
+    assert re.search(rf"rlvr1 +failed +0/12 .* - +17 +FAILED before any step; see {log}$", tree.status("rlvr1"))
+    attempts = tree.directory("rlvr1") / "logs/attempts.log"
+    attempts.parent.mkdir()
+    attempts.write_text("error")
+    assert tree.status("rlvr1").endswith(f"see {attempts}")
+
+
+def test_a_refused_preflight_is_a_failure_with_its_own_log(tree):
+    log = tree.directory("sft") / "logs/preflight.log"
+    log.parent.mkdir()
+    log.write_text("")
+    assert " new " in tree.status("sft")
+    log.write_text("error: too few rows")
+    assert re.search(rf"sft +failed .* preflight; see {log}$", tree.status("sft"))
+    write_json(tree.directory("sft") / "preflight.json", {})
+    assert " new " in tree.status("sft")
+
+
+def test_cancelled_until_another_attempt_begins(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.attempt("rlvr1", 4, "unfinished", job="17")
+    tree.job("rlvr1", "CANCELLED", end="2026-01-02T10:31:00")
+    assert re.search(r"rlvr1 +cancelled +4/12 .* - +17 +01-02 10:31; call snakemake again$", tree.status("rlvr1"))
+    tree.attempt("rlvr1", 4, None, call=8)
+    assert "unfinished" in tree.status("rlvr1")
+
+
+def test_a_lost_ckpt_is_trained_and_what_follows_stays_fresh(tree):
+    tree.publish("sft", "rlvr1")
+    (tree.directory("sft") / "ckpt/record.json").unlink()
+    assert re.search(r"sft +trained +600/600 .* to be published$", tree.status("sft"))
+    assert re.search(r"sft +published again +-", tree.plan("sft"))
+    assert re.search(r"rlvr1 +fresh", tree.status("rlvr1"))
+
+
+def test_what_starts_from_an_export_not_yet_made_anew_waits(tree):
+    tree.publish("sft", "rlvr1")
+    tree.edit("sft: {algorithm: sft,", "sft: {algorithm: sft, seed: 5,")
+    tree.run("sft", 600)
+    assert re.search(r"sft +trained", tree.status("sft"))
+    assert re.search(r"rlvr1 +waiting .* sft comes first$", tree.status("rlvr1"))
+
+
+def test_what_was_set_aside_is_listed_and_comes_back(tree):
+    tree.publish("sft", "rlvr1")
+    old = json.loads((tree.directory("rlvr1") / "run/identity.json").read_text())["identity"]
+    tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
+    tree.run("rlvr1", 4)
+    lines = status_text(tree.project).splitlines()
+    assert lines[-2:] == ["set aside (with sizes: python -m scripts.plan):", f"  results/tiny/rlvr1/run.{old}  step 12"]
+    assert re.search(rf"run\.{old}  step 12  \d\.\d MB\nto remove one: python -m", plan_text(tree.project))
+    tree.edit("seed: 9,", "seed: 1,")
+    (tree.directory("rlvr1") / "ckpt/record.json").unlink()
+    assert re.search(rf"rlvr1 +published again .* run.{old} comes back$", tree.plan("rlvr1"))
+
+
+def test_status_fits_a_screen_and_its_columns_align(tree):
+    tree.publish("sft", "rlvr1", "rlvr2", "rlvr3")
+    tree.run("swe1", 4)
+    tree.attempt("swe1", 4, "failed")
+    tree.attempt("swe1", 4, "failed")
+    tree.job("rlvr3", "PENDING", ago=90_000)
+    lines = status_text(tree.project).splitlines()
+    assert len(lines) == 8 and max(map(len, lines)) <= 120
+    assert len({line.index("/") for line in lines[2:4]}) == 1
+
+
+def test_without_slurm_neither_shows_what_makes_no_sense_there(tree):
+    tree.site(slurm=None)
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.job("rlvr1", "PENDING", ago=-5)
+    assert status_text(tree.project).splitlines()[0].split() == ["stage", "state", "step", "reward", "KL", "left"]
+    assert "unfinished" in tree.status("rlvr1")
+    lines = plan_text(tree.project).splitlines()
+    assert lines[0].split() == ["stage", "what", "steps", "time", "why"]
+    assert re.fullmatch(r"sft +fresh +- +-", lines[1])
+    assert re.fullmatch(r"rlvr1 +resumes at step 4 +8 of 12 +16 s", lines[2])
+    assert re.fullmatch(r"rlvr2 +trains +12 of 12 +- +rlvr1 comes first", lines[3])
+    assert re.fullmatch(r"in all +6 to train, 1 fresh +68 +≥ 16 s", lines[8])
+    assert lines[9] == "reckoned from the steps that rlvr1 logged" and len(lines) == 10
+
+
+# --- the plan's numbers ---
+
+
+def test_the_plan_counts_steps_left_allocations_and_hours(tree):
+    tree.publish("sft")
+    assert re.fullmatch(r"sft +fresh +-( +-)+", tree.plan("sft"))
+    # 12 steps of an hour; an allocation of two hours, less the margin, holds one of them
+    line = r"rlvr1 +trains +12 of 12 +2 +16 +120 min +12 +24 +192 +never trained"
+    assert re.fullmatch(line, tree.plan("rlvr1"))
+    assert re.fullmatch(r"rlvr2 +trains +12 of 12 +1 +8 +60 min +1 +≤ 1 +≤ 8 +rlvr1 comes first", tree.plan("rlvr2"))
+    lines = plan_text(tree.project).splitlines()
+    assert re.fullmatch(r"in all +6 to train, 1 fresh +72 +- +- +- +17 +≤ 29 +≤ 232", lines[8])
+    assert lines[9] == (
+        "reckoned from the step_seconds of rlvr1; one whole allocation (≤) of rlvr2, rlvr3, swe1, swe2, rlhf, whose "
+        "step_seconds are not set"
+    )
+
+
+def test_measured_steps_count_more_than_expected_ones_and_trained_steps_nothing(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.log("rlvr1", [5] * 50, seconds=1800)
+    line = r"rlvr1 +resumes at step 4 +8 of 12 +2 +16 +120 min +3 +8 +64"
+    assert re.fullmatch(line, tree.plan("rlvr1"))
+    assert "the steps that rlvr1 logged" in plan_text(tree.project)
+
+
+def test_a_plan_of_nothing_is_all_zeros(tree):
+    tree.publish(*STAGES)
+    lines = plan_text(tree.project).splitlines()
+    assert re.fullmatch(r"in all +7 fresh +0 +- +- +- +0 +0 +0", lines[-1]) and len(lines) == 9
+
+
+def test_the_files_rules_ask_count_the_steps_left_and_never_an_old_parents(tree):
+    def left(stage):
+        return steps_left(tree.recipe, tree.results, stage), is_trained(tree.recipe, tree.results, stage)
+
+    assert left("sft") == (600, False) and left("rlvr1") == (12, False)
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    assert left("sft") == (0, True) and left("rlvr1") == (8, False)
+    tree.publish("rlvr1", "rlvr2")
+    assert left("rlvr2") == (0, True)
+    tree.edit("sft: {algorithm: sft,", "sft: {algorithm: sft, seed: 5,")
+    tree.sync()
+    assert left("sft") == (600, False)
+    assert left("rlvr1") == (12, False) and left("rlvr2") == (12, False)
+    tree.edit("seed: 5,", "seed: 1,")
+    tree.sync()
+    assert left("rlvr2") == (0, True)
+
+
+# --- the budget ---
+
+
+def test_a_plan_beyond_the_budget_is_refused_with_its_largest_stages(tree):
+    tree.publish("sft")
+    tree.site(slurm=tree.site_values["slurm"] | {"budget_gpu_hours": 200})
+    project = tree.project
+    with pytest.raises(UserError) as error:
+        check_budget(project.recipe, project.site, project.results, over_budget=False)
+    message = str(error.value)
+    assert "need ≤ 232 GPU-hours (rlvr1 192, rlvr2 ≤ 8, rlvr3 ≤ 8 and 3 more)" in message
+    assert "slurm.budget_gpu_hours of site cluster is 200" in message and "--config over_budget=true" in message
+    assert f"Snakemake will refuse all of it: {message}" in plan_text(project)
+    check_budget(project.recipe, project.site, project.results, over_budget=True)
+    check_budget(project.recipe, project.site, project.results, over_budget=False, stages={"rlvr1"})
+    assert "refuse" not in plan_text(Project(project.recipe, project.site, project.results, over_budget=True))
+
+
+def test_what_is_trained_costs_nothing_and_what_follows_a_stale_stage_costs_all(tree):
+    tree.site(slurm=tree.site_values["slurm"] | {"budget_gpu_hours": 1})
+    tree.publish(*STAGES)
+
+    def check():
+        check_budget(tree.recipe, tree.project.site, tree.results, over_budget=False)
+
+    check()
+    (tree.directory("rlvr1") / "ckpt/record.json").unlink()
+    check()
+    tree.log("rlhf", [12] * 50, seconds=3600)
+    tree.edit("swe2: {algorithm: grpo,", "swe2: {algorithm: grpo, seed: 9,")
+    tree.sync()
+    with pytest.raises(UserError, match=r"need 96.1 GPU-hours \(rlhf 96, swe2 0.0533\)"):
+        check()
+
+
+def test_no_budget_and_no_slurm_refuse_nothing(tree):
+    project = tree.project
+    check_budget(project.recipe, project.site, project.results, over_budget=False)
+    tree.site(slurm=None)
+    check_budget(tree.recipe, tree.project.site, project.results, over_budget=False)
+
+
+# --- few bytes, and no Slurm ---
+
+
+def read_bytes() -> int:
+    return int(re.search(r"rchar: (\d+)", Path("/proc/self/io").read_text())[1])
+
+
+def test_long_logs_are_read_from_their_end(tree):
+    tree.publish(*STAGES)
+    entry = json.dumps({"step": 11, "seconds": 2.0, "reward_mean": 0.5, "environment_rewards": {"e" * 300: 0.5}}) + "\n"
+    last = json.dumps({"step": 12, "seconds": 2.0, "reward_mean": 0.75}) + "\n"
+    for stage in STAGES:
+        (tree.directory(stage) / "run/metrics.jsonl").write_text(entry * 20_000 + last)
+    before, start = read_bytes(), time.perf_counter()
+    text = status_text(tree.project)
+    assert text.count("0.750") == 6
+    assert read_bytes() - before < 1_500_000, "7 logs of 8 MB each"
+    assert time.perf_counter() - start < 2
+    before = read_bytes()
+    plan_text(tree.project)
+    assert read_bytes() - before < 1_500_000
+
+
+def test_the_end_of_a_file_is_whole_lines(tmp_path):
+    path = tmp_path / "log"
+    assert read_tail(path) == []
+    path.write_text("one\ntwo\nthree\n")
+    assert read_tail(path) == ["one", "two", "three"]
+    assert read_tail(path, size=8) == ["three"]
+
+
+def test_a_cut_line_is_passed_over(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 2.0}\n{"step": 2}\n7\n{"step": 3, "sec')
+    assert [it["step"] for it in recent_steps(tmp_path)] == [1, 2]
+    assert step_seconds(recent_steps(tmp_path)) == 2.0 and step_seconds([]) is None
+
+
+def test_both_programs_work_where_there_is_no_slurm_command(tree, tmp_path):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.owner("rlvr1")
+    config = tmp_path / "config.yaml"
+    config.write_text(f"recipe: {tree.recipe_path}\nsite: nowhere.yaml\nrun: other\nseed: 8\n")
+    (tmp_path / "empty").mkdir()
+    environment = {"PATH": str(tmp_path / "empty"), "PYTHONPATH": str(ROOT)}
+    chosen = ["--config", str(config), "--site", str(tree.site_path), "--run", "tiny", "--seed", "1"]
+    outputs = []
+    for program in ("plan", "status"):
+        command = [sys.executable, "-m", f"scripts.{program}", *chosen]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert re.search(r"rlvr1 +training, from step 4 +8 of 12", outputs[0])
+    assert re.search(r"rlvr1 +training +4/12", outputs[1])
+    before = {path for path in tmp_path.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    status_text(tree.project)
+    assert before == {path for path in tmp_path.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+
+
+def test_a_mistake_in_the_config_names_its_line(tmp_path):
+    (tmp_path / "config.yaml").write_text("recipe: a\nsite: b\nrum: c\n")
+    with pytest.raises(UserError, match=r"config.yaml:3: rum"):
+        load_config(tmp_path / "config.yaml", {})
+    with pytest.raises(UserError, match="no such file"):
+        load_config(tmp_path / "other.yaml", {})
+    (tmp_path / "config.yaml").write_text("recipe: a\nsite: b\nrun: c\n")
+    assert load_config(tmp_path / "config.yaml", {"run": "d", "recipe": "e"}).model_dump(include={"run", "recipe"}) == {
+        "run": "d",
+        "recipe": "e",
+    }
+
+
+def test_slurm_heard_again_makes_its_word_new(tree, monkeypatch):
+    tree.job("rlvr1", "PENDING", ago=4000)
+    old = last_words(tree.results)["rlvr1"]
+    fields = [old.job.id, "PENDING", old.job.comment, "Priority", "2", "node[1-2]", *[old.job.submitted] * 2, "N/A"]
+    monkeypatch.setattr("scripts.launch.sacct.ask", lambda *command: "|".join(fields) + "\n")
+    assert states_of("call", str(tree.results)) == {"17": "PENDING"}
+    new = last_words(tree.results)["rlvr1"]
+    assert new.job == old.job and new.at > old.at + 3000
+    assert "as of" not in tree.status("rlvr1")
+
+
+def test_lengths_of_time_and_hours_are_for_people():
+    lengths = (9.4, 99, 600, 7260, 400_000)
+    assert [duration(it) for it in lengths] == ["9 s", "99 s", "10 min", "2 h 1 min", "111 h"]
+    hours = (0, 0.001, 0.5, 12.34, 99.6, 1234.5)
+    assert [hours_text(it) for it in hours] == ["0", "<0.01", "0.5", "12.3", "99.6", "1,234"]
+    assert hours_text(4, is_bound=True) == "≤ 4"
+    assert aligned([["a", "", "b"], ["cc", "10", ""]], left={0, 2}) == ["a    -  b", "cc  10"]

@@ -1,0 +1,133 @@
+"""A site's file: what it may say, what jobs ask for by it, and what of it a cluster refuses."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.errors import UserError
+from scripts.launch import site_check
+from scripts.launch.resources import light_resources, training_resources
+from scripts.launch.site_check import check_site, minutes, node_groups
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.models import Resources
+from scripts.recipe.site import Site
+from tests.conftest import ROOT
+
+RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
+SINFO = "batch*|up|1-00:00:00|12|gpu:h100:8(S:0-1)|h100,ib\nbatch*|up|1-00:00:00|4|gpu:a100:8|a100\nshort|up|30:00|2|(null)|(null)\nold|down|infinite|3|gpu:4|(null)\n"
+
+
+def site(**slurm: object) -> Site:
+    return Site.model_validate({"name": "test", "threads": 2, "slurm": slurm})
+
+
+@pytest.fixture
+def sinfo(monkeypatch):
+    """A cluster whose sinfo says SINFO; the real one is asked in tests/slurm."""
+    monkeypatch.setattr(site_check, "ask", lambda *command: SINFO)
+
+
+def refusal(resources: Resources | None = None, **slurm: object) -> str:
+    with pytest.raises(UserError) as error:
+        check_site("my.yaml", site(**slurm).slurm, {"rlvr1": resources or Resources()})
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ("slurm: {partition: 'a; rm -rf /'}", "slurm.partition"),
+        ("slurm: {account: '$(id)'}", "slurm.account"),
+        ("slurm: {constraint: 'a b'}", "slurm.constraint"),
+        ("slurm: {reservation: '`x`'}", "slurm.reservation"),
+        ("slurm: {network: 10.0.0.300/8}", "slurm.network"),
+        ("slurm: {ports: {gcs: 80}}", "slurm.ports.gcs"),
+        ("mounts: ['/a /b']", "mounts"),
+        ("environment: {'A B': x}", "environment"),
+    ],
+)
+def test_what_could_harm_a_command_line_is_refused_with_its_place(tmp_path, wrong, place):
+    path = tmp_path / "site.yaml"
+    path.write_text(f"name: x\nthreads: 1\n{wrong}\n")
+    with pytest.raises(UserError, match=rf"site.yaml:3: {place}"):
+        load_site(path, RECIPE)
+
+
+def test_the_shipped_sites_are_valid_and_so_is_the_clusters_with_every_key_uncommented(tmp_path):
+    for path in (ROOT / "config/sites").glob("*.yaml"):
+        assert load_site(path, RECIPE).name == path.stem
+    text = (ROOT / "config/sites/cluster.yaml").read_text()
+    (tmp_path / "all.yaml").write_text(re.sub(r"(?m)^( *)# ( *)(?=\w+: )", r"\1\2", text))
+    full = load_site(tmp_path / "all.yaml", RECIPE)
+    assert (
+        full.slurm.account and full.slurm.network and full.slurm.budget_gpu_hours and full.mounts and full.environment
+    )
+    assert full.stages["rlvr1"].nodes == 2
+
+
+def test_the_sites_word_on_a_stage_wins_over_the_recipes_but_for_the_longest_time_limit():
+    here = Site.model_validate(
+        {"name": "x", "threads": 1, "slurm": {"max_runtime": 240}, "stages": {"rlvr1": {"nodes": 4, "runtime": 600}}}
+    )
+    resources = here.resources_of("rlvr1", RECIPE.stages["rlvr1"])
+    assert (resources.nodes, resources.runtime, resources.mem_mb) == (4, 240, 4000)
+    assert here.resources_of("sft", RECIPE.stages["sft"]).runtime == 60
+
+
+def test_a_training_asks_for_whole_nodes_and_what_only_publishes_for_part_of_one():
+    where = site(partition="batch", account="a", constraint="h100", reservation="r", light={"partition": "cpu"})
+    full = training_resources(where, Resources(nodes=32, runtime=240))
+    assert (full["nodes"], full["gres"], full["slurm_extra"]) == (32, "gpu:8", "--exclusive --reservation=r")
+    assert (full["slurm_partition"], full["slurm_account"], full["constraint"]) == ("batch", "a", "h100")
+    light = training_resources(where, Resources(nodes=32, runtime=240), publishes_only=True)
+    assert (light["nodes"], light["gres"], light["slurm_extra"], light["constraint"]) == (1, "", "", "")
+    assert light["slurm_partition"] == light_resources(where)["slurm_partition"] == "cpu"
+    waiting = training_resources(where, Resources(nodes=32, runtime=240), publishes_only=True, waits=True)
+    assert (waiting["nodes"], waiting["runtime"]) == (1, 240)
+
+
+def test_without_gpus_a_training_asks_for_a_task_on_each_node():
+    # the plugin asks for one task without it, and Slurm then gives one node however many were wanted
+    assert training_resources(site(gpus_per_node=0), Resources(nodes=3))["tasks"] == 3
+
+
+def test_sinfo_is_read():
+    first = node_groups(SINFO)[0]
+    assert (first.partition, first.is_default, first.nodes, first.gpus, first.limit) == ("batch", True, 12, 8, 1440)
+    assert [minutes(text) for text in ("infinite", "30:00", "4:00:00", "2-12:00:00")] == [None, 30, 240, 3600]
+
+
+def test_a_cluster_that_has_everything_is_accepted(sinfo):
+    check_site("my.yaml", site(constraint="h100").slurm, {"rlvr1": Resources(nodes=12, runtime=1440)})
+
+
+@pytest.mark.parametrize(
+    ("slurm", "resources", "said"),
+    [
+        ({"partition": "batsh"}, {}, "my.yaml: slurm.partition: no partition is named batsh; did you mean batch?"),
+        ({"light": {"partition": "cpus"}}, {}, "slurm.light.partition: no partition is named cpus"),
+        ({"partition": "old", "gpus_per_node": 4}, {}, "slurm.partition: old is down"),
+        ({"partition": "old"}, {}, "slurm.gpus_per_node is 8, but the nodes of old have 4"),
+        ({"constraint": "h200"}, {}, "slurm.constraint: no node has h200; did you mean h100?"),
+        ({}, {"nodes": 17}, "stage rlvr1 asks for 17 nodes, but can get 16 at most"),
+        ({"constraint": "h100"}, {"nodes": 13}, "stage rlvr1 asks for 13 nodes, but can get 12 at most"),
+        ({"max_nodes": 8}, {"nodes": 9}, "stage rlvr1 asks for 9 nodes, but can get 8 at most"),
+        ({}, {"runtime": 2000}, "asks for 2000 minutes, but 1440 is the longest allowed; set slurm.max_runtime: 1440"),
+    ],
+)
+def test_what_the_cluster_has_not_is_named_before_anything_is_submitted(sinfo, slurm, resources, said):
+    assert said in refusal(Resources(**resources), **slurm)
+
+
+def test_the_default_profile_fights_the_slurm_profile_nowhere():
+    read = lambda name: yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())  # noqa: E731
+    default, slurm = read("default"), read("slurm")
+    assert {key for key in default.keys() & slurm.keys() if default[key] != slurm[key]} == set()
+    assert default.keys() - slurm.keys() == {"cores", "resources"}, "these alone are of this machine"
+
+
+def test_the_stand_ins_are_programs():
+    for path in (ROOT / "profiles/slurm/bin").iterdir():
+        assert path.stat().st_mode & 0o111, Path(path).name
