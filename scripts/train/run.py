@@ -166,12 +166,15 @@ def run_driver_of(job: TrainingJob, attempt: Attempt) -> Callable[[list[str]], i
     """What runs a driver on a Ray cluster over the Slurm job's nodes.
 
     Its logs lie in ``<stage>/logs/ray-<job id>``, those of the job's second allocation in ``ray-<job id>-2``.
+    What Ray of an earlier allocation still runs, on a host that had lost the network, is told to stop.
     """
     allocation, site = attempt.job, attempt.site
     if allocation is None or site is None or site.slurm is None:
         raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
     again = f"-{allocation.restarts + 1}" if allocation.restarts else ""
     logs = job.run.parent / "logs" / f"ray-{allocation.id}{again}"
+    for left in {*logs.parent.glob(f"ray-{allocation.id}"), *logs.parent.glob(f"ray-{allocation.id}-*")} - {logs}:
+        (left / "stop").touch()
     slurm, cpus = site.slurm, site.slurm.cpus_per_node or job.threads
 
     def ready(seconds: float) -> None:

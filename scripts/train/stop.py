@@ -54,7 +54,7 @@ class StopRequest:
         if self.reason is None and self.deadline is not None:
             left = self.deadline - time.time()
             if left < step_seconds + save_seconds:
-                self.ask(f"{left:.0f} s are left before the deadline")
+                self.ask(f"{max(left, 0):.0f} s are left before the deadline")
         return self.reason is not None
 
     @contextmanager

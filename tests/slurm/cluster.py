@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import hashlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -174,7 +175,16 @@ class Cluster:
 
     def processes(self, host: str) -> list[str]:
         """The command lines that run on a host, apart from its slurmd and its reaper."""
-        return [" ".join(line) for line in self._processes.inside(host) if Path(line[0]).name != "slurmd"]
+        return [" ".join(line) for line in self._processes.inside(host).values() if Path(line[0]).name != "slurmd"]
+
+    def kill_processes(self, host: str, words: str, number: int = signal.SIGKILL) -> list[str]:
+        """Send a signal to the processes of a host whose command line holds these words; those command lines."""
+        found = {pid: " ".join(line) for pid, line in self._processes.inside(host).items()}
+        struck = {pid: line for pid, line in found.items() if words in line}
+        for pid in struck:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return list(struck.values())
 
     def kill_host(self, host: str, *, told: bool = False) -> None:
         """Kill a host with all that runs on it; Slurm finds out after slurmd_timeout, or is told at once."""

@@ -115,11 +115,11 @@ class Processes:
                 raise ClusterError(f"{name} ended{self.last_words(name)}")
             time.sleep(0.05)
 
-    def inside(self, name: str) -> list[list[str]]:
-        """The command lines in a name's network namespace, apart from the marked ones."""
+    def inside(self, name: str) -> dict[int, list[str]]:
+        """What runs in a name's network namespace, apart from the marked ones: command lines by id."""
         marked = {pid for pid, _ in self.alive(name)}
         namespace = _network(self.first(name))
-        return [line for pid, line in command_lines() if pid not in marked and _network(pid) == namespace]
+        return {pid: line for pid, line in command_lines() if pid not in marked and _network(pid) == namespace}
 
     def log(self, name: str) -> Path:
         """Where what a name prints goes."""
