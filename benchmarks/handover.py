@@ -6,8 +6,8 @@ Needs root (see CONTRIBUTING.md). Three stages of the short recipe of the tests,
 the test cluster in three ways, in turn: by Snakemake with the profile as it ships; by Snakemake asking Slurm every
 second; and by `sbatch --dependency=afterok`, one script for each job that Snakemake submits, with the same resources
 and the shell commands that a dry run prints. What Snakemake runs beside Slurm stands in the script of the job that
-follows, in the background where that job does not need it. Each stage has one node, to measure without Ray's bootstrap
-(see ray_bootstrap.md), which is the same either way.
+follows, in the background where that job does not need it; what Snakemake groups stands in one script. Each stage has
+one node, to measure without Ray's bootstrap (see ray_bootstrap.md), which is the same either way.
 
 A step ends when its line is appended to run/metrics.jsonl (the time stamp of the file), and began as many seconds
 before as the line says. A wait for the poll lasts from slurmctld's line that a job is done to Snakemake's that it is
@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -72,10 +73,11 @@ class Program:
     log: str
     resources: dict[str, str]
     command: str
+    group: str
 
     @property
-    def is_slurm_job(self) -> bool:
-        """Whether Snakemake submits it."""
+    def is_submitted(self) -> bool:
+        """Whether Snakemake submits it, by itself or in a group."""
         return "slurm_partition" in self.resources
 
 
@@ -108,28 +110,35 @@ def prepare(root: Path) -> Workflow:
 
 def programs(tree: Workflow) -> list[Program]:
     """What a dry run would run, in an order in which it can be run."""
-    found = []
+    found: dict[str, Program] = {}
+    group, needs, makers = "", {}, {}
     for block in tree.snakemake("--dry-run", "--printshellcmds", TARGET).split("\n\n"):
-        if rule := re.search(r"^(?:local)?rule (\w+):$", block, re.MULTILINE):
-            fields = dict(re.findall(r"^    (\w+): (.+)$", block, re.MULTILINE))
-            found.append(
-                Program(
-                    rule[1],
-                    set(fields.get("input", "").split(", ")),
-                    set(fields["output"].split(", ")),
-                    fields["log"],
-                    dict(it.partition("=")[::2] for it in fields["resources"].split(", ")),
-                    re.search(r"^Shell command: (.+)$", block, re.MULTILINE)[1],
-                )
+        if opened := re.search(r"Group job (\w+) ", block):
+            group = opened[1]
+        if rule := re.search(r"^( *)(?:local)?rule (\w+):$", block, re.MULTILINE):
+            fields = dict(re.findall(r"^ +(\w+): (.+)$", block, re.MULTILINE))
+            program = Program(
+                rule[2],
+                set(fields.get("input", "").split(", ")),
+                set(fields["output"].split(", ")),
+                fields["log"],
+                dict(it.partition("=")[::2] for it in fields["resources"].split(", ")),
+                re.search(r"^Shell command: (.+)$", block, re.MULTILINE)[1],
+                group if rule[1] else "",
             )
-    return found
+            found[fields["jobid"]] = program
+            makers |= dict.fromkeys(program.outputs, fields["jobid"])
+    for job, program in found.items():
+        needs[job] = {makers[path] for path in program.inputs if path in makers}
+    return [found[job] for job in TopologicalSorter(needs).static_order()]
 
 
 def scripts(chain: list[Program], place: Path) -> list[tuple[list[str], str]]:
     """The options and the text of each batch script."""
     made, local = [], []
-    for program in chain:
-        if not program.is_slurm_job:
+    for number, program in enumerate(chain):
+        later = {other.group for other in chain[number + 1 :]}
+        if not program.is_submitted or (program.group and program.group in later):
             local.append(program)
             continue
         lines = ["#!/bin/bash", "set -euo pipefail", f"export PYTHONPATH={place}"]
@@ -244,10 +253,7 @@ def main() -> None:
                     loads.append(os.getloadavg()[0])
                     runs.append(run(way, place / "template", place / f"{number}-{len(loads)}", cluster))
     print("From one stage's last step to the next stage's first. Made by `python benchmarks/handover.py`, 2 CPU cores")
-    print(
-        f"(load {min(loads):.1f} to {max(loads):.1f} before each run); {repetitions} runs of two handovers each. "
-        "Median and range.\n"
-    )
+    print(f"(load {min(loads):.1f} to {max(loads):.1f} before each), {2 * repetitions} handovers. Median and range.\n")
     print("| chained by | in all | waiting for the poll | apart from that |\n| --- | --- | --- | --- |")
     all_of = {way: list(itertools.chain(*runs)) for way, runs in measured.items()}
     for way, name in WAY_NAMES.items():

@@ -3,7 +3,7 @@
     python benchmarks/polling.py > benchmarks/polling.md
 
 Needs root (see CONTRIBUTING.md). Each job sleeps on the test cluster, submitted by a call of Snakemake of its own with
-profiles/slurm; jobs of about the same length differ by 5 s, so as to end at different moments between two questions.
+profiles/slurm; the four jobs of a row differ in length, so as to end at different moments between two questions.
 With `seconds-between-status-checks: 20` the plugin's interval has stopped growing after half a minute, so that a job of
 five minutes is noticed as late as one of hours. The plugin's own interval grows on, to 180 s after 25 minutes; its last
 row starts at that, as in a job of hours.
@@ -42,14 +42,14 @@ rule nap:
     shell: "sleep {seconds}; touch {{output}}"
 """
 HOURS = "--slurm-init-seconds-before-status-checks=180"
-KINDS = (  # what, seconds, bounded, further options, bound
-    ("30 s, as shipped", 30, True, (), "30 s"),
-    ("120 s, as shipped", 120, True, (), "30 s"),
-    ("300 s, as shipped", 300, True, (), "30 s"),
-    ("300 s, the plugin's own growth", 300, False, (), ""),
-    ("hours, the plugin's own growth", 200, False, (HOURS,), ""),
+KINDS = (  # what, seconds, how many more the next one sleeps, bounded, further options, bound
+    ("30 s, as shipped", 30, 5, True, (), "30 s"),
+    ("120 s, as shipped", 120, 5, True, (), "30 s"),
+    ("300 s, as shipped", 300, 5, True, (), "30 s"),
+    ("300 s, the plugin's own growth", 280, 20, False, (), ""),
+    ("hours, the plugin's own growth", 170, 45, False, (HOURS,), ""),
 )
-PHASES = (0, 5, 10, 15)
+COUNT = 4
 
 
 def rest(place: Path, cluster: Cluster, seconds: int, bounded: bool, options: tuple[str, ...]) -> Call:
@@ -65,19 +65,19 @@ def main() -> None:
     delays: dict[str, list[float]] = {kind[0]: [] for kind in KINDS}
     lock = threading.Lock()
 
-    def measure(kind: tuple, phase: int) -> None:
-        what, seconds, bounded, options, _ = kind
-        call = rest(place / f"{KINDS.index(kind)}-{phase}", cluster, seconds + phase, bounded, options)
+    def measure(kind: tuple, number: int) -> None:
+        what, seconds, more, bounded, options, _ = kind
+        call = rest(place / f"{KINDS.index(kind)}-{number}", cluster, seconds + number * more, bounded, options)
         call.wait()
         with lock:
             delays[what] += [noticed - slurm.ended[job] for job, noticed in call.finished.items()]
-            print(what, phase, delays[what][-1], file=sys.stderr, flush=True)
+            print(what, number, delays[what][-1], file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory(prefix="polling-") as directory, contextlib.ExitStack() as stack:
         place = Path(directory)
         cluster = stack.enter_context(Cluster(place / "slurm"))
         slurm = stack.enter_context(SlurmTimes(cluster))
-        threads = [threading.Thread(target=measure, args=(kind, phase)) for kind in KINDS for phase in PHASES]
+        threads = [threading.Thread(target=measure, args=(kind, number)) for kind in KINDS for number in range(COUNT)]
         for thread in threads:
             thread.start()
             time.sleep(4)  # they need not start all at once
@@ -85,11 +85,11 @@ def main() -> None:
             thread.join()
     late = []
     print("How long Snakemake takes to notice that a Slurm job has ended. Made by `python benchmarks/polling.py`,")
-    print(f"2 CPU cores, load {os.getloadavg()[2]:.1f}; {len(PHASES)} jobs in each row.\n")
+    print(f"2 CPU cores, load {os.getloadavg()[2]:.1f}; {COUNT} jobs in each row.\n")
     print("| job | median | least | most | bound |\n| --- | --- | --- | --- | --- |")
-    for what, _, _, _, bound in KINDS:
+    for what, _, _, _, _, bound in KINDS:
         values = delays[what]
-        if len(values) < len(PHASES):
+        if len(values) < COUNT:
             sys.exit(f"{what}: a call failed")
         print(f"| {what} | {statistics.median(values):.0f} s | {min(values):.0f} s | {max(values):.0f} s | {bound} |")
         late += [what] if bound and max(values) > float(bound.split()[0]) else []

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tests.slurm.cluster import Cluster
 
-SUBMITTED = re.compile(r"Job (\d+) has been submitted with SLURM jobid (\d+)")
+SUBMITTED = re.compile(r"Job ([\w-]+) has been submitted with SLURM jobid (\d+)")
+GROUPED = re.compile(r" {8}jobid: (\d+)")
 FINISHED = re.compile(r"Finished jobid: (\d+) ")
 STARTED = re.compile(r"Started? JobId=(\d+) |JobId=(\d+) .*NodeList=")
 ENDED = re.compile(r"_job_complete: JobId=(\d+) done")
@@ -67,12 +68,17 @@ class Call:
 
     def _read(self) -> None:
         slurm_job: dict[str, int] = {}
+        grouped: list[str] = []
         for line in self._process.stdout:
             now = time.time()
             self.output.append(line)
-            if found := SUBMITTED.search(line):
-                slurm_job[found[1]] = int(found[2])
+            if found := GROUPED.match(line):
+                grouped.append(found[1])
+            elif found := SUBMITTED.match(line):
+                jobs = [found[1]] if found[1].isdecimal() else grouped
+                slurm_job.update(dict.fromkeys(jobs, int(found[2])))
                 self.submitted[int(found[2])] = now
+                grouped = []
             elif (found := FINISHED.search(line)) and found[1] in slurm_job:
                 self.finished[slurm_job[found[1]]] = now
 

@@ -188,6 +188,11 @@ def trainings_of(wildcards):
 TRAINING = {name: of_training(name) for name in training_resources(SITE, next(iter(RECIPE.stages.values())).resources)}
 
 
+def group_of(wildcards):
+    """What follows a stage's training goes into one job of Slurm's queue instead of one each."""
+    return f"after_{wildcards.stage}" if SITE.slurm else None
+
+
 def holdout_of(wildcards):
     return RECIPE.blends[wildcards.blend].holdout
 

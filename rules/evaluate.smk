@@ -14,6 +14,8 @@ rule evaluate:
     log:
         f"{RESULTS}/{{stage}}/logs/evaluate.log",
     retries: 0
+    group:
+        group_of
     conda:
         "../envs/trl.yaml"
     threads: SITE.threads

@@ -73,6 +73,8 @@ rule export:
     log:
         f"{RESULTS}/{{stage}}/logs/export.log",
     retries: 0
+    group:
+        group_of
     conda:
         "../envs/controller.yaml"
     resources:
