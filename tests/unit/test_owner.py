@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from scripts.errors import UserError
+from scripts.train import owner as owner_module
 from scripts.train.owner import SILENCE_SECONDS, hold, is_alive, read_owner
 from tests.conftest import ROOT
 
@@ -83,3 +84,50 @@ def test_of_many_that_take_over_a_dead_one_at_a_time_holds(tmp_path):
     )
     runs = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(6)]
     assert [run.wait(60) for run in runs] == [0] * 6
+
+
+@pytest.mark.parametrize(("gone", "alive"), [(True, False), (False, True), (None, True)])
+def test_of_another_slurm_job_slurm_tells_whether_it_has_ended_and_else_the_heartbeat(
+    tmp_path, monkeypatch, gone, alive
+):
+    with hold(tmp_path / "owner.json"):
+        record = read_owner(tmp_path / "owner.json")
+    elsewhere = record | {"host": "elsewhere", "slurm_job": "4711"}
+    (tmp_path / "owner.json").write_text(json.dumps(elsewhere))
+    monkeypatch.setattr(owner_module, "is_gone", lambda job: gone)
+    assert is_alive(tmp_path / "owner.json") is alive
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    assert not is_alive(tmp_path / "owner.json"), "this is that very job, requeued"
+
+
+def test_who_takes_over_from_another_host_gives_the_old_owner_time_to_see_it(tmp_path, monkeypatch):
+    with hold(tmp_path / "owner.json"):
+        record = read_owner(tmp_path / "owner.json")
+    monkeypatch.setattr(owner_module, "is_gone", lambda job: True)
+    slept = []
+    monkeypatch.setattr(owner_module.time, "sleep", slept.append)
+    for host, silence, expected in (("elsewhere", 0, [25.0]), ("elsewhere", 100, []), (record["host"], 0, [])):
+        slept.clear()
+        (tmp_path / "owner.json").write_text(
+            json.dumps(record | {"host": host, "slurm_job": "4711", "process_start": -1})
+        )
+        os.utime(tmp_path / "owner.json", (0, time.time() - silence))
+        with hold(tmp_path / "owner.json"):
+            assert slept == expected
+
+
+def test_an_owner_that_was_taken_over_ends_at_once_with_what_it_started(tmp_path):
+    program = (
+        "import subprocess, time\nfrom pathlib import Path\nfrom scripts.train import owner\n"
+        "owner.HEARTBEAT_SECONDS = 0.2\n"
+        f"with owner.hold(Path({str(tmp_path / 'owner.json')!r})):\n"
+        "    child = subprocess.Popen(['sleep', '60'])\n    print(child.pid, flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    record = read_owner(tmp_path / "owner.json") | {"token": "another", "host": "elsewhere", "slurm_job": "4712"}
+    (tmp_path / "owner.json").write_text(json.dumps(record))
+    assert process.wait(10) == 1
+    assert "on elsewhere (Slurm job 4712)" in (said := process.stdout.read()) and "took over; ending at once" in said
+    assert owner_module.process_start(child) is None
+    assert read_owner(tmp_path / "owner.json")["host"] == "elsewhere", "what is not ours is not removed"
