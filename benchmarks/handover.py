@@ -6,8 +6,9 @@ Needs root (see CONTRIBUTING.md). Three stages of the short recipe of the tests,
 the test cluster in three ways, in turn: by Snakemake with the profile as it ships; by Snakemake asking Slurm every
 second; and by `sbatch --dependency=afterok`, one script for each job that Snakemake submits, with the same resources
 and the shell commands that a dry run prints. What Snakemake runs beside Slurm stands in the script of the job that
-follows, in the background where that job does not need it; what Snakemake groups stands in one script. Each stage has
-one node, to measure without Ray's bootstrap (see ray_bootstrap.md), which is the same either way.
+follows (gate and preflight at the training job's start), in the background where that job does not need it; what
+Snakemake groups stands in one script. Each stage has one node, to measure without Ray's bootstrap (ray_bootstrap.md),
+which is the same either way.
 
 A step ends when its line is appended to run/metrics.jsonl (the time stamp of the file), and began as many seconds
 before as the line says. A wait for the poll lasts from slurmctld's line that a job is done to Snakemake's that it is
@@ -15,7 +16,6 @@ finished.
 """
 
 import argparse
-import itertools
 import json
 import os
 import re
@@ -25,8 +25,9 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -59,6 +60,7 @@ WAY_NAMES = {
     "every second": "Snakemake, asking every second",
     "sbatch": "sbatch --dependency=afterok",
 }
+PARTS = ("the training job's end", "export and evaluation", "gate, preflight, submitting", "the training job's start")
 BOUND = 15.0
 OPTIONS = {"slurm_partition": "partition", "nodes": "nodes", "runtime": "time", "mem_mb": "mem", "gres": "gres"}
 
@@ -83,16 +85,26 @@ class Program:
 
 @dataclass
 class Handover:
-    """Seconds from a stage's last step to the next one's first, and how many of them each job waited for the poll."""
+    """Seconds from a stage's last step to the next one's first: waiting for the poll, and in each of PARTS."""
 
-    stage: str
-    seconds: float
-    waits: list[float] = field(default_factory=list)
+    waits: float
+    parts: tuple[float, ...]
 
     @property
     def own(self) -> float:
         """Seconds apart from the polling."""
-        return self.seconds - sum(self.waits)
+        return sum(self.parts)
+
+
+def handover(begin: float, end: float, slurm: SlurmTimes, finished: dict[int, float]) -> Handover:
+    """What happened between two steps; `finished`: when Snakemake noticed the end of a job."""
+    ended = sorted((when, job) for job, when in slurm.ended.items() if begin < when < end)
+    waits = [finished[job] - when for when, job in ended if job in finished]
+    last_start = max(when for when in slurm.started.values() if when < end)
+    light = sum(when - slurm.started[job] for when, job in ended[1:])
+    parts = [ended[0][0] - begin, light, 0.0, end - last_start]
+    parts[2] = end - begin - sum(waits) - sum(parts)
+    return Handover(sum(waits), tuple(parts))
 
 
 def prepare(root: Path) -> Workflow:
@@ -100,6 +112,7 @@ def prepare(root: Path) -> Workflow:
     root.mkdir()
     tree = Workflow(root)
     tree.edit("rlhf: {algorithm: grpo, parent: sft", "rlhf: {algorithm: grpo, parent: rlvr1")
+    tree.edit("sft: {max_num_steps: 30}", "sft: {max_num_steps: 5}")
     tree.snakemake(*(f"results/short/data/{blend}/manifest.json" for blend in STAGES))
     (root / "config/sites/test.yaml").write_text(SITE)
     (root / "config/config.yaml").write_text(
@@ -218,18 +231,11 @@ def run(way: str, template: Path, place: Path, cluster: Cluster) -> list[Handove
             call = Call(place, tree.environment, *WAYS[way], TARGET)
             call.wait()
         time.sleep(0.5)
-    handovers = []
-    for stage, following in itertools.pairwise(STAGES):
-        begin, end = steps.last(stage), steps.first[following]
-        handover = Handover(following, end - begin)
-        if call:
-            handover.waits = [
-                noticed - slurm.ended[job] for job, noticed in sorted(call.finished.items()) if begin < noticed < end
-            ]
-        handovers.append(handover)
-        print(f"{way}: {handover}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    finished = call.finished if call else {}
+    done = [handover(steps.last(one), steps.first[next_one], slurm, finished) for one, next_one in pairwise(STAGES)]
+    print(f"{way}: {done}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     shutil.rmtree(place)
-    return handovers
+    return done
 
 
 def spread(values: list[float]) -> str:
@@ -255,14 +261,18 @@ def main() -> None:
     print("From one stage's last step to the next stage's first. Made by `python benchmarks/handover.py`, 2 CPU cores")
     print(f"(load {min(loads):.1f} to {max(loads):.1f} before each), {2 * repetitions} handovers. Median and range.\n")
     print("| chained by | in all | waiting for the poll | apart from that |\n| --- | --- | --- | --- |")
-    all_of = {way: list(itertools.chain(*runs)) for way, runs in measured.items()}
+    all_of = {way: [it for done in runs for it in done] for way, runs in measured.items()}
     for way, name in WAY_NAMES.items():
         columns = (
-            [it.seconds for it in all_of[way]],
-            [sum(it.waits) for it in all_of[way]],
+            [it.waits + it.own for it in all_of[way]],
+            [it.waits for it in all_of[way]],
             [it.own for it in all_of[way]],
         )
         print(f"| {name} | {' | '.join(map(spread, columns))} |")
+    print(f"\nOf that, median:\n\n| chained by | {' | '.join(PARTS)} |\n| --- |{' --- |' * len(PARTS)}")
+    for way, name in WAY_NAMES.items():
+        medians = (statistics.median(values) for values in zip(*(it.parts for it in all_of[way]), strict=True))
+        print(f"| {name} | {' | '.join(f'{value:.1f} s' for value in medians)} |")
     print("\nMore than by sbatch, apart from the poll, handover by handover of the same round:\n")
     print("| chained by | more | bound |\n| --- | --- | --- |")
     broken = False
