@@ -26,7 +26,6 @@ from scripts.train.backend import TrainingJob, read_job
 from scripts.train.trl_worker import RankError, train_on_this_node
 
 RAY_SETTINGS = {
-    "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
