@@ -86,6 +86,7 @@ def base_of(directory: Path) -> Workflow:
     if not (directory / "base/ready").exists():
         make_base(directory / "base")
         (directory / "base/ready").touch()
+    shutil.copy(ROOT / "Snakefile", directory / "base")
     for part in ("scripts", "rules", "profiles"):  # a tree that was kept is of yesterday
         shutil.copytree(ROOT / part, directory / "base" / part, dirs_exist_ok=True)
     base = object.__new__(Workflow)

@@ -160,8 +160,9 @@ def _why_the_step_ended(job: Job, logs: Path) -> str:
     if ended:
         _, node, how = min(ended)
         return f"{node}: {how}; see {_log_of(node, logs)}"
-    said = " ".join((logs / "step.log").read_text(encoding="utf-8", errors="replace").split())
-    return f"Ray's job step over {', '.join(job.nodes)} ended: {said[-500:] or 'no reason given'}; see {logs}"
+    lines = (logs / "step.log").read_text(encoding="utf-8", errors="replace").splitlines()
+    said = "; ".join(line.removeprefix("srun: error: ") for line in lines if "error: " in line)
+    return f"Ray's job step over {', '.join(job.nodes)} ended: {said[:300] or 'no reason given'}; see {logs}"
 
 
 def _refuse_lost_nodes(step: subprocess.Popen, nodes: dict[str, dict[str, Any]], job: Job, logs: Path) -> None:

@@ -76,12 +76,15 @@ def ray_start(arguments: argparse.Namespace, temporary: Path) -> list[str]:
 
 
 def watch(ray: subprocess.Popen, directory: Path) -> str | None:
-    """Wait until the cluster is no longer wanted (None) or Ray ended by itself (how)."""
+    """Wait until the cluster is no longer wanted (None) or Ray ended by itself (how).
+
+    Where Slurm ends the step, it ends Ray with it, which is then not the cause.
+    """
     asked: list[float] = []
     signal.signal(signal.SIGTERM, lambda *_: asked.append(time.monotonic()))
     while not (directory / "stop").exists() and directory.exists():
         if ray.poll() is not None:
-            return f"Ray ended with exit status {ray.returncode}"
+            return None if asked else f"Ray ended with exit status {ray.returncode}"
         if asked and time.monotonic() - asked[0] > GRACE_SECONDS:
             return None
         time.sleep(0.2)

@@ -135,7 +135,7 @@ def driver_killed(chain: Chain) -> None:
     jobs=2,
 )
 def rank_killed(chain: Chain) -> None:
-    _kill(chain, chain.hosts()[1], "ray::")
+    _kill(chain, chain.hosts()[1], "ray::RayTrainWorker")
 
 
 @fault(
@@ -347,7 +347,7 @@ def admin_requeue(chain: Chain) -> None:
     chain.cluster.run("scontrol", "requeue", chain.job("RUNNING")["id"])
 
 
-@fault("preempted by an urgent job", nodes=2)
+@fault("preempted by an urgent job")
 def preempted(chain: Chain) -> None:
     chain.strike()
     chain.cluster.run("srun", "--partition=urgent", "--exclusive", "--nodes=3", "sleep", "3")
@@ -360,9 +360,9 @@ def _lose(chain: Chain, place: int, how: str) -> None:
     host = chain.hosts()[place]
     chain.strike()
     (chain.cluster.kill_host if how == "killed" else chain.cluster.disconnect)(host)
-    chain.until(lambda: host not in chain.job()["nodes"] and chain.jobs("RUNNING"), 150)
+    chain.until(lambda: host not in chain.job()["nodes"] and chain.jobs("RUNNING"))
     highest = max(chain.steps())
-    chain.until(lambda: max(chain.steps()) > highest, 120)
+    chain.until(lambda: max(chain.steps()) > highest)
     if how == "killed":
         chain.cluster.start_host(host)
     else:
@@ -412,7 +412,7 @@ def controller_away(chain: Chain) -> None:
     _away(chain, 30)
 
 
-@fault("slurmctld away for 5 minutes while it trains", nodes=2)
+@fault("slurmctld away for 5 minutes while it trains")
 def controller_away_5_minutes(chain: Chain) -> None:
     _away(chain, 300)
 

@@ -1,5 +1,6 @@
 """What can be told of a Ray cluster over an allocation without one; the rest is tested on a real Slurm."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from scripts.errors import UserError
 from scripts.launch import slurm as slurm_module
 from scripts.launch.ray_cluster import _end, _why_the_step_ended, head_address
-from scripts.launch.ray_node import refuse_a_taken_port, route_to
+from scripts.launch.ray_node import refuse_a_taken_port, route_to, watch
 from scripts.launch.slurm import Job, client_environment, job_of, step_command
 from scripts.recipe.site import Slurm
 
@@ -55,9 +56,20 @@ def test_the_node_whose_ray_ended_first_is_named_with_its_log(tmp_path):
     assert said == f"node2: Ray ended with exit status 1; see {tmp_path}/ray-node2.log"
 
 
-def test_a_step_that_never_began_is_explained_by_what_srun_said(tmp_path):
-    (tmp_path / "step.log").write_text("srun: error: Unable to create step\n")
-    assert "over node1, node2 ended: srun: error: Unable to create step" in _why_the_step_ended(JOB, tmp_path)
+def test_a_step_that_slurm_refused_or_ended_is_explained_by_what_srun_said(tmp_path):
+    (tmp_path / "step.log").write_text("srun: job 7 waits\nsrun: error: Node failure on node2\nsrun: got SIGCONT\n")
+    said = _why_the_step_ended(JOB, tmp_path)
+    assert said == f"Ray's job step over node1, node2 ended: Node failure on node2; see {tmp_path}"
+
+
+def test_ray_that_slurm_ended_is_not_why_the_cluster_ended(tmp_path):
+    program = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGTERM)"
+    plain = signal.getsignal(signal.SIGTERM)
+    try:
+        assert watch(subprocess.Popen([sys.executable, "-c", program]), tmp_path) is None
+        assert watch(subprocess.Popen(["false"]), tmp_path) == "Ray ended with exit status 1"
+    finally:
+        signal.signal(signal.SIGTERM, plain)
 
 
 def test_a_process_is_ended_with_what_it_started():
