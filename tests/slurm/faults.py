@@ -78,7 +78,7 @@ def suffer(one: Fault, base: Workflow, root: Path, cluster: Cluster, expected: s
                 problems.append(f"Snakemake ended with {status}")
             elif chain.weights() != (expected or chain.weights()):
                 problems.append("the weights are not those of an undisturbed run")
-            chain.until(lambda: not chain.processes(), 20)
+            chain.until(lambda: not chain.processes(), 60)
         except (AssertionError, TimeoutError, ClusterError, OSError) as error:
             problems.append(f"{type(error).__name__}: {error}")
         jobs = chain.submitted()
@@ -308,7 +308,7 @@ def _cancel(chain: Chain) -> None:
 )
 def scancel_running(chain: Chain) -> None:
     _cancel(chain)
-    chain.until(lambda: not chain.processes(), 20)
+    chain.until(lambda: not chain.processes(), 60)
     chain.start()
 
 
@@ -337,7 +337,7 @@ def scancel_pending(chain: Chain) -> None:
         chain.start()
         chain.job("PENDING")
         _cancel(chain)
-    chain.until(lambda: not chain.processes(), 20)
+    chain.until(lambda: not chain.processes(), 60)
     chain.start()
 
 
