@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -203,6 +204,19 @@ def test_a_full_or_read_only_results_folder_is_one_clear_message(fresh, options)
         subprocess.run(["umount", fresh.root / "results"], check=True)
     assert "cannot be written (" in output and "Traceback" not in output
     assert left == []
+
+
+def test_a_stages_export_and_evaluation_are_one_slurm_job(fresh):
+    output = fresh.snakemake("results/short/rlvr1/eval.json", "--dry-run", "--config", "site=config/sites/cluster.yaml")
+    groups = {name: re.findall(r"^    rule (\w+):", jobs, re.MULTILINE) for name, jobs in blocks_of_groups(output)}
+    assert groups == {"after_sft": ["evaluate", "export"], "after_rlvr1": ["evaluate", "export"]}
+    assert "Group job" not in fresh.snakemake("--dry-run")
+
+
+def blocks_of_groups(output: str) -> list[tuple[str, str]]:
+    """Each group in what a dry run printed, with what follows it up to the next group."""
+    parts = re.split(r"Group job (\w+) ", output)[1:]
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def test_a_gate_that_says_stop_stops_the_chain_before_the_next_stage_trains(fresh):
