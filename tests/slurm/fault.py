@@ -60,6 +60,16 @@ def fault(what: str, *reads: str, **options: Any) -> Callable[[Callable[[Chain],
     return enter
 
 
+def at_each_step(chain: Chain, python: str) -> Callable[[], None]:
+    """Let the trainer run a statement before each step, in which `self` is its callback; what undoes that."""
+    file = chain.root / "scripts/train/trl_backend.py"
+    whole = file.read_text()
+    beginning = "    def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:\n"
+    assert beginning in whole
+    file.write_text(whole.replace(beginning, f"{beginning}        {python}\n"))
+    return lambda: file.write_text(whole)
+
+
 def suffer(one: Fault, base: Workflow, root: Path, cluster: Cluster, expected: str | None = None) -> Outcome:
     """Train the stage on the cluster through the fault, and judge the outcome.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.slurm.chain import STAGE, Chain
 from tests.slurm.cluster import Cluster
-from tests.slurm.fault import fault
+from tests.slurm.fault import MIDDLE, at_each_step, fault
 
 # What people and other jobs do
 
@@ -113,8 +113,16 @@ def other_host_cut_off(chain: Chain) -> None:
     _lose(chain, 1, "cut off")
 
 
-@fault("the network of the only host broken", cluster=SOON)
+@fault(
+    "the network of the only host broken",
+    r"on node2 \(Slurm job 1\).* took over; ending at once",
+    at_once=True,
+    cluster=SOON,
+)
 def only_host_cut_off(chain: Chain) -> None:
+    at_each_step(chain, "time.sleep(0.5)")  # or it is done before Slurm misses the host
+    chain.start()
+    chain.until_step(MIDDLE)
     _lose(chain, 0, "cut off")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from scripts.train.attempts import read_attempts
 from tests.slurm.chain import STAGE, Chain
 from tests.slurm.cluster import Cluster
-from tests.slurm.fault import MIDDLE, fault
+from tests.slurm.fault import MIDDLE, at_each_step, fault
 
 # On several nodes: Ray and the driver
 
@@ -60,27 +60,20 @@ def trainer_killed(chain: Chain) -> None:
     _kill(chain, chain.hosts()[0], "scripts.train.run")
 
 
-CRASH = "    def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:\n"
-
-
 def _crash(chain: Chain) -> None:
     """Let the trainer fail by itself, see that it did so once, mend it, and call Snakemake again."""
-    file = chain.root / "scripts/train/trl_backend.py"
-    whole = file.read_text()
-    assert CRASH in whole
-    raising = f"        if state.global_step == {MIDDLE}:\n            raise RuntimeError('the optimizer tripped')\n"
-    file.write_text(whole.replace(CRASH, CRASH + raising))
+    mend = at_each_step(chain, f"assert state.global_step != {MIDDLE}, 'the optimizer tripped'")
     chain.start()
     assert chain.end() == 1
     chain.strike()
     assert len(read_attempts(chain.run)) == 1, "a failure of its own was tried again"
-    file.write_text(whole)
+    mend()
     chain.start()
 
 
 @fault(
     "the trainer fails by itself",
-    r"RuntimeError: the optimizer tripped",
+    r"AssertionError: the optimizer tripped",
     rf"{STAGE}: not tried again: it failed for a reason of its own; see .*attempts\.log",
     at_once=True,
     jobs=2,
@@ -92,7 +85,7 @@ def crash(chain: Chain) -> None:
 
 @fault(
     "a rank fails by itself",
-    r"RuntimeError: the optimizer tripped",
+    r"AssertionError: the optimizer tripped",
     rf"{STAGE}: not tried again: it failed for a reason of its own; see .*attempts\.log",
     nodes=2,
     at_once=True,
@@ -193,10 +186,7 @@ def limit_no_requeue(chain: Chain) -> None:
     **LIMIT,
 )
 def overshoot(chain: Chain) -> None:
-    file = chain.root / "scripts/train/trl_backend.py"
-    whole = file.read_text()
-    hang = f"        if state.global_step == {MIDDLE} and self.job.resume_from is None:\n            time.sleep(1000)\n"
-    file.write_text(whole.replace(CRASH, CRASH + hang))
+    at_each_step(chain, f"time.sleep(1000 * (state.global_step == {MIDDLE} and self.job.resume_from is None))")
     chain.start()
     chain.until_step(MIDDLE)
     chain.strike()
