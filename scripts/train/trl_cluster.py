@@ -7,6 +7,7 @@ attempt alone, and is gone after it::
     run/cluster.<token>/stop        a request to stop, and why
     run/cluster.<token>/output      what the first rank prints
     run/cluster.<token>/rank_N      the host of a rank
+    run/cluster.<token>/cut_off     which rank was lost, when the driver ends with status 75
     run/cluster.<token>/ray/        Ray Train's own storage
 """
 
@@ -43,11 +44,13 @@ def train_on_cluster(job: TrainingJob, run_driver: RunDriver) -> None:
             status = run_driver(
                 [sys.executable, "-m", "scripts.train.trl_driver", str((place / "job.json").absolute())]
             )
+        reason = place / "cut_off"
+        cut_off = reason.read_text(encoding="utf-8") if reason.exists() else f"the driver ended with status {status}"
     finally:
         shutil.rmtree(place, ignore_errors=True)
         shutil.rmtree(job.run / "saving", ignore_errors=True)
     if status == os.EX_TEMPFAIL and job.stop.reason is None:
-        raise CutOffError(f"training on {job.nodes} nodes was cut off; the reason is above")
+        raise CutOffError(cut_off)
     if status != 0 and job.stop.reason is None:
         raise UserError(f"{job.stage}: training on {job.nodes} nodes ended with status {status}; the reason is above")
 

@@ -1,7 +1,7 @@
 """Train a stage of backend `trl` on a Ray cluster, one rank a node; RAY_ADDRESS says where the cluster is.
 
-Exit status: 0 trained, or stopped on request with its step saved; 1 failed, and 75 lost a rank's process, with one
-message that says why.
+Exit status: 0 trained, or stopped on request with its step saved; 1 failed, with one message that says why; 75 lost a
+rank's process, which is told in `cut_off` beside job.json.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from scripts.errors import CutOffError, UserError, run_program
+from scripts.files import write_text
 from scripts.recipe.load import repository_root
 from scripts.train.backend import TrainingJob, read_job
 from scripts.train.trl_worker import RankError, train_on_this_node
@@ -174,11 +175,17 @@ def _in_short(error: Exception) -> str:
     return found[0] if found else str(error)
 
 
-def main() -> None:
+def main() -> int:
     """Command line of the driver."""
     parser = argparse.ArgumentParser(prog="python -m scripts.train.trl_driver", description=__doc__.split("\n")[0])
     parser.add_argument("job", type=Path, help="job.json, beside which the ranks leave what they print")
-    drive(parser.parse_args().job.absolute())
+    job_file = parser.parse_args().job.absolute()
+    try:
+        drive(job_file)
+    except CutOffError as error:
+        write_text(job_file.with_name("cut_off"), str(error))
+        return os.EX_TEMPFAIL
+    return 0
 
 
 if __name__ == "__main__":

@@ -44,8 +44,7 @@ def driver_killed(chain: Chain) -> None:
 
 @fault(
     "a rank's process killed",
-    r"rank 1 on node\d is gone, killed or out of memory",
-    r"cut off.*; trying again from step 40",
+    r"rank \d on node\d is gone, killed or out of memory: .*; trying again from step 40",
     nodes=2,
     jobs=2,
 )

@@ -331,9 +331,16 @@ def test_a_driver_finds_its_job_and_can_be_asked_to_stop_and_nothing_of_it_stays
     train_on_cluster(job, lambda command: 75)  # asked to stop, it is unfinished and not failed
     with pytest.raises(UserError, match="rlvr1: training on 2 nodes ended with status 1; the reason is above"):
         train_on_cluster(replace(job, stop=StopRequest()), lambda command: 1)
-    with pytest.raises(CutOffError, match="training on 2 nodes was cut off"):  # it lost a rank
-        train_on_cluster(replace(job, stop=StopRequest()), lambda command: 75)
     assert sorted(job.run.iterdir()) == before
+
+
+def test_a_driver_that_lost_a_rank_says_so_and_the_training_counts_as_cut_off(job):
+    def driver(command):
+        Path(command[-1]).with_name("cut_off").write_text("rank 1 on node2 is gone")
+        return 75
+
+    with pytest.raises(CutOffError, match="^rank 1 on node2 is gone$"):
+        train_on_cluster(job, driver)
 
 
 @pytest.mark.parametrize(
