@@ -1,6 +1,3 @@
-import sys
-
-sys.exit("NOTE FROM THE LEAD: stop running faults now, the machine is needed for the final checks. Restore this file (git checkout benchmarks/faults.py), commit the figures you have, and report.")
 """Causes faults on a real Slurm of three hosts while a stage trains there, and says what each cost and what was read.
 
     python benchmarks/faults.py                       # all, about 40 minutes
