@@ -1,5 +1,6 @@
 """A fault that is caused for real while a stage trains through Slurm, and what is to come of it."""
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +88,7 @@ def suffer(one: Fault, base: Workflow, root: Path, cluster: Cluster, expected: s
             elif chain.weights() != (expected or chain.weights()):
                 problems.append("the weights are not those of an undisturbed run")
             chain.until(lambda: not chain.processes(), 60)
-        except (AssertionError, TimeoutError, ClusterError, OSError) as error:
+        except (AssertionError, ClusterError, OSError, subprocess.TimeoutExpired) as error:
             problems.append(f"{type(error).__name__}: {error}")
         jobs = chain.submitted()
         if jobs > one.jobs:

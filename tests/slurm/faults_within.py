@@ -152,7 +152,7 @@ AT_LIMIT = rf"{STAGE}: unfinished at step .* s are left before the deadline\); t
 
 def _pass_a_limit(chain: Chain) -> None:
     chain.start()
-    chain.until(lambda: [it for it in read_attempts(chain.run) if it["outcome"] == "unfinished"], 100)
+    chain.until(lambda: [it for it in read_attempts(chain.run) if it["outcome"] == "unfinished"])
     chain.strike()
 
 
@@ -161,7 +161,7 @@ def limit(chain: Chain) -> None:
     _pass_a_limit(chain)
 
 
-@fault("time limit", AT_LIMIT, r"goes back into the queue", nodes=2, site={"margin": 25}, **LIMIT)
+@fault("time limit", AT_LIMIT, r"goes back into the queue", nodes=2, site={"margin": 50}, runtime=2, at_once=True)
 def limit_2_nodes(chain: Chain) -> None:
     _pass_a_limit(chain)
 
