@@ -48,7 +48,7 @@ def test_the_chain_runs_to_its_report_and_a_stage_trains_on_two_hosts(trained, s
 
 
 def test_decisions_are_taken_beside_snakemake_and_the_rest_is_submitted(trained):
-    submitted = set(re.findall(r"^rule (\w+):", trained.output, re.MULTILINE))
+    submitted = set(re.findall(r"^ *rule (\w+):", trained.output, re.MULTILINE))
     assert submitted == {"synthesize", "fill", "split", "train", "export", "evaluate"}
 
 
