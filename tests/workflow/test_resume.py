@@ -102,9 +102,7 @@ def test_a_deadline_ends_a_training_as_unfinished_with_its_step_saved(longer):
     )
     done = longer.run(*map(str, command), "--deadline", "1", check=False)
     assert done.returncode == 75
-    assert re.search(
-        r"unfinished at step 1 of \d+ \(0 s are left before the deadline\); to be continued", done.stdout
-    )
+    assert re.search(r"unfinished at step 1 of \d+ \(0 s are left before the deadline\); to be continued", done.stdout)
     assert (longer.root / "hand/run/checkpoints/step_1").is_dir()
 
 
