@@ -19,7 +19,7 @@ def _kill(chain: Chain, host: str, words: str) -> None:
 
 @fault(
     "raylet of a worker node killed",
-    r"node\d: Ray ended .*; see .*ray-node\d\.log; trying again from step 40",
+    r"node\d: Ray ended .*; see .*ray-node\d\.log; trying again from step \d+",
     nodes=2,
     jobs=2,
 )
@@ -29,7 +29,7 @@ def raylet_worker(chain: Chain) -> None:
 
 @fault(
     "raylet of the head killed",
-    r"node\d: Ray ended .*; see .*ray-node\d\.log; trying again from step 40",
+    r"node\d: Ray ended .*; see .*ray-node\d\.log; trying again from step \d+",
     nodes=2,
     jobs=2,
 )
@@ -37,14 +37,14 @@ def raylet_head(chain: Chain) -> None:
     _kill(chain, chain.hosts()[0], "raylet/raylet")
 
 
-@fault("driver killed", r"node\d: the driver was killed \(SIGKILL\).*; trying again from step 40", nodes=2, jobs=2)
+@fault("driver killed", r"node\d: the driver was killed \(SIGKILL\).*; trying again from step \d+", nodes=2, jobs=2)
 def driver_killed(chain: Chain) -> None:
     _kill(chain, chain.hosts()[0], "scripts.train.trl_driver")
 
 
 @fault(
     "a rank's process killed",
-    r"rank \d on node\d is gone, killed or out of memory: .*; trying again from step 40",
+    r"rank \d on node\d is gone, killed or out of memory: .*; trying again from step \d+",
     nodes=2,
     jobs=2,
 )
@@ -53,7 +53,7 @@ def rank_killed(chain: Chain) -> None:
 
 
 @fault(
-    "trainer killed (one node)", r"killed with Slurm job \d+ \(FAILED on node\d\); trying again from step 40", jobs=2
+    "trainer killed (one node)", r"killed with Slurm job \d+ \(FAILED on node\d\); trying again from step \d+", jobs=2
 )
 def trainer_killed(chain: Chain) -> None:
     _kill(chain, chain.hosts()[0], "scripts.train.run")
@@ -180,7 +180,7 @@ def limit_no_requeue(chain: Chain) -> None:
 
 @fault(
     "a step that hangs until Slurm's time limit",
-    r"killed with Slurm job \d+ \(TIMEOUT on node\d\); trying again from step 40",
+    r"killed with Slurm job \d+ \(TIMEOUT on node\d\); trying again from step \d+",
     jobs=2,
     **LIMIT,
 )
