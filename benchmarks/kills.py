@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -140,17 +141,27 @@ def strike(snakemake: subprocess.Popen, root: Path, run: str, rng: random.Random
 
 
 def wait_for_moment(snakemake: subprocess.Popen, root: Path, run: str, rng: random.Random) -> None:
-    """Let a random time pass; now and then wait on for a checkpoint that is being saved."""
+    """Let a random time pass; now and then wait on for a checkpoint that begins to be saved."""
     until = time.monotonic() + rng.uniform(1, 16)
     while time.monotonic() < until and snakemake.poll() is None:
         time.sleep(0.01)
     if rng.random() < 0.2:
         until = time.monotonic() + 20
+        left_by_strikes = being_saved(root, run)
         while time.monotonic() < until and snakemake.poll() is None:
-            if any((root / "results" / run).glob("*/run/saving/checkpoint-*")):
+            if being_saved(root, run) - left_by_strikes:
                 time.sleep(rng.uniform(0, 0.05))
                 return
             time.sleep(0.002)
+
+
+def being_saved(root: Path, run: str) -> set[tuple[str, int]]:
+    """The checkpoints in the making, or left so by a strike: path and inode."""
+    found = set()
+    for path in (root / "results" / run).glob("*/run/saving/checkpoint-*"):
+        with suppress(FileNotFoundError):
+            found.add((str(path), path.stat().st_ino))
+    return found
 
 
 def weights(root: Path, run: str) -> dict[str, str]:
@@ -162,12 +173,16 @@ def weights(root: Path, run: str) -> dict[str, str]:
 
 
 def count_lost_steps(root: Path, run: str, strikes: list[Strike]) -> None:
-    """Charge each return to an earlier step in a stage's log to the last strike before it."""
+    """Charge each return to an earlier step in a stage's log to the first strike after the last step logged before it.
+
+    Later strikes hit a training that had logged nothing since, so there was nothing more to lose.
+    """
     for stage in STAGES:
         for place, (before, after) in enumerate(pairwise(logged_steps(root, run, stage)), start=1):
             if after <= before:
-                guilty = [one for one in strikes if one.run == run and one.logged[stage] <= place]
-                guilty[-1].lost += before - after + 1
+                before_return = [one for one in strikes if one.run == run and one.logged[stage] <= place]
+                guilty = max(before_return, key=lambda one: one.logged[stage])
+                guilty.lost += before - after + 1
 
 
 def main() -> None:

@@ -15,6 +15,16 @@ ROOT = Path(__file__).parents[1]
 SHORT = Path(__file__).with_name("short.yaml")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a cluster or a finished chain run one after the other, in one of pytest-xdist's processes."""
+    for item in items:
+        folder, file = item.path.relative_to(ROOT / "tests").parts[0], item.path.stem
+        if folder == "slurm" or file == "test_multinode":
+            item.add_marker(pytest.mark.xdist_group("slurm"))
+        elif {"finished", "copied"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("chain"))
+
+
 class Workflow:
     """A working tree of its own, with the short recipe configured."""
 

@@ -12,12 +12,16 @@ DOCUMENT = Path(__file__).parents[2] / "docs/edits.md"
 
 @dataclass(frozen=True)
 class Edit:
-    """An edit of the finished short chain (rlvr1 and rlhf both start from sft) and the stages that then really train."""
+    """An edit of the finished short chain (rlvr1 and rlhf both start from sft) and the stages that then really train.
+
+    `is_alike`: another edit takes the same way, so a short run of the tests asks for this one's plan alone.
+    """
 
     name: str
     apply: Callable[[Any], None]
     trains: frozenset[str]
     why: str
+    is_alike: bool = False
 
 
 def _touch(workflow: Any) -> None:
@@ -103,20 +107,23 @@ EDITS = (
         _edit("lr: 1.0e-2", "lr: 1.1e-2"),
         EVERYTHING,
         "config, and the exports that the others start from",
+        is_alike=True,
     ),
-    Edit("change the seed of rlvr1", _edit(RLVR1, RLVR1 + "seed: 9, "), frozenset({"rlvr1"}), "config"),
+    Edit("change the seed of rlvr1", _edit(RLVR1, RLVR1 + "seed: 9, "), frozenset({"rlvr1"}), "config", is_alike=True),
     Edit("change the recipe's seed", _edit("seed: 3", "seed: 4"), EVERYTHING, "config"),
     Edit(
         "train rlvr1 on another blend",
         _edit("blend: rlvr1}", "blend: rlhf}"),
         frozenset({"rlvr1"}),
         "the split's content",
+        is_alike=True,
     ),
     Edit(
         "start rlhf from rlvr1",
         _edit(RLHF + "parent: sft", RLHF + "parent: rlvr1"),
         frozenset({"rlhf"}),
         "the export it starts from",
+        is_alike=True,
     ),
     Edit(
         "train rlvr1 by SFT",
@@ -138,6 +145,7 @@ EDITS = (
         _append("  branch: {algorithm: grpo, parent: sft, blend: rlvr1, seed: 8}"),
         frozenset({"branch"}),
         "the other branches are as they were",
+        is_alike=True,
     ),
     Edit(
         "remove rlhf",
@@ -148,13 +156,18 @@ EDITS = (
         "nothing else starts from it; its files stay",
     ),
     Edit(
-        "train rlvr1 for more steps", _edit(RLVR1, RLVR1 + "grpo: {max_num_steps: 4}, "), frozenset({"rlvr1"}), "config"
+        "train rlvr1 for more steps",
+        _edit(RLVR1, RLVR1 + "grpo: {max_num_steps: 4}, "),
+        frozenset({"rlvr1"}),
+        "config",
+        is_alike=True,
     ),
     Edit(
         "make the model larger",
         _edit("intermediate_size: 64", "intermediate_size: 96"),
         EVERYTHING,
         "config of sft, and what follows from it",
+        is_alike=True,
     ),
     Edit(
         "change a gate's threshold",
@@ -210,7 +223,8 @@ def document() -> str:
         "",
         "Made from the test's own data (`python -m tests.workflow.edits`): the chain is `sft`, and from it both `rlvr1` and",
         "`rlhf`; it has run once, then each edit is made to a copy of it and `snakemake` asked for all checkpoints again.",
-        "The stages named are those that really train, whatever Snakemake planned.",
+        "The stages named are those that really train, whatever Snakemake planned. `make test` asks for no more than the",
+        "plan of some that take the same way as another; `STAGECOACH_ALL_EDITS=1` makes it run them all.",
         "",
         "| edit | trains | why |",
         "| --- | --- | --- |",

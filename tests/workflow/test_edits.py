@@ -1,5 +1,6 @@
 """The table of edits: which stages really train after each, by the run directories' own account."""
 
+import os
 import re
 from collections import Counter
 
@@ -24,9 +25,13 @@ def test_exactly_the_stages_of_the_table_train(copied, edit):
         (copied.root / "config/recipes/short.yaml").read_text().partition("stages:\n")[2],
         re.M,
     )
+    targets = [f"results/short/{stage}/ckpt" for stage in stages]
+    if edit.is_alike and not os.environ.get("STAGECOACH_ALL_EDITS"):
+        assert copied.planned(*targets) == edit.trains
+        return
     before = attempts(copied)
     kept = {path: path.read_bytes() for path in copied.results.glob("*/run/checkpoints/*/model.safetensors")}
-    copied.snakemake(*(f"results/short/{stage}/ckpt" for stage in stages))
+    copied.snakemake(*targets)
     trained = {stage for stage, count in attempts(copied).items() if count > before[stage] or (stage not in before)}
     assert trained == edit.trains
     lost = [
@@ -37,7 +42,7 @@ def test_exactly_the_stages_of_the_table_train(copied, edit):
         )
     ]
     assert lost == [], "nothing trained may be lost by an edit"
-    assert "Nothing to be done" in copied.snakemake("--dry-run", *(f"results/short/{stage}/ckpt" for stage in stages))
+    assert "Nothing to be done" in copied.snakemake("--dry-run", *targets)
 
 
 def test_the_documents_table_is_the_tests_own():
