@@ -37,7 +37,7 @@ if workflow.is_main_process:
 
 try:
     CONFIG = parse_config(config)
-    RECIPE = load_recipe(Path(CONFIG.recipe), seed=CONFIG.seed)
+    RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model)
     SITE = load_site(Path(CONFIG.site), RECIPE)
     RESULTS = CONFIG.folder
     STAGES = RECIPE.stage_order()

@@ -5,13 +5,13 @@ SOURCE = f"{RESULTS}/data/source"
 TABLE_FILES = sorted({str(table.local_path) for table in TABLES.values()})
 
 
-rule synthesize:
+rule source:
     output:
         record=f"{SOURCE}/record.json",
         blends=expand(f"{SOURCE}/{{blend}}.jsonl", blend=RECIPE.blends),
         tables=expand(f"{SOURCE}/tables/{{table}}", table=TABLE_FILES),
     log:
-        f"{RESULTS}/logs/synthesize.log",
+        f"{RESULTS}/logs/source.log",
     retries: 0
     conda:
         "../envs/controller.yaml"
@@ -21,9 +21,10 @@ rule synthesize:
         recipe=CONFIG.recipe,
         source=RECIPE.source.model_dump(mode="json"),
         blends={name: blend.model_dump(mode="json") for name, blend in RECIPE.blends.items()},
+        program="synthesize" if RECIPE.source.kind == "synthetic" else "download",
         directory=subpath(output.record, parent=True),
     shell:
-        "python -m scripts.data.synthesize --recipe {params.recipe:q} --output {params.directory:q} 2> {log:q}"
+        "python -m scripts.data.{params.program} --recipe {params.recipe:q} --output {params.directory:q} 2> {log:q}"
 
 
 rule fill:

@@ -23,8 +23,8 @@ rule evaluate:
         **LIGHT,
         trainings=trainings_of,
     params:
-        max_new_tokens=RECIPE.evaluation.max_new_tokens,
-        temperature=RECIPE.evaluation.temperature,
+        max_new_tokens=RECIPE.evaluation.max_new_tokens if RECIPE.evaluation else 0,
+        temperature=RECIPE.evaluation.temperature if RECIPE.evaluation else 0,
     shell:
         "python -m scripts.evaluate.score --export {input.export:q} --parent-eval {input.parent:q}"
         " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
@@ -34,7 +34,7 @@ rule evaluate:
 rule gate:
     input:
         metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
-        evaluation=f"{RESULTS}/{{stage}}/eval.json",
+        evaluation=f"{RESULTS}/{{stage}}/eval.json" if RECIPE.evaluation else [],
     output:
         f"{RESULTS}/{{stage}}/gate.json",
     log:

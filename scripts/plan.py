@@ -35,7 +35,13 @@ class Planned:
             return "published again"
         if one.state == "training":
             return f"training, from step {one.start}"
-        return f"resumes at step {one.start}" if one.start and one.left else WORDS.get(one.state, "trains")
+        return f"resumes at step {one.start}" if one.start and one.left != 0 else WORDS.get(one.state, "trains")
+
+    @property
+    def steps(self) -> str:
+        """How many steps would be trained, of how many; nothing when none, a question mark when nobody knows."""
+        steps = self.estimate.steps
+        return "" if steps == 0 else "?" if steps is None else f"{steps} of {self.standing.planned}"
 
     @property
     def why(self) -> str:
@@ -59,7 +65,7 @@ def plan_text(project: Project) -> str:
     """The plan as a table with its totals, what its hours rest on, and what is set aside."""
     plan = planned_stages(project)
     table = _cluster_table(plan) if project.site.slurm else _local_table(plan)
-    to_train = {one.standing.stage: one.estimate for one in plan if one.estimate.steps}
+    to_train = {one.standing.stage: one.estimate for one in plan if one.estimate.steps != 0}
     return "\n".join([*table, *_basis(to_train, project.site), *_warning(project, to_train), *_aside(plan)])
 
 
@@ -68,15 +74,16 @@ def _cluster_table(plan: list[Planned]) -> list[str]:
     rows = []
     for one in plan:
         it = one.estimate
-        steps = f"{it.steps} of {one.standing.planned}" if it.steps else ""
         asks = [str(it.nodes), str(it.nodes * it.gpus_per_node), f"{one.runtime} min", str(it.allocations)]
         hours = [hours_text(it.node_hours, it.is_bound), hours_text(it.gpu_hours, it.is_bound)]
-        rows.append([one.standing.stage, one.what, steps, *([*asks, *hours] if it.steps else [""] * 6), one.why])
+        rows.append(
+            [one.standing.stage, one.what, one.steps, *([*asks, *hours] if it.steps != 0 else [""] * 6), one.why]
+        )
     estimates = [one.estimate for one in plan]
     bound = any(it.is_bound for it in estimates)
     sums = [str(sum(it.allocations for it in estimates))]
     sums += [hours_text(sum(getattr(it, name) for it in estimates), bound) for name in ("node_hours", "gpu_hours")]
-    rows.append(["in all", _counts(plan), str(sum(it.steps for it in estimates)), "", "", "", *sums, ""])
+    rows.append(["in all", _counts(plan), _steps(estimates), "", "", "", *sums, ""])
     return aligned([head, *rows], left={0, 1, len(head) - 1})
 
 
@@ -84,11 +91,16 @@ def _local_table(plan: list[Planned]) -> list[str]:
     head, rows = ["stage", "what", "steps", "time", "why"], []
     for one in plan:
         it = one.estimate
-        steps = f"{it.steps} of {one.standing.planned}" if it.steps else ""
-        rows.append([one.standing.stage, one.what, steps, _time([it]), one.why])
+        rows.append([one.standing.stage, one.what, one.steps, _time([it]), one.why])
     estimates = [one.estimate for one in plan]
-    rows.append(["in all", _counts(plan), str(sum(it.steps for it in estimates)), _time(estimates), ""])
+    rows.append(["in all", _counts(plan), _steps(estimates), _time(estimates), ""])
     return aligned([head, *rows], left={0, 1, len(head) - 1})
+
+
+def _steps(estimates: list[Estimate]) -> str:
+    """The steps of all, as far as they are known."""
+    more = "≥ " if any(it.steps is None for it in estimates) else ""
+    return f"{more}{sum(it.steps or 0 for it in estimates)}"
 
 
 def _time(estimates: list[Estimate]) -> str:
@@ -180,7 +192,7 @@ def check_budget(
         )
         for name in names
     }
-    if words := beyond_budget(site, {name: it for name, it in to_train.items() if it.steps}):
+    if words := beyond_budget(site, {name: it for name, it in to_train.items() if it.steps != 0}):
         raise UserError(words)
 
 

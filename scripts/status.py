@@ -38,9 +38,10 @@ def project_of_arguments(program: str, description: str | None) -> Project:
     parser.add_argument("--site", help="instead of the config's")
     parser.add_argument("--run", help="instead of the config's")
     parser.add_argument("--seed", type=int, help="instead of the config's")
+    parser.add_argument("--model", help="instead of the config's")
     given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
     config = load_config(given.pop("config"), given)
-    recipe = load_recipe(Path(config.recipe), config.seed)
+    recipe = load_recipe(Path(config.recipe), config.seed, config.model)
     return Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), config.over_budget)
 
 
@@ -57,7 +58,7 @@ def status_text(project: Project) -> str:
 
 
 def _row(one: Condition, site: Site) -> list[str]:
-    at = "" if one.state in ("new", "waiting", "stale") else f"{one.step}/{one.planned}"
+    at = "" if one.state in ("new", "waiting", "stale") else f"{one.step}/{'?' if one.planned is None else one.planned}"
     place = ["" if one.nodes is None else str(one.nodes), one.job or ""] if site.slurm else []
     left = "" if one.left is None else duration(one.left)
     return [one.stage, one.state, at, _number(one.reward, 3), _number(one.kl, 4), left, *place, one.note]

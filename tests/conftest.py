@@ -10,19 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parents[1]
 SHORT = Path(__file__).with_name("short.yaml")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class Scheduling(LoadScopeScheduling):
     """Tests that share a cluster or a finished chain run one after the other, in one of pytest-xdist's processes."""
-    for item in items:
-        folder, file = item.path.relative_to(ROOT / "tests").parts[0], item.path.stem
-        if folder == "slurm" or file == "test_multinode":
-            item.add_marker(pytest.mark.xdist_group("slurm"))
-        elif {"finished", "copied"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group("chain"))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if "tests/slurm/" in file or "multinode" in file:
+            return "cluster"
+        return "chain" if "tests/browser/" in file or re.search(r"test_(chain|edits|resume)\.", file) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """The scheduler of `make test`."""
+    return Scheduling(config, log)
 
 
 class Workflow:

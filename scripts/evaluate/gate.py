@@ -15,12 +15,14 @@ from scripts.recipe.models import Criterion
 WINDOW = 5
 
 
-def measure(metric: str, metrics: pd.DataFrame, evaluation: dict[str, Any]) -> float | None:
+def measure(metric: str, metrics: pd.DataFrame, evaluation: dict[str, Any] | None) -> float | None:
     """The value of a criterion's metric; None where the stage did not measure it.
 
     held_out_change: mean score after less before. worst_environment_change: the smallest such change of an
     environment. final_*: mean over the last 5 steps. max_kl: the largest of any step.
     """
+    if metric in ("held_out_change", "worst_environment_change") and evaluation is None:
+        return None
     if metric == "held_out_change":
         return evaluation["mean"]["after"] - evaluation["mean"]["before"]
     if metric == "worst_environment_change":
@@ -30,7 +32,7 @@ def measure(metric: str, metrics: pd.DataFrame, evaluation: dict[str, Any]) -> f
     return None if pd.isna(value) else float(value)
 
 
-def judge(criteria: list[Criterion], metrics: pd.DataFrame, evaluation: dict[str, Any]) -> tuple[str, list[str]]:
+def judge(criteria: list[Criterion], metrics: pd.DataFrame, evaluation: dict[str, Any] | None) -> tuple[str, list[str]]:
     """The verdict (pass, warn or stop) and a line for each criterion that is not met or could not be measured."""
     verdict, lines = "pass", []
     for criterion in criteria:
@@ -55,11 +57,12 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--stage", required=True)
     parser.add_argument("--metrics", type=Path, required=True, help="metrics.parquet")
-    parser.add_argument("--evaluation", type=Path, required=True, help="eval.json")
+    parser.add_argument("--evaluation", type=Path, nargs="?", help="eval.json, where there is one")
     parser.add_argument("--output", type=Path, required=True, help="gate.json")
     arguments = parser.parse_args()
     criteria = load_recipe(arguments.recipe).stages[arguments.stage].gate
-    verdict, lines = judge(criteria, pd.read_parquet(arguments.metrics), read_json(arguments.evaluation))
+    evaluation = read_json(arguments.evaluation) if arguments.evaluation else None
+    verdict, lines = judge(criteria, pd.read_parquet(arguments.metrics), evaluation)
     for line in lines:
         print(f"{arguments.stage}: {line}")
     print(json.dumps({"stage": arguments.stage, "verdict": verdict}))

@@ -1,82 +1,67 @@
 """Read config, recipe and site from YAML; every mistake is one line with file, line, key and the nearest valid name."""
 
-import re
 from pathlib import Path
-from typing import Any, TypeVar
-
-import yaml
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from scripts.errors import UserError
-from scripts.recipe.models import Config, Recipe, nearest
+from scripts.recipe.models import Config, NemoRlStage, Recipe, nearest
+from scripts.recipe.releases import Release, release_of
 from scripts.recipe.site import Site
+from scripts.recipe.yaml_file import line_of, read_yaml, validate
 
-Model = TypeVar("Model", bound=BaseModel)
 
+def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -> Recipe:
+    """The recipe in a YAML file, its stages' defaults filled in; `seed` and `model` stand in for the recipe's.
 
-def load_recipe(path: Path, seed: int | None = None) -> Recipe:
-    """The recipe in a YAML file, its stages' defaults filled in; `seed` stands in for the recipe's."""
-    data, node = _read_yaml(path)
+    `model` is the name of the pretrained model to start from.
+    """
+    data, node = read_yaml(path)
     if seed is not None and isinstance(data, dict):
         data = data | {"seed": seed}
-    return _validate(Recipe, _with_defaults(data), path, node)
+    if model is not None and isinstance(data, dict):
+        data = data | {"model": {"name": model}}
+    recipe = validate(Recipe, _with_defaults(data), path, node)
+    if recipe.release is None:
+        return recipe
+    release = release_of(recipe.release)
+    return recipe.model_copy(
+        update={"stages": {name: _with_nodes(stage, release) for name, stage in recipe.stages.items()}}
+    )
+
+
+def _with_nodes(stage: NemoRlStage, release: Release) -> NemoRlStage:
+    """The stage asking for the nodes that its cluster means in this release: with or without the judges' own."""
+    apart = 0 if "judges_within_num_nodes" in release.can else stage.cluster.judge_nodes
+    nodes = {"nodes": stage.cluster.num_nodes + apart}
+    return stage.model_copy(update={"resources": stage.resources.model_copy(update=nodes)})
 
 
 def load_site(path: Path, recipe: Recipe) -> Site:
     """The site in a YAML file; UserError when it speaks of a stage that the recipe has not."""
-    data, node = _read_yaml(path)
-    site = _validate(Site, data, path, node)
+    data, node = read_yaml(path)
+    site = validate(Site, data, path, node)
     for name in site.stages:
         if name not in recipe.stages:
-            line = _line_of(node, ["stages", name], {})
+            line = line_of(node, ["stages", name], {})
             raise UserError(f"{path}:{line}: stages.{name}: the recipe has no such stage{nearest(name, recipe.stages)}")
+        if recipe.stages[name].backend == "nemo_rl" and site.stages[name].nodes is not None:
+            line = line_of(node, ["stages", name, "nodes"], {})
+            raise UserError(
+                f"{path}:{line}: stages.{name}.nodes: NeMo-RL's nodes are part of its parallelism; change the stage's "
+                "cluster in the recipe"
+            )
     return site
 
 
 def load_config(path: Path, over: dict[str, Any]) -> Config:
     """The config in a YAML file; the values of `over` stand in for the file's."""
-    data, node = _read_yaml(path)
-    return _validate(Config, (data or {}) | over, path, node)
+    data, node = read_yaml(path)
+    return validate(Config, (data or {}) | over, path, node)
 
 
 def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> Config:
     """Check the values that Snakemake read from config.yaml and the command line."""
-    return _validate(Config, values, Path(source), None)
-
-
-def _read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        siblings = [other.name for other in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-        hint = nearest(path.name, siblings) if siblings else ""
-        raise UserError(f"{path}: no such file{hint}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        _refuse_duplicate_keys(path, node)
-        return yaml.safe_load(text), node
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
-
-
-def _refuse_duplicate_keys(path: Path, node: yaml.Node | None) -> None:
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                raise UserError(
-                    f"{path}:{line}: key {key.value} stands twice (also in line {seen[key.value]}); keep one"
-                )
-            seen[key.value] = line
-            _refuse_duplicate_keys(path, value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _refuse_duplicate_keys(path, item)
+    return validate(Config, values, Path(source), None)
 
 
 def _with_defaults(data: Any) -> Any:
@@ -97,66 +82,3 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(merged.get(key), dict) and isinstance(value, dict)
         merged[key] = _merge(merged[key], value) if both else value
     return merged
-
-
-def _validate(model: type[Model], data: Any, path: Path, node: yaml.Node | None) -> Model:
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        lines = dict.fromkeys(_describe(detail, path, node, data) for detail in error.errors())
-        raise UserError("\n  ".join(lines)) from None
-
-
-def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str:
-    context = detail.get("ctx", {})
-    location = [str(part) for part in context["at"].split(".")] if "at" in context else [str(p) for p in detail["loc"]]
-    location = [part for part in location if part != "[key]"]
-    if len(location) > 2 and location[0] == "stages" and location[2] in ("sft", "grpo"):
-        # pydantic puts the discriminator's value between the stage's name and the key
-        del location[2]
-    if "key" in context:
-        location.append(context["key"])
-    message = {"missing": "is missing", "union_tag_not_found": "needs an algorithm: sft or grpo"}.get(detail["type"])
-    if message is None:
-        message = detail["msg"][0].lower() + detail["msg"][1:]
-    expected = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
-    if expected and detail["type"] in ("literal_error", "enum", "union_tag_invalid"):
-        value = context.get("tag") or detail["input"]
-        if detail["type"] == "union_tag_invalid":
-            location.append("algorithm")
-        message = f"{value!r} is not known{nearest(str(value), expected)}"
-    line = _line_of(node, location, data)
-    return f"{path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}: {message}"
-
-
-def _line_of(node: yaml.Node | None, location: list[str], data: Any) -> int | None:
-    """The line of a key; of the deepest part of it that is there; for a stage's default, the default's line."""
-    depth, line = _descend(node, location)
-    if len(location) > 2 and location[0] == "stages" and depth < len(location):
-        stage = data["stages"].get(location[1]) if isinstance(data, dict) else None
-        algorithm = stage.get("algorithm") if isinstance(stage, dict) else None
-        default_depth, default_line = _descend(node, ["defaults", str(algorithm), *location[2:]])
-        if default_depth == len(location):
-            return default_line
-    return line
-
-
-def _descend(node: yaml.Node | None, location: list[str]) -> tuple[int, int | None]:
-    line = None
-    for depth, part in enumerate(location):
-        if isinstance(node, yaml.MappingNode):
-            found = next(((key, value) for key, value in node.value if key.value == part), None)
-            if found is None:
-                return depth, line
-            line, node = found[0].start_mark.line + 1, found[1]
-        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
-            node = node.value[int(part)]
-            line = node.start_mark.line + 1
-        else:
-            return depth, line
-    return len(location), line
-
-
-def repository_root() -> Path:
-    """The folder that holds Snakefile, envs/ and config/."""
-    return Path(__file__).resolve().parents[2]

@@ -11,7 +11,18 @@ from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
@@ -56,6 +67,13 @@ class Environment(StrEnum):
     GENRM = "genrm_simple_agent"
 
 
+def _as_environment(name: str) -> str:
+    return Environment(name) if name in list(Environment) else name
+
+
+EnvironmentName = Annotated[Name, AfterValidator(_as_environment)]
+
+
 class SyntheticSource(Strict):
     """Blends written by scripts.data.synthesize, laid out as the published ones are on the hub."""
 
@@ -64,14 +82,33 @@ class SyntheticSource(Strict):
     placeholder_share: Share = Field(0.2, description="Share of the math rows written as _hf_placeholder rows.")
 
 
+class HubSource(Strict):
+    """Blends of a dataset repository on the Hugging Face hub."""
+
+    kind: Literal["hub"]
+    repository: str
+    revision: str = Field("main", description="A commit; a branch is resolved once, and the commit recorded.")
+
+
+class FolderSource(Strict):
+    """Blends in a folder of this machine, laid out as a dataset repository is."""
+
+    kind: Literal["folder"]
+    path: str
+
+
 class Blend(Strict):
     """One training-data JSONL."""
 
-    kind: Literal["prompts", "demonstrations"] = Field(
+    kind: Literal["prompts", "demonstrations", "preferences"] = Field(
         "prompts",
-        description="prompts: rows that an environment rewards; demonstrations: rows with the answer to imitate.",
+        description="prompts: rows that an environment rewards; demonstrations: rows with the answer to imitate; "
+        "preferences: rows with a better and a worse answer.",
     )
-    environments: list[Environment] = Field(min_length=1, description="Environments whose rows the blend may hold.")
+    environments: list[EnvironmentName] = Field(
+        [], description="Environments whose rows the blend may hold; none: any (NeMo-Gym's own names are free)."
+    )
+    file: str | None = Field(None, description="Its file in the source; none: the blend's name with .jsonl.")
     rows: PositiveInt | None = Field(None, description="Rows to synthesize, held-out rows included.")
     holdout: PositiveInt = Field(100, description="The last N rows become the validation split.")
 
@@ -86,6 +123,13 @@ class ScratchModel(Strict):
     num_key_value_heads: PositiveInt
     initializer_range: PositiveFloat = 0.02
     rope_theta: PositiveFloat = 10000.0
+
+
+class PretrainedModel(Strict):
+    """The model in Hugging Face's format that the stages without a parent start from."""
+
+    name: str = Field(description="A folder (absolute path) or a repository of the hub.")
+    revision: str | None = Field(None, description="Commit of the repository.")
 
 
 class Optimizer(Strict):
@@ -168,7 +212,7 @@ class Resources(Strict):
 
     nodes: PositiveInt = 1
     runtime: PositiveInt = Field(60, description="Minutes of one allocation.")
-    mem_mb: PositiveInt = Field(4000, description="Memory of a node.")
+    mem_mb: int = Field(4000, ge=0, description="Memory of a node; 0: what the partition gives.")
     step_seconds: PositiveFloat | None = Field(
         None,
         description="What a step is expected to take until that is measured; none: all steps fit one allocation.",
@@ -207,7 +251,7 @@ class StageBase(Strict):
         None, description="The stage whose checkpoint this one starts from; none: the recipe's model."
     )
     blend: Name
-    backend: Literal["trl"] = "trl"
+    backend: Literal["trl", "nemo_rl"] = "trl"
     seed: int | None = Field(None, description="Instead of the recipe's.")
     checkpointing: Checkpointing = Checkpointing()
     resources: Resources = Resources()
@@ -269,9 +313,123 @@ class GrpoStage(StageBase):
         return self
 
 
-Stage = Annotated[SftStage | GrpoStage, Field(discriminator="algorithm")]
+class NemoRlCluster(Strict):
+    """How many nodes NeMo-RL gets, in its own words. May change no weight."""
+
+    num_nodes: PositiveInt = Field(description="cluster.num_nodes of its config.")
+    judge_nodes: int = Field(0, ge=0, description="Nodes of Gym's judge models (env.nemo_gym.num_gpu_nodes).")
+    generation_nodes: int = Field(
+        0, ge=0, description="Of num_nodes, those that only generate (asynchronous training); 0: all do both."
+    )
+
+
+class NemoRlStage(StageBase):
+    """A stage that NeMo-RL trains, by a config of its own and what is said here over it, in its own keys.
+
+    ``grpo``, ``dpo``, ``mpo``, ``loss_fn``, ``policy``, ``data``, ``env`` and ``logger`` go to the driver as they are.
+    """
+
+    backend: Literal["nemo_rl"]
+    algorithm: Literal["grpo", "dpo", "mpo"]
+    reward: Literal["verifier", "judge", "pairs"] = Field(description="Where the reward comes from.")
+    config: str = Field(description="The config's path in NeMo-RL's checkout.")
+    entry: str = Field("examples/nemo_gym/run_grpo_nemo_gym.py", description="The driver's path in the checkout.")
+    image: str = Field("train", description="The container, by its name in the release or the site.")
+    cluster: NemoRlCluster
+    max_num_steps: PositiveInt | None = Field(
+        None, description="The planned step; none: as many as the training rows are enough for."
+    )
+    grpo: dict[str, Any] = {}
+    dpo: dict[str, Any] = {}
+    mpo: dict[str, Any] = {}
+    loss_fn: dict[str, Any] = {}
+    policy: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    env: dict[str, Any] = {}
+    logger: dict[str, Any] = {}
+    sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
+    sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
+    mtp: bool = Field(False, description="Speculative decoding by the model's own prediction heads.")
+    pretrained_checkpoint: bool = Field(
+        False, description="Take the parent's weights from its checkpoint, not from an export, where the release can."
+    )
+    environment: dict[str, str] = Field({}, description="Variables of the driver. No secrets.")
+    overrides: list[str] = Field([], description="Further Hydra overrides; they come last and win.")
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step consumes."""
+        if self.algorithm == "grpo":
+            return self.grpo["num_prompts_per_step"]
+        return self.policy["train_global_batch_size"]
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether rollouts are generated while the policy trains, in one pass over the data."""
+        return bool(self.grpo.get("async_grpo", {}).get("enabled", False))
+
+    @model_validator(mode="after")
+    def _fits_its_reward(self) -> "NemoRlStage":
+        fitting = {"pairs": ("dpo", "mpo"), "verifier": ("grpo",), "judge": ("grpo",)}[self.reward]
+        if self.algorithm not in fitting:
+            raise PydanticCustomError(
+                "unfit_reward",
+                "{algorithm} does not fit a reward from {reward}: static preference pairs are for dpo or mpo; a "
+                "deterministic check (verifier) or a judge is for grpo",
+                {"algorithm": self.algorithm, "reward": self.reward},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batches_add_up(self) -> "NemoRlStage":
+        needed = [("policy", "train_global_batch_size"), ("policy", "max_total_sequence_length")]
+        if self.algorithm == "grpo":
+            needed += [("grpo", "num_prompts_per_step"), ("grpo", "num_generations_per_prompt")]
+        for section, key in needed:
+            if not isinstance(getattr(self, section).get(key), int):
+                raise PydanticCustomError("unstated", "{name} must be stated", {"name": f"{section}.{key}"})
+        if self.algorithm != "grpo":
+            return self
+        product = self.grpo["num_prompts_per_step"] * self.grpo["num_generations_per_prompt"]
+        batch = self.policy["train_global_batch_size"]
+        if self.loss_fn.get("force_on_policy_ratio") and batch != product:
+            raise PydanticCustomError(
+                "batch",
+                "loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "
+                "grpo.num_prompts_per_step x num_generations_per_prompt = {product}",
+                {"batch": batch, "product": product},
+            )
+        if product % batch:
+            raise PydanticCustomError(
+                "batch",
+                "grpo.num_prompts_per_step x num_generations_per_prompt = {product} is no multiple of "
+                "policy.train_global_batch_size, {batch}",
+                {"batch": batch, "product": product},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_add_up(self) -> "NemoRlStage":
+        if self.cluster.generation_nodes >= self.cluster.num_nodes:
+            raise PydanticCustomError("nodes", "cluster.generation_nodes leaves no node to train on")
+        if self.resources.nodes != 1:
+            raise PydanticCustomError("nodes", "resources.nodes follows from cluster here; leave it out")
+        return self
+
+
+def _tag_of(stage: Any) -> str | None:
+    """Which model a stage is of: by its backend, or else by its algorithm."""
+    get = stage.get if isinstance(stage, dict) else lambda key: getattr(stage, key, None)
+    return "nemo_rl" if get("backend") == "nemo_rl" else get("algorithm")
+
+
+STAGE_TAGS = ("sft", "grpo", "nemo_rl")
+Stage = Annotated[
+    Annotated[SftStage, Tag("sft")] | Annotated[GrpoStage, Tag("grpo")] | Annotated[NemoRlStage, Tag("nemo_rl")],
+    Discriminator(_tag_of),
+]
 TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs"}, {"source", "filled"}
-ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts"}
+ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
 
 
 class Evaluation(Strict):
@@ -288,11 +446,12 @@ class Recipe(Strict):
     name: Name
     description: str = ""
     seed: int = 0
-    source: SyntheticSource
-    model: ScratchModel
+    release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
+    source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
+    model: ScratchModel | PretrainedModel
     blends: dict[Name, Blend]
-    evaluation: Evaluation
-    defaults: dict[Literal["sft", "grpo"], dict[str, Any]] = {}
+    evaluation: Evaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
+    defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = {}
     stages: dict[Name, Stage] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -315,6 +474,7 @@ class Recipe(Strict):
                         "kind": kind,
                     },
                 )
+        self._backends_fit()
         self._evaluation_has_rows()
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
             for name in taken & names.keys():
@@ -332,7 +492,30 @@ class Recipe(Strict):
             ) from None
         return self
 
+    def _backends_fit(self) -> None:
+        backends = {stage.backend for stage in self.stages.values()}
+        if backends == {"nemo_rl"}:
+            if self.release is None:
+                raise PydanticCustomError("no_release", "names no NeMo-RL release", {"at": "release"})
+            if not isinstance(self.model, PretrainedModel):
+                raise PydanticCustomError(
+                    "scratch", "NeMo-RL starts from a pretrained model: give its name", {"at": "model"}
+                )
+        elif backends != {"trl"}:
+            raise PydanticCustomError("backends", "either all stages train by nemo_rl or none does", {"at": "stages"})
+        elif not isinstance(self.model, ScratchModel):
+            raise PydanticCustomError(
+                "pretrained", "backend trl starts from a fresh model: give its shape", {"at": "model"}
+            )
+        elif self.evaluation is None:
+            raise PydanticCustomError("no_evaluation", "is missing", {"at": "evaluation"})
+        if backends == {"trl"}:
+            for name, blend in self.blends.items():
+                _check_environments(f"blends.{name}.environments", blend.environments)
+
     def _evaluation_has_rows(self) -> None:
+        if self.evaluation is None:
+            return
         prompts = [name for name, blend in self.blends.items() if blend.kind == "prompts"]
         for name in self.evaluation.blends or ():
             if name not in prompts:
@@ -347,7 +530,22 @@ class Recipe(Strict):
 
     def evaluation_blends(self) -> list[str]:
         """The blends whose validation rows are scored."""
+        if self.evaluation is None:
+            return []
         return self.evaluation.blends or [name for name, blend in self.blends.items() if blend.kind == "prompts"]
+
+
+def _check_environments(at: str, names: list[str]) -> None:
+    """Refuse names that no verifier of ours bears, and none at all."""
+    if not names:
+        raise PydanticCustomError("no_environment", "names no environment", {"at": at})
+    for place, name in enumerate(names):
+        if name not in list(Environment):
+            raise PydanticCustomError(
+                "unknown_environment",
+                "'{name}' is not known{hint}",
+                {"at": f"{at}.{place}", "name": name, "hint": nearest(name, list(Environment))},
+            )
 
 
 def _misnamed(at: str, what: str, name: str, valid: Iterable[str]) -> PydanticCustomError:
@@ -366,6 +564,7 @@ class Config(Strict):
     run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
     results: str = Field("results", description="Where results go.")
     seed: int | None = Field(None, description="Instead of the recipe's.")
+    model: str | None = Field(None, description="Name of the pretrained model to start from, instead of the recipe's.")
     over_budget: bool = Field(False, description="Train although the plan exceeds the site's budget_gpu_hours.")
 
     @property

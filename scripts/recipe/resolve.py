@@ -6,11 +6,16 @@ from typing import Any
 import yaml
 
 from scripts.errors import UserError
-from scripts.files import write_text
-from scripts.recipe.load import repository_root
+from scripts.files import read_json, write_text
 from scripts.recipe.models import Recipe
+from scripts.recipe.releases import release_of
+from scripts.recipe.yaml_file import repository_root
 
-NO_EFFECT_ON_WEIGHTS = {"parent", "blend", "checkpointing", "resources", "gate"}
+NO_EFFECT_ON_WEIGHTS = {
+    *("parent", "blend", "checkpointing", "resources", "gate"),
+    *("cluster", "image", "logger", "pretrained_checkpoint"),
+}
+PREFETCHED_STEPS = 2
 RELEASE_PACKAGES = {"trl": ("trl", "transformers", "torch", "accelerate")}
 
 
@@ -22,7 +27,10 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
     """
     stage = recipe.stages[stage_name]
     config = stage.model_dump(mode="json", exclude=NO_EFFECT_ON_WEIGHTS)
-    config["release"] = backend_release(stage.backend)
+    if stage.backend == "nemo_rl":
+        config["release"] = {"name": recipe.release, "revision": release_of(recipe.release).revision}
+    else:
+        config["release"] = backend_release(stage.backend)
     config["seed"] = recipe.seed if stage.seed is None else stage.seed
     if stage.parent is None:
         config["model"] = recipe.model.model_dump(mode="json")
@@ -42,9 +50,30 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no readable training config ({error}); start Snakemake, which writes it") from None
 
 
-def planned_step(config: dict[str, Any]) -> int:
-    """The step at which a stage of this resolved config is done."""
-    return config[config["algorithm"]]["max_num_steps"]
+def planned_step(config: dict[str, Any], train_rows: int | None) -> int | None:
+    """The step at which a stage of this resolved config is done.
+
+    Where the config leaves it open, the training rows decide, and it is None while those are not known: one pass over
+    the data (NeMo-RL drops the last, partial batch), or ``max_num_epochs``. Asynchronous training generates ahead and
+    waits for ever when the data end before its last step, so it ends two steps before them.
+    """
+    if config["backend"] == "trl":
+        return config[config["algorithm"]]["max_num_steps"]
+    if config["max_num_steps"] is not None or train_rows is None:
+        return config["max_num_steps"]
+    settings = config[config["algorithm"]]
+    if config["algorithm"] == "grpo":
+        batches = train_rows // settings["num_prompts_per_step"]
+        if settings.get("async_grpo", {}).get("enabled"):
+            return max(0, batches - PREFETCHED_STEPS)
+    else:
+        batches = train_rows // config["policy"]["train_global_batch_size"]
+    return batches * settings.get("max_num_epochs", 1)
+
+
+def rows_of_manifest(manifest: Path) -> int | None:
+    """The rows of the training split that a manifest tells of; None when there is no manifest."""
+    return read_json(manifest)["train"]["rows"] if manifest.exists() else None
 
 
 def backend_release(backend: str, root: Path | None = None) -> dict[str, str]:

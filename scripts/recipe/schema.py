@@ -8,9 +8,9 @@ import yaml
 
 from scripts.errors import run_program
 from scripts.files import write_text
-from scripts.recipe.load import repository_root
 from scripts.recipe.models import Config, Recipe
 from scripts.recipe.site import Site
+from scripts.recipe.yaml_file import repository_root
 
 MODELS = {"recipe": Recipe, "site": Site, "config": Config}
 ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl")}

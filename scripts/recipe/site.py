@@ -12,6 +12,7 @@ Words = Annotated[str, StringConstraints(pattern=r"^[\w][\w.,+-]*$")]
 Constraint = Annotated[str, StringConstraints(pattern=r"^[\w\[(][\w.,+\-&|*()\[\]]*$")]
 Mount = Annotated[str, StringConstraints(pattern=r"^/[^:,\s]*:/[^:,\s]*(:(ro|rw))?$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+FolderPath = Annotated[str, StringConstraints(pattern=r"^/[^\s:,]*$")]
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
@@ -68,6 +69,23 @@ class Slurm(Strict):
     budget_gpu_hours: PositiveFloat | None = Field(None, description="A plan that needs more is refused.")
 
 
+class NemoRlSite(Strict):
+    """Where NeMo-RL's code, images and caches lie on this cluster, for the recipes that it trains."""
+
+    checkouts: dict[Name, FolderPath] = Field({}, description="A checkout of each release, at its revision.")
+    images: dict[Name, str] = Field({}, description="Containers by name, as .sqsh file or registry reference.")
+    cache: FolderPath = Field(description="A folder for caches that all nodes see (vLLM, FlashInfer, Megatron, HF).")
+    sif: FolderPath | None = Field(None, description="The folder of the .sif images of software-engineering rows.")
+    startup_seconds: PositiveInt = Field(
+        2400, description="From a job's start to its first step: Ray, model load. Measured by what ran before, if any."
+    )
+    save_seconds: PositiveInt = Field(600, description="What the saving of a checkpoint is expected to take.")
+    stall_seconds: PositiveInt = Field(
+        7200, description="An attempt without a new step for so long, beyond its start-up, is ended."
+    )
+    wandb_project: str | None = Field(None, description="None: Weights & Biases is off.")
+
+
 class Site(Strict):
     """What differs from machine to machine. May change no weight."""
 
@@ -76,6 +94,7 @@ class Site(Strict):
     threads: PositiveInt = Field(description="CPU threads of a training (of each worker) or an evaluation.")
     slurm: Slurm | None = Field(None, description="None: everything runs on this machine.")
     stages: dict[Name, StageResources] = Field({}, description="Resources of single stages on this site.")
+    nemo_rl: NemoRlSite | None = Field(None, description="For recipes whose backend is nemo_rl.")
     mounts: list[Mount] = Field([], description="What containers see, as host path:container path.")
     environment: dict[Variable, str] = Field(
         {}, description="Variables of every job, such as caches (HF_HOME). No secrets: this file is no safe place."

@@ -12,10 +12,9 @@ from scripts.files import open_atomically, read_json, write_text
 
 def summarise_stage(directory: Path) -> dict[str, Any]:
     """A stage's row, from the records in its directory; empty cells are what its algorithm does not measure."""
-    record, evaluation = read_json(directory / "ckpt/record.json"), read_json(directory / "eval.json")
+    record = read_json(directory / "ckpt/record.json")
     metrics = pd.read_parquet(directory / "metrics.parquet")
     first, last = metrics.iloc[0], metrics.iloc[-1]
-    changes = {name: entry["after"] - entry["before"] for name, entry in evaluation["environments"].items()}
     return {
         "stage": record["stage"],
         "parent": ", ".join(parent["stage"] for parent in record["parents"]),
@@ -29,11 +28,22 @@ def summarise_stage(directory: Path) -> dict[str, Any]:
         "response_length_last": last["response_length_mean"],
         "truncation_last": last["truncation_rate"],
         "loss_last": last["loss"],
+        **_held_out(directory / "eval.json"),
+        "gate": read_json(directory / "gate.json")["verdict"],
+    }
+
+
+def _held_out(path: Path) -> dict[str, Any]:
+    """The cells that a stage's held-out scores fill; empty where a recipe takes none."""
+    if not path.exists():
+        return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
+    evaluation = read_json(path)
+    changes = {name: entry["after"] - entry["before"] for name, entry in evaluation["environments"].items()}
+    return {
         "held_out_before": evaluation["mean"]["before"],
         "held_out_after": evaluation["mean"]["after"],
         "worst_environment": min(changes, key=lambda name: changes[name]),
         "worst_change": min(changes.values()),
-        "gate": read_json(directory / "gate.json")["verdict"],
     }
 
 

@@ -33,7 +33,7 @@ class Condition:
 
     stage: str
     state: str
-    planned: int
+    planned: int | None
     step: int = 0
     reward: float | None = None
     kl: float | None = None
@@ -90,7 +90,7 @@ def _training(one: Standing, directory: Path, attempts: list[dict[str, Any]], jo
         step=step,
         reward=last.get("reward_mean"),
         kl=last.get("kl"),
-        left=(one.planned - step) * seconds if begun and seconds is not None else None,
+        left=(one.planned - step) * seconds if begun and one.planned and seconds is not None else None,
         nodes=begun["nodes"] if begun else nodes,
         job=owner.get("slurm_job"),
         note=_joined(

@@ -7,7 +7,7 @@ from typing import Any
 
 from scripts.files import canonical_json, read_json, sha256_text
 from scripts.recipe.models import Checkpointing
-from scripts.recipe.resolve import planned_step
+from scripts.recipe.resolve import planned_step, rows_of_manifest
 from scripts.train.rundir import checkpoints
 
 
@@ -41,7 +41,7 @@ def shortage(
 
     Checkpoints that the run directory already holds of this very config and data need no room any more.
     """
-    planned = planned_step(config)
+    planned = planned_step(config, rows_of_manifest(manifest))
     each, most = checkpoint_bytes(config, parent_record), checkpoints_at_once(checkpointing, planned)
     needed = each * max(0, most - _held(config, manifest, run))
     free = shutil.disk_usage(next(folder for folder in run.parents if folder.exists())).free

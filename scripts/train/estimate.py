@@ -15,10 +15,10 @@ MEASURED, EXPECTED, LIMIT = "measured steps", "step_seconds", "time limit"
 class Estimate:
     """Steps left, seconds a step takes (None: nobody knows), allocations and hours expected, and what they rest on.
 
-    Where nobody knows what a step takes, one whole allocation is reckoned with.
+    Where nobody knows what a step takes, or how many steps there are (None), one whole allocation is reckoned with.
     """
 
-    steps: int
+    steps: int | None
     step_seconds: float | None
     allocations: int
     hours: float
@@ -39,15 +39,17 @@ class Estimate:
     @property
     def is_bound(self) -> bool:
         """Whether the hours are one whole allocation, for want of knowing better."""
-        return self.steps > 0 and self.basis == LIMIT
+        return self.steps != 0 and self.basis == LIMIT
 
 
-def estimate(site: Site, resources: Resources, stage_directory: Path, steps: int) -> Estimate:
+def estimate(site: Site, resources: Resources, stage_directory: Path, steps: int | None) -> Estimate:
     """What `steps` more steps of a stage will take here, by the steps it has logged or else by what was expected."""
     slurm = site.slurm
     measured = measured_step_seconds(stage_directory)
     seconds = measured or resources.step_seconds
-    allocations, hours = (1, resources.runtime / 60) if steps else (0, 0.0)
+    allocations, hours = (1, resources.runtime / 60) if steps != 0 else (0, 0.0)
+    if steps is None:
+        measured = seconds = None
     if steps and seconds is not None:
         needed = steps * seconds
         usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)

@@ -7,7 +7,7 @@ from pathlib import Path
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.models import Recipe
-from scripts.recipe.resolve import planned_step, read_config
+from scripts.recipe.resolve import planned_step, read_config, resolve_stage, rows_of_manifest
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.rundir import FILES, checkpoints, identity_in
 
@@ -58,10 +58,12 @@ def is_trained(recipe: Recipe, results: Path, name: str) -> bool:
     return (told.run / "checkpoints" / f"step_{told.planned}" / FILES).is_file()
 
 
-def steps_left(recipe: Recipe, results: Path, name: str) -> int:
-    """The steps from the newest checkpoint of exactly what the stage is now to the planned one."""
-    planned, told = recipe.stages[name].max_num_steps, _told(stage_files(recipe, results, name))
-    if told is None or not _is_settled(recipe, results, recipe.stages[name].parent):
+def steps_left(recipe: Recipe, results: Path, name: str) -> int | None:
+    """The steps from the newest checkpoint of exactly what the stage is now to the planned one; None: nobody knows."""
+    files = stage_files(recipe, results, name)
+    told, rows = _told(files), rows_of_manifest(files.manifest)
+    planned = planned_step(resolve_stage(recipe, name), rows)
+    if planned is None or told is None or not _is_settled(recipe, results, recipe.stages[name].parent):
         return planned
     found = checkpoints(told.run)
     return max(0, planned - found[-1].step) if found else planned
@@ -98,7 +100,7 @@ def _read(files: StageFiles, _: tuple[tuple[int, int] | None, ...]) -> _Told | N
         settings = read_config(files.config)
         identity = identity_of(stage_facts(settings, files.manifest, files.parent_export))
         run = files.run if identity_in(files.run) == identity else files.run.with_name(f"{files.run.name}.{identity}")
-        return _Told(identity, run, planned_step(settings))
+        return _Told(identity, run, planned_step(settings, rows_of_manifest(files.manifest)))
     except (UserError, KeyError, TypeError):
         return None
 

@@ -19,7 +19,7 @@ from scripts.launch.ray_cluster import run_on_cluster
 from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import Recipe, nearest
-from scripts.recipe.resolve import planned_step, read_config
+from scripts.recipe.resolve import planned_step, read_config, rows_of_manifest
 from scripts.recipe.site import Site
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
 from scripts.train.backend import TrainingJob, load_backend, load_cluster_backend
@@ -68,7 +68,7 @@ def train_stage(
     training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
     """
     settings = read_config(config)
-    planned = planned_step(settings)
+    planned = planned_step(settings, rows_of_manifest(manifest))
     if ckpt.is_dir() and not any(ckpt.iterdir()):
         ckpt.rmdir()
     with hold(run.with_name("owner.json"), attempt.patience):

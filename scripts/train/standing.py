@@ -9,7 +9,7 @@ from scripts.files import read_json
 from scripts.launch.jobs import LastWord
 from scripts.launch.slurm import GONE
 from scripts.recipe.models import Recipe
-from scripts.recipe.resolve import planned_step, read_config, resolve_stage
+from scripts.recipe.resolve import planned_step, read_config, resolve_stage, rows_of_manifest
 from scripts.train.attempts import read_attempts
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.memo import exported_identity, stage_files
@@ -31,13 +31,14 @@ class Standing:
 
     `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
     (steps of this very identity lie in a run directory), stale (it was published, but something that may change its
-    weights did) or new. `run` is the run directory that bears this identity, `start` the step of its newest checkpoint,
-    `changed` what differs from what the run directory trained; `trains_other`: who trains it trains something else.
+    weights did) or new. `planned` is None while nobody knows how many rows there are. `run` is the run directory that
+    bears this identity, `start` the step of its newest checkpoint, `changed` what differs from what the run directory
+    trained; `trains_other`: who trains it trains something else.
     """
 
     stage: str
     state: str
-    planned: int
+    planned: int | None
     start: int = 0
     identity: str | None = None
     run: Path | None = None
@@ -47,9 +48,11 @@ class Standing:
     aside: tuple[SetAside, ...] = ()
 
     @property
-    def left(self) -> int:
-        """Steps still to train."""
-        return 0 if self.state == "fresh" else max(0, self.planned - self.start)
+    def left(self) -> int | None:
+        """Steps still to train; None while the planned step is not known."""
+        if self.state == "fresh":
+            return 0
+        return None if self.planned is None else max(0, self.planned - self.start)
 
     @property
     def publishes_again(self) -> bool:
@@ -79,7 +82,7 @@ def stage_standing(
     """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
     files, config = stage_files(recipe, results, name), resolve_stage(recipe, name)
     aside = set_aside(files.run.parent)
-    here = Standing(name, "waiting", planned_step(config), aside=aside)
+    here = Standing(name, "waiting", planned_step(config, rows_of_manifest(files.manifest)), aside=aside)
     owner = holder(files.run.with_name("owner.json"), word)
     if blocked or not files.manifest.exists():
         here = replace(here, note=f"{blocked} comes first" if blocked else "its data come first")

@@ -22,7 +22,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from scripts.errors import CutOffError, UserError, run_program
 from scripts.files import write_text
-from scripts.recipe.load import repository_root
+from scripts.recipe.yaml_file import repository_root
 from scripts.train.backend import TrainingJob, read_job
 from scripts.train.trl_worker import RankError, train_on_this_node
 

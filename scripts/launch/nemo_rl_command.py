@@ -1,0 +1,234 @@
+"""What NeMo-RL's ray.sub is told of one stage: the driver's command and the environment that starts it.
+
+They say what upstream's own launchers say, but for what docs/nemo_rl.md lists. ray.sub splits its srun options at
+spaces, so paths with spaces are refused where sites and configs are read; all other values may hold anything: they are
+quoted for Hydra and then for the shell. No token is ever part of a command; tokens stay in the job's environment.
+"""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.launch.hydra import hydra_value, overrides_of
+from scripts.recipe.models import NemoRlStage
+from scripts.recipe.releases import Release
+from scripts.recipe.site import NemoRlSite, Site
+
+SETTINGS = ("grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
+MTP = (
+    "++policy.generation.vllm_cfg.enable_prefix_caching=false",
+    "++policy.generation.vllm_kwargs.enable_chunked_prefill=true",
+    "++policy.generation.vllm_kwargs.max_num_batched_tokens=8480",
+    "++policy.generation.vllm_kwargs.mamba_cache_mode=align",
+    "~policy.generation.vllm_kwargs.compilation_config.cudagraph_capture_sizes",
+    "++policy.generation.vllm_kwargs.speculative_config.num_speculative_tokens=5",
+    "++policy.generation.vllm_kwargs.speculative_config.method=mtp",
+)
+PREWARM = (
+    "import sys; from transformers import AutoConfig, AutoTokenizer; name = sys.argv[1]; "
+    "AutoConfig.from_pretrained(name, trust_remote_code=True); "
+    "AutoTokenizer.from_pretrained(name, trust_remote_code=True, use_fast=True)"
+)
+SANDBOX_PORT = "6000"
+LEAST_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of a stage's driver.
+
+    `model` is what it starts from (a folder or a repository), `checkpoints` and `logs` are NeMo-RL's own directories
+    for them, `save_by` the time in seconds since the epoch at which its last checkpoint must be whole (None: there is
+    no limit), `startup_seconds` what passes from the driver's start to its first step.
+    """
+
+    stage: str
+    settings: NemoRlStage
+    release: Release
+    site: Site
+    checkout: Path
+    model: str
+    train_split: Path
+    validation_split: Path
+    checkpoints: Path
+    logs: Path
+    max_num_steps: int
+    seed: int
+    save_by: float | None = None
+    startup_seconds: float = 0.0
+    pretrained: Path | None = None
+
+    @property
+    def nemo_rl(self) -> NemoRlSite:
+        """The site's section on NeMo-RL."""
+        return self.site.nemo_rl
+
+    @property
+    def image(self) -> str:
+        """The training container: the site's word over the release's."""
+        return image_of(self.settings.image, self.release, self.nemo_rl)
+
+
+def image_of(name: str, release: Release, nemo_rl: NemoRlSite) -> str:
+    """The reference or file of a container by its name."""
+    return nemo_rl.images.get(name) or release.images.get(name, name)
+
+
+def hydra_overrides(launch: Launch) -> list[str]:
+    """The driver's overrides in order; a later one wins, so the user's own come last.
+
+    The deadline is not among them: the driver's shell computes it when it starts.
+    """
+    stage, release = launch.settings, launch.release
+    nested: dict[str, Any] = {}
+    if "skip_prefetched_venvs" in release.can and "nemo_gym" in stage.entry:
+        nested |= {"env.nemo_gym.uv_venv_dir": "/opt/gym_venvs", "env.nemo_gym.skip_venv_if_present": True}
+    nested |= {
+        "policy.model_name": launch.model,
+        "checkpointing.checkpoint_dir": str(launch.checkpoints),
+        "logger.log_dir": str(launch.logs),
+        "logger.tensorboard_enabled": True,
+        "logger.wandb_enabled": launch.nemo_rl.wandb_project is not None,
+    }
+    if launch.nemo_rl.wandb_project is not None:
+        nested |= {"logger.wandb.name": launch.stage, "logger.wandb.project": launch.nemo_rl.wandb_project}
+    settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}
+    if settings["data"] == stage.data:
+        keys = release.keys
+        nested |= {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
+    overrides = [*overrides_of(nested), *overrides_of(settings)]
+    overrides += overrides_of(_nodes(launch) | _steps(launch))
+    if stage.sif and launch.nemo_rl.sif:
+        overrides.append(f"sif_dir={hydra_value(launch.nemo_rl.sif)}")
+    if stage.mtp:
+        overrides += MTP
+    return [*overrides, *stage.overrides]
+
+
+def _filled(value: Any, launch: Launch) -> Any:
+    """A setting with ``{train}``, ``{validation}`` and ``{data}`` replaced by the paths of the stage's splits."""
+    if isinstance(value, dict):
+        return {key: _filled(item, launch) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    paths = {"train": launch.train_split, "validation": launch.validation_split, "data": launch.train_split.parent}
+    for name, path in paths.items():
+        value = value.replace(f"{{{name}}}", str(path))
+    return value
+
+
+def _nodes(launch: Launch) -> dict[str, Any]:
+    cluster = launch.settings.cluster
+    gpus = launch.site.slurm.gpus_per_node
+    nodes: dict[str, Any] = {"cluster.num_nodes": cluster.num_nodes, "cluster.gpus_per_node": gpus}
+    if cluster.generation_nodes:
+        nodes["policy.generation.colocated.resources.num_nodes"] = cluster.generation_nodes
+        nodes["policy.generation.colocated.resources.gpus_per_node"] = gpus
+    if cluster.judge_nodes:
+        nodes["env.nemo_gym.num_gpu_nodes"] = cluster.judge_nodes
+    return nodes
+
+
+def _steps(launch: Launch) -> dict[str, Any]:
+    algorithm, checkpointing = launch.settings.algorithm, launch.settings.checkpointing
+    kept = None if checkpointing.keep_last_k is None else checkpointing.keep_last_k + checkpointing.keep_top_k
+    steps: dict[str, Any] = {
+        f"{algorithm}.max_num_steps": launch.max_num_steps,
+        f"{algorithm}.seed": launch.seed,
+        "checkpointing.enabled": True,
+        "checkpointing.save_period": checkpointing.save_period,
+        "checkpointing.keep_top_k": kept,
+    }
+    if launch.pretrained is not None:
+        steps["+checkpointing.pretrained_checkpoint.path"] = str(launch.pretrained)
+        steps["+checkpointing.pretrained_checkpoint.format"] = "megatron_bridge"
+    return steps
+
+
+def driver_environment(launch: Launch) -> dict[str, str]:
+    """The variables that the driver gets by its command: the release's, then the stage's own."""
+    templates = launch.release.driver_environment
+    filled = {
+        name: value.replace("{cache}", launch.nemo_rl.cache).replace("{stage}", launch.stage)
+        for name, value in templates.items()
+    }
+    return filled | launch.settings.environment
+
+
+def driver_command(launch: Launch) -> str:
+    """The shell text that ray.sub runs on the head once Ray is up, in the checkout.
+
+    NeMo-RL counts ``checkpoint_must_save_by`` from the start of its training loop, so the time limit is turned into
+    it when the driver starts: what is left until `save_by`, less the start-up.
+    """
+    lines = ["set -eu", f"cd {shlex.quote(str(launch.checkout))}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in driver_environment(launch).items()]
+    lines.append(f"export PYTHONPATH={shlex.quote(str(launch.checkout))}:${{PYTHONPATH:-}}")
+    lines.append(shlex.join([*launch.release.python.split(), "-c", PREWARM, launch.model]))
+    overrides = [shlex.quote(one) for one in hydra_overrides(launch)]
+    own = len(launch.settings.overrides)
+    if launch.save_by is not None:
+        spared = int(launch.save_by - launch.startup_seconds)
+        lines += [
+            f"left=$(( {spared} - $(date +%s) ))",
+            f"[ $left -ge {LEAST_SECONDS} ] || left={LEAST_SECONDS}",
+            "save_by=$(printf '%02d:%02d:%02d:%02d'"
+            " $((left / 86400)) $((left / 3600 % 24)) $((left / 60 % 60)) $((left % 60)))",
+        ]
+        deadline = "checkpointing.checkpoint_must_save_by=\"'$save_by'\""
+    else:
+        deadline = "checkpointing.checkpoint_must_save_by=null"
+    overrides.insert(len(overrides) - own, deadline)
+    program = shlex.join([*launch.release.python.split(), f"./{launch.settings.entry}"])
+    config = shlex.join(["--config", launch.settings.config])
+    lines.append(" \\\n  ".join([f"exec {program} {config}", *overrides]))
+    return "\n".join(lines) + "\n"
+
+
+def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
+    """The variables that ray.sub reads, apart from those of Slurm; its logs go to ``<base_logs>/<job id>-logs``."""
+    slurm = launch.site.slurm
+    own = {
+        "COMMAND": driver_command(launch),
+        "CONTAINER": launch.image,
+        "MOUNTS": ",".join(container_mounts(launch)),
+        "GPUS_PER_NODE": str(slurm.gpus_per_node),
+        "BASE_LOG_DIR": str(base_logs),
+        "OMP_NUM_THREADS": "16",
+        "RAY_DEDUP_LOGS": "1",
+    }
+    if slurm.cpus_per_node is not None:
+        own["CPUS_PER_WORKER"] = str(slurm.cpus_per_node)
+    if launch.settings.sandbox:
+        own |= {
+            "SANDBOX_CONTAINER": image_of("sandbox", launch.release, launch.nemo_rl),
+            "SANDBOX_COMMAND": "/start-with-nginx.sh",
+            "SANDBOX_ENV_VARS": f"NEMO_SKILLS_SANDBOX_PORT={SANDBOX_PORT}",
+            **dict.fromkeys(("LISTEN_PORT", "NGINX_PORT", "NEMO_SKILLS_SANDBOX_PORT"), SANDBOX_PORT),
+        }
+    if launch.settings.sif and launch.release.apptainer:
+        own["SETUP_COMMAND"] = _install_apptainer(launch.release.apptainer)
+    return own
+
+
+def container_mounts(launch: Launch) -> list[str]:
+    """What containers see: the site's mounts, the checkout under its own path, and the release's parts of it."""
+    checkout = launch.checkout
+    parts = [f"{checkout / source}:{target}" for source, target in launch.release.mounts.items()]
+    return [*launch.site.mounts, f"{checkout}:{checkout}", *parts]
+
+
+def _install_apptainer(package: str) -> str:
+    """Install apptainer on a node, as the images before v0.7.0 need it: five tries, then the node fails."""
+    return "\n".join(
+        [
+            "command -v apptainer > /dev/null && exit 0",
+            "for attempt in 1 2 3 4 5; do",
+            f"  curl --fail --silent --show-error --location --output /tmp/apptainer.deb {shlex.quote(package)} &&",
+            "    apt-get install --yes /tmp/apptainer.deb && ln -sf /usr/bin/apptainer /usr/bin/singularity && exit 0",
+            "  sleep 10",
+            "done",
+            "exit 1",
+        ]
+    )

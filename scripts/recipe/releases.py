@@ -1,0 +1,87 @@
+"""The NeMo-RL releases of envs/nemo-rl.yaml: what each is made of, what it reads, what it can do."""
+
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from scripts.errors import UserError
+from scripts.recipe.models import Strict, nearest
+from scripts.recipe.yaml_file import read_yaml, repository_root, validate
+
+Ability = Literal[
+    "resume",
+    "symmetric_run",
+    "pretrained_checkpoint",
+    "job_start_epoch",
+    "judges_within_num_nodes",
+    "sandbox_on_head",
+    "skip_prefetched_venvs",
+    "raises_at_end_of_data",
+]
+
+
+class Converter(Strict):
+    """The release's program that writes a Megatron checkpoint in Hugging Face's format, in how many processes."""
+
+    script: str
+    ranks: PositiveInt = 1
+
+
+class Keys(Strict):
+    """Keys of NeMo-RL's config whose names changed from release to release."""
+
+    train_data: str
+    validation_data: str
+    validation_generations: str
+
+
+class Release(Strict):
+    """One release. `mounts`: folders of the checkout, and where containers see them besides their own path.
+
+    In `environment`, the variables of the driver, ``{cache}`` stands for the site's cache, ``{stage}`` for the stage.
+    `can`: ``judges_within_num_nodes``: cluster.num_nodes counts the judges' nodes too; ``sandbox_on_head``: only the
+    head runs the sandbox; ``job_start_epoch``: the driver is told when its job began; ``raises_at_end_of_data``:
+    asynchronous training fails where others wait for ever.
+    """
+
+    about: str
+    revision: str
+    images: dict[str, str]
+    versions: dict[str, str]
+    python: Literal["python", "uv run"]
+    keys: Keys
+    can: list[Ability]
+    converter: Converter
+    apptainer: str | None = None
+    mounts: dict[str, str]
+    environment: dict[str, str]
+    own_environment: dict[str, str] = Field({}, description="Variables that no other release has.")
+
+    @property
+    def driver_environment(self) -> dict[str, str]:
+        """The variables of the driver, templates unfilled."""
+        return self.environment | self.own_environment
+
+
+class Releases(Strict):
+    """envs/nemo-rl.yaml."""
+
+    releases: dict[str, Release]
+
+
+@cache
+def load_releases(root: Path | None = None) -> dict[str, Release]:
+    """All releases by name."""
+    path = (root or repository_root()) / "envs/nemo-rl.yaml"
+    data, node = read_yaml(path)
+    return validate(Releases, data, path, node).releases
+
+
+def release_of(name: str) -> Release:
+    """The release of that name; UserError with the nearest when there is none."""
+    releases = load_releases()
+    if name not in releases:
+        raise UserError(f"envs/nemo-rl.yaml: no release is named {name}{nearest(name, releases)}")
+    return releases[name]

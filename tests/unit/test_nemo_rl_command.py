@@ -1,0 +1,138 @@
+"""The driver's command: what NeMo-RL is told, and that every value comes through Hydra and two shells as it was."""
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from scripts.launch.hydra import hydra_value
+from scripts.launch.nemo_rl_command import Launch, cluster_environment, driver_command, hydra_overrides
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.releases import release_of
+from tests.conftest import ROOT
+
+RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
+SITE = load_site(ROOT / "config/sites/h100.yaml", RECIPE)
+WORDS = ("true", "null", "1e5", "007", "1_000", "a=b", "${x}", "\\${x}", "'", "\\'", "\\\\", "", "nan", "-", "$(id)")
+ODD = st.text(alphabet="ab'\"\\${}[]=,:; \t#~+@/.-_0e1é%!*()&|<>`?\n", max_size=12) | st.sampled_from(WORDS)
+
+
+def launch(stage: str = "rlvr1", **changes) -> Launch:
+    """A start of one of the recipe's stages; `changes` to its settings."""
+    one = RECIPE.stages[stage].model_copy(update=changes)
+    return Launch(
+        stage=stage,
+        settings=one,
+        release=release_of("v0.7.0"),
+        site=SITE,
+        checkout=Path("/lustre/code/nemo-rl-v0.7.0"),
+        model="/lustre/models/sft",
+        train_split=Path("/lustre/r/data/rlvr1/train-split.jsonl"),
+        validation_split=Path("/lustre/r/data/rlvr1/val-split.jsonl"),
+        checkpoints=Path("/lustre/r/rlvr1/run/checkpoints"),
+        logs=Path("/lustre/r/rlvr1/run/logs"),
+        max_num_steps=50,
+        seed=42,
+    )
+
+
+def parsed(value: str):
+    """A value as Hydra's own parser and OmegaConf understand its text."""
+    config = OmegaConf.create({"key": 1})
+    OmegaConf.set_struct(config, True)
+    overrides = OverridesParser.create().parse_overrides([f"key={value}"])
+    ConfigLoaderImpl._apply_overrides_to_config(overrides=overrides, cfg=config)
+    return OmegaConf.to_container(config, resolve=True)["key"]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False) | ODD,
+        lambda inner: st.lists(inner, max_size=3),
+        max_leaves=6,
+    )
+)
+def test_hydra_reads_every_value_as_it_was(value):
+    got = parsed(hydra_value(value))
+    assert got == value
+    assert type(got) is type(value)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(ODD.filter(lambda text: "\0" not in text), min_size=1, max_size=4))
+def test_every_value_survives_the_shells(values):
+    one = launch(overrides=[f"+own.key{place}={hydra_value(value)}" for place, value in enumerate(values)])
+    text = driver_command(one)
+    shown = text[text.index("exec python") :].replace("exec python", "printf '%s\\0'", 1)
+    words = subprocess.run(["bash", "-c", f"bash <<'E-O-F'\n{shown}E-O-F"], capture_output=True, check=True).stdout
+    told = words.decode().split("\0")[:-1]
+    assert told[-len(values) :] == one.settings.overrides, "the user's own come last"
+    assert [parsed(word.partition("=")[2]) for word in told[-len(values) :]] == values
+
+
+def test_the_recipes_settings_and_our_directories_reach_the_driver():
+    told = hydra_overrides(launch())
+    for override in (
+        "env.nemo_gym.skip_venv_if_present=true",
+        "policy.model_name=/lustre/models/sft",
+        "checkpointing.checkpoint_dir=/lustre/r/rlvr1/run/checkpoints",
+        "logger.tensorboard_enabled=true",
+        "logger.wandb_enabled=false",
+        "data.train.data_path=/lustre/r/data/rlvr1/train-split.jsonl",
+        "grpo.num_prompts_per_step=256",
+        "policy.train_global_batch_size=4096",
+        "policy.megatron_cfg.optimizer.lr=3e-06",
+        "cluster.num_nodes=176",
+        "policy.generation.colocated.resources.num_nodes=144",
+        "env.nemo_gym.num_gpu_nodes=7",
+        "grpo.max_num_steps=50",
+        "checkpointing.save_period=10",
+        "checkpointing.keep_top_k=3",
+    ):
+        assert told.count(override) == 1, override
+    keys = [override.split("=", 1)[0] for override in told]
+    assert len(keys) == len(set(keys)), "no key is said twice"
+
+
+def test_the_image_directory_and_the_prediction_heads_are_switched_on_where_asked_for():
+    assert f"sif_dir={SITE.nemo_rl.sif}" in hydra_overrides(launch("swe2"))
+    assert "sif_dir" not in " ".join(hydra_overrides(launch("swe1")))
+    assert "++policy.generation.vllm_kwargs.speculative_config.method=mtp" in hydra_overrides(launch(mtp=True))
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"), [(3 * 3600 + 125, "00:03:00:05"), (200_000, "02:07:31:20"), (-50, "00:00:01:00")]
+)
+def test_the_deadline_is_computed_when_the_driver_starts(left, expected):
+    one = launch(overrides=["+last=1"])
+    one = Launch(**{**vars(one), "save_by": 1_000_000.0 + left, "startup_seconds": 120.0})
+    text = driver_command(one).replace("$(date +%s)", "1000000")
+    program = text[text.index("left=") :].replace("exec python", "echo", 1)
+    told = subprocess.run(["bash", "-euc", program], capture_output=True, text=True, check=True).stdout.split()
+    assert told[-2:] == [f"checkpointing.checkpoint_must_save_by='{expected}'", "+last=1"]
+
+
+def test_the_cluster_is_told_of_container_mounts_and_sandbox():
+    told = cluster_environment(launch(), Path("/lustre/r/rlvr1/logs"))
+    assert told["CONTAINER"] == SITE.nemo_rl.images["train"]
+    assert told["SANDBOX_CONTAINER"] == SITE.nemo_rl.images["sandbox"]
+    assert told["MOUNTS"].split(",") == [
+        "/lustre:/lustre",
+        "/lustre/code/nemo-rl-v0.7.0:/lustre/code/nemo-rl-v0.7.0",
+        "/lustre/code/nemo-rl-v0.7.0/3rdparty/Gym-workspace/Gym:/opt/nemo-rl/3rdparty/Gym-workspace/Gym",
+    ]
+    assert "SANDBOX_CONTAINER" not in cluster_environment(launch("swe1"), Path("/l"))
+
+
+def test_no_token_is_part_of_a_command(monkeypatch):
+    for name in ("HF_TOKEN", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, "secret-of-mine")
+    assert "secret-of-mine" not in str(cluster_environment(launch(), Path("/l")))
+    assert shlex.split(driver_command(launch()))
