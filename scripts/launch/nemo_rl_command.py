@@ -32,6 +32,7 @@ PREWARM = (
 )
 SANDBOX_PORT = "6000"
 LEAST_SECONDS = 60
+DRIVER_STARTED = "driver_started"
 
 
 @dataclass(frozen=True)
@@ -160,10 +161,11 @@ def driver_command(launch: Launch) -> str:
     """The shell text that ray.sub runs on the head once Ray is up, in the checkout.
 
     NeMo-RL counts ``checkpoint_must_save_by`` from the start of its training loop, so the time limit is turned into
-    it when the driver starts: what is left until `save_by`, less the start-up.
+    it when the driver starts: what is left until `save_by`, less the start-up. When that is, is noted beside its logs.
     """
     lines = ["set -eu", f"cd {shlex.quote(str(launch.checkout))}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in driver_environment(launch).items()]
+    lines.append(f"date +%s > {shlex.quote(str(launch.logs / DRIVER_STARTED))}")
     lines.append(f"export PYTHONPATH={shlex.quote(str(launch.checkout))}:${{PYTHONPATH:-}}")
     lines.append(shlex.join([*launch.release.python.split(), "-c", PREWARM, launch.model]))
     overrides = [shlex.quote(one) for one in hydra_overrides(launch)]

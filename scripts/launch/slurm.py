@@ -44,6 +44,8 @@ class Job:
     cpus_per_node: int
     requeues: bool
     restarts: int
+    partition: str = ""
+    account: str = ""
 
 
 def own_job_id() -> str | None:
@@ -70,6 +72,8 @@ def job_of(job_id: str) -> Job | None:
         int(fields.get("NumCPUs", "1").split("-")[0]) // max(1, len(names)),
         fields.get("Requeue") == "1" and fields.get("BatchFlag") == "1",
         int(fields.get("Restarts", "0")),
+        fields.get("Partition", ""),
+        fields.get("Account", "").removeprefix("(null)"),
     )
 
 

@@ -73,7 +73,7 @@ def planned_step(config: dict[str, Any], train_rows: int | None) -> int | None:
 
 def rows_of_manifest(manifest: Path) -> int | None:
     """The rows of the training split that a manifest tells of; None when there is no manifest."""
-    return read_json(manifest)["train"]["rows"] if manifest.exists() else None
+    return read_json(manifest)["train"].get("rows") if manifest.exists() else None
 
 
 def backend_release(backend: str, root: Path | None = None) -> dict[str, str]:

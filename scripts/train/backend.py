@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.files import read_json, write_json
-from scripts.recipe.models import Checkpointing
+from scripts.launch.slurm import Job
+from scripts.recipe.models import Checkpointing, NemoRlStage
+from scripts.recipe.site import Site
 from scripts.train.stop import StopRequest
 
 
@@ -33,6 +35,15 @@ class TrainingJob:
     threads: int
     stop: StopRequest
     nodes: int = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage is started: its Slurm job, the site, and the recipe's word on what changes no weight."""
+
+    job: Job
+    site: Site
+    stage: NemoRlStage
 
 
 _PATHS = ("train_split", "parent_model", "run", "resume_from")
@@ -64,8 +75,11 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-def load_backend(name: str) -> Callable[[TrainingJob], None]:
-    """The `train` function of a backend; its module (and what that imports) is loaded only now."""
+def load_backend(name: str) -> Callable[..., None]:
+    """The `train` function of a backend; its module (and what that imports) is loaded only now.
+
+    It takes a TrainingJob; that of nemo_rl takes the Place as well.
+    """
     return import_module(f"scripts.train.{name}_backend").train
 
 
@@ -74,7 +88,13 @@ def load_cluster_backend(name: str) -> Callable[[TrainingJob, Callable[[list[str
     return import_module(f"scripts.train.{name}_cluster").train_on_cluster
 
 
+def recognise_checkpoints(backend: str, run: Path) -> None:
+    """Seal the whole checkpoints that a backend's own program left in a run directory."""
+    if backend == "nemo_rl":
+        import_module("scripts.train.nemo_rl_checkpoints").seal_finished(run)
+
+
 def check_nodes(stage: str, config: dict[str, Any], nodes: int) -> None:
     """UserError when a stage of this resolved config cannot train on so many nodes."""
-    if nodes > 1:
+    if nodes > 1 and config["backend"] == "trl":
         import_module(f"scripts.train.{config['backend']}_cluster").check_nodes(stage, config, nodes)

@@ -32,6 +32,12 @@ SCHEMA = pa.schema(
         pa.field("grad_norm", pa.float64()),
         pa.field("lr", pa.float64()),
         pa.field("seconds", pa.float64(), metadata={"about": "wall time of the step"}),
+        pa.field("gen_kl_error", pa.float64(), metadata={"about": "KL of the trainer to the sampler, nats a token"}),
+        pa.field(
+            "token_mult_prob_error", pa.float64(), metadata={"about": "sampler's and trainer's probabilities; 1: equal"}
+        ),
+        pa.field("sampling_importance_ratio", pa.float64(), metadata={"about": "trainer over sampler, mean; 1: equal"}),
+        pa.field("valid_samples", pa.float64(), metadata={"about": "samples that were not masked out"}),
         pa.field("environment_rewards", pa.map_(pa.string(), pa.float64()), metadata={"about": "mean by environment"}),
     ]
 )

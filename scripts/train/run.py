@@ -18,11 +18,11 @@ from scripts.files import read_json, sha256_file
 from scripts.launch.ray_cluster import run_on_cluster
 from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Recipe, nearest
+from scripts.recipe.models import Recipe, Stage, nearest
 from scripts.recipe.resolve import planned_step, read_config, rows_of_manifest
 from scripts.recipe.site import Site
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
-from scripts.train.backend import TrainingJob, load_backend, load_cluster_backend
+from scripts.train.backend import Place, TrainingJob, load_backend, load_cluster_backend, recognise_checkpoints
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.owner import hold
 from scripts.train.publish import publish_checkpoint
@@ -75,6 +75,7 @@ def train_stage(
         facts = stage_facts(settings, manifest, parent_export)
         identity = identity_of(facts)
         open_run_directory(run, identity, facts, settings)
+        recognise_checkpoints(settings["backend"], run)
         newest = newest_checkpoint(run, planned)
         if newest is None or newest.step < planned:
             _check_split(manifest)
@@ -104,6 +105,7 @@ def train_stage(
                 ),
                 step,
                 attempt,
+                recipe.stages[stage_name],
             )
             if newest is None or newest.step < planned:
                 reached = newest.step if newest else 0
@@ -129,12 +131,14 @@ def train_stage(
     return 0
 
 
-def _attempt(job: TrainingJob, step: int, attempt: Attempt) -> Checkpoint | None:
+def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage) -> Checkpoint | None:
     """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
     begin_attempt(job.run, step, attempt.call, job.nodes)
     outcome = "failed"
     try:
-        if job.nodes == 1:
+        if job.config["backend"] == "nemo_rl":
+            _train_in_containers(job, attempt, stage)
+        elif job.nodes == 1:
             load_backend(job.config["backend"])(job)
         else:
             load_cluster_backend(job.config["backend"])(job, run_driver_of(job, attempt))
@@ -147,6 +151,14 @@ def _attempt(job: TrainingJob, step: int, attempt: Attempt) -> Checkpoint | None
         reached = newest.step if newest else 0
         end_attempt(job.run, reached, "finished" if reached == job.max_num_steps else outcome)
     return newest
+
+
+def _train_in_containers(job: TrainingJob, attempt: Attempt, stage: Stage) -> None:
+    if attempt.job is None or attempt.site is None or attempt.site.slurm is None:
+        raise UserError(
+            f"{job.stage}: NeMo-RL trains in a Slurm job: snakemake --profile slurm, and a site with a slurm section"
+        )
+    load_backend("nemo_rl")(job, Place(attempt.job, attempt.site, stage))
 
 
 def _check_split(manifest: Path) -> None:

@@ -94,8 +94,8 @@ def seal_checkpoint(saved: Path, run: Path, step: int) -> Checkpoint:
 
 def checkpoints(run: Path) -> list[Checkpoint]:
     """The sealed checkpoints of a run directory, oldest first, their content unchecked."""
-    paths = [path for path in (run / "checkpoints").glob("step_*") if _step_of(path) >= 0 and (path / FILES).is_file()]
-    return [Checkpoint(_step_of(path), path) for path in sorted(paths, key=_step_of)]
+    paths = [path for path in (run / "checkpoints").glob("step_*") if step_of(path) >= 0 and (path / FILES).is_file()]
+    return [Checkpoint(step_of(path), path) for path in sorted(paths, key=step_of)]
 
 
 def newest_checkpoint(run: Path, last_step: int | None = None) -> Checkpoint | None:
@@ -103,8 +103,8 @@ def newest_checkpoint(run: Path, last_step: int | None = None) -> Checkpoint | N
 
     A damaged one is named and passed over for the one before it.
     """
-    for path in sorted((run / "checkpoints").glob("step_*"), key=_step_of, reverse=True):
-        step = _step_of(path)
+    for path in sorted((run / "checkpoints").glob("step_*"), key=step_of, reverse=True):
+        step = step_of(path)
         if step < 0 or (last_step is not None and step > last_step):
             continue
         if (damage := damage_of(path)) is None:
@@ -127,11 +127,12 @@ def damage_of(path: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != described["bytes"]:
             return f"{name} has {file.stat().st_size} bytes instead of {described['bytes']}"
-        if sha256_file(file) != described["sha256"]:
+        if described["sha256"] is not None and sha256_file(file) != described["sha256"]:
             return f"{name} has the right size but other content"
     return None
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step in a checkpoint's name; -1: it is none."""
     match = _STEP.fullmatch(path.name)
     return int(match[1]) if match else -1

@@ -1,0 +1,86 @@
+"""How a start of NeMo-RL's driver ended, and why, by its logs: its exit status is 0 in half of all failures."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from scripts.files import read_tail
+
+TAIL_BYTES = 1 << 20
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a driver ended. `kind`: unfinished (it stopped as asked), lost (the next attempt may go well) or failed."""
+
+    kind: Literal["unfinished", "lost", "failed"]
+    what: str
+    log: Path
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Sign:
+    pattern: str
+    kind: Literal["unfinished", "lost", "failed"]
+    what: str
+
+
+DRIVER_SIGNS = (
+    _Sign(r"Timeout has been reached", "unfinished", "its deadline came; it saved and stopped"),
+    _Sign(r"No space left on device", "failed", "the disk is full; make room"),
+    _Sign(
+        r"dataloader exhausted|[Dd]ataloader.*exhausted",
+        "failed",
+        "the data ended before max_num_steps; lower it, or leave it out and it follows from the rows",
+    ),
+    _Sign(
+        r"policy generation refit failed|Policy generation refit failed",
+        "failed",
+        "the generator did not take the policy's weights (refit) at its start",
+    ),
+    _Sign(r"CUDA out of memory|torch\.OutOfMemoryError|OutOfMemoryError: CUDA", "failed", "a GPU ran out of memory"),
+    _Sign(
+        r"GatedRepoError|401 Client Error|Repository Not Found", "failed", "the hub refused a model; is HF_TOKEN set?"
+    ),
+    _Sign(r"OverridesError|ConfigAttributeError|ConfigKeyError", "failed", "its config refused an override"),
+    _Sign(r"AssertionError", "failed", "one of its own checks failed"),
+    _Sign(r"NCCL (error|timeout)|Watchdog caught collective operation timeout", "lost", "NCCL failed between nodes"),
+    _Sign(
+        r"ActorDiedError|NodeDiedError|node.* (died|was terminated)|raylet .*died", "lost", "Ray lost a node or actor"
+    ),
+    _Sign(r"[Ee]rror in async loop|in async loop:", "failed", "an exception ended its asynchronous loop"),
+    _Sign(r"^Traceback \(most recent call last\)", "failed", "an exception ended it"),
+)
+CLUSTER_SIGNS = (
+    _Sign(r"Timed out waiting for all workers", "lost", "not every node joined Ray"),
+    _Sign(
+        r"Timed out waiting for sandbox|Sandbox .* (died|not ready)",
+        "lost",
+        "the sandbox did not come up on every node",
+    ),
+    _Sign(r"Background srun '?[\w-]+'? .*(died|exited)", "lost", "a job step ended before the driver"),
+    _Sign(
+        r"(?i)no such (file|image)|pyxis: (?!.*completed).*(error|fail|couldn't)|enroot.*(ERROR|failed)",
+        "failed",
+        "a container did not start",
+    ),
+    _Sign(
+        r"GRES detected is|unbound variable|shared_fs_canary not visible", "failed", "ray.sub refused its environment"
+    ),
+    _Sign(r"srun: error: .*(Node failure|node_fail)|CANCELLED.*DUE TO NODE FAILURE", "lost", "a node failed"),
+)
+
+
+def cause_of(driver_log: Path | None, cluster_log: Path) -> Cause | None:
+    """The first sign that the driver's log bears, else one of ray.sub's own log; None when neither does."""
+    for log, signs in ((driver_log, DRIVER_SIGNS), (cluster_log, CLUSTER_SIGNS)):
+        lines = read_tail(log, TAIL_BYTES) if log is not None else []
+        for sign in signs:
+            found = [place for place, line in enumerate(lines) if re.search(sign.pattern, line)]
+            if found:
+                start = max(0, found[-1] - 1)
+                return Cause(sign.kind, sign.what, log, tuple(lines[start : start + SHOWN]))
+    return None
