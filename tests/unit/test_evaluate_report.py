@@ -114,7 +114,7 @@ def test_names_are_shortened_to_what_tells_them_apart():
 
 
 def test_the_summary_has_a_row_a_stage_from_its_records(tmp_path):
-    rows = [{name: row[name] for name in SCHEMA.names} for row in METRICS.to_dict("records")]
+    rows = [{name: row.get(name) for name in SCHEMA.names} for row in METRICS.to_dict("records")]
     (tmp_path / "ckpt").mkdir()
     write_json(
         tmp_path / "ckpt/record.json", {"stage": "rlvr1", "step": 10, "identity": "i", "parents": [{"stage": "sft"}]}
