@@ -117,6 +117,11 @@ def environments_of(wildcards):
     return list(RECIPE.blends[RECIPE.stages[wildcards.stage].blend].environments)
 
 
+def site_of_nemo_rl(wildcards):
+    """The preflight's option for the site, which matters where NeMo-RL trains."""
+    return ["--site", CONFIG.site] if RECIPE.stages[wildcards.stage].backend == "nemo_rl" else []
+
+
 def criteria_of(wildcards):
     return [criterion.model_dump() for criterion in RECIPE.stages[wildcards.stage].gate]
 

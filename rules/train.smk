@@ -19,10 +19,11 @@ rule preflight:
         recipe=CONFIG.recipe,
         environments=environments_of,
         run=f"{RESULTS}/{{stage}}/run",
+        site=site_of_nemo_rl,
     shell:
         "python -m scripts.train.preflight --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --config {input.config:q} --manifest {input.manifest:q} --run {params.run:q} --parent-gate {input.gate:q}"
-        " --parent-record {input.parent:q} --output {output:q} 2> {log:q}"
+        " --parent-record {input.parent:q} {params.site:q} --output {output:q} 2> {log:q}"
 
 
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,

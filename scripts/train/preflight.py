@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_json
-from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Recipe, Stage
-from scripts.recipe.resolve import read_config
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.models import Environment, Recipe, Stage
+from scripts.recipe.resolve import planned_step, read_config
+from scripts.recipe.site import Site
 from scripts.rewards.registry import check_row
 from scripts.train.disk import shortage
+from scripts.train.nemo_rl_checks import findings
 
 SHOWN = 10
 
@@ -26,8 +29,13 @@ def check_stage(
     run: Path,
     parent_gate: Path | None,
     parent_record: Path | None,
+    site: Site | None = None,
 ) -> dict[str, Any]:
-    """The facts that were checked, as a small deterministic record; UserError lists everything that is wrong."""
+    """The facts that were checked, as a small deterministic record; UserError lists everything that is wrong.
+
+    `site` is asked for where NeMo-RL trains: where its images, code and caches lie. What is merely worth a look is
+    printed.
+    """
     stage = recipe.stages[name]
     problems = []
     if parent_gate is not None and (verdict := read_json(parent_gate)["verdict"]) == "stop":
@@ -43,17 +51,30 @@ def check_stage(
         )
     if lacking := shortage(config, manifest, run, stage.checkpointing, parent_record):
         problems.append(lacking)
+    if stage.backend == "nemo_rl":
+        problems += _nemo_rl_problems(name, recipe, site, manifest.parents[2])
     for split in ("train-split.jsonl", "val-split.jsonl"):
         problems += _check_rows(manifest.with_name(split), recipe, stage)
     if problems:
         raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
+    planned = planned_step(config, rows)
     return {
         "stage": name,
         "train_rows": rows,
         "rows_per_step": stage.rows_per_step,
-        "max_num_steps": stage.max_num_steps,
-        "epochs": math.ceil(stage.max_num_steps * stage.rows_per_step / rows),
+        "max_num_steps": planned,
+        "epochs": math.ceil(planned * stage.rows_per_step / rows),
     }
+
+
+def _nemo_rl_problems(name: str, recipe: Recipe, site: Site | None, results: Path) -> list[str]:
+    if site is None:
+        raise UserError(f"stage {name} is NeMo-RL's: name the site as well (--site)")
+    found = findings(name, recipe, site, results)
+    for finding in found:
+        if not finding.stops:
+            print(finding, file=sys.stderr)
+    return [finding.says for finding in found if finding.stops]
 
 
 def _check_rows(split: Path, recipe: Recipe, stage: Stage) -> list[str]:
@@ -62,13 +83,15 @@ def _check_rows(split: Path, recipe: Recipe, stage: Stage) -> list[str]:
     found: list[str] = []
     left_out: Counter[str] = Counter()
     for number, _, row in read_rows(split):
-        name = environment_of(row, split, number)
-        if name not in allowed:
+        name = "" if blend.kind == "preferences" else environment_of(row, split, number)
+        if allowed and name not in allowed:
             problem = f"environment {name} is not one of blends.{stage.blend}.environments"
         elif blend.kind == "demonstrations":
             problem = _check_demonstration(row)
+        elif blend.kind == "preferences":
+            problem = _check_preference(row)
         else:
-            problem = _check_prompt(row) or check_row(row)
+            problem = _check_prompt(row) or (check_row(row) if name in list(Environment) else None)
         if problem is not None:
             if len(found) < SHOWN:
                 found.append(f"{split}:{number}: {problem}")
@@ -83,6 +106,20 @@ def _check_demonstration(row: dict[str, Any]) -> str | None:
     messages = row.get("messages")
     if not isinstance(messages, list) or len(messages) < 2 or messages[-1].get("role") != "assistant":
         return "messages must be a list that ends with the assistant's"
+    return None
+
+
+def _check_preference(row: dict[str, Any]) -> str | None:
+    """One of NeMo-RL's two forms: ranked completions of a context, or a chosen and a rejected answer to a prompt."""
+    if "completions" not in row:
+        wanting = [key for key in ("prompt", "chosen", "rejected") if not row.get(key)]
+        return f"{wanting[0]} is missing or empty" if wanting else None
+    completions = row["completions"]
+    if not isinstance(completions, list) or len(completions) != 2 or not row.get("context"):
+        return "a preference needs a context and two completions"
+    ranks = [one.get("rank") for one in completions]
+    if not all(isinstance(rank, int) for rank in ranks) or ranks[0] == ranks[1]:
+        return f"the two completions need ranks that differ, not {ranks[0]} and {ranks[1]}; the lower is the better"
     return None
 
 
@@ -103,6 +140,7 @@ def main() -> None:
     parser.add_argument("--parent-record", type=Path, nargs="?", help="the parent's ckpt/record.json")
     parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")
     parser.add_argument("--run", type=Path, required=True, help="the stage's run directory, there or not")
+    parser.add_argument("--site", type=Path, help="the site, for a stage of NeMo-RL")
     parser.add_argument("--output", type=Path, required=True, help="preflight.json")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
@@ -114,6 +152,7 @@ def main() -> None:
         arguments.run,
         arguments.parent_gate,
         arguments.parent_record,
+        load_site(arguments.site, recipe) if arguments.site else None,
     )
     write_json(arguments.output, record)
 

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "controller_lock": BASE | {"train"},
     "status": BASE | {"recipe", "launch", "train"},
     "plan": BASE | {"status", "recipe", "train"},
+    "doctor": BASE | {"recipe", "launch", "train", "status"},
     "discard": BASE | {"train"},
 }
 NEED_TORCH_OR_RAY = {

@@ -1,0 +1,315 @@
+"""What can be seen of a NeMo-RL stage before any node is asked for: arithmetic, paths, images, rows.
+
+Each finding names a trap (by its number in docs/traps.md), the value and the fix. Nothing is read but files.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.data.rows import read_rows
+from scripts.launch.nemo_rl_command import image_of
+from scripts.recipe.models import NemoRlStage, Recipe
+from scripts.recipe.releases import Release, release_of
+from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
+from scripts.recipe.site import NemoRlSite, Site
+
+SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
+LEAST_IMAGE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that would go wrong. `stops`: it surely would, so nothing is started; otherwise it is worth a look."""
+
+    stage: str
+    trap: int
+    says: str
+    stops: bool = True
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"{'error' if self.stops else 'warning'}: {self.stage}: {self.says} (trap {self.trap})"
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A stage with all that is asked of it: recipe, site, release, and where its files lie."""
+
+    name: str
+    recipe: Recipe
+    site: Site
+    results: Path
+
+    @property
+    def stage(self) -> NemoRlStage:
+        """The stage itself."""
+        return self.recipe.stages[self.name]
+
+    @property
+    def release(self) -> Release:
+        """Its release of NeMo-RL."""
+        return release_of(self.recipe.release)
+
+    @property
+    def nemo_rl(self) -> NemoRlSite:
+        """The site's section on NeMo-RL."""
+        return self.site.nemo_rl
+
+    @property
+    def data(self) -> Path:
+        """The folder of its splits."""
+        return self.results / "data" / self.stage.blend
+
+    def finding(self, trap: int, says: str, stops: bool = True) -> Finding:
+        """A finding on this stage."""
+        return Finding(self.name, trap, says, stops)
+
+
+def findings(name: str, recipe: Recipe, site: Site, results: Path) -> list[Finding]:
+    """Everything that is found of a stage; of its rows only when they are there."""
+    patient = Patient(name, recipe, site, results)
+    if site.slurm is None or site.nemo_rl is None:
+        missing = "slurm" if site.slurm is None else "nemo_rl"
+        return [patient.finding(14, f"site {site.name} has no section {missing}, which NeMo-RL needs")]
+    return [finding for check in CHECKS for finding in check(patient)]
+
+
+def check_parallelism(patient: Patient) -> Iterator[Finding]:
+    """The nodes must be filled by the parallel groups, and the batch shared out evenly."""
+    stage, gpus = patient.stage, patient.site.slurm.gpus_per_node
+    megatron = stage.policy.get("megatron_cfg", {})
+    sizes = {
+        name: megatron.get(key, 1)
+        for name, key in (
+            ("TP", "tensor_model_parallel_size"),
+            ("CP", "context_parallel_size"),
+            ("PP", "pipeline_model_parallel_size"),
+            ("EP", "expert_model_parallel_size"),
+            ("ETP", "expert_tensor_parallel_size"),
+        )
+    }
+    judges = stage.cluster.judge_nodes if "judges_within_num_nodes" in patient.release.can else 0
+    nodes = stage.cluster.num_nodes - stage.cluster.generation_nodes - judges
+    training = nodes * gpus
+    if training <= 0:
+        yield patient.finding(17, f"cluster leaves {nodes} nodes to train on; raise cluster.num_nodes")
+        return
+    for names in (("TP", "CP", "PP"), ("ETP", "EP", "PP")):
+        group = 1
+        for size in names:
+            group *= sizes[size]
+        if training % group:
+            yield patient.finding(
+                18, f"{nodes} training nodes have {training} GPUs, no multiple of {' x '.join(names)} = {group}"
+            )
+    replicas = training // (sizes["TP"] * sizes["CP"] * sizes["PP"])
+    if replicas and stage.policy["train_global_batch_size"] % replicas:
+        yield patient.finding(
+            19,
+            f"policy.train_global_batch_size {stage.policy['train_global_batch_size']} cannot be shared evenly by the "
+            f"{replicas} data-parallel replicas of {training} GPUs",
+        )
+    tensor = stage.policy.get("generation", {}).get("vllm_cfg", {}).get("tensor_parallel_size", 1)
+    generating = (stage.cluster.generation_nodes or nodes) * gpus
+    if generating % tensor:
+        yield patient.finding(
+            18, f"{generating} generating GPUs are no multiple of vLLM's tensor_parallel_size {tensor}"
+        )
+
+
+def check_cohorts(patient: Patient) -> Iterator[Finding]:
+    """A generative reward model waits for all responses to a prompt, in training and in validation."""
+    stage = patient.stage
+    if stage.algorithm != "grpo":
+        return
+    generations = stage.grpo["num_generations_per_prompt"]
+    for where, size in _values(stage.env, "num_rollouts_per_prompt"):
+        if size != generations:
+            yield patient.finding(
+                20,
+                f"env.{where} is {size}, but grpo.num_generations_per_prompt is {generations}: the reward model would "
+                "wait for ever; make them equal",
+            )
+    validates = stage.grpo.get("val_period", 0) > 0 or stage.grpo.get("val_at_start") or stage.grpo.get("val_at_end")
+    cohort = any(True for _ in _values(stage.env, "num_rollouts_per_prompt"))
+    key = patient.release.keys.validation_generations
+    if validates and cohort and stage.grpo.get(key.removeprefix("grpo.")) != generations:
+        yield patient.finding(20, f"it validates with a reward model, so {key} must be {generations} too")
+    if stage.is_asynchronous:
+        for key in ("use_dynamic_sampling", "reward_scaling", "reward_shaping"):
+            value = stage.grpo.get(key)
+            if value is True or (isinstance(value, dict) and value.get("enabled")):
+                yield patient.finding(5, f"grpo.{key} is on, which asynchronous training does not know; switch it off")
+    if stage.grpo.get("max_val_samples") is not None:
+        yield patient.finding(5, "grpo.max_val_samples must be null: Gym's validation takes the whole file")
+
+
+def check_rows_and_steps(patient: Patient) -> Iterator[Finding]:
+    """The rows must be enough for the planned step: most releases wait for ever when they end before it."""
+    stage, rows = patient.stage, rows_of_manifest(patient.data / "manifest.json")
+    if rows is None:
+        return
+    planned = planned_step(resolve_stage(patient.recipe, patient.name), rows)
+    batches = rows // stage.rows_per_step
+    if planned < 1:
+        yield patient.finding(4, f"{rows} training rows make no step of {stage.rows_per_step}; lower the batch")
+    elif stage.is_asynchronous and planned > batches - 1:
+        yield patient.finding(
+            4,
+            f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}, and "
+            f"asynchronous training generates one ahead; set it to {batches - 1} at most or leave it out",
+        )
+
+
+def check_paths(patient: Patient) -> Iterator[Finding]:
+    """Containers must see every path under its own name, and nothing may hide the image's own code."""
+    site, nemo_rl = patient.site, patient.nemo_rl
+    seen = [tuple(mount.split(":")[:2]) for mount in site.mounts]
+    for source, target in seen:
+        if target.rstrip("/") in ("/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs"):
+            yield patient.finding(38, f"mounts: {source}:{target} hides the image's own code; mount it elsewhere")
+    same = [Path(source) for source, target in seen if source.rstrip("/") == target.rstrip("/")]
+    checkout = nemo_rl.checkouts.get(patient.recipe.release)
+    wanted = {"the results": patient.results.absolute(), "nemo_rl.cache": Path(nemo_rl.cache)}
+    model = patient.recipe.model.name
+    if patient.stage.parent is None and model.startswith("/"):
+        wanted["the model"] = Path(model)
+    if patient.stage.sif and nemo_rl.sif:
+        wanted["nemo_rl.sif"] = Path(nemo_rl.sif)
+    if "HF_HOME" in site.environment:
+        wanted["environment.HF_HOME"] = Path(site.environment["HF_HOME"])
+    for what, path in wanted.items():
+        if not any(path.is_relative_to(mount) for mount in same):
+            yield patient.finding(14, f"{what} lies in {path}, which no mount of the site shows to containers as it is")
+        if re.search(r"[\s,:]", str(path)):
+            yield patient.finding(38, f"{what} lies in {path}: ray.sub takes no path with a space, comma or colon")
+    if patient.stage.sif and not nemo_rl.sif:
+        yield patient.finding(42, "its rows run in .sif images, but the site names no folder nemo_rl.sif")
+    if patient.stage.parent is None and model.startswith("/") and not Path(model, "config.json").is_file():
+        yield patient.finding(12, f"{model}: no config.json there; the first stage starts from a Hugging Face folder")
+    yield from _check_checkout(patient, checkout)
+
+
+def _check_checkout(patient: Patient, checkout: str | None) -> Iterator[Finding]:
+    release, name = patient.release, patient.recipe.release
+    if checkout is None:
+        yield patient.finding(
+            11, f"site {patient.site.name}: nemo_rl.checkouts has no {name}; clone NeMo-RL at {release.revision}"
+        )
+        return
+    if not Path(checkout, "ray.sub").is_file():
+        yield patient.finding(11, f"{checkout}: no ray.sub there; clone NeMo-RL at {release.revision} with --recursive")
+        return
+    for file in (patient.stage.config, patient.stage.entry, release.converter.script, *release.mounts):
+        if not Path(checkout, file).exists():
+            yield patient.finding(11, f"{checkout}: has no {file}; is it {name}, cloned with --recursive?")
+    head = _git(checkout, "rev-parse", "HEAD")
+    if head is not None and head != release.revision:
+        yield patient.finding(
+            18, f"{checkout}: is at {head[:12]}, but {name} is {release.revision[:12]}; check that revision out"
+        )
+    elif changed := _git(checkout, "status", "--porcelain", "--untracked-files=no"):
+        yield patient.finding(11, f"{checkout}: {len(changed.splitlines())} files are changed there", stops=False)
+
+
+def check_images(patient: Patient) -> Iterator[Finding]:
+    """The containers must be there before the nodes are."""
+    names = [patient.stage.image, *(["sandbox"] if patient.stage.sandbox else [])]
+    for name in names:
+        image = image_of(name, patient.release, patient.nemo_rl)
+        if image.startswith("/"):
+            path = Path(image)
+            if not path.is_file():
+                yield patient.finding(
+                    37, f"{image}: no such image; build it (docs/images.md) or name another in the site"
+                )
+            elif path.stat().st_size < LEAST_IMAGE_BYTES:
+                yield patient.finding(
+                    37, f"{image}: has {path.stat().st_size} bytes; a half-made import? make it again"
+                )
+        elif "/" not in image or image.startswith("your-registry"):
+            yield patient.finding(
+                37, f"image {name} is {image}, which only you can name: set nemo_rl.images.{name} in the site"
+            )
+        else:
+            yield patient.finding(
+                37, f"image {image} would be imported on every node; import it once to a .sqsh file", stops=False
+            )
+
+
+def check_hub(patient: Patient) -> Iterator[Finding]:
+    """Judges and datasets are fetched from the hub by compute nodes unless they are cached."""
+    if patient.stage.reward == "judge" and "HF_HOME" not in {*patient.site.environment, *os.environ}:
+        yield patient.finding(
+            41, "its judge models come from the hub, and no HF_HOME (site's environment) says where they are cached"
+        )
+
+
+def check_secrets(patient: Patient) -> Iterator[Finding]:
+    """Tokens belong into the environment of whoever starts Snakemake."""
+    places = {"the site's environment": patient.site.environment, "its environment": patient.stage.environment}
+    for where, variables in places.items():
+        for name in variables:
+            if re.search(r"TOKEN|SECRET|PASSWORD|API_KEY", name):
+                yield patient.finding(41, f"{name} stands in {where}, a file; export it in your shell instead")
+
+
+def check_environments(patient: Patient) -> Iterator[Finding]:
+    """Every row must name its environment; some need the sandbox."""
+    unnamed, sandboxed = 0, set()
+    for split in ("train-split.jsonl", "val-split.jsonl"):
+        path = patient.data / split
+        if patient.stage.algorithm != "grpo" or not path.exists():
+            continue
+        for _, _, row in read_rows(path):
+            agent = row.get("agent_ref")
+            name = agent.get("name") if isinstance(agent, dict) else None
+            unnamed += name is None
+            if name and SANDBOXED.search(name):
+                sandboxed.add(name)
+    if unnamed:
+        yield patient.finding(28, f"{unnamed} rows of {patient.data} name no environment (agent_ref.name)")
+    if sandboxed and not patient.stage.sandbox:
+        yield patient.finding(21, f"{', '.join(sorted(sandboxed))} need the sandbox; set sandbox: true")
+
+
+CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
+    check_parallelism,
+    check_cohorts,
+    check_rows_and_steps,
+    check_paths,
+    check_images,
+    check_hub,
+    check_secrets,
+    check_environments,
+)
+
+
+def _values(settings: dict[str, Any], key: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a key at any depth, with its place."""
+    for name, value in settings.items():
+        place = f"{prefix}.{name}" if prefix else name
+        if isinstance(value, dict):
+            yield from _values(value, key, place)
+        elif name == key:
+            yield place, value
+
+
+def _git(folder: str, *arguments: str) -> str | None:
+    """What git says of a folder; None where there is no git, or no repository."""
+    try:
+        done = subprocess.run(  # noqa: S603
+            ["git", "-C", folder, *arguments],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
