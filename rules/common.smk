@@ -18,7 +18,7 @@ sys.path.insert(0, workflow.basedir)
 from scripts.errors import UserError
 from scripts.launch.orphans import find_orphans, hand_on, handed_on
 from scripts.launch.site_check import check_site
-from scripts.launch.resources import light_resources, training_resources
+from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.controller_lock import remove_dead_lock
@@ -196,6 +196,12 @@ TRAINING = {name: of_training(name) for name in training_resources(SITE, next(it
 def group_of(wildcards):
     """What follows a stage's training goes into one job of Slurm's queue instead of one each."""
     return f"after_{wildcards.stage}" if SITE.slurm else None
+
+
+def export_as_it_is(wildcards):
+    """The converter's option where every stage that starts from this one takes its checkpoint, not an export."""
+    children = [stage for stage in RECIPE.stages.values() if stage.parent == wildcards.stage]
+    return "--as-it-is" if children and all(stage.pretrained_checkpoint for stage in children) else ""
 
 
 def holdout_of(wildcards):

@@ -65,6 +65,36 @@ rule train:
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 
+if RECIPE.release:
+
+    # One whole node: the release's converter runs on its GPUs, or needs all its memory.
+    rule convert:
+        input:
+            f"{RESULTS}/{{stage}}/ckpt/record.json",
+        output:
+            hf=directory(f"{RESULTS}/{{stage}}/hf"),
+            record=f"{RESULTS}/{{stage}}/hf/record.json",
+        log:
+            f"{RESULTS}/{{stage}}/logs/export.log",
+        retries: 0
+        conda:
+            "../envs/controller.yaml"
+        resources:
+            **one_node_resources(SITE),
+            site=CONFIG.site,
+        params:
+            recipe=CONFIG.recipe,
+            ckpt=subpath(input[0], parent=True),
+            converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",
+            as_it_is=export_as_it_is,
+        shell:
+            "python -m scripts.train.nemo_rl_export --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+            " --site {resources.site:q} --ckpt {params.ckpt:q} --hf {output.hf:q} --log {params.converter_log:q}"
+            " {params.as_it_is} 2> {log:q}"
+
+    ruleorder: convert > export
+
+
 rule export:
     input:
         f"{RESULTS}/{{stage}}/ckpt/record.json",

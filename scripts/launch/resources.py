@@ -33,6 +33,12 @@ def training_resources(
     }
 
 
+def one_node_resources(site: Site) -> dict[str, int | str]:
+    """The resources of a job that takes one whole training node for the time of a light job."""
+    minutes = site.slurm.light.runtime if site.slurm else PUBLISHING_MINUTES
+    return training_resources(site, Resources(nodes=1, runtime=minutes, mem_mb=0))
+
+
 def light_resources(site: Site) -> dict[str, int | str]:
     """The resources of a job that trains nothing."""
     slurm = site.slurm

@@ -24,6 +24,13 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
     if recipe.release is None:
         return recipe
     release = release_of(recipe.release)
+    for name, stage in recipe.stages.items():
+        if stage.pretrained_checkpoint and "pretrained_checkpoint" not in release.can:
+            line = line_of(node, ["stages", name, "pretrained_checkpoint"], data)
+            raise UserError(
+                f"{path}:{line}: stages.{name}.pretrained_checkpoint: {recipe.release} starts from exports only; leave "
+                "it out"
+            )
     return recipe.model_copy(
         update={"stages": {name: _with_nodes(stage, release) for name, stage in recipe.stages.items()}}
     )

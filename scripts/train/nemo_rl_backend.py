@@ -75,6 +75,7 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
             f"{config['release']['revision']} and name the folder"
         )
     parent = job.parent_model.resolve() if job.parent_model else config["model"]["name"].rstrip("/")
+    pretrained = job.parent_model.resolve() / "megatron" if job.parent_model else None
     save_by = None if job.stop.deadline is None else job.stop.deadline - nemo_rl.save_seconds
     return Launch(
         stage=job.stage,
@@ -91,6 +92,7 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
         seed=config["seed"],
         save_by=save_by,
         startup_seconds=startup_seconds(job.run, nemo_rl.startup_seconds),
+        pretrained=pretrained.resolve() if pretrained is not None and pretrained.exists() else None,
     )
 
 

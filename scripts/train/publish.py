@@ -78,6 +78,14 @@ def export_checkpoint(ckpt: Path, hf: Path) -> None:
     else:
         (exports / ".incoming").rename(target)
         fsync_directory(exports)
+    publish_export(record, content, files, hf)
+
+
+def publish_export(record: dict[str, Any], content: str, files: dict[str, Any], hf: Path) -> None:
+    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
+
+    `record` is that of the checkpoint, `files` the description of the export's files.
+    """
     exported = {key: record[key] for key in ("stage", "step", "identity")} | {"content": content, "files": files}
     with replace_directory(hf) as fresh:
         (fresh / "model").symlink_to(Path("..", "exports", content))

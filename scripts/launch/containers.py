@@ -1,0 +1,46 @@
+"""Run one program in a container on a node of the Slurm job around this process, by pyxis."""
+
+import subprocess
+from pathlib import Path
+
+from scripts.errors import UserError
+from scripts.files import read_tail
+from scripts.launch.slurm import client_environment, own_job, step_command
+
+SHOWN = 15
+
+
+def run_in_container(
+    command: list[str],
+    image: str,
+    mounts: list[str],
+    directory: Path,
+    environment: dict[str, str],
+    gpus: int,
+    log: Path,
+) -> None:
+    """Run `command` in `image` on the job's first node, in `directory`, which `mounts` (host:container) must show.
+
+    What it prints goes to `log`. UserError with its last lines when it fails.
+    """
+    job = own_job()
+    step = [
+        *step_command(job, job.nodes[:1], gpus, str(log)),
+        f"--container-image={image}",
+        f"--container-mounts={','.join(mounts)}",
+        f"--container-workdir={directory}",
+        "--no-container-mount-home",
+    ]
+    done = subprocess.run(
+        [*step, *command],
+        env=client_environment() | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        last = [*done.stderr.splitlines(), *read_tail(log)][-SHOWN:]
+        raise UserError(
+            f"{command[0]} in {image} ended with status {done.returncode}; {log} says:\n  " + "\n  ".join(last)
+        )

@@ -1,0 +1,77 @@
+"""Whether a folder is a whole model in Hugging Face's format: index, shards, sizes, tokenizer, config."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import UserError
+
+INDEX = "model.safetensors.index.json"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+def check_model(folder: Path, like: Path | None = None) -> None:
+    """UserError when the folder is no whole model, or its tensors are not those of the model that it is to be `like`.
+
+    A shard is whole when its size is what its own header says; contents are not read.
+    """
+    _read_json(folder / "config.json")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise UserError(f"{folder}: has none of {', '.join(TOKENIZERS)}, so the next stage finds no tokenizer")
+    tensors = tensors_of(folder)
+    if like is None or not (like / "config.json").is_file():
+        return
+    wanted = tensors_of(like)
+    missing, other = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    if missing or other:
+        first = f"no {missing[0]}" if missing else f"{other[0]}, which is not one of its tensors"
+        raise UserError(
+            f"{folder}: is not like {like}: it has {first} ({len(missing)} missing, {len(other)} more); the conversion "
+            "lost or renamed layers"
+        )
+    for name, (dtype, shape) in tensors.items():
+        if wanted[name][1] != shape:
+            raise UserError(f"{folder}: {name} has the shape {shape}, but {wanted[name][1]} in {like} ({dtype})")
+
+
+def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
+    """Type and shape of every tensor, by name; UserError where the index and the shards do not agree."""
+    index = folder / INDEX
+    placed = _read_json(index)["weight_map"] if index.exists() else None
+    shards = sorted(set(placed.values())) if placed else sorted(path.name for path in folder.glob("*.safetensors"))
+    if not shards:
+        raise UserError(f"{folder}: no *.safetensors")
+    found: dict[str, tuple[str, list[int]]] = {}
+    for shard in shards:
+        tensors = _header(folder / shard)
+        if placed is not None and (stray := [name for name in tensors if placed.get(name) != shard]):
+            raise UserError(f"{index}: does not place {stray[0]} in {shard}, which holds it")
+        found |= tensors
+    if placed is not None and (lost := sorted(placed.keys() - found.keys())):
+        raise UserError(f"{index}: places {lost[0]} in {placed[lost[0]]}, which does not hold it ({len(lost)} such)")
+    return found
+
+
+def _header(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """The tensors of one shard; UserError when the file is not as long as its header says."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+    except FileNotFoundError:
+        raise UserError(f"{path}: is in the index, but not there") from None
+    except (struct.error, ValueError, MemoryError, OverflowError) as error:
+        raise UserError(f"{path}: no readable safetensors header ({error})") from None
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+    if path.stat().st_size != end:
+        raise UserError(f"{path}: has {path.stat().st_size} bytes, but its header speaks of {end}")
+    return {name: (entry["dtype"], entry["shape"]) for name, entry in tensors.items()}
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
