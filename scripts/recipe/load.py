@@ -12,20 +12,25 @@ from scripts.recipe.models import Config, Recipe, nearest
 from scripts.recipe.site import Site
 
 Model = TypeVar("Model", bound=BaseModel)
+DISCRIMINATED = {
+    *(("stages", tag) for tag in ("sft", "grpo")),
+    *(("images", tag) for tag in ("pull", "build", "git")),
+}
+NEEDS = {"algorithm": "needs an algorithm: sft or grpo", "kind": "needs a kind: pull, build or git"}
 
 
 def load_recipe(path: Path, seed: int | None = None) -> Recipe:
     """The recipe in a YAML file, its stages' defaults filled in; `seed` stands in for the recipe's."""
-    data, node = _read_yaml(path)
+    data, node = read_yaml(path)
     if seed is not None and isinstance(data, dict):
         data = data | {"seed": seed}
-    return _validate(Recipe, _with_defaults(data), path, node)
+    return validate(Recipe, _with_defaults(data), path, node)
 
 
 def load_site(path: Path, recipe: Recipe) -> Site:
     """The site in a YAML file; UserError when it speaks of a stage that the recipe has not."""
-    data, node = _read_yaml(path)
-    site = _validate(Site, data, path, node)
+    data, node = read_yaml(path)
+    site = validate(Site, data, path, node)
     for name in site.stages:
         if name not in recipe.stages:
             line = _line_of(node, ["stages", name], {})
@@ -35,16 +40,17 @@ def load_site(path: Path, recipe: Recipe) -> Site:
 
 def load_config(path: Path, over: dict[str, Any]) -> Config:
     """The config in a YAML file; the values of `over` stand in for the file's."""
-    data, node = _read_yaml(path)
-    return _validate(Config, (data or {}) | over, path, node)
+    data, node = read_yaml(path)
+    return validate(Config, (data or {}) | over, path, node)
 
 
 def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> Config:
     """Check the values that Snakemake read from config.yaml and the command line."""
-    return _validate(Config, values, Path(source), None)
+    return validate(Config, values, Path(source), None)
 
 
-def _read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
+def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
+    """What a YAML file says, and the nodes that know its lines; UserError when it is no YAML or has a key twice."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -99,7 +105,8 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _validate(model: type[Model], data: Any, path: Path, node: yaml.Node | None) -> Model:
+def validate(model: type[Model], data: Any, path: Path, node: yaml.Node | None) -> Model:
+    """The data as a model; UserError with a line for each mistake: file, line, key and what is wrong with it."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -111,19 +118,21 @@ def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str
     context = detail.get("ctx", {})
     location = [str(part) for part in context["at"].split(".")] if "at" in context else [str(p) for p in detail["loc"]]
     location = [part for part in location if part != "[key]"]
-    if len(location) > 2 and location[0] == "stages" and location[2] in ("sft", "grpo"):
-        # pydantic puts the discriminator's value between the stage's name and the key
-        del location[2]
+    for place in (2, 3):
+        # pydantic puts the discriminator's value before the key
+        if len(location) > place and (location[0], location[place]) in DISCRIMINATED:
+            del location[place]
     if "key" in context:
         location.append(context["key"])
-    message = {"missing": "is missing", "union_tag_not_found": "needs an algorithm: sft or grpo"}.get(detail["type"])
+    discriminator = str(context.get("discriminator")).strip("'")
+    message = {"missing": "is missing", "union_tag_not_found": NEEDS.get(discriminator)}.get(detail["type"])
     if message is None:
         message = detail["msg"][0].lower() + detail["msg"][1:]
     expected = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
     if expected and detail["type"] in ("literal_error", "enum", "union_tag_invalid"):
         value = context.get("tag") or detail["input"]
         if detail["type"] == "union_tag_invalid":
-            location.append("algorithm")
+            location.append(discriminator)
         message = f"{value!r} is not known{nearest(str(value), expected)}"
     line = _line_of(node, location, data)
     return f"{path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}: {message}"
