@@ -227,3 +227,10 @@ def origin_of(wildcards):
     """All that decides what an image is, besides its Dockerfile."""
     image = IMAGES.images[wildcards.image]
     return image.source.model_dump(mode="json") | {"registry": IMAGES.registry}
+
+
+def swe_rows(wildcards):
+    """The splits whose rows name the instances that SWE agents work on."""
+    if "swe2" not in RECIPE.blends:
+        raise WorkflowError(f"{CONFIG.recipe}: has no blend swe2, whose rows say which task images are needed")
+    return expand(f"{RESULTS}/data/swe2/{{split}}-split.jsonl", split=["train", "val"])

@@ -55,7 +55,7 @@ rule import_image:
 # The files lie beside the record and are no outputs: Snakemake would delete thousands of good ones for one bad one.
 rule fetch_sif:
     input:
-        rows=expand(f"{RESULTS}/data/swe2/{{split}}-split.jsonl", split=["train", "val"]),
+        rows=swe_rows,
     output:
         "images/sif/record.json",
     log:

@@ -40,9 +40,8 @@ def run(*command: str, advice: str, environment: Mapping[str, str] | None = None
     """Run a program, its output to where this program's goes; UserError with the advice when it fails."""
     done = subprocess.run(command, env=environment, cwd=folder, check=False)
     if done.returncode:
-        raise UserError(
-            f"{' '.join(command[:3])} ... failed with status {done.returncode}; its output says why. {advice}"
-        )
+        program = " ".join(command[:2])
+        raise UserError(f"{program} failed with status {done.returncode}; its output says why. {advice}")
 
 
 def answer(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
