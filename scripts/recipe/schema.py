@@ -8,11 +8,12 @@ import yaml
 
 from scripts.errors import run_program
 from scripts.files import write_text
+from scripts.recipe.images import Images
 from scripts.recipe.load import repository_root
 from scripts.recipe.models import Config, Recipe
 from scripts.recipe.site import Site
 
-MODELS = {"recipe": Recipe, "site": Site, "config": Config}
+MODELS = {"recipe": Recipe, "site": Site, "config": Config, "images": Images}
 ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl")}
 
 
