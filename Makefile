@@ -18,6 +18,7 @@ lint: setup
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/snakefmt --check Snakefile rules
 	@$(VENV)/bin/snakemake --lint
+	@$(VENV)/bin/hadolint containers/*.Dockerfile
 
 profile:
 	@mkdir -p "$${XDG_CONFIG_HOME:-$$HOME/.config}/snakemake"

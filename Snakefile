@@ -15,6 +15,7 @@ include: "rules/data.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
+include: "rules/images.smk"
 
 
 # On a cluster these run beside Snakemake: they take moments and no memory, and some decide whether nodes are asked for.

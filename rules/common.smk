@@ -19,6 +19,7 @@ from scripts.errors import UserError
 from scripts.launch.orphans import find_orphans, hand_on, handed_on
 from scripts.launch.site_check import check_site
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
+from scripts.recipe.images import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.controller_lock import remove_dead_lock
@@ -29,6 +30,8 @@ from scripts.train.another import AttemptCounter
 from scripts.train.backend import check_nodes
 from scripts.train.estimate import estimate
 from scripts.train.memo import is_trained, steps_left
+
+IMAGES_FILE = "config/images.yaml"
 
 correct_ancient()
 if workflow.is_main_process:
@@ -41,6 +44,7 @@ try:
     SITE = load_site(Path(CONFIG.site), RECIPE)
     RESULTS = CONFIG.folder
     STAGES = RECIPE.stage_order()
+    IMAGES = load_images(Path(IMAGES_FILE))
     if workflow.is_main_process:
         sync_configs(RECIPE, Path(RESULTS))
 except UserError as error:
@@ -212,3 +216,32 @@ def stage_labels(wildcards):
     """Labels of a stage's figure in the report; the number keeps the chain's order when they are sorted."""
     place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
     return {"#": place, "stage": wildcards.stage, "figure": "curves over the steps"}
+
+
+def one_of(names):
+    """A wildcard constraint: one of the names, none when there are none."""
+    return "|".join(map(re.escape, names)) or "(?!)"
+
+
+def dockerfile_of(wildcards):
+    """Our Dockerfile of an image; that of another repository is no file here."""
+    source = IMAGES.images[wildcards.image].source
+    return source.dockerfile if source.kind == "build" else []
+
+
+def build_record_of(wildcards):
+    """The record of an image's build, for those that are built."""
+    return f"images/{wildcards.image}.json" if wildcards.image in IMAGES.built() else []
+
+
+def origin_of(wildcards):
+    """All that decides what an image is, besides its Dockerfile."""
+    image = IMAGES.images[wildcards.image]
+    return image.source.model_dump(mode="json") | {"registry": IMAGES.registry}
+
+
+def swe_rows(wildcards):
+    """The splits whose rows name the instances that SWE agents work on."""
+    if "swe2" not in RECIPE.blends:
+        raise WorkflowError(f"{CONFIG.recipe}: has no blend swe2, whose rows say which task images are needed")
+    return expand(f"{RESULTS}/data/swe2/{{split}}-split.jsonl", split=["train", "val"])

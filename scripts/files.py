@@ -73,6 +73,25 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def filled_by_program(target: Path) -> Iterator[Path]:
+    """Yield a free name beside `target` for another program to write to; the file becomes `target` by one rename.
+
+    When the block raises, the file is removed and what stood at `target` before is untouched.
+    """
+    fresh = _temporary(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(target)
+    try:
+        yield fresh
+        with fresh.open("rb") as file:
+            os.fsync(file.fileno())
+        fresh.replace(target)
+        fsync_directory(target.parent)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
 def _temporary(path: Path) -> Path:
     """A hidden name beside a path that tells which process on which host made it."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")

@@ -37,7 +37,7 @@ class Workflow:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs"):
+        for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers"):
             source = ROOT / part
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, root / part)

@@ -8,11 +8,12 @@ import yaml
 
 from scripts.errors import run_program
 from scripts.files import write_text
+from scripts.recipe.images import Images
 from scripts.recipe.models import Config, Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import repository_root
 
-MODELS = {"recipe": Recipe, "site": Site, "config": Config}
+MODELS = {"recipe": Recipe, "site": Site, "config": Config, "images": Images}
 ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl")}
 
 

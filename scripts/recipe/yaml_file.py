@@ -11,6 +11,18 @@ from scripts.errors import UserError
 from scripts.recipe.models import STAGE_TAGS, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
+DISCRIMINATED = {
+    ("stages", 2): STAGE_TAGS,
+    ("images", 2): ("pull", "build", "git"),
+    ("images", 3): ("pull", "build", "git"),
+    ("source", 1): ("synthetic", "hub", "folder"),
+}
+NEEDS = {
+    ("stages", "algorithm"): "needs an algorithm: sft, grpo, dpo or mpo",
+    ("images", "kind"): "needs a kind: pull, build or git",
+    ("source", "kind"): "needs a kind: synthetic, hub or folder",
+}
+_DISCRIMINATORS = {"_tag_of()": "algorithm"}
 
 
 def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
@@ -62,21 +74,22 @@ def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str
     context = detail.get("ctx", {})
     location = [str(part) for part in context["at"].split(".")] if "at" in context else [str(p) for p in detail["loc"]]
     location = [part for part in location if part != "[key]"]
-    if len(location) > 2 and location[0] == "stages" and location[2] in STAGE_TAGS:
-        # pydantic puts the discriminator's value between the stage's name and the key
-        del location[2]
+    for (section, place), tags in DISCRIMINATED.items():
+        # pydantic puts the discriminator's value before the key
+        if len(location) > place and location[0] == section and location[place] in tags:
+            del location[place]
     if "key" in context:
         location.append(context["key"])
-    message = {"missing": "is missing", "union_tag_not_found": "needs an algorithm: sft, grpo, dpo or mpo"}.get(
-        detail["type"]
-    )
+    discriminator = _DISCRIMINATORS.get(str(context.get("discriminator")).strip("'"), "kind")
+    needs = NEEDS.get((location[0] if location else "", discriminator), f"needs a {discriminator}")
+    message = {"missing": "is missing", "union_tag_not_found": needs}.get(detail["type"])
     if message is None:
         message = detail["msg"][0].lower() + detail["msg"][1:]
     expected = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
     if expected and detail["type"] in ("literal_error", "enum", "union_tag_invalid"):
         value = context.get("tag") or detail["input"]
         if detail["type"] == "union_tag_invalid":
-            location.append("algorithm")
+            location.append(discriminator)
         message = f"{value!r} is not known{nearest(str(value), expected)}"
     line = line_of(node, location, data)
     return f"{path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}: {message}"

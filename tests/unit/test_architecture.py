@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "rewards": BASE | {"recipe"},
     "data": BASE | {"recipe"},
     "launch": BASE | {"recipe"},
+    "images": BASE | {"recipe", "data"},
     "train": BASE | {"recipe", "rewards", "data", "launch"},
     "evaluate": BASE | {"recipe", "rewards", "data", "train"},
     "report": BASE,
