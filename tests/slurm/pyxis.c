@@ -3,10 +3,7 @@
  * host itself. plugstack.conf names a file with record=FILE, in which every task leaves a line of JSON, and with
  * env=NAME=VALUE what an image or its host's hooks would add to the environment.
  */
-#define _GNU_SOURCE
-#include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 #include <stdarg.h>
@@ -15,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 SPANK_PLUGIN(pyxis, 1);
@@ -127,47 +125,11 @@ static int record(spank_t spank, const char *path)
     return written ? 0 : fail("cannot write %s", path);
 }
 
-/* What a task and all that it starts bear in their environment. */
-static void mark(spank_t spank, char *text, size_t size)
+/* A daemon of a container stays a child of slurmstepd, which thereby ends it with the step, as cgroups do on a cluster. */
+int slurm_spank_user_init(spank_t spank, int count, char **arguments)
 {
-    uint32_t job = 0, step = 0, task = 0;
-    spank_get_item(spank, S_JOB_ID, &job);
-    spank_get_item(spank, S_JOB_STEPID, &step);
-    spank_get_item(spank, S_TASK_GLOBAL_ID, &task);
-    snprintf(text, size, "%u.%u.%u", job, step, task);
-}
-
-static int kill_marked(const char *variable, size_t size)
-{
-    static char environment[1 << 20];
-    int killed = 0;
-    DIR *processes = opendir("/proc");
-    for (struct dirent *entry; processes && (entry = readdir(processes));) {
-        char path[300];
-        snprintf(path, sizeof path, "/proc/%s/environ", entry->d_name);
-        int file = open(path, O_RDONLY | O_CLOEXEC);
-        ssize_t length = file < 0 ? 0 : read(file, environment, sizeof environment);
-        if (file >= 0)
-            close(file);
-        if (length > 0 && memmem(environment, length, variable, size) && kill(atoi(entry->d_name), SIGKILL) == 0)
-            killed++;
-    }
-    if (processes)
-        closedir(processes);
-    return killed;
-}
-
-/* Nothing of a container outlives its task: a daemon neither, which cgroups see to on a cluster. */
-int slurm_spank_task_exit(spank_t spank, int count, char **arguments)
-{
-    (void)count, (void)arguments;
-    char variable[100] = "PYXIS_CONTAINER=";
-    if (!values[IMAGE] && !values[NAME])
-        return 0;
-    mark(spank, variable + strlen(variable), sizeof variable - strlen(variable));
-    for (int again = 0; again < 50 && kill_marked(variable, strlen(variable) + 1); again++)
-        usleep(20000); /* until those that were killed are gone, and what they started meanwhile */
-    return 0;
+    (void)spank, (void)count, (void)arguments;
+    return values[IMAGE] || values[NAME] ? prctl(PR_SET_CHILD_SUBREAPER, 1) : 0;
 }
 
 int slurm_spank_task_init(spank_t spank, int count, char **arguments)
@@ -184,9 +146,6 @@ int slurm_spank_task_init(spank_t spank, int count, char **arguments)
             free(name);
         }
     }
-    char container[64];
-    mark(spank, container, sizeof container);
-    spank_setenv(spank, "PYXIS_CONTAINER", container, 1);
     if (values[IMAGE] && strspn(values[IMAGE], "./") && access(values[IMAGE], R_OK) != 0)
         return fail("    [ERROR] No such file or directory: %s", values[IMAGE]);
     if (values[MOUNTS] && check_mounts(values[MOUNTS]) != 0)

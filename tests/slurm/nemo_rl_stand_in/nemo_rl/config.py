@@ -7,7 +7,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-RESOLVERS = {"mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": max}
+RESOLVERS = {"mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b)}
 
 
 class OverridesError(Exception):
@@ -17,7 +17,7 @@ class OverridesError(Exception):
 def load(path: Path, overrides: list[str]) -> dict[str, Any]:
     """The resolved configuration; OverridesError for an override that Hydra would refuse."""
     for name, resolver in RESOLVERS.items():
-        OmegaConf.register_new_resolver(name, resolver, replace=True)
+        OmegaConf.register_resolver(name, resolver, replace=True)
     config = _with_defaults(path)
     OmegaConf.set_struct(config, True)
     try:
