@@ -44,9 +44,10 @@ def write(directory: Path, hosts: list[str], gpus: int, pyxis: bool, options: di
     if pyxis:
         plugin = directory / "pyxis.so"
         subprocess.run(["gcc", "-Wall", "-shared", "-fPIC", "-o", plugin, PLUGIN], check=True)
-        record = f"record={directory / 'containers.jsonl'}"
+        record = directory / "containers.jsonl"
+        record.touch()
         seen = f'env=RAY_OVERRIDE_RESOURCES={{"GPU":{gpus}}}'  # Ray counts GPUs by NVIDIA's library, absent here
-        (directory / "etc/plugstack.conf").write_text(f"required {plugin} {record} {seen}\n")
+        (directory / "etc/plugstack.conf").write_text(f"required {plugin} record={record} {seen}\n")
     (directory / "etc/slurm.conf").write_text(
         TEMPLATE.read_text().format(
             **options,
