@@ -35,6 +35,7 @@ class Cluster:
         *,
         hosts: int = 3,
         gpus: int = 8,
+        pyxis: bool = False,
         requeue: bool = True,
         requeue_delay: int = 10,
         kill_wait: int = 5,
@@ -44,6 +45,7 @@ class Cluster:
         self.directory = Path(directory).resolve()
         self.hosts = [f"node{number}" for number in range(1, hosts + 1)]
         self.gpus = gpus
+        self.pyxis = pyxis
         self.options = {
             "requeue": requeue,
             "requeue_delay": requeue_delay,
@@ -98,7 +100,7 @@ class Cluster:
         if reason := reason_missing():
             raise ClusterError(reason)
         self.down()
-        files.write(self.directory, self.hosts, self.gpus, self.options)
+        files.write(self.directory, self.hosts, self.gpus, self.pyxis, self.options)
         gateway = f"{self.addresses['machine']}/24"
         ready = ("ip", "-oneline", "address", "show", "up", "dev", self.link)
         munge = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}

@@ -13,11 +13,12 @@ from typing import Any
 from tests.slurm.processes import PATH, ClusterError
 
 TEMPLATE = Path(__file__).with_name("slurm.conf")
+PLUGIN = Path(__file__).with_name("pyxis.c")
 LONGEST = 64  # with it slurmstepd's sockets still have names
 
 
-def write(directory: Path, hosts: list[str], gpus: int, options: dict[str, Any]) -> None:
-    """Empty the directory and fill it."""
+def write(directory: Path, hosts: list[str], gpus: int, pyxis: bool, options: dict[str, Any]) -> None:
+    """Empty the directory and fill it; what slurmstepd loads for containers, if wanted, is compiled here."""
     own = directory / "cluster"  # what lies beside it may be removed
     if len(os.fsencode(directory)) > LONGEST:
         raise ClusterError(f"{directory} is too long for the names of sockets; give the cluster a shorter one")
@@ -40,6 +41,13 @@ def write(directory: Path, hosts: list[str], gpus: int, options: dict[str, Any])
         device.symlink_to("/dev/null")
     (directory / "etc/gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
     (directory / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    if pyxis:
+        plugin = directory / "pyxis.so"
+        subprocess.run(["gcc", "-Wall", "-shared", "-fPIC", "-o", plugin, PLUGIN], check=True)
+        record = directory / "containers.jsonl"
+        record.touch()
+        seen = f'env=RAY_OVERRIDE_RESOURCES={{"GPU":{gpus}}}'  # Ray counts GPUs by NVIDIA's library, absent here
+        (directory / "etc/plugstack.conf").write_text(f"required {plugin} record={record} {seen}\n")
     (directory / "etc/slurm.conf").write_text(
         TEMPLATE.read_text().format(
             **options,

@@ -1,12 +1,15 @@
 #!/bin/sh
 # Install what the tests on Slurm need, where that can be done without a question; otherwise say so, and those tests skip.
 PATH=$PATH:/usr/sbin:/sbin
-for program in slurmctld slurmd munged ip unshare; do
+for program in slurmctld slurmd munged ip unshare gcc; do
     command -v "$program" > /dev/null || missing="$missing $program"
+done
+for file in /usr/include/stdio.h /usr/include/slurm/spank.h /usr/lib/*/libpmix.so; do
+    [ -e "$file" ] || missing="$missing ${file##*/}"
 done
 [ -n "$missing" ] || exit 0
 
-packages="slurm-wlm munge iproute2 util-linux"
+packages="slurm-wlm munge iproute2 util-linux gcc libc6-dev libslurm-dev libpmix-dev"
 skip() {
     echo "No Slurm for the tests: $1; those that need it are skipped (by hand: apt-get install $packages)"
     exit 0

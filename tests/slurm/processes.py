@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,10 @@ PACKAGES = {
     "munge": ("munged",),
     "iproute2": ("ip",),
     "util-linux": ("unshare", "nsenter"),
+    "gcc": ("gcc",),
+    "libc6-dev": ("/usr/include/stdio.h",),
+    "libslurm-dev": ("/usr/include/slurm/spank.h",),
+    "libpmix-dev": (f"/usr/lib/{platform.machine()}-linux-gnu/libpmix.so",),  # srun --mpi=pmix loads it by this name
 }
 PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 HOLD = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -30,7 +35,7 @@ def reason_missing() -> str | None:
     if os.geteuid() != 0:
         return "a Slurm of several hosts needs root (for network and mount namespaces)"
     missing = [
-        name for name, programs in PACKAGES.items() if not all(shutil.which(each, path=PATH) for each in programs)
+        name for name, needed in PACKAGES.items() if not all(shutil.which(each, os.F_OK, PATH) for each in needed)
     ]
     if missing:
         return f"a Slurm of several hosts needs packages that are not here: apt-get install {' '.join(missing)}"

@@ -1,0 +1,49 @@
+"""A stand-in checkout of NeMo-RL, which launchers start as they would start the real one."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+STAND_IN = Path(__file__).with_name("nemo_rl_stand_in")
+CONFIG = Path("examples/nemo_gym/nemotron-3-super/stage1_rlvr.yaml")
+CONVERTERS = Path("examples/converters")
+ELSEWHERE = {"v0.7.0": ["super"], "main": ["super"], "super-v3": ["gpu"]}  # converters of other releases
+SUBMODULES = (
+    "3rdparty/Gym-workspace/Gym",
+    "3rdparty/Megatron-Bridge-workspace/Megatron-Bridge/3rdparty/Megatron-LM",
+)
+REAL = "STAGECOACH_NEMO_RL"
+
+
+def make_checkout(directory: Path, release: str = "v0.7.0", ray_sub: Path | None = None) -> Path:
+    """Make a git repository of one commit in `directory`, which must not exist; KeyError for another release.
+
+    `ray_sub` replaces its ray.sub; so does that of the checkout which STAGECOACH_NEMO_RL names. The real one asks for
+    Ray's dashboard, so the packages of ray[default] must be in PYTHONPATH.
+    """
+    absent = ELSEWHERE[release]
+    shutil.copytree(STAND_IN, directory, ignore=shutil.ignore_patterns("__pycache__"))
+    (directory / "RELEASE").write_text(f"{release}\n")
+    (directory / ".gitignore").write_text("__pycache__/\n/results/\n/logs/\n*-logs/\n*.out\n")
+    for name in absent:
+        (directory / CONVERTERS / f"convert_megatron_to_hf_{name}.py").unlink()
+    for submodule in SUBMODULES:
+        (directory / submodule).mkdir(parents=True)
+        (directory / submodule / "README.md").write_text("A stand-in for a submodule.\n")
+    script = directory / "ray.sub"
+    if real := ray_sub or (Path(os.environ[REAL], "ray.sub") if os.environ.get(REAL) else None):
+        shutil.copy(real, script)
+    elif release == "super-v3":
+        lines = script.read_text().splitlines(keepends=True)
+        script.write_text("".join(line for line in lines if "# since v0.7.0" not in line))
+    script.chmod(0o755)
+
+    identity = {
+        f"GIT_{who}_{what}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for what, value in {"NAME": "NeMo-RL", "EMAIL": "none@example.com", "DATE": "2026-01-01T00:00:00Z"}.items()
+    }
+    for command in (["init", "--quiet", "-b", "main"], ["add", "--all"], ["commit", "--quiet", "-m", release]):
+        subprocess.run(["git", *command], cwd=directory, env=os.environ | identity, check=True)
+    return directory

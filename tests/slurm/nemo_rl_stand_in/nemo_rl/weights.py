@@ -1,0 +1,58 @@
+"""Weights that are a function of what they were made from: a model, a seed, and the rows trained on."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from torch.distributed import checkpoint
+
+SHAPES = {"model.embed_tokens.weight": (16, 8), "model.layers.0.weight": (8, 8), "lm_head.weight": (16, 8)}
+
+
+def digest(*parts: str | bytes) -> str:
+    """One hash of several parts."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
+    return whole.hexdigest()
+
+
+def tensors(state: str) -> dict[str, torch.Tensor]:
+    """The tensors of a state."""
+    generator = torch.Generator().manual_seed(int(state[:15], 16))
+    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in SHAPES.items()}
+
+
+def write(directory: Path, state: str) -> None:
+    """Write the tensors of a state as a distributed checkpoint of one rank."""
+    writer = checkpoint.FileSystemWriter(directory, single_file_per_rank=True, thread_count=1)
+    checkpoint.save(tensors(state), storage_writer=writer, no_dist=True)
+
+
+def read(directory: Path) -> dict[str, torch.Tensor]:
+    """Read what `write` wrote."""
+    found = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}
+    checkpoint.load(found, checkpoint_id=directory, no_dist=True)
+    return found
+
+
+def imported(name: str, again: bool) -> str:
+    """The state of a Hugging Face model: its content, or its name if that is no directory here.
+
+    What was imported under this name before wins unless `again`, even if the model has changed since.
+    """
+    model = Path(name)
+    if not model.is_dir() and model.is_absolute():
+        raise OSError(f"{name} is neither a directory nor the id of a repository")
+    cache = os.environ.get("NRL_MEGATRON_CHECKPOINT_DIR")
+    kept = Path(cache or "/", f"model_{name.replace('/', '_')}" if model.is_dir() else name, "iter_0000000/state")
+    if cache and kept.exists() and not again:
+        return kept.read_text()
+    files = sorted(path for path in model.rglob("*") if path.is_file()) if model.is_dir() else []
+    parts = [part for path in files for part in (str(path.relative_to(model)), path.read_bytes())]
+    state = digest(*(parts or [name]))
+    if cache:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(state)
+    return state
