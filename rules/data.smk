@@ -3,6 +3,8 @@ from scripts.data.placeholders import TABLES
 
 SOURCE = f"{RESULTS}/data/source"
 TABLE_FILES = sorted({str(table.local_path) for table in TABLES.values()})
+if RECIPE.source.kind == "folder":  # whose rows may need no tables
+    TABLE_FILES = [file for file in TABLE_FILES if Path(RECIPE.source.path, "tables", file).exists()]
 
 
 rule source:

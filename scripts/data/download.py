@@ -18,7 +18,7 @@ from scripts.recipe.models import FolderSource, Recipe
 def fetch_source(recipe: Recipe, directory: Path) -> None:
     """Make `directory` hold every blend as ``<blend>.jsonl``, ``tables/`` and ``record.json`` with the commit.
 
-    A branch's name is resolved once, to the commit that all files are taken from.
+    A branch's name is resolved once, to the commit that all files are taken from. A folder need not have the tables.
     """
     files = {name: blend.file or f"{name}.jsonl" for name, blend in recipe.blends.items()}
     tables = sorted({(table.repository, table.file) for table in TABLES.values()})
@@ -29,7 +29,8 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
             for name, file in files.items():
                 _copy(folder / file, fresh / f"{name}.jsonl")
             for repository, file in tables:
-                _copy(folder / "tables" / repository / file, fresh / "tables" / repository / file)
+                if (folder / "tables" / repository / file).exists():
+                    _copy(folder / "tables" / repository / file, fresh / "tables" / repository / file)
         else:
             origin = recipe.source.repository
             revision = _commit(origin, recipe.source.revision)

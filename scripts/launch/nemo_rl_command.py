@@ -205,7 +205,7 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
     if launch.settings.sandbox:
         own |= {
             "SANDBOX_CONTAINER": image_of("sandbox", launch.release, launch.nemo_rl),
-            "SANDBOX_COMMAND": "/start-with-nginx.sh",
+            "SANDBOX_COMMAND": launch.release.sandbox_command,
             "SANDBOX_ENV_VARS": f"NEMO_SKILLS_SANDBOX_PORT={SANDBOX_PORT}",
             **dict.fromkeys(("LISTEN_PORT", "NGINX_PORT", "NEMO_SKILLS_SANDBOX_PORT"), SANDBOX_PORT),
         }

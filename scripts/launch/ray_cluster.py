@@ -9,6 +9,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -42,13 +43,15 @@ def run_on_cluster(
 ) -> int:
     """Run a driver with RAY_ADDRESS set to a Ray cluster over the job's nodes; its exit status.
 
-    Ray's logs go to ``<logs>/ray-<node>.log``. `on_ready` is told the seconds that the bootstrap took. NodesLostError
-    names the node and its log. Whatever happens, nothing of cluster or driver is left running.
+    Nobody without the token that is made for it here gets at the cluster. Ray's logs go to ``<logs>/ray-<node>.log``.
+    `on_ready` is told the seconds that the bootstrap took. NodesLostError names the node and its log. Whatever happens,
+    nothing of cluster or driver is left running.
     """
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     address = head_address(job.nodes[0], slurm)
     started = time.monotonic()
+    environment = client_environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     step = subprocess.Popen(
         [
             *step_command(job, job.nodes, slurm.gpus_per_node, str(logs.resolve() / "ray-%N.log")),
@@ -59,7 +62,7 @@ def run_on_cluster(
             *([f"--object-store-mb={slurm.object_store_mb}"] if slurm.object_store_mb else []),
             f"--patience={slurm.ray_start_seconds}",
         ],
-        env=client_environment(),
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=(logs / "step.log").open("w"),
         stderr=subprocess.STDOUT,
@@ -68,10 +71,10 @@ def run_on_cluster(
     driver: subprocess.Popen | None = None
     gcs = f"{address}:{slurm.ports.gcs}"
     try:
-        nodes = _wait_until_whole(step, gcs, job, slurm, logs)
+        nodes = _wait_until_whole(step, gcs, job, slurm, logs, environment)
         on_ready(time.monotonic() - started)
         driver = subprocess.Popen(
-            command, env=client_environment() | {"RAY_ADDRESS": gcs}, stdin=subprocess.DEVNULL, start_new_session=True
+            command, env=environment | {"RAY_ADDRESS": gcs}, stdin=subprocess.DEVNULL, start_new_session=True
         )
         while (status := driver.poll()) is None:
             if step.poll() is not None:
@@ -114,7 +117,7 @@ def head_address(node: str, slurm: Slurm) -> str:
 
 
 def _wait_until_whole(
-    step: subprocess.Popen, gcs: str, job: Job, slurm: Slurm, logs: Path
+    step: subprocess.Popen, gcs: str, job: Job, slurm: Slurm, logs: Path, environment: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     """The cluster's nodes by host name, once all are there; NodesLostError names those that did not come."""
     with (logs / "nodes.jsonl").open("w") as out:
@@ -123,7 +126,7 @@ def _wait_until_whole(
                 *(sys.executable, "-m", "scripts.launch.ray_wait", f"--address={gcs}", f"--nodes={len(job.nodes)}"),
                 *(f"--gpus={slurm.gpus_per_node}", f"--patience={slurm.ray_start_seconds}"),
             ],
-            env=client_environment(),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=(logs / "wait.log").open("w"),

@@ -55,6 +55,7 @@ class Release(Strict):
     can: list[Ability]
     converter: Converter
     apptainer: str | None = None
+    sandbox_command: str = "/start-with-nginx.sh"
     mounts: dict[str, str]
     environment: dict[str, str]
     own_environment: dict[str, str] = Field({}, description="Variables that no other release has.")

@@ -166,10 +166,15 @@ class _Watch:
         seconds = time.time() - self.steps.last_seconds - float(started.read_text(encoding="utf-8"))
         write_json(path, {"seconds": [*before, max(0.0, round(seconds, 1))]})
 
+    def cluster_logs(self) -> Path:
+        """The directory of this start's logs; ray.sub adds the count of restarts to its name where it knows it."""
+        found = sorted(self.logs.glob(f"{self.job_id}*-logs"), key=lambda path: path.stat().st_mtime)
+        return found[-1] if found else self.logs
+
     def driver_log(self) -> Path | None:
-        """The driver's log of this start; ray.sub adds the count of restarts to its directory where it knows it."""
-        found = sorted(self.logs.glob(f"{self.job_id}*-logs/ray-driver.log"), key=lambda path: path.stat().st_mtime)
-        return found[-1] if found and found[-1].stat().st_mtime >= self.started - 1 else None
+        """The driver's log of this start; None when it did not get that far."""
+        log = self.cluster_logs() / "ray-driver.log"
+        return log if log.exists() and log.stat().st_mtime >= self.started - 1 else None
 
 
 def _judge(job: TrainingJob, watch: _Watch, status: int, cluster_log: Path) -> None:
@@ -181,7 +186,7 @@ def _judge(job: TrainingJob, watch: _Watch, status: int, cluster_log: Path) -> N
     log = watch.driver_log()
     if watch.stalled:
         raise CutOffError(f"{watch.stalled}, at step {reached}; see {log or cluster_log}")
-    cause = cause_of(log, cluster_log)
+    cause = cause_of(log, cluster_log, watch.cluster_logs())
     if cause is None:
         raise UserError(
             f"NeMo-RL's driver ended with status {status} at step {reached} of {job.max_num_steps} and gave no reason "

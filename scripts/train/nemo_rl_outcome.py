@@ -9,6 +9,7 @@ from scripts.files import read_tail
 
 TAIL_BYTES = 1 << 20
 SHOWN = 5
+TRACEBACK = r"^Traceback \(most recent call last\)"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ DRIVER_SIGNS = (
         r"ActorDiedError|NodeDiedError|node.* (died|was terminated)|raylet .*died", "lost", "Ray lost a node or actor"
     ),
     _Sign(r"[Ee]rror in async loop|in async loop:", "failed", "an exception ended its asynchronous loop"),
-    _Sign(r"^Traceback \(most recent call last\)", "failed", "an exception ended it"),
+    _Sign(TRACEBACK, "failed", "an exception ended it"),
 )
 CLUSTER_SIGNS = (
     _Sign(r"Timed out waiting for all workers", "lost", "not every node joined Ray"),
@@ -74,13 +75,26 @@ CLUSTER_SIGNS = (
 )
 
 
-def cause_of(driver_log: Path | None, cluster_log: Path) -> Cause | None:
-    """The first sign that the driver's log bears, else one of ray.sub's own log; None when neither does."""
+def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cause | None:
+    """The first sign that the driver's log bears, else one of ray.sub's own log; None when neither does.
+
+    In `directory` lie the logs of the cluster's steps; ray.sub leaves ``ENDED`` there when one of them failed.
+    """
     for log, signs in ((driver_log, DRIVER_SIGNS), (cluster_log, CLUSTER_SIGNS)):
         lines = read_tail(log, TAIL_BYTES) if log is not None else []
         for sign in signs:
             found = [place for place, line in enumerate(lines) if re.search(sign.pattern, line)]
             if found:
-                start = max(0, found[-1] - 1)
+                start = len(lines) - SHOWN if sign.pattern == TRACEBACK else found[-1] - 1
+                start = max(0, start)
                 return Cause(sign.kind, sign.what, log, tuple(lines[start : start + SHOWN]))
+    if (directory / "ENDED").exists():
+        log = _shortest_lived(directory) or cluster_log
+        return Cause("lost", "a node's step ended before the driver", log, tuple(read_tail(log, TAIL_BYTES)[-SHOWN:]))
     return None
+
+
+def _shortest_lived(directory: Path) -> Path | None:
+    """The log of a step that was written to first and no more: the sandbox's, a worker's."""
+    logs = [*directory.glob("sandbox/*.log"), *directory.glob("sandbox.log"), *directory.glob("ray-worker-*.log")]
+    return min((log for log in logs if log.stat().st_size), key=lambda log: log.stat().st_mtime, default=None)

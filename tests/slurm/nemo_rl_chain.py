@@ -1,0 +1,153 @@
+"""A chain of two stages that a stand-in for NeMo-RL trains, through Snakemake's Slurm executor, in doubled containers."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from scripts.train.attempts import read_attempts
+from scripts.train.metrics import read_log
+from scripts.train.scratch import make_tokenizer
+from tests.conftest import Workflow
+from tests.slurm.cluster import Cluster
+from tests.slurm.nemo_rl import CONFIG, make_checkout
+
+QUICK = ("--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2")
+SHAPES = {"model.embed_tokens.weight": (16, 8), "model.layers.0.weight": (8, 8), "lm_head.weight": (16, 8)}
+STEPS, SAVE_PERIOD, PROMPTS = 6, 2, 4
+AGENTS = ("reasoning_gym_simple_agent", "ns_tools_simple_agent")
+
+
+class NemoRlChain(Workflow):
+    """A tree with a recipe for the stand-in; `overrides` are the stages' own, `nemo_rl` and `slurm` the site's."""
+
+    def __init__(self, root: Path, cluster: Cluster, overrides: tuple[str, ...] = (), **site: Any) -> None:
+        super().__init__(root)
+        self.environment = cluster.environment
+        self.cluster, self.overrides, self.results = cluster, list(overrides), root / "results/double"
+        self.checkout = make_checkout(root / "checkout")
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=self.checkout, capture_output=True, text=True, check=True
+        ).stdout.strip()
+        releases = root / "envs/nemo-rl.yaml"
+        table = yaml.safe_load(releases.read_text())
+        table["releases"]["v0.7.0"] |= {"revision": head}
+        table["releases"]["v0.7.0"]["converter"]["ranks"] = 2  # as many as this machine has cores
+        table["releases"]["v0.7.0"]["sandbox_command"] = "exec python -m http.server $NGINX_PORT"
+        releases.write_text(yaml.safe_dump(table))
+        self._write_inputs()
+        self.write_recipe()
+        self.write_site(**site)
+        (root / "config/config.yaml").write_text(
+            "recipe: config/recipes/double.yaml\nsite: config/sites/double.yaml\nrun: double\n"
+        )
+
+    def _write_inputs(self) -> None:
+        rows = [
+            {"agent_ref": {"name": AGENTS[number % 2]}, "responses_create_params": {"input": f"task {number}"}}
+            for number in range(PROMPTS * (STEPS + 2) + 3)
+        ]
+        source = self.root / "source"
+        source.mkdir()
+        for blend in ("rlvr1", "rlvr2"):
+            (source / f"{blend}.jsonl").write_text("".join(json.dumps(row | {"of": blend}) + "\n" for row in rows))
+        for image in ("train.sqsh", "sandbox.sqsh"):
+            with (self.root / image).open("wb") as file:
+                file.truncate(1 << 30)
+        model = self.root / "model"
+        make_tokenizer().save_pretrained(model)
+        (model / "config.json").write_text('{"model_type": "llama"}')
+        save_file({name: torch.zeros(shape).bfloat16() for name, shape in SHAPES.items()}, model / "model.safetensors")
+
+    def write_recipe(self, **changes: Any) -> None:
+        """The recipe; `changes` to what both stages share."""
+        shared = {
+            "backend": "nemo_rl",
+            "reward": "verifier",
+            "config": str(CONFIG),
+            "cluster": {"num_nodes": 2, "generation_nodes": 1},
+            "grpo": {
+                "num_prompts_per_step": PROMPTS,
+                "num_generations_per_prompt": 4,
+                "async_grpo": {"enabled": True},
+            },
+            "policy": {
+                "train_global_batch_size": 16,
+                "max_total_sequence_length": 512,
+                "megatron_cfg": {
+                    "tensor_model_parallel_size": 4,
+                    "context_parallel_size": 1,
+                    "expert_model_parallel_size": 8,
+                },
+            },
+            "checkpointing": {"save_period": SAVE_PERIOD, "keep_last_k": 3},
+            "resources": {"runtime": 60, "mem_mb": 0},
+            "sandbox": True,
+            "overrides": self.overrides,
+        } | changes
+        stages = {name: {"algorithm": "grpo", "blend": name} for name in ("rlvr1", "rlvr2")}
+        stages["rlvr2"]["parent"] = "rlvr1"
+        recipe = {
+            "name": "double",
+            "release": "v0.7.0",
+            "model": {"name": str(self.root / "model")},
+            "source": {"kind": "folder", "path": str(self.root / "source")},
+            "blends": {"rlvr1": {"holdout": 3}, "rlvr2": {"holdout": 3}},
+            "defaults": {"grpo": shared},
+            "stages": stages,
+        }
+        (self.root / "config/recipes/double.yaml").write_text(yaml.safe_dump(recipe))
+
+    def write_site(self, slurm: dict[str, Any] | None = None, **nemo_rl: Any) -> None:
+        """The site."""
+        site = {
+            "name": "double",
+            "threads": 1,
+            "slurm": {
+                "partition": "batch",
+                "margin": 10,
+                "cpus_per_node": 4,
+                "light": {"cpus": 1, "mem_mb": 2000, "runtime": 10},
+            }
+            | (slurm or {}),
+            "mounts": [f"{self.root}:{self.root}"],
+            "nemo_rl": {
+                "checkouts": {"v0.7.0": str(self.checkout)},
+                "images": {"train": str(self.root / "train.sqsh"), "sandbox": str(self.root / "sandbox.sqsh")},
+                "cache": str(self.root / "cache"),
+                "startup_seconds": 20,
+                "save_seconds": 2,
+                "stall_seconds": 60,
+            }
+            | nemo_rl,
+        }
+        (self.root / "config/sites/double.yaml").write_text(yaml.safe_dump(site))
+
+    def train(self, *targets: str, check: bool = True) -> str:
+        """Call Snakemake as a person would; what it printed."""
+        return self.snakemake("--profile", "profiles/slurm", *QUICK, *targets, check=check)
+
+    def attempts(self, stage: str) -> list[dict[str, Any]]:
+        """The attempts at a stage."""
+        return read_attempts(self.results / stage / "run")
+
+    def log(self, stage: str) -> str:
+        """What the attempts at a stage printed."""
+        return (self.results / stage / "logs/attempts.log").read_text()
+
+    def steps(self, stage: str) -> list[dict[str, Any]]:
+        """The logged steps of a stage."""
+        return read_log(self.results / stage / "run/metrics.jsonl")
+
+    def weights(self, stage: str) -> bytes:
+        """The published weights."""
+        folder = self.results / stage / "ckpt/weights/policy/weights/iter_0000000"
+        return b"".join(path.read_bytes() for path in sorted(folder.glob("*.distcp")))
+
+    def containers(self) -> list[dict[str, Any]]:
+        """The containers that were asked for so far, a record a task."""
+        return [json.loads(line) for line in (self.cluster.directory / "containers.jsonl").read_text().splitlines()]
