@@ -26,6 +26,7 @@ from scripts.train.rundir import newest_checkpoint
 LOOK_SECONDS = 2.0
 END_SECONDS = 60.0
 STARTUP = "startup.json"
+KILLED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
 
 
 def train(job: TrainingJob, place: Place) -> None:
@@ -187,6 +188,8 @@ def _judge(job: TrainingJob, watch: _Watch, status: int, cluster_log: Path) -> N
     if watch.stalled:
         raise CutOffError(f"{watch.stalled}, at step {reached}; see {log or cluster_log}")
     cause = cause_of(log, cluster_log, watch.cluster_logs())
+    if cause is None and status in KILLED:
+        raise CutOffError(f"NeMo-RL's driver was killed (status {status}) after the checkpoint of step {reached}")
     if cause is None:
         raise UserError(
             f"NeMo-RL's driver ended with status {status} at step {reached} of {job.max_num_steps} and gave no reason "

@@ -1,7 +1,10 @@
 """A chain of two stages that a stand-in for NeMo-RL trains, through Snakemake's Slurm executor, in doubled containers."""
 
 import json
+import shlex
 import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +26,12 @@ AGENTS = ("reasoning_gym_simple_agent", "ns_tools_simple_agent")
 
 
 class NemoRlChain(Workflow):
-    """A tree with a recipe for the stand-in; `overrides` are the stages' own, `nemo_rl` and `slurm` the site's."""
+    """A tree with a recipe for the stand-in."""
 
-    def __init__(self, root: Path, cluster: Cluster, overrides: tuple[str, ...] = (), **site: Any) -> None:
+    def __init__(self, root: Path, cluster: Cluster) -> None:
         super().__init__(root)
         self.environment = cluster.environment
-        self.cluster, self.overrides, self.results = cluster, list(overrides), root / "results/double"
+        self.cluster, self.results = cluster, root / "results/double"
         self.checkout = make_checkout(root / "checkout")
         head = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=self.checkout, capture_output=True, text=True, check=True
@@ -40,8 +43,8 @@ class NemoRlChain(Workflow):
         table["releases"]["v0.7.0"]["sandbox_command"] = "exec python -m http.server $NGINX_PORT"
         releases.write_text(yaml.safe_dump(table))
         self._write_inputs()
-        self.write_recipe()
-        self.write_site(**site)
+        self.write_recipe(root / "config/recipes/double.yaml")
+        self.write_site()
         (root / "config/config.yaml").write_text(
             "recipe: config/recipes/double.yaml\nsite: config/sites/double.yaml\nrun: double\n"
         )
@@ -63,8 +66,8 @@ class NemoRlChain(Workflow):
         (model / "config.json").write_text('{"model_type": "llama"}')
         save_file({name: torch.zeros(shape).bfloat16() for name, shape in SHAPES.items()}, model / "model.safetensors")
 
-    def write_recipe(self, **changes: Any) -> None:
-        """The recipe; `changes` to what both stages share."""
+    def write_recipe(self, path: Path, **changes: Any) -> None:
+        """A recipe; `changes` to what both stages share."""
         shared = {
             "backend": "nemo_rl",
             "reward": "verifier",
@@ -87,7 +90,6 @@ class NemoRlChain(Workflow):
             "checkpointing": {"save_period": SAVE_PERIOD, "keep_last_k": 3},
             "resources": {"runtime": 60, "mem_mb": 0},
             "sandbox": True,
-            "overrides": self.overrides,
         } | changes
         stages = {name: {"algorithm": "grpo", "blend": name} for name in ("rlvr1", "rlvr2")}
         stages["rlvr2"]["parent"] = "rlvr1"
@@ -100,10 +102,10 @@ class NemoRlChain(Workflow):
             "defaults": {"grpo": shared},
             "stages": stages,
         }
-        (self.root / "config/recipes/double.yaml").write_text(yaml.safe_dump(recipe))
+        path.write_text(yaml.safe_dump(recipe))
 
-    def write_site(self, slurm: dict[str, Any] | None = None, **nemo_rl: Any) -> None:
-        """The site."""
+    def write_site(self, **nemo_rl: Any) -> None:
+        """The site; `nemo_rl` to its section on NeMo-RL."""
         site = {
             "name": "double",
             "threads": 1,
@@ -112,8 +114,7 @@ class NemoRlChain(Workflow):
                 "margin": 10,
                 "cpus_per_node": 4,
                 "light": {"cpus": 1, "mem_mb": 2000, "runtime": 10},
-            }
-            | (slurm or {}),
+            },
             "mounts": [f"{self.root}:{self.root}"],
             "nemo_rl": {
                 "checkouts": {"v0.7.0": str(self.checkout)},
@@ -130,6 +131,34 @@ class NemoRlChain(Workflow):
     def train(self, *targets: str, check: bool = True) -> str:
         """Call Snakemake as a person would; what it printed."""
         return self.snakemake("--profile", "profiles/slurm", *QUICK, *targets, check=check)
+
+    def train_at_once(self, name: str, *overrides: str, deadline: float | None = None, fresh: bool = True) -> str:
+        """Train rlvr1 as stage ``results/<name>``, in a Slurm job without Snakemake; what the trainer printed.
+
+        `overrides` are the driver's, `deadline` seconds from now; not `fresh`: go on with what an earlier call left.
+        """
+        directory, recipe = self.results.with_name(name) / "rlvr1", self.root / f"config/recipes/{name}.yaml"
+        if fresh:
+            self.write_recipe(recipe, overrides=list(overrides))
+            told = ("--config", f"recipe={recipe.relative_to(self.root)}", f"run={name}")
+            self.snakemake(
+                "--profile",
+                "profiles/slurm",
+                *told,
+                "--dry-run",
+                "--",
+                str(directory.relative_to(self.root) / "config.yaml"),
+            )
+        command = [
+            *(sys.executable, "-m", "scripts.train.run", f"--recipe={recipe}", "--stage=rlvr1"),
+            *(f"--config={directory}/config.yaml", f"--manifest={self.results}/data/rlvr1/manifest.json"),
+            *(f"--run={directory}/run", f"--ckpt={directory}/ckpt", "--site=config/sites/double.yaml"),
+            *([f"--deadline={time.time() + deadline}"] if deadline else []),
+        ]
+        log = directory / "output"
+        options = ("--nodes=2", "--exclusive", "--gres=gpu:8", "--no-requeue", f"--output={log}", "--open-mode=append")
+        job = self.run("sbatch", "--parsable", "--wait", *options, f"--wrap=exec {shlex.join(command)}", check=False)
+        return log.read_text() + f"job {job.stdout}"
 
     def attempts(self, stage: str) -> list[dict[str, Any]]:
         """The attempts at a stage."""

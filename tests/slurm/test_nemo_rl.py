@@ -1,0 +1,124 @@
+"""NeMo-RL's stages from Snakemake to the container's first line, and what becomes of each odd end of its driver.
+
+Containers are doubled by a plugin of Slurm's that runs their steps on the host, and the driver by a stand-in with the
+files, lines and ends of the real one; Slurm, Snakemake, Ray and all of Stagecoach are real.
+"""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.nemo_rl_chain import AGENTS, STEPS, NemoRlChain
+
+SECRET = "hf-token-that-nobody-may-see"  # noqa: S105
+
+
+@pytest.fixture(scope="module")
+def chain(possible, tmp_path_factory):
+    """A tree in which `snakemake --profile profiles/slurm` has trained two stages, with tokens in the environment."""
+    with Cluster(tmp_path_factory.mktemp("pyxis"), hosts=2, pyxis=True) as cluster:
+        chain = NemoRlChain(tmp_path_factory.mktemp("nemo-rl"), cluster)
+        chain.environment = chain.environment | {"HF_TOKEN": SECRET, "WANDB_API_KEY": SECRET}
+        chain.output = chain.train("results/double/rlvr2/gate.json")
+        yield chain
+
+
+def test_both_stages_train_to_the_step_that_their_rows_are_enough_for(chain):
+    for stage in ("rlvr1", "rlvr2"):
+        (attempt,) = chain.attempts(stage)
+        assert (attempt["outcome"], attempt["to"], attempt["nodes"]) == ("finished", STEPS, 2)
+        record = json.loads((chain.results / stage / "ckpt/record.json").read_text())
+        assert record["step"] == STEPS
+        assert (chain.results / stage / "ckpt/weights/training_info.json").is_file()
+    assert chain.weights("rlvr1") != chain.weights("rlvr2")
+
+
+def test_the_second_stage_starts_from_an_export_that_is_named_by_its_content(chain):
+    record = json.loads((chain.results / "rlvr1/hf/record.json").read_text())
+    model = (chain.results / "rlvr1/hf/model").resolve()
+    assert model.name == record["content"]
+    command = next((chain.results / "rlvr2/logs").glob("*-logs/driver_command.sh")).read_text()
+    assert f"policy.model_name={model}" in command
+    assert f"grpo.max_num_steps={STEPS}" in command
+    assert "logger.tensorboard_enabled=true" in command
+
+
+def test_every_step_ran_in_its_container_with_the_mounts_of_the_site(chain):
+    asked = chain.containers()
+    images = {record["image"] for record in asked}
+    assert images == {str(chain.root / "train.sqsh"), str(chain.root / "sandbox.sqsh")}
+    heads = [record for record in asked if record["name"] == "ray-head"]
+    assert len(heads) == 2
+    for record in heads:
+        assert record["workdir"] == str(chain.checkout)
+        assert f"{chain.root}:{chain.root}" in record["mounts"].split(",")
+        assert (
+            f"{chain.checkout}/3rdparty/Gym-workspace/Gym:/opt/nemo-rl/3rdparty/Gym-workspace/Gym" in record["mounts"]
+        )
+    assert {host: chain.cluster.processes(host) for host in chain.cluster.hosts} == {
+        host: [] for host in chain.cluster.hosts
+    }
+
+
+def test_metrics_have_the_columns_of_every_backend_and_no_kl_where_none_was_measured(chain):
+    table = pd.read_parquet(chain.results / "rlvr1/metrics.parquet")
+    assert list(table["step"]) == list(range(1, STEPS + 1))
+    assert table["kl"].isna().all()
+    for column in ("reward_mean", "reward_std", "response_length_mean", "gen_kl_error", "entropy", "lr", "seconds"):
+        assert table[column].notna().all(), column
+    assert set(dict(table["environment_rewards"][0])) == set(AGENTS)
+
+
+def test_no_token_is_in_any_file_or_output(chain):
+    assert SECRET not in chain.output
+    for path in [
+        *chain.results.rglob("*"),
+        *(chain.root / ".snakemake").rglob("*"),
+        *chain.cluster.directory.glob("*"),
+    ]:
+        if path.is_file() and not path.is_symlink():
+            assert SECRET.encode() not in path.read_bytes(), path
+    assert SECRET not in json.dumps(chain.containers())
+
+
+def test_a_driver_killed_while_saving_goes_on_to_the_same_weights(chain):
+    once = f"++stand_in.once={chain.root}/struck"
+    output = chain.train_at_once("killed", "++stand_in.fault=die", "++stand_in.at=4", once)
+    assert re.search(r"driver was killed \(status 137\) after the checkpoint of step 2; to be continued", output)
+    output = chain.train_at_once("killed", fresh=False)
+    assert "resumes from step 2" in output
+    assert f"(step {STEPS})" in output
+    published = chain.results.with_name("killed") / "rlvr1/ckpt/weights/policy/weights/iter_0000000"
+    assert b"".join(path.read_bytes() for path in sorted(published.glob("*.distcp"))) == chain.weights("rlvr1")
+
+
+def test_a_deadline_ends_an_attempt_with_its_step_saved(chain):
+    output = chain.train_at_once("deadline", "++stand_in.step_seconds=10", deadline=100)
+    assert re.search(
+        r"unfinished at step [1-5] of 6 \(its deadline came; it saved and stopped\); to be continued", output
+    )
+
+
+def test_an_exception_that_the_driver_swallows_is_a_failure_with_its_words(chain):
+    output = chain.train_at_once("swallowed", "++stand_in.fault=async_error", "++stand_in.at=3")
+    assert (
+        "NeMo-RL ended with status 0 after the checkpoint of step 2: an exception ended its asynchronous loop" in output
+    )
+    assert "a rollout failed" in output
+
+
+def test_a_driver_that_makes_no_new_step_is_ended(chain):
+    chain.write_site(stall_seconds=15)
+    output = chain.train_at_once("stalled", "++stand_in.fault=hang", "++stand_in.at=4")
+    assert re.search(r"no new step for 15 s \(site's nemo_rl.stall_seconds\), at step 2; see .*ray-driver.log", output)
+    assert {host: chain.cluster.processes(host) for host in chain.cluster.hosts} == {
+        host: [] for host in chain.cluster.hosts
+    }
+
+
+def test_checkpoints_that_repeat_old_weights_are_refused(chain):
+    output = chain.train_at_once("repeated", "++stand_in.fault=same_weights")
+    assert "is byte for byte that of step_2, so saving repeats old weights (NeMo-RL issue 3312)" in output
