@@ -353,6 +353,14 @@ def show(cluster: Cluster, number: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
+def test_a_driver_alone_on_a_host_finds_too_few_gpus(pyxis, checkout, tmp_path):
+    command = ("srun", "--container-image=a/b:1", f"--container-workdir={checkout}", *driver(tmp_path))
+    done = run(checkout, *command, **pyxis.environment, NRL_VIRTUAL_CLUSTER_MAX_RETRIES="1")
+    assert done.returncode == 1
+    assert "Requested 16 GPUs, but only 8 are available" in done.stdout
+    assert pyxis.processes("node1") == []
+
+
 def test_ray_sub_runs_drivers_over_two_hosts_and_ends_as_they_end(pyxis, tmp_path):
     checkout = with_data(make_checkout(tmp_path / "checkout"))
     before = len(containers(pyxis))
@@ -384,11 +392,3 @@ def test_ray_sub_needs_what_slurm_says_of_the_job(pyxis, tmp_path):
     done = run(tmp_path, "bash", script, **pyxis.environment, **given)
     assert done.returncode != 0
     assert re.search(r"SLURM_\w+: unbound variable", done.stdout)
-
-
-def test_a_driver_alone_on_a_host_finds_too_few_gpus(pyxis, checkout, tmp_path):
-    command = ("srun", "--container-image=a/b:1", f"--container-workdir={checkout}", *driver(tmp_path))
-    done = run(checkout, *command, **pyxis.environment, NRL_VIRTUAL_CLUSTER_MAX_RETRIES="1")
-    assert done.returncode == 1
-    assert "Requested 16 GPUs, but only 8 are available" in done.stdout
-    assert pyxis.processes("node1") == []
