@@ -46,7 +46,8 @@ def write(directory: Path, hosts: list[str], gpus: int, pyxis: bool, options: di
         subprocess.run(["gcc", "-Wall", "-shared", "-fPIC", "-o", plugin, PLUGIN], check=True)
         record = directory / "containers.jsonl"
         record.touch()
-        seen = f'env=RAY_OVERRIDE_RESOURCES={{"GPU":{gpus}}}'  # Ray counts GPUs by NVIDIA's library, absent here
+        # Ray counts GPUs by NVIDIA's library, absent here; and the home with its token is not mounted in a container.
+        seen = f'env=RAY_OVERRIDE_RESOURCES={{"GPU":{gpus}}} env=RAY_AUTH_MODE=disabled'
         (directory / "etc/plugstack.conf").write_text(f"required {plugin} record={record} {seen}\n")
     (directory / "etc/slurm.conf").write_text(
         TEMPLATE.read_text().format(

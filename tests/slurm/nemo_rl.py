@@ -7,6 +7,7 @@ from pathlib import Path
 
 STAND_IN = Path(__file__).with_name("nemo_rl_stand_in")
 CONFIG = Path("examples/nemo_gym/nemotron-3-super/stage1_rlvr.yaml")
+OLD_CONFIG = Path("examples/configs/super/stage1_rlvr.yaml")  # where super-v3 has it
 CONVERTERS = Path("examples/converters")
 ELSEWHERE = {"v0.7.0": ["super"], "main": ["super"], "super-v3": ["gpu"]}  # converters of other releases
 SUBMODULES = (
@@ -17,7 +18,7 @@ REAL = "STAGECOACH_NEMO_RL"
 
 
 def make_checkout(directory: Path, release: str = "v0.7.0", ray_sub: Path | None = None) -> Path:
-    """Make a git repository of one commit in `directory`, which must not exist; KeyError for another release.
+    """Make a git repository of one commit in `directory`, which must not exist; KeyError for a release that is unknown.
 
     `ray_sub` replaces its ray.sub; so does that of the checkout which STAGECOACH_NEMO_RL names. The real one asks for
     Ray's dashboard, so the packages of ray[default] must be in PYTHONPATH.
@@ -28,6 +29,9 @@ def make_checkout(directory: Path, release: str = "v0.7.0", ray_sub: Path | None
     (directory / ".gitignore").write_text("__pycache__/\n/results/\n/logs/\n*-logs/\n*.out\n")
     for name in absent:
         (directory / CONVERTERS / f"convert_megatron_to_hf_{name}.py").unlink()
+    if release == "super-v3":
+        (directory / OLD_CONFIG).parent.mkdir(parents=True)
+        (directory / CONFIG).rename(directory / OLD_CONFIG)
     for submodule in SUBMODULES:
         (directory / submodule).mkdir(parents=True)
         (directory / submodule / "README.md").write_text("A stand-in for a submodule.\n")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.slurm.cluster import Cluster, ClusterError
-from tests.slurm.nemo_rl import CONFIG, STAND_IN, make_checkout
+from tests.slurm.nemo_rl import CONFIG, OLD_CONFIG, STAND_IN, make_checkout
 from tests.slurm.processes import PATH
 from tests.slurm.test_cluster import until
 
@@ -325,9 +325,20 @@ def test_a_checkout_is_one_commit_that_is_always_the_same(checkout, tmp_path):
     assert not (checkout / "examples/converters/convert_megatron_to_hf_super.py").exists()
 
 
+def test_an_older_release_has_other_files_and_sets_fewer_variables(tmp_path, monkeypatch):
+    monkeypatch.delenv("STAGECOACH_NEMO_RL", raising=False)
+    old = make_checkout(tmp_path / "checkout", "super-v3")
+    assert "NRL_JOB_START_EPOCH" not in (old / "ray.sub").read_text()
+    assert (old / OLD_CONFIG).exists() and not (old / CONFIG).exists()
+    converters = {path.name for path in (old / "examples/converters").iterdir()}
+    assert converters == {"convert_megatron_to_hf.py", "convert_megatron_to_hf_super.py"}
+    assert run(old, "bash", "-n", "ray.sub").returncode == 0
+
+
 def submit(cluster: Cluster, checkout: Path, command: str) -> dict[str, str]:
     """Submit the checkout's ray.sub on both hosts and wait for its end; what Slurm says of the job."""
     given = {"CONTAINER": "nvcr.io#nvidia/nemo-rl:v0.7.0", "MOUNTS": f"{checkout}:{checkout}", "COMMAND": command}
+    given |= {"SANDBOX_CONTAINER": "nvcr.io#sandbox:1", "SANDBOX_COMMAND": "python -m http.server 6000"}
     options = ("--nodes=2", "--account=lab", "--partition=batch", "--job-name=run", "--time=10", "--gres=gpu:8")
     batch = ("sbatch", "--parsable", *options, "--output=%j.out", "ray.sub")
     number = run(checkout, *batch, **cluster.environment, **given).stdout.strip()
@@ -340,6 +351,14 @@ def show(cluster: Cluster, number: str) -> dict[str, str]:
     """What Slurm says of a job."""
     words = cluster.run("scontrol", "show", "job", number, "--oneliner").split()
     return dict(word.split("=", 1) for word in words if "=" in word)
+
+
+def test_a_driver_alone_on_a_host_finds_too_few_gpus(pyxis, checkout, tmp_path):
+    command = ("srun", "--container-image=a/b:1", f"--container-workdir={checkout}", *driver(tmp_path))
+    done = run(checkout, *command, **pyxis.environment, NRL_VIRTUAL_CLUSTER_MAX_RETRIES="1")
+    assert done.returncode == 1
+    assert "Requested 16 GPUs, but only 8 are available" in done.stdout
+    assert pyxis.processes("node1") == []
 
 
 def test_ray_sub_runs_drivers_over_two_hosts_and_ends_as_they_end(pyxis, tmp_path):
@@ -357,7 +376,10 @@ def test_ray_sub_runs_drivers_over_two_hosts_and_ends_as_they_end(pyxis, tmp_pat
 
     files = {".shared_fs_canary", "driver_command.sh", "ray-head.log", "ray-worker-0.log", "STARTED_RAY_HEAD"}
     assert files <= {path.name for path in logs.iterdir()}
-    head, worker = sorted(containers(pyxis)[before:], key=lambda record: record["name"])
+    assert {path.name for path in logs.glob("sandbox/S*")} == {"SANDBOX_READY_node1", "SANDBOX_READY_node2"}
+    asked = containers(pyxis)[before:]
+    assert sorted(record["node"] for record in asked if record["image"] == "nvcr.io#sandbox:1") == pyxis.hosts
+    head, worker = sorted((record for record in asked if record["name"]), key=lambda record: record["name"])
     assert (head["name"], head["node"], worker["name"], worker["node"]) == ("ray-head", "node1", "ray-worker", "node2")
     for record in (head, worker):
         assert (record["image"], record["workdir"]) == ("nvcr.io#nvidia/nemo-rl:v0.7.0", str(checkout))

@@ -285,6 +285,7 @@ def reserve(settings: dict[str, Any]) -> None:
     try:
         ray.init(address="auto", log_to_driver=False)
     except ConnectionError:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else it leaves a token in the home, for every later Ray
         ray.init(log_to_driver=False, include_dashboard=False)
     gpus, nodes = settings["cluster"]["gpus_per_node"], settings["cluster"]["num_nodes"]
     tries = int(os.environ.get("NRL_VIRTUAL_CLUSTER_MAX_RETRIES", "6"))
