@@ -123,16 +123,16 @@ def _config_of(stage: NemoRlStage, checkout: Path) -> dict[str, Any] | str:
 
 def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
     """A start of the stage whose values mean nothing: only the keys that it says count."""
-    stage, anywhere = recipe.stages[name], Path("/anywhere")
+    anywhere = Path("/anywhere")
     return Launch(
         stage=name,
-        settings=stage,
+        settings=recipe.stages[name],
         release=release_of(recipe.release),
         site=ANY_SITE,
         checkout=checkout,
         model="/model",
-        train_split=anywhere,
-        validation_split=anywhere,
+        train_split=anywhere / "data/train-split.jsonl",
+        validation_split=anywhere / "data/val-split.jsonl",
         checkpoints=anywhere,
         logs=anywhere,
         max_num_steps=1,
