@@ -97,10 +97,10 @@ def unknown_keys(recipe: Recipe, checkout: Path, source: str | None = None) -> l
     for name, stage in recipe.stages.items():
         at = f"{source}: stages.{name}"
         if not (checkout / stage.entry).is_file():
-            found.append(f"{at}.entry: {stage.entry} is not in {recipe.release}")
+            found.append(f"{at}.entry: {stage.entry} is not in the checkout of {recipe.release}")
         config = _config_of(stage, checkout)
         if isinstance(config, str):
-            found.append(f"{at}.config: {config}, which is not in {recipe.release}")
+            found.append(f"{at}.config: {config}, which is not in the checkout of {recipe.release}")
             continue
         overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
         found += [f"{at}.{problem}" for problem in _problems(config, overrides, stage.config)]

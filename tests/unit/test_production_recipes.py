@@ -115,7 +115,9 @@ def test_batches_add_up_and_divide_among_the_training_gpus(name):
 @pytest.mark.parametrize(("name", "stage"), [("nano3", "dpo"), ("steps-dpo", "dpo")])
 def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
     one = recipe_of(name).stages[stage]
-    assert one.policy["train_global_batch_size"] % (one.cluster.num_nodes * 8) == 0
+    gpus = one.cluster.num_nodes * 8
+    assert one.policy["train_global_batch_size"] % gpus == 0
+    assert one.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
 
 
 @pytest.mark.parametrize("name", ["super3", "super3-small", "nano3", "steps-rlhf"])
