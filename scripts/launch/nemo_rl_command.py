@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.launch.hydra import hydra_value, overrides_of
-from scripts.recipe.models import NemoRlStage
+from scripts.recipe.models import Checkpointing, NemoRlStage
 from scripts.recipe.releases import Release
 from scripts.recipe.site import NemoRlSite, Site
 
@@ -84,7 +84,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
     stage, release = launch.settings, launch.release
     nested: dict[str, Any] = {}
     if "skip_prefetched_venvs" in release.can and "nemo_gym" in stage.entry:
-        nested |= {"env.nemo_gym.uv_venv_dir": "/opt/gym_venvs", "env.nemo_gym.skip_venv_if_present": True}
+        # not every config of such a release has these keys
+        nested |= {"++env.nemo_gym.uv_venv_dir": "/opt/gym_venvs", "++env.nemo_gym.skip_venv_if_present": True}
     nested |= {
         "policy.model_name": launch.model,
         "checkpointing.checkpoint_dir": str(launch.checkpoints),
@@ -95,10 +96,12 @@ def hydra_overrides(launch: Launch) -> list[str]:
     if launch.nemo_rl.wandb_project is not None:
         nested |= {"logger.wandb.name": launch.stage, "logger.wandb.project": launch.nemo_rl.wandb_project}
     settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}
-    if settings["data"] == stage.data:
+    added = _filled(stage.add, launch)
+    if settings["data"] == stage.data and added == stage.add:
         keys = release.keys
         nested |= {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
     overrides = [*overrides_of(nested), *overrides_of(settings)]
+    overrides += overrides_of({f"+{section}": values for section, values in added.items()})
     overrides += overrides_of(_nodes(launch) | _steps(launch))
     if stage.sif and launch.nemo_rl.sif:
         overrides.append(f"sif_dir={hydra_value(launch.nemo_rl.sif)}")
@@ -126,20 +129,24 @@ def _nodes(launch: Launch) -> dict[str, Any]:
     if cluster.generation_nodes:
         nodes["policy.generation.colocated.resources.num_nodes"] = cluster.generation_nodes
         nodes["policy.generation.colocated.resources.gpus_per_node"] = gpus
-    if cluster.judge_nodes:
-        nodes["env.nemo_gym.num_gpu_nodes"] = cluster.judge_nodes
+    if cluster.judge_nodes and launch.release.keys.judge_nodes:
+        nodes[launch.release.keys.judge_nodes] = cluster.judge_nodes
     return nodes
+
+
+def kept_checkpoints(checkpointing: Checkpointing) -> int | None:
+    """NeMo-RL's keep_top_k, which always spares the newest; None: all."""
+    return None if checkpointing.keep_last_k is None else checkpointing.keep_last_k + checkpointing.keep_top_k
 
 
 def _steps(launch: Launch) -> dict[str, Any]:
     algorithm, checkpointing = launch.settings.algorithm, launch.settings.checkpointing
-    kept = None if checkpointing.keep_last_k is None else checkpointing.keep_last_k + checkpointing.keep_top_k
     steps: dict[str, Any] = {
         f"{algorithm}.max_num_steps": launch.max_num_steps,
         f"{algorithm}.seed": launch.seed,
         "checkpointing.enabled": True,
         "checkpointing.save_period": checkpointing.save_period,
-        "checkpointing.keep_top_k": kept,
+        "checkpointing.keep_top_k": kept_checkpoints(checkpointing),
     }
     if launch.pretrained is not None:
         steps["+checkpointing.pretrained_checkpoint.path"] = str(launch.pretrained)

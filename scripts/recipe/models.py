@@ -317,7 +317,7 @@ class NemoRlCluster(Strict):
     """How many nodes NeMo-RL gets, in its own words. May change no weight."""
 
     num_nodes: PositiveInt = Field(description="cluster.num_nodes of its config.")
-    judge_nodes: int = Field(0, ge=0, description="Nodes of Gym's judge models (env.nemo_gym.num_gpu_nodes).")
+    judge_nodes: int = Field(0, ge=0, description="Nodes of Gym's judge models (of num_nodes or besides, by release).")
     generation_nodes: int = Field(
         0, ge=0, description="Of num_nodes, those that only generate (asynchronous training); 0: all do both."
     )
@@ -347,6 +347,7 @@ class NemoRlStage(StageBase):
     data: dict[str, Any] = {}
     env: dict[str, Any] = {}
     logger: dict[str, Any] = {}
+    add: dict[str, Any] = Field({}, description="Settings like those above that the release's config does not have.")
     sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
     sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
     mtp: bool = Field(False, description="Speculative decoding by the model's own prediction heads.")
@@ -392,7 +393,8 @@ class NemoRlStage(StageBase):
             return self
         product = self.grpo["num_prompts_per_step"] * self.grpo["num_generations_per_prompt"]
         batch = self.policy["train_global_batch_size"]
-        if self.loss_fn.get("force_on_policy_ratio") and batch != product:
+        loss = self.loss_fn | self.add.get("loss_fn", {})
+        if loss.get("force_on_policy_ratio") and batch != product:
             raise PydanticCustomError(
                 "batch",
                 "loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "

@@ -30,11 +30,15 @@ class Converter(Strict):
 
 
 class Keys(Strict):
-    """Keys of NeMo-RL's config whose names changed from release to release."""
+    """Keys of NeMo-RL's config whose names changed from release to release.
+
+    `judge_nodes` is None where the release has no such key: judges then take the nodes that the policy leaves.
+    """
 
     train_data: str
     validation_data: str
     validation_generations: str
+    judge_nodes: str | None = None
 
 
 class Release(Strict):

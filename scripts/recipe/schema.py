@@ -28,8 +28,13 @@ def schema_text(name: str) -> str:
 def _allow_defaults(schema: dict[str, Any]) -> None:
     """A stage need not say what ``defaults`` says for its algorithm; the defaults have the stages' own keys."""
     definitions = schema["$defs"]
-    stages = {"sft": "SftStage", "grpo": "GrpoStage"}
-    pending, partial = list(stages.values()), set()
+    stages = {
+        "sft": ["SftStage"],
+        "grpo": ["GrpoStage", "NemoRlStage"],
+        "dpo": ["NemoRlStage"],
+        "mpo": ["NemoRlStage"],
+    }
+    pending, partial = [name for names in stages.values() for name in names], set()
     while pending:
         name = pending.pop()
         if name not in partial:
@@ -39,11 +44,17 @@ def _allow_defaults(schema: dict[str, Any]) -> None:
         required = [key for key in definitions[name].pop("required", ()) if key == "algorithm"]
         if required:
             definitions[name]["required"] = required
+    for stage in schema["properties"]["stages"]["patternProperties"].values():
+        # without what defaults say, a stage of GRPO may be of either backend
+        stage["anyOf"] = stage.pop("oneOf")
     schema["properties"]["defaults"] = {
         "type": "object",
         "title": "Defaults",
         "description": "Settings that all stages of an algorithm share; a stage's own settings win.",
-        "properties": {algorithm: {**definitions[stage], "required": []} for algorithm, stage in stages.items()},
+        "properties": {
+            algorithm: {"anyOf": [{**definitions[name], "required": []} for name in names]}
+            for algorithm, names in stages.items()
+        },
         "additionalProperties": False,
     }
 

@@ -20,7 +20,7 @@ REAL = "STAGECOACH_NEMO_RL"
 def make_checkout(directory: Path, release: str = "v0.7.0", ray_sub: Path | None = None) -> Path:
     """Make a git repository of one commit in `directory`, which must not exist; KeyError for a release that is unknown.
 
-    `ray_sub` replaces its ray.sub; so does that of the checkout which STAGECOACH_NEMO_RL names. The real one asks for
+    `ray_sub` replaces its ray.sub; so does that of the release below the folder that STAGECOACH_NEMO_RL names. The real one asks for
     Ray's dashboard, so the packages of ray[default] must be in PYTHONPATH.
     """
     absent = ELSEWHERE[release]
@@ -36,7 +36,7 @@ def make_checkout(directory: Path, release: str = "v0.7.0", ray_sub: Path | None
         (directory / submodule).mkdir(parents=True)
         (directory / submodule / "README.md").write_text("A stand-in for a submodule.\n")
     script = directory / "ray.sub"
-    if real := ray_sub or (Path(os.environ[REAL], "ray.sub") if os.environ.get(REAL) else None):
+    if real := ray_sub or (Path(os.environ[REAL], release, "ray.sub") if os.environ.get(REAL) else None):
         shutil.copy(real, script)
     elif release == "super-v3":
         lines = script.read_text().splitlines(keepends=True)

@@ -80,7 +80,7 @@ def test_every_value_survives_the_shells(values):
 def test_the_recipes_settings_and_our_directories_reach_the_driver():
     told = hydra_overrides(launch())
     for override in (
-        "env.nemo_gym.skip_venv_if_present=true",
+        "++env.nemo_gym.skip_venv_if_present=true",
         "policy.model_name=/lustre/models/sft",
         "checkpointing.checkpoint_dir=/lustre/r/rlvr1/run/checkpoints",
         "logger.tensorboard_enabled=true",

@@ -1,0 +1,295 @@
+"""The recipes that NeMo-RL trains: nodes, batches, order, and that what does not fit is refused with its rule."""
+
+import json
+import re
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from scripts.errors import UserError
+from scripts.launch.nemo_rl_command import hydra_overrides
+from scripts.launch.upstream import any_launch
+from scripts.recipe.load import load_recipe
+from scripts.recipe.models import Recipe
+from scripts.recipe.releases import release_of
+from scripts.recipe.resolve import planned_step, resolve_stage
+from scripts.recipe.schema import schema_text
+from tests.conftest import ROOT
+
+NAMES = (
+    "super3",
+    "super3-b200",
+    "super3-small",
+    "nano3",
+    "omni3",
+    "steps-dpo",
+    "steps-rlvr",
+    "steps-rlhf",
+)
+SUPER_ORDER = ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
+
+
+def recipe_of(name: str) -> Recipe:
+    return load_recipe(ROOT / f"config/recipes/{name}.yaml")
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """The message, without the file's folder and line, for a shipped recipe with a piece of text replaced."""
+
+    def load(name: str, old: str, new: str) -> str:
+        text = (ROOT / f"config/recipes/{name}.yaml").read_text()
+        assert old in text
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(UserError) as error:
+            load_recipe(path)
+        return re.sub(r"\.yaml:\d+", ".yaml", str(error.value).replace(f"{tmp_path}/", ""))
+
+    return load
+
+
+def test_these_are_all_recipes_but_the_tiny_one():
+    assert sorted(NAMES) == sorted(
+        path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if path.stem != "tiny"
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_editor_finds_nothing_wrong_with_it(name):
+    recipe = yaml.safe_load((ROOT / f"config/recipes/{name}.yaml").read_text())
+    Draft202012Validator(json.loads(schema_text("recipe"))).validate(recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"),
+    [
+        ("super3", {"rlvr1": 183, "rlvr2": 183, "rlvr3": 183, "swe1": 64, "swe2": 64, "rlhf": 100}),
+        ("super3-b200", {"rlvr1": 109, "rlvr2": 109, "rlvr3": 109, "swe1": 64, "swe2": 64, "rlhf": 72}),
+        ("super3-small", {"rlvr1": 27, "rlvr2": 27, "rlvr3": 27, "swe1": 20, "swe2": 20, "rlhf": 28}),
+        ("nano3", {"rlvr": 32, "rlhf": 36, "dpo": 4}),
+        ("omni3", {"mpo": 4, "text": 16, "vision": 4}),
+        ("steps-dpo", {"dpo": 1}),
+        ("steps-rlvr", {"rlvr": 1}),
+        ("steps-rlhf", {"rlhf": 2}),
+    ],
+)
+def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
+    assert {stage: it.resources.nodes for stage, it in recipe_of(name).stages.items()} == nodes
+
+
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [("super3", [32] * 6), ("super3-b200", [32] * 6), ("super3-small", [8, 8, 8, 16, 16, 16])],
+)
+def test_what_neither_generates_nor_judges_trains(name, training):
+    recipe = recipe_of(name)
+    within = "judges_within_num_nodes" in release_of(recipe.release).can
+    clusters = [stage.cluster for stage in recipe.stages.values()]
+    assert [it.num_nodes - it.generation_nodes - within * it.judge_nodes for it in clusters] == training
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_add_up_and_divide_among_the_training_gpus(name):
+    recipe = recipe_of(name)
+    within = "judges_within_num_nodes" in release_of(recipe.release).can
+    for stage_name, stage in recipe.stages.items():
+        batch = stage.policy["train_global_batch_size"]
+        if stage.algorithm == "grpo":
+            product = stage.grpo["num_prompts_per_step"] * stage.grpo["num_generations_per_prompt"]
+            updates = 4 if stage_name == "vision" else 1
+            assert product == updates * batch, stage_name
+        if "megatron_cfg" not in stage.policy:
+            continue
+        parallel = {"pipeline_model_parallel_size": 1} | stage.policy["megatron_cfg"]
+        nodes = stage.cluster.num_nodes - stage.cluster.generation_nodes - within * stage.cluster.judge_nodes
+        ways = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        one = parallel[ways[0]] * parallel[ways[1]] * parallel[ways[2]]
+        replicas, rest = divmod(nodes * 8, one)
+        assert rest == 0, f"{stage_name}: {nodes * 8} GPUs for groups of {one}"
+        assert batch % replicas == 0, f"{stage_name}: {batch} for {replicas} replicas"
+        assert nodes * 8 // parallel["pipeline_model_parallel_size"] % parallel["expert_model_parallel_size"] == 0
+
+
+@pytest.mark.parametrize(("name", "stage"), [("nano3", "dpo"), ("steps-dpo", "dpo")])
+def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
+    one = recipe_of(name).stages[stage]
+    gpus = one.cluster.num_nodes * 8
+    assert one.policy["train_global_batch_size"] % gpus == 0
+    assert one.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
+
+
+@pytest.mark.parametrize("name", ["super3", "super3-small", "nano3", "steps-rlhf"])
+def test_a_judge_compares_as_many_responses_as_a_prompt_gets(name):
+    stage = recipe_of(name).stages["rlhf"]
+    env = stage.env["nemo_gym"] | stage.add.get("env", {}).get("nemo_gym", {})
+    server = env["genrm_compare_resources_server"]["resources_servers"]["genrm_compare"]
+    assert server["num_rollouts_per_prompt"] == stage.grpo["num_generations_per_prompt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("super3", SUPER_ORDER),
+        ("super3-b200", SUPER_ORDER),
+        ("super3-small", SUPER_ORDER),
+        ("nano3", ["rlvr", "rlhf", "dpo"]),
+        ("omni3", ["mpo", "text", "vision"]),
+    ],
+)
+def test_stages_follow_each_other_in_the_published_order(name, order):
+    recipe = recipe_of(name)
+    assert recipe.stage_order() == order
+    assert [recipe.stages[stage].parent for stage in order] == [None, *order[:-1]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_are_the_releases_own(name):
+    recipe = recipe_of(name)
+    images = release_of(recipe.release).images
+    assert {stage.image for stage in recipe.stages.values()} <= images.keys()
+    assert all("sandbox" in images for stage in recipe.stages.values() if stage.sandbox)
+
+
+def test_the_swe_stages_on_b200_run_in_their_own_image_and_no_prediction_head_is_used():
+    stages = recipe_of("super3-b200").stages
+    assert {name for name, stage in stages.items() if stage.image == "swe"} == {"swe1", "swe2"}
+    assert {stage.policy["megatron_cfg"]["mtp_num_layers"] for stage in stages.values()} == {0}
+    assert not any(stage.mtp for stage in stages.values())
+
+
+def test_nano_has_the_published_hyper_parameters():
+    recipe = recipe_of("nano3")
+    rlvr, rlhf, dpo = recipe.stages.values()
+    for stage in (rlvr, rlhf):
+        assert (stage.grpo["num_prompts_per_step"], stage.grpo["num_generations_per_prompt"]) == (128, 16)
+        assert stage.policy["max_total_sequence_length"] == 49152
+        assert stage.policy["megatron_cfg"]["optimizer"]["lr"] == 3e-6
+        assert not stage.is_asynchronous
+    server = rlhf.env["nemo_gym"]["genrm_compare_resources_server"]["resources_servers"]["genrm_compare"]
+    assert (server["reasoning_bonus"], server["answer_bonus"]) == (0.5, 0.5)
+    assert dpo.policy["optimizer"]["kwargs"]["lr"] == 3e-6
+    assert (dpo.policy["train_global_batch_size"], dpo.max_num_steps) == (128, 50)
+    assert (dpo.dpo["sft_loss_weight"], dpo.dpo["reference_policy_kl_penalty"]) == (0.2, 0.05)
+    assert {blend.holdout for blend in recipe.blends.values()} == {1000}
+
+
+def test_a_stage_without_a_stated_end_trains_one_pass_over_its_rows():
+    recipe = recipe_of("nano3")
+    assert planned_step(resolve_stage(recipe, "rlvr"), 128 * 40 + 5) == 40
+    assert planned_step(resolve_stage(recipe, "dpo"), 128 * 40) == 50
+    omni = recipe_of("omni3")
+    assert planned_step(resolve_stage(omni, "vision"), 512 * 7) == 7
+
+
+def test_the_splits_reach_the_omni_stages_by_their_own_keys():
+    recipe = recipe_of("omni3")
+    told = {name: hydra_overrides(any_launch(name, recipe, ROOT)) for name in recipe.stages}
+    assert "data.data_path=/anywhere/data/meta/meta_public.json" in told["mpo"]
+    assert "data.train_jsonl_fpath=/anywhere/data/train-split.jsonl" in told["text"]
+    assert "data.validation_jsonl_fpath=/anywhere/data/val-split.jsonl" in told["text"]
+    assert "data.cache_dir=/anywhere/data" in told["vision"]
+    for name in ("mpo", "vision"):
+        assert not any("jsonl_fpath" in override for override in told[name]), "it has no such key"
+
+
+def test_what_a_config_lacks_is_added_and_says_where_the_rows_are():
+    recipe = recipe_of("steps-dpo")
+    told = hydra_overrides(any_launch("dpo", recipe, ROOT))
+    assert "+data.train.data_path=/anywhere/data/train-split.jsonl" in told
+    assert not any(override.startswith("data.train.data_path=") for override in told)
+
+
+def test_judges_get_their_nodes_where_the_release_has_no_key_for_them():
+    told = hydra_overrides(any_launch("rlhf", recipe_of("steps-rlhf"), ROOT))
+    assert "cluster.num_nodes=1" in told
+    assert not any("num_gpu_nodes" in override for override in told)
+
+
+UNFIT = "static preference pairs are for dpo or mpo; a deterministic check (verifier) or a judge is for grpo"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "expected"),
+    [
+        (
+            "steps-rlvr",
+            "reward: verifier",
+            "reward: pairs",
+            f"steps-rlvr.yaml: stages.rlvr: grpo does not fit a reward from pairs: {UNFIT}",
+        ),
+        (
+            "steps-dpo",
+            "reward: pairs",
+            "reward: verifier",
+            f"steps-dpo.yaml: stages.dpo: dpo does not fit a reward from verifier: {UNFIT}",
+        ),
+        (
+            "omni3",
+            "algorithm: mpo\n    reward: pairs",
+            "algorithm: mpo\n    reward: judge",
+            f"omni3.yaml: stages.mpo: mpo does not fit a reward from judge: {UNFIT}",
+        ),
+        (
+            "steps-dpo",
+            "  dpo: {kind: preferences}",
+            "  dpo: {}",
+            "steps-dpo.yaml: stages.dpo.blend: dpo trains on preferences, but blend dpo holds prompts",
+        ),
+        (
+            "omni3",
+            "mpo: {kind: preferences, holdout: 2000}",
+            "mpo: {holdout: 2000}",
+            "omni3.yaml: stages.mpo.blend: mpo trains on preferences, but blend mpo holds prompts",
+        ),
+        (
+            "steps-rlvr",
+            "  rlvr: {}",
+            "  rlvr: {kind: preferences}",
+            "steps-rlvr.yaml: stages.rlvr.blend: grpo trains on prompts, but blend rlvr holds preferences",
+        ),
+        (
+            "steps-rlvr",
+            "train_global_batch_size: 128",
+            "train_global_batch_size: 32",
+            "steps-rlvr.yaml: stages.rlvr: loss_fn.force_on_policy_ratio wants policy.train_global_batch_size (32) to be "
+            "grpo.num_prompts_per_step x num_generations_per_prompt = 128",
+        ),
+        (
+            "nano3",
+            "train_global_batch_size: 2048",
+            "train_global_batch_size: 2000",
+            "nano3.yaml: stages.rlvr: grpo.num_prompts_per_step x num_generations_per_prompt = 2048 is no multiple of "
+            "policy.train_global_batch_size, 2000\n  "
+            "nano3.yaml: stages.rlhf: loss_fn.force_on_policy_ratio wants policy.train_global_batch_size (2000) to be "
+            "grpo.num_prompts_per_step x num_generations_per_prompt = 2048",
+        ),
+        (
+            "steps-rlvr",
+            "resources: {",
+            "resources: {nodes: 4, ",
+            "steps-rlvr.yaml: stages.rlvr: resources.nodes follows from cluster here; leave it out",
+        ),
+        (
+            "super3-b200",
+            "{num_nodes: 64, generation_nodes: 32}",
+            "{num_nodes: 64, generation_nodes: 64}",
+            "super3-b200.yaml: stages.swe1: cluster.generation_nodes leaves no node to train on",
+        ),
+        (
+            "nano3",
+            "release: v0.7.0",
+            "release: v0.7.1",
+            "envs/nemo-rl.yaml: no release is named v0.7.1; did you mean v0.7.0?",
+        ),
+        (
+            "steps-dpo",
+            "      max_total_sequence_length: 4096\n",
+            "",
+            "steps-dpo.yaml: stages.dpo: policy.max_total_sequence_length must be stated",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_rule(refused, name, old, new, expected):
+    assert refused(name, old, new) == expected

@@ -1,0 +1,213 @@
+"""A recipe's keys are held against the release that it names: a made-up checkout here, real ones where they are."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from scripts.errors import UserError
+from scripts.launch.nemo_rl_command import hydra_overrides
+from scripts.launch.upstream import ABSENT, Difference, any_launch, differences, load_upstream, unknown_keys
+from scripts.recipe.load import load_recipe
+from scripts.recipe.models import Recipe
+from tests.conftest import ROOT
+
+CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
+PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if path.stem != "tiny")
+CONFIG = "examples/nemo_gym/stage.yaml"
+AT = "config/recipes/made.yaml: stages.rlvr"
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A release in which one config inherits from two others, as NeMo-RL's do."""
+    files = {
+        "examples/nemo_gym/run_grpo_nemo_gym.py": "",
+        "examples/configs/base.yaml": """
+            cluster: {num_nodes: 1, gpus_per_node: 8}
+            checkpointing: {enabled: true, checkpoint_dir: c, save_period: 10, keep_top_k: 3, checkpoint_must_save_by: null}
+            logger: {log_dir: l, tensorboard_enabled: false, wandb_enabled: false, wandb: {name: n, project: p}}
+            data: {train: {dataset_name: Another, data_path: t}, validation: null}
+            policy: {optimizer: {name: torch.optim.AdamW}}
+        """,
+        "examples/configs/grpo.yaml": """
+            defaults: base.yaml
+            grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 4, max_num_steps: 9, seed: 42}
+            loss_fn: {reference_policy_kl_penalty: 0}
+            policy:
+              model_name: m
+              train_global_batch_size: 32
+              max_total_sequence_length: 512
+              megatron_cfg: {tensor_model_parallel_size: 4, optimizer: {lr: 3e-6, min_lr: "${policy.megatron_cfg.optimizer.lr}"}}
+        """,
+        CONFIG: """
+            defaults: [../configs/base.yaml, ../configs/grpo.yaml]
+            grpo: {seed: 7}
+            data: {_override_: true, train: {data_path: t}, validation: {data_path: v}}
+            env: {nemo_gym: {config_paths: []}}
+        """,
+    }
+    for name, text in files.items():
+        path = tmp_path / "checkout" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "checkout"
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe of one stage that the made-up release can train; `changes` to that stage."""
+
+    def load(**changes: object) -> Recipe:
+        stage = {
+            "algorithm": "grpo",
+            "backend": "nemo_rl",
+            "reward": "verifier",
+            "blend": "rows",
+            "config": CONFIG,
+            "cluster": {"num_nodes": 1},
+            "grpo": {"num_prompts_per_step": 8, "num_generations_per_prompt": 4},
+            "policy": {"train_global_batch_size": 32, "max_total_sequence_length": 512},
+        }
+        for key, value in changes.items():
+            stage[key] = stage[key] | value if isinstance(stage.get(key), dict) else value
+        data = {
+            "name": "made",
+            "release": "v0.7.0",
+            "source": {"kind": "folder", "path": "/rows"},
+            "model": {"name": "/model"},
+            "blends": {"rows": {}},
+            "stages": {"rlvr": stage},
+        }
+        path = tmp_path / "made.yaml"
+        path.write_text(yaml.safe_dump(data))
+        return load_recipe(path)
+
+    return load
+
+
+def test_a_config_is_read_with_all_that_it_inherits(checkout):
+    config = load_upstream(checkout / CONFIG)
+    assert config["grpo"] == {
+        "num_prompts_per_step": 8,
+        "num_generations_per_prompt": 4,
+        "max_num_steps": 9,
+        "seed": 7,
+    }
+    assert config["policy"]["optimizer"] == {"name": "torch.optim.AdamW"}, "sections are merged"
+    assert config["policy"]["megatron_cfg"]["optimizer"]["lr"] == 3e-6, "a number, as OmegaConf reads it"
+    assert config["data"] == {"train": {"data_path": "t"}, "validation": {"data_path": "v"}}, "_override_ replaces"
+    assert "defaults" not in config
+
+
+def test_a_recipe_that_says_only_what_the_release_knows_has_no_findings(checkout, recipe):
+    one = recipe(policy={"megatron_cfg": {"tensor_model_parallel_size": 2}}, add={"env": {"nemo_gym": {"new": 1}}})
+    assert unknown_keys(one, checkout) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"policy": {"megatron_cfg": {"tensor_model_paralel_size": 4}}},
+            f"policy.megatron_cfg.tensor_model_paralel_size: no key of {CONFIG}; "
+            "did you mean policy.megatron_cfg.tensor_model_parallel_size?",
+        ),
+        (
+            {"policy": {"megatron_confg": {"tensor_model_parallel_size": 4}}},
+            f"policy.megatron_confg.tensor_model_parallel_size: no key of {CONFIG}; "
+            "did you mean policy.megatron_cfg.tensor_model_parallel_size?",
+        ),
+        (
+            {"overrides": ["grpo.max_num_stepz=3"]},
+            f"grpo.max_num_stepz: no key of {CONFIG}; did you mean grpo.max_num_steps?",
+        ),
+        (
+            {"overrides": ["~loss_fn.reference_policy_kl_penlty"]},
+            f"loss_fn.reference_policy_kl_penlty: no key of {CONFIG}; "
+            "did you mean loss_fn.reference_policy_kl_penalty?",
+        ),
+        (
+            {"add": {"loss_fn": {"reference_policy_kl_penalty": 0.1}}},
+            f"loss_fn.reference_policy_kl_penalty: is a key of {CONFIG}; say it under loss_fn, not under add",
+        ),
+        ({"cluster": {"judge_nodes": 1}}, f"env.nemo_gym.num_gpu_nodes: no key of {CONFIG}; did you mean "),
+        ({"config": "examples/no.yaml"}, "config: names examples/no.yaml, which is not in the checkout of v0.7.0"),
+        ({"entry": "examples/no.py"}, "entry: examples/no.py is not in the checkout of v0.7.0"),
+    ],
+)
+def test_what_the_release_has_not_is_named_with_the_nearest(checkout, recipe, changes, expected):
+    (line,) = unknown_keys(recipe(**changes), checkout)
+    assert line.startswith(f"{AT}.{expected}")
+
+
+def test_what_the_launch_adds_is_checked_too(checkout, recipe):
+    path = checkout / "examples/configs/base.yaml"
+    path.write_text(path.read_text().replace("checkpoint_must_save_by: null", "must_save_by: null"))
+    (line,) = unknown_keys(recipe(), checkout)
+    assert line.startswith(f"{AT}.checkpointing.checkpoint_must_save_by: no key of {CONFIG}")
+
+
+def test_a_config_that_inherits_from_nothing_is_named(checkout, recipe):
+    (checkout / "examples/configs/grpo.yaml").unlink()
+    expected = f"{AT}.config: {CONFIG} inherits from grpo.yaml, which is not in the checkout of v0.7.0"
+    assert unknown_keys(recipe(), checkout) == [expected]
+
+
+def test_a_config_that_is_no_yaml_says_where(checkout, recipe):
+    (checkout / CONFIG).write_text("a: [")
+    with pytest.raises(UserError, match=r"stage.yaml: not valid YAML"):
+        unknown_keys(recipe(), checkout)
+
+
+def test_differences_are_what_the_release_says_otherwise(checkout, recipe):
+    one = recipe(
+        policy={"megatron_cfg": {"tensor_model_parallel_size": 2, "optimizer": {"lr": 3e-6, "min_lr": 3e-6}}},
+        checkpointing={"save_period": 10, "keep_last_k": 3},
+        cluster={"num_nodes": 2},
+        add={"env": {"nemo_gym": {"new": 1}}},
+    )
+    assert differences(one, checkout) == [
+        Difference("rlvr", "policy.megatron_cfg.tensor_model_parallel_size", 2, 4),
+        Difference("rlvr", "env.nemo_gym.new", 1, ABSENT),
+        Difference("rlvr", "cluster.num_nodes", 2, 1),
+    ], "equal values, followed references and numbers written otherwise are no differences"
+
+
+real_checkouts = pytest.mark.skipif(
+    CHECKOUTS is None, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release"
+)
+
+
+@real_checkouts
+@pytest.mark.parametrize("name", PRODUCTION)
+def test_every_shipped_recipe_fits_its_release(name):
+    recipe = load_recipe(ROOT / "config/recipes" / f"{name}.yaml")
+    checkout = Path(CHECKOUTS) / recipe.release
+    assert unknown_keys(recipe, checkout) == []
+    if name.startswith("super3"):
+        # the configs are the model's own, so only what they leave open or keep for ever may be said otherwise
+        judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.model"
+        keys = {it.key for it in differences(recipe, checkout)}
+        assert keys == {"checkpointing.keep_top_k"} | ({judge} if name == "super3-b200" else set())
+
+
+@real_checkouts
+@pytest.mark.parametrize("name", PRODUCTION)
+def test_hydra_takes_what_the_driver_is_told(name):
+    recipe = load_recipe(ROOT / "config/recipes" / f"{name}.yaml")
+    checkout = Path(CHECKOUTS) / recipe.release
+    for stage, settings in recipe.stages.items():
+        config = OmegaConf.create(load_upstream(checkout / settings.config))
+        OmegaConf.set_struct(config, True)
+        overrides = OverridesParser.create().parse_overrides(hydra_overrides(any_launch(stage, recipe, checkout)))
+        ConfigLoaderImpl._apply_overrides_to_config(overrides=overrides, cfg=config)
+        assert config.policy.train_global_batch_size == settings.policy["train_global_batch_size"]
+        assert config.policy.tokenizer.name == config.policy.model_name == "/model", "no other model's tokenizer"
+        assert config[settings.algorithm].max_num_steps == 1
+        if settings.algorithm == "grpo" and "nemo_gym" in settings.entry:
+            assert "/anywhere" in str(config.data), "the splits are told"
