@@ -20,8 +20,8 @@ REAL = "STAGECOACH_NEMO_RL"
 def make_checkout(directory: Path, release: str = "v0.7.0", ray_sub: Path | None = None) -> Path:
     """Make a git repository of one commit in `directory`, which must not exist; KeyError for a release that is unknown.
 
-    `ray_sub` replaces its ray.sub; so does that of the release below the folder that STAGECOACH_NEMO_RL names. The real one asks for
-    Ray's dashboard, so the packages of ray[default] must be in PYTHONPATH.
+    `ray_sub` replaces its ray.sub; so does that of the release below the folder that STAGECOACH_NEMO_RL names. The
+    real one asks for Ray's dashboard, so the packages of ray[default] must be in PYTHONPATH.
     """
     absent = ELSEWHERE[release]
     shutil.copytree(STAND_IN, directory, ignore=shutil.ignore_patterns("__pycache__"))
