@@ -1,14 +1,26 @@
 """Find what would go wrong with a recipe on a site before anything is submitted.
 
 Reads files only: recipe, site, images, checkouts, and the data where they are there. Status 1: something would stop.
+With ``--command STAGE`` it prints what NeMo-RL's ray.sub would be told of a stage, apart from the deadline, which is
+the Slurm job's.
 """
 
+import shlex
+
 from scripts.errors import UserError, run_program
+from scripts.launch.nemo_rl_command import cluster_environment
 from scripts.launch.site_check import check_site
-from scripts.recipe.resolve import resolve_stage
-from scripts.status import Project, project_of_arguments
-from scripts.train.backend import check_nodes
+from scripts.launch.slurm import Job
+from scripts.recipe.models import nearest
+from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
+from scripts.status import Project, project_of, project_parser
+from scripts.train.backend import Place, TrainingJob, check_nodes
+from scripts.train.memo import stage_files
+from scripts.train.nemo_rl_backend import launch_of
 from scripts.train.nemo_rl_checks import Finding, findings
+from scripts.train.stop import StopRequest
+
+NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
 
 
 def diagnose(project: Project) -> list[Finding]:
@@ -33,9 +45,41 @@ def diagnose(project: Project) -> list[Finding]:
     return found
 
 
+def command_text(project: Project, name: str) -> str:
+    """The variables that ray.sub would get for a stage of NeMo-RL, and the driver's command."""
+    recipe, site = project.recipe, project.site
+    if name not in recipe.stages:
+        raise UserError(f"no stage is named {name}{nearest(name, recipe.stages)}")
+    if recipe.stages[name].backend != "nemo_rl" or site.nemo_rl is None:
+        raise UserError(f"stage {name} on site {site.name}: NeMo-RL does not train it here, so there is no command")
+    files, config = stage_files(recipe, project.results, name), resolve_stage(recipe, name)
+    job = TrainingJob(
+        stage=name,
+        config=config,
+        train_split=files.manifest.with_name("train-split.jsonl"),
+        parent_model=files.parent_export.with_name("model") if files.parent_export else None,
+        run=files.run,
+        resume_from=None,
+        max_num_steps=planned_step(config, rows_of_manifest(files.manifest)) or 0,
+        checkpointing=recipe.stages[name].checkpointing,
+        threads=site.threads,
+        stop=StopRequest(),
+    )
+    launch = launch_of(job, Place(NO_JOB, site, recipe.stages[name]))
+    told = cluster_environment(launch, files.run.absolute().with_name("logs"))
+    command = told.pop("COMMAND")
+    return "\n".join([*(f"{key}={shlex.quote(value)}" for key, value in told.items()), "", command])
+
+
 def main() -> int:
     """Command line of the doctor."""
-    project = project_of_arguments("scripts.doctor", __doc__)
+    parser = project_parser("scripts.doctor", __doc__)
+    parser.add_argument("--command", metavar="STAGE", help="print what NeMo-RL would be told of a stage, and end")
+    arguments = parser.parse_args()
+    project = project_of(arguments)
+    if arguments.command:
+        print(command_text(project, arguments.command))
+        return 0
     found = diagnose(project)
     alike: dict[tuple[str, int, bool], list[str]] = {}
     for finding in found:

@@ -1,6 +1,7 @@
 """The exceptions that a user is meant to read, and how a program ends with them."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -25,6 +26,9 @@ def run_program(main: Callable[[], int | None]) -> None:
         sys.exit(os.EX_TEMPFAIL)
     except UserError as error:
         sys.exit(f"error: {error}")
+    except BrokenPipeError:  # whoever read the output wants no more of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except OSError as error:
         if error.filename is None:
             raise

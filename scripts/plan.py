@@ -9,9 +9,11 @@ from pathlib import Path
 
 from scripts.errors import UserError, run_program
 from scripts.recipe.models import Recipe
+from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
+from scripts.recipe.table import ROWS
 from scripts.status import Project, aligned, duration, project_of_arguments
-from scripts.train.estimate import EXPECTED, LIMIT, MEASURED, Estimate, estimate
+from scripts.train.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
 from scripts.train.memo import steps_left
 from scripts.train.standing import Standing, tree_bytes
 
@@ -66,7 +68,8 @@ def plan_text(project: Project) -> str:
     plan = planned_stages(project)
     table = _cluster_table(plan) if project.site.slurm else _local_table(plan)
     to_train = {one.standing.stage: one.estimate for one in plan if one.estimate.steps != 0}
-    return "\n".join([*table, *_basis(to_train, project.site), *_warning(project, to_train), *_aside(plan)])
+    lines = [*table, *_basis(to_train, project.site), *_warning(project, to_train), *_aside(plan)]
+    return "\n".join([*lines, *_parameters(project.recipe)])
 
 
 def _cluster_table(plan: list[Planned]) -> list[str]:
@@ -75,12 +78,12 @@ def _cluster_table(plan: list[Planned]) -> list[str]:
     for one in plan:
         it = one.estimate
         asks = [str(it.nodes), str(it.nodes * it.gpus_per_node), f"{one.runtime} min", str(it.allocations)]
-        hours = [hours_text(it.node_hours, it.is_bound), hours_text(it.gpu_hours, it.is_bound)]
+        hours = [hours_text(it.node_hours, it.bound), hours_text(it.gpu_hours, it.bound)]
         rows.append(
             [one.standing.stage, one.what, one.steps, *([*asks, *hours] if it.steps != 0 else [""] * 6), one.why]
         )
     estimates = [one.estimate for one in plan]
-    bound = any(it.is_bound for it in estimates)
+    bound = _bound(estimates)
     sums = [str(sum(it.allocations for it in estimates))]
     sums += [hours_text(sum(getattr(it, name) for it in estimates), bound) for name in ("node_hours", "gpu_hours")]
     rows.append(["in all", _counts(plan), _steps(estimates), "", "", "", *sums, ""])
@@ -105,8 +108,8 @@ def _steps(estimates: list[Estimate]) -> str:
 
 def _time(estimates: list[Estimate]) -> str:
     """How long they take one after the other on this machine, as far as anybody knows."""
-    known = [it.hours * 3600 for it in estimates if it.steps and not it.is_bound]
-    more = "≥ " if any(it.is_bound for it in estimates) else ""
+    known = [it.hours * 3600 for it in estimates if it.steps and not it.bound]
+    more = "≥ " if any(it.bound for it in estimates) else ""
     return f"{more}{duration(sum(known))}" if known else ""
 
 
@@ -117,10 +120,16 @@ def _counts(plan: list[Planned]) -> str:
     return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
 
-def hours_text(hours: float, is_bound: bool = False) -> str:
-    """Hours for people, to three digits at most; a bound is marked."""
+def _bound(estimates: Iterable[Estimate]) -> str:
+    """What their sum is: a bound from below where the steps of one are unknown, from above where a limit was taken."""
+    bounds = {it.bound for it in estimates}
+    return "≥" if "≥" in bounds else "≤" if "≤" in bounds else ""
+
+
+def hours_text(hours: float, bound: str = "") -> str:
+    """Hours for people, to three digits at most; a bound (≤ or ≥) is marked."""
     text = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" if hours >= 0.01 or not hours else "<0.01"
-    return f"≤ {text}" if is_bound else text
+    return f"{bound} {text}" if bound else text
 
 
 def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
@@ -129,6 +138,7 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
         MEASURED: "the steps that {} logged",
         EXPECTED: "the step_seconds of {}",
         LIMIT: "one whole allocation (≤) of {}, whose step_seconds are not set",
+        UNKNOWN: "one allocation (≥) of {}, whose steps follow from rows that are not there yet",
     }
     stages = {basis: [name for name, it in to_train.items() if it.basis == basis] for basis in words}
     told = [words[it].format(", ".join(names)) for it, names in stages.items() if names and (site.slurm or it != LIMIT)]
@@ -138,6 +148,19 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
 def _warning(project: Project, to_train: dict[str, Estimate]) -> list[str]:
     words = None if project.over_budget else beyond_budget(project.site, to_train)
     return [f"Snakemake will refuse all of it: {words}"] if words else []
+
+
+def _parameters(recipe: Recipe) -> list[str]:
+    """What NeMo-RL's stages are trained with, side by side; stages that are alike share a column."""
+    if recipe.release is None:
+        return []
+    release = release_of(recipe.release)
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for name, stage in recipe.stages.items():
+        columns.setdefault(tuple(row(stage, release) for row in ROWS.values()), []).append(name)
+    rows = [["", *(", ".join(names) for names in columns.values()), ""]]
+    rows += [[label, *(cells[place] for cells in columns), ""] for place, label in enumerate(ROWS) if label != "image"]
+    return ["", f"trained by NeMo-RL {recipe.release} with:", *aligned(rows, left={0})]
 
 
 def _aside(plan: Iterable[Planned]) -> list[str]:
@@ -165,9 +188,9 @@ def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
     if budget is None or needed <= budget:
         return None
     ordered = sorted(to_train, key=lambda name: -to_train[name].gpu_hours)
-    shares = [f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].is_bound)}" for name in ordered[:LARGEST]]
+    shares = [f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].bound)}" for name in ordered[:LARGEST]]
     more = f" and {len(ordered) - LARGEST} more" if len(ordered) > LARGEST else ""
-    whole = hours_text(needed, any(it.is_bound for it in to_train.values()))
+    whole = hours_text(needed, _bound(to_train.values()))
     return (
         f"what is to train is expected to need {whole} GPU-hours ({', '.join(shares)}{more}), but "
         f"slurm.budget_gpu_hours of site {site.name} is {hours_text(budget)}; raise it, ask for fewer stages, or go on "

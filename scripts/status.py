@@ -32,6 +32,12 @@ class Project:
 
 def project_of_arguments(program: str, description: str | None) -> Project:
     """Parse the command line that status and plan share."""
+    parser = project_parser(program, description)
+    return project_of(parser.parse_args())
+
+
+def project_parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """The command line of a program that speaks of a project."""
     parser = argparse.ArgumentParser(prog=f"python -m {program}", description=(description or "").split("\n")[0])
     parser.add_argument("--config", type=Path, default=Path("config/config.yaml"), help="default: config/config.yaml")
     parser.add_argument("--recipe", help="instead of the config's")
@@ -39,7 +45,13 @@ def project_of_arguments(program: str, description: str | None) -> Project:
     parser.add_argument("--run", help="instead of the config's")
     parser.add_argument("--seed", type=int, help="instead of the config's")
     parser.add_argument("--model", help="instead of the config's")
-    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    return parser
+
+
+def project_of(arguments: argparse.Namespace) -> Project:
+    """The project that the arguments of `project_parser` name."""
+    names = ("config", "recipe", "site", "run", "seed", "model")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     config = load_config(given.pop("config"), given)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model)
     return Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), config.over_budget)

@@ -8,7 +8,7 @@ from scripts.recipe.models import Resources
 from scripts.recipe.site import Site
 from scripts.train.progress import recent_steps, step_seconds
 
-MEASURED, EXPECTED, LIMIT = "measured steps", "step_seconds", "time limit"
+MEASURED, EXPECTED, LIMIT, UNKNOWN = "measured steps", "step_seconds", "time limit", "unknown steps"
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,11 @@ class Estimate:
         return self.node_hours * self.gpus_per_node
 
     @property
-    def is_bound(self) -> bool:
-        """Whether the hours are one whole allocation, for want of knowing better."""
-        return self.steps != 0 and self.basis == LIMIT
+    def bound(self) -> str:
+        """What the hours are where nobody knows better than one whole allocation: at most (≤) it, or at least (≥)."""
+        if self.steps == 0 or self.basis not in (LIMIT, UNKNOWN):
+            return ""
+        return "≤" if self.basis == LIMIT else "≥"
 
 
 def estimate(site: Site, resources: Resources, stage_directory: Path, steps: int | None) -> Estimate:
@@ -49,7 +51,7 @@ def estimate(site: Site, resources: Resources, stage_directory: Path, steps: int
     seconds = measured or resources.step_seconds
     allocations, hours = (1, resources.runtime / 60) if steps != 0 else (0, 0.0)
     if steps is None:
-        measured = seconds = None
+        return Estimate(None, None, 1, hours, resources.nodes, slurm.gpus_per_node if slurm else 0, UNKNOWN)
     if steps and seconds is not None:
         needed = steps * seconds
         usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)

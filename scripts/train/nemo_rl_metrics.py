@@ -9,6 +9,8 @@ from typing import Any
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
+from scripts.train.metrics import read_log
+
 NAMES = {
     "train/reward": "reward_mean",
     "train/total_reward/mean": "reward_mean",
@@ -44,15 +46,14 @@ class StepLog:
         self._followed: dict[Path, Iterator[Any]] = {}
         self._open: dict[int, dict[str, Any]] = {}
         self.last_step, self.last_seconds = 0, 0.0
-        for path in self._files():  # what earlier attempts have logged
-            for _ in self._new_events(path):
-                pass
+        self._take_all()
+        for entry in read_log(output) if output.exists() else ():
+            self._open.pop(entry["step"], None)
+        self.follow(is_over=True)  # what an attempt logged after the watch over it had been killed
 
     def follow(self, is_over: bool = False) -> int:
         """Log the steps that have ended since the last call (all that were begun when training `is_over`); how many."""
-        for path in self._files():
-            for event in self._new_events(path):
-                self._take(event)
+        self._take_all()
         newest = max(self._open, default=0)
         ended = [step for step in sorted(self._open) if is_over or step < newest or LAST_OF_A_STEP in self._open[step]]
         entries = [{"step": step, **self._open.pop(step)} for step in ended]
@@ -61,6 +62,11 @@ class StepLog:
             with self.output.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(entry) + "\n" for entry in entries))
         return len(ended)
+
+    def _take_all(self) -> None:
+        for path in self._files():
+            for event in self._new_events(path):
+                self._take(event)
 
     def _files(self) -> list[Path]:
         return sorted(self.logs.glob("exp_*/tensorboard/**/events.out.tfevents.*"))

@@ -552,5 +552,5 @@ def test_lengths_of_time_and_hours_are_for_people():
     assert [duration(it) for it in lengths] == ["9 s", "99 s", "10 min", "2 h 1 min", "111 h"]
     hours = (0, 0.001, 0.5, 12.34, 99.6, 1234.5)
     assert [hours_text(it) for it in hours] == ["0", "<0.01", "0.5", "12.3", "99.6", "1,234"]
-    assert hours_text(4, is_bound=True) == "≤ 4"
+    assert hours_text(4, "≤") == "≤ 4"
     assert aligned([["a", "", "b"], ["cc", "10", ""]], left={0, 2}) == ["a    -  b", "cc  10"]
