@@ -21,6 +21,7 @@ def run_program(main: Callable[[], int | None]) -> None:
     """
     try:
         status = main()
+        sys.stdout.flush()
     except CutOffError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(os.EX_TEMPFAIL)
