@@ -212,6 +212,11 @@ def holdout_of(wildcards):
     return RECIPE.blends[wildcards.blend].holdout
 
 
+def unrewarded(wildcards):
+    """The splitter's option for rows that no environment rewards."""
+    return "--unrewarded" if RECIPE.blends[wildcards.blend].kind == "preferences" else ""
+
+
 def stage_labels(wildcards):
     """Labels of a stage's figure in the report; the number keeps the chain's order when they are sorted."""
     place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")

@@ -63,7 +63,8 @@ rule split:
         **LIGHT,
     params:
         holdout=holdout_of,
+        unrewarded=unrewarded,
         directory=subpath(output.manifest, parent=True),
     shell:
         "python -m scripts.data.split --filled {input.filled:q} --source-record {input.source:q}"
-        " --holdout {params.holdout} --output {params.directory:q} 2> {log:q}"
+        " --holdout {params.holdout} {params.unrewarded} --output {params.directory:q} 2> {log:q}"

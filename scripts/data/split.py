@@ -20,12 +20,13 @@ class _Split:
         self.rows = self.bytes = 0
         self.environments: Counter[str] = Counter()
 
-    def add(self, line: bytes, environment: str) -> None:
+    def add(self, line: bytes, environment: str | None) -> None:
         self.file.write(line + b"\n")
         self.sha256.update(line + b"\n")
         self.rows += 1
         self.bytes += len(line) + 1
-        self.environments[environment] += 1
+        if environment is not None:
+            self.environments[environment] += 1
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -36,18 +37,19 @@ class _Split:
         }
 
 
-def split_blend(filled: Path, holdout: int, train: Path, validation: Path) -> dict[str, Any]:
+def split_blend(filled: Path, holdout: int, train: Path, validation: Path, is_rewarded: bool = True) -> dict[str, Any]:
     """Write both splits together; returns rows, bytes, SHA-256 and rows per environment of each.
 
-    A row with a placeholder left, or a blend of at most `holdout` rows, is a UserError and writes nothing.
+    A row with a placeholder left, or a blend of at most `holdout` rows, is a UserError and writes nothing; so is a row
+    that names no environment, unless nothing rewards the rows.
     """
     with open_atomically(train, validation) as (train_file, validation_file):
         sides = {"train": _Split(train_file), "validation": _Split(validation_file)}
-        tail: deque[tuple[bytes, str]] = deque()
+        tail: deque[tuple[bytes, str | None]] = deque()
         for number, line, row in read_rows(filled):
             if "_hf_placeholder" in row:
                 raise UserError(f"{filled}:{number}: a placeholder is left; fill the blend first (scripts.data.fill)")
-            tail.append((line, environment_of(row, filled, number)))
+            tail.append((line, environment_of(row, filled, number) if is_rewarded else None))
             if len(tail) > holdout:
                 sides["train"].add(*tail.popleft())
         if sides["train"].rows == 0:
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
     parser.add_argument("--holdout", type=int, required=True, help="rows at the end that become the validation split")
     parser.add_argument("--output", type=Path, required=True, help="folder for both splits and manifest.json")
+    parser.add_argument("--unrewarded", action="store_true", help="preferences, whose rows name no environment")
     arguments = parser.parse_args()
     if arguments.holdout < 1:
         raise UserError(f"--holdout {arguments.holdout}: the validation split would be empty; hold out at least 1 row")
@@ -76,6 +79,7 @@ def main() -> None:
         arguments.holdout,
         arguments.output / "train-split.jsonl",
         arguments.output / "val-split.jsonl",
+        is_rewarded=not arguments.unrewarded,
     )
     origin = {"name": source["source"], "revision": source["revision"]}
     write_json(arguments.output / "manifest.json", {"blend": arguments.output.name, "source": origin, **splits})

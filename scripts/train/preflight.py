@@ -104,7 +104,8 @@ def _check_rows(split: Path, recipe: Recipe, stage: Stage) -> list[str]:
 
 def _check_demonstration(row: dict[str, Any]) -> str | None:
     messages = row.get("messages")
-    if not isinstance(messages, list) or len(messages) < 2 or messages[-1].get("role") != "assistant":
+    last = messages[-1] if isinstance(messages, list) and len(messages) > 1 else None
+    if not isinstance(last, dict) or last.get("role") != "assistant":
         return "messages must be a list that ends with the assistant's"
     return None
 
@@ -115,8 +116,9 @@ def _check_preference(row: dict[str, Any]) -> str | None:
         wanting = [key for key in ("prompt", "chosen", "rejected") if not row.get(key)]
         return f"{wanting[0]} is missing or empty" if wanting else None
     completions = row["completions"]
-    if not isinstance(completions, list) or len(completions) != 2 or not row.get("context"):
-        return "a preference needs a context and two completions"
+    pair = completions if isinstance(completions, list) and len(completions) == 2 else ()
+    if not row.get("context") or not pair or not all(isinstance(one, dict) and one.get("completion") for one in pair):
+        return "a preference needs a context and two completions, each with a rank and a completion"
     ranks = [one.get("rank") for one in completions]
     if not all(isinstance(rank, int) for rank in ranks) or ranks[0] == ranks[1]:
         return f"the two completions need ranks that differ, not {ranks[0]} and {ranks[1]}; the lower is the better"
