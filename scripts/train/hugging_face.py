@@ -38,7 +38,7 @@ def check_model(folder: Path, like: Path | None = None) -> None:
 def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
     """Type and shape of every tensor, by name; UserError where the index and the shards do not agree."""
     index = folder / INDEX
-    placed = _read_json(index)["weight_map"] if index.exists() else None
+    placed = _read_json(index).get("weight_map") if index.exists() else None
     shards = sorted(set(placed.values())) if placed else sorted(path.name for path in folder.glob("*.safetensors"))
     if not shards:
         raise UserError(f"{folder}: no *.safetensors")
@@ -59,15 +59,16 @@ def _header(path: Path) -> dict[str, tuple[str, list[int]]]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
+        found = {name: (entry["dtype"], entry["shape"]) for name, entry in tensors.items()}
     except FileNotFoundError:
         raise UserError(f"{path}: is in the index, but not there") from None
-    except (struct.error, ValueError, MemoryError, OverflowError) as error:
+    except (struct.error, ValueError, MemoryError, OverflowError, AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{path}: no readable safetensors header ({error})") from None
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
     if path.stat().st_size != end:
         raise UserError(f"{path}: has {path.stat().st_size} bytes, but its header speaks of {end}")
-    return {name: (entry["dtype"], entry["shape"]) for name, entry in tensors.items()}
+    return found
 
 
 def _read_json(path: Path) -> Any:

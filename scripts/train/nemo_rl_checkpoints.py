@@ -15,6 +15,7 @@ from scripts.files import sha256_file, write_json
 from scripts.train.rundir import FILES, Checkpoint, checkpoints, step_of
 
 SMALL_BYTES = 1 << 20
+WEIGHTS = "policy/weights/"
 MEGATRON = Path("policy/weights/iter_0000000")
 
 
@@ -48,14 +49,21 @@ def seal_finished(run: Path) -> list[Checkpoint]:
 
 def _describe(directory: Path) -> dict[str, dict[str, Any]]:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
-    shards = [path for path in files if path.suffix in (".distcp", ".safetensors")]
-    hashed = {max(shards, key=lambda path: path.stat().st_size)} if shards else set()
-    described: dict[str, dict[str, Any]] = {}
-    for path in files:
-        size = path.stat().st_size
-        content = sha256_file(path) if size <= SMALL_BYTES or path in hashed else None
-        described[str(path.relative_to(directory))] = {"bytes": size, "sha256": content}
-    return described
+    sizes = {str(path.relative_to(directory)): path.stat().st_size for path in files}
+    hashed = largest_shard(sizes)
+    return {
+        name: {
+            "bytes": size,
+            "sha256": sha256_file(directory / name) if size <= SMALL_BYTES or name == hashed else None,
+        }
+        for name, size in sizes.items()
+    }
+
+
+def largest_shard(sizes: dict[str, int]) -> str | None:
+    """The name of the weights' largest shard, which all but surely differs from step to step; small ones need not."""
+    shards = [name for name in sizes if name.startswith(WEIGHTS) and name.endswith((".distcp", ".safetensors"))]
+    return max(shards, key=lambda name: sizes[name], default=None)
 
 
 def refuse_repeated_weights(run: Path) -> None:
@@ -66,15 +74,14 @@ def refuse_repeated_weights(run: Path) -> None:
     last = checkpoints(run)[-2:]
     if len(last) < 2:
         return
-    before, after = (json.loads((one.path / FILES).read_text(encoding="utf-8")) for one in last)
-    same = [
-        name
-        for name, file in after.items()
-        if Path(name).suffix in (".distcp", ".safetensors") and file["sha256"] and before.get(name) == file
-    ]
-    if same:
+    try:
+        before, after = (json.loads((one.path / FILES).read_text(encoding="utf-8")) for one in last)
+    except FileNotFoundError:  # NeMo-RL has just removed the older one
+        return
+    shard = largest_shard({name: file["bytes"] for name, file in after.items()})
+    if shard is not None and before.get(shard) == after[shard]:
         raise UserError(
-            f"{last[1].path}: {same[0]} is byte for byte that of {last[0].path.name}, so saving repeats old weights "
+            f"{last[1].path}: {shard} is byte for byte that of {last[0].path.name}, so saving repeats old weights "
             "(NeMo-RL issue 3312); set policy.megatron_cfg.checkpoint.async_save to false, delete both and train on"
         )
 

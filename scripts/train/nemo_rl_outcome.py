@@ -49,6 +49,7 @@ DRIVER_SIGNS = (
     _Sign(r"OverridesError|ConfigAttributeError|ConfigKeyError", "failed", "its config refused an override"),
     _Sign(r"AssertionError", "failed", "one of its own checks failed"),
     _Sign(r"NCCL (error|timeout)|Watchdog caught collective operation timeout", "lost", "NCCL failed between nodes"),
+    _Sign(r"died because of an error raised in its creation task", "failed", "an actor failed when it was made"),
     _Sign(
         r"ActorDiedError|NodeDiedError|node.* (died|was terminated)|raylet .*died", "lost", "Ray lost a node or actor"
     ),

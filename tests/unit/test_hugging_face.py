@@ -1,0 +1,120 @@
+"""A folder is a whole model in Hugging Face's format, or it is told what is wrong with it."""
+
+import json
+import struct
+
+import pytest
+
+from scripts.errors import UserError
+from scripts.train.hugging_face import INDEX, check_model, tensors_of
+
+torch = pytest.importorskip("torch")
+SHARDS = {
+    "model-00001-of-00002.safetensors": {"model.embed.weight": (16, 8), "model.layers.0.weight": (8, 8)},
+    "model-00002-of-00002.safetensors": {"model.layers.1.weight": (8, 8), "lm_head.weight": (16, 8)},
+}
+FIRST, SECOND = SHARDS
+
+
+def write(folder, shards=SHARDS, placed=None, tokenizer="tokenizer.json"):
+    """A model of such shards; `placed` is what the index says, if not the truth."""
+    from safetensors.torch import save_file
+
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    if tokenizer:
+        (folder / tokenizer).write_text("{}")
+    for shard, shapes in shards.items():
+        save_file({name: torch.zeros(shape).bfloat16() for name, shape in shapes.items()}, folder / shard)
+    truth = {name: shard for shard, shapes in shards.items() for name in shapes}
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": placed or truth}))
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write(tmp_path / "model")
+
+
+def refused(folder, like=None) -> str:
+    with pytest.raises(UserError) as error:
+        check_model(folder, like)
+    return str(error.value)
+
+
+def test_a_whole_model_is_accepted_beside_itself_and_alone(model, tmp_path):
+    check_model(model)
+    check_model(model, like=model)
+    check_model(model, like=tmp_path / "nowhere")
+    assert tensors_of(model)["lm_head.weight"] == ("BF16", [16, 8])
+
+
+@pytest.mark.parametrize("tokenizer", ["tokenizer.model", "vocab.json"])
+def test_one_file_without_an_index_and_another_tokenizer_will_do(tmp_path, tokenizer):
+    folder = write(tmp_path / "one", {"model.safetensors": SHARDS[FIRST]}, tokenizer=tokenizer)
+    (folder / INDEX).unlink()
+    check_model(folder)
+
+
+def test_a_cut_shard_is_told_by_its_size(model):
+    path = model / SECOND
+    size = path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-10])
+    assert refused(model) == f"{path}: has {size - 10} bytes, but its header speaks of {size}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x10",
+        struct.pack("<Q", 100) + b'{"a": ',
+        struct.pack("<Q", 2) + b"[]",
+        struct.pack("<Q", 9) + b'{"a": {}}',
+        struct.pack("<Q", 1 << 62) + b"{}",
+    ],
+    ids=["empty", "no length", "cut", "a list", "no offsets", "absurd length"],
+)
+def test_a_header_that_is_none_is_named(model, content):
+    (model / FIRST).write_bytes(content)
+    assert refused(model).startswith(f"{model / FIRST}: no readable safetensors header")
+
+
+def test_a_shard_that_is_missing_is_named(model):
+    (model / SECOND).unlink()
+    assert refused(model) == f"{model / SECOND}: is in the index, but not there"
+
+
+def test_an_index_that_places_a_tensor_wrongly_is_named(tmp_path):
+    truth = {name: shard for shard, shapes in SHARDS.items() for name in shapes}
+    swapped = write(tmp_path / "swapped", placed=truth | {"lm_head.weight": FIRST})
+    assert refused(swapped) == f"{swapped / INDEX}: does not place lm_head.weight in {SECOND}, which holds it"
+    more = write(tmp_path / "more", placed=truth | {"model.layers.2.weight": SECOND})
+    assert refused(more).endswith(f"places model.layers.2.weight in {SECOND}, which does not hold it (1 such)")
+
+
+def test_a_lost_or_renamed_layer_or_another_shape_is_told_beside_the_model_before(model, tmp_path):
+    fewer = write(tmp_path / "fewer", {FIRST: SHARDS[FIRST], SECOND: {"lm_head.weight": (16, 8)}})
+    assert refused(fewer, like=model) == (
+        f"{fewer}: is not like {model}: it has no model.layers.1.weight (1 missing, 0 more); the conversion lost or "
+        "renamed layers"
+    )
+    assert "it has model.layers.1.weight, which is not one of its tensors (0 missing, 1 more)" in refused(model, fewer)
+    wider = write(tmp_path / "wider", {FIRST: SHARDS[FIRST], SECOND: SHARDS[SECOND] | {"lm_head.weight": (32, 8)}})
+    assert refused(wider, like=model) == (
+        f"{wider}: lm_head.weight has the shape [32, 8], but [16, 8] in {model} (BF16)"
+    )
+
+
+def test_no_tokenizer_no_config_and_no_weights_are_named(tmp_path, model):
+    bare = write(tmp_path / "bare", tokenizer=None)
+    assert refused(bare).startswith(f"{bare}: has none of tokenizer.json, ")
+    (model / "config.json").unlink()
+    assert refused(model).startswith(f"{model / 'config.json'}: cannot be read")
+    empty = write(tmp_path / "empty", {})
+    assert refused(empty) == f"{empty}: no *.safetensors"
+
+
+def test_an_index_that_is_none_is_named(model):
+    (model / INDEX).write_text("{")
+    assert refused(model).startswith(f"{model / INDEX}: cannot be read")

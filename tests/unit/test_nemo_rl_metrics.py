@@ -1,0 +1,111 @@
+"""NeMo-RL's TensorBoard events become a line of metrics a step, once it is over."""
+
+import json
+
+import numpy as np
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util.tensor_util import make_tensor_proto
+
+from scripts.train.metrics import read_log
+from scripts.train.nemo_rl_metrics import StepLog
+
+STEP = {"train/reward": 0.5, "train/total_reward/stddev": 0.25, "train/kl_penalty": 0.0, "train/lr": 1e-6}
+OVER = {"timing/train/total_step_time": 8.0}
+
+
+class Driver:
+    """What a driver's start writes of its steps."""
+
+    def __init__(self, logs, number: int) -> None:
+        self.writer = EventFileWriter(str(logs / f"exp_{number:03d}/tensorboard"))
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self.write(step, summary)
+
+    def write(self, step: int, summary: Summary) -> None:
+        self.writer.add_event(Event(step=step, wall_time=float(step), summary=summary))
+        self.writer.flush()
+
+
+@pytest.fixture
+def place(tmp_path):
+    return tmp_path / "logs", tmp_path / "metrics.jsonl"
+
+
+def lines(output) -> list[dict]:
+    return [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+
+
+def test_a_step_is_logged_when_it_is_over_and_not_before(place):
+    logs, output = place
+    log, driver = StepLog(logs, output, measures_kl=False), Driver(logs, 1)
+    assert log.follow() == 0
+    driver.log(1, STEP)
+    assert (log.follow(), lines(output)) == (0, [])
+    driver.log(1, OVER)
+    assert (log.follow(), log.last_step, log.last_seconds) == (1, 1, 8.0)
+    (line,) = lines(output)
+    assert line == {"step": 1, "reward_mean": 0.5, "reward_std": 0.25, "lr": pytest.approx(1e-6), "seconds": 8.0}
+    assert log.follow() == 0
+
+
+def test_a_step_without_its_time_is_over_when_the_next_begins_or_training_ends(place):
+    logs, output = place
+    log, driver = StepLog(logs, output, measures_kl=False), Driver(logs, 1)
+    driver.log(1, STEP)
+    driver.log(2, STEP)
+    assert (log.follow(), [it["step"] for it in lines(output)]) == (1, [1])
+    assert (log.follow(is_over=True), [it["step"] for it in lines(output)]) == (1, [1, 2])
+
+
+@pytest.mark.parametrize(("measures", "kl"), [(True, 0.0), (False, None)])
+def test_a_kl_of_zero_counts_only_where_a_reference_is_loaded(place, measures, kl):
+    logs, output = place
+    Driver(logs, 1).log(1, STEP)
+    log = StepLog(logs, output, measures)
+    log.follow(is_over=True)
+    assert lines(output)[0].get("kl") == kl
+
+
+def test_rewards_are_told_by_environment_and_other_numbers_and_texts_are_left_aside(place):
+    logs, output = place
+    driver = Driver(logs, 1)
+    rewards = {"train/math/reward/mean": 1.0, "train/total_reward/mean": 0.75, "train/code/x/reward/mean": 0.5}
+    driver.log(1, rewards | {"train/math/length/mean": 9.0, "validation/math/reward/mean": 0.1, "ray/gpu": 1.0})
+    driver.log(0, {"train/reward": 9.0})
+    texts = make_tensor_proto(np.array([b"a text"], dtype=object))
+    driver.write(1, Summary(value=[Summary.Value(tag="train/loss", tensor=texts)]))
+    driver.write(1, Summary(value=[Summary.Value(tag="train/grad_norm", tensor=make_tensor_proto(np.float32(2.5)))]))
+    StepLog(logs, output, measures_kl=False).follow(is_over=True)
+    assert lines(output) == [
+        {"step": 1, "environment_rewards": {"math": 1.0, "code/x": 0.5}, "reward_mean": 0.75, "grad_norm": 2.5}
+    ]
+
+
+def test_a_step_that_is_trained_again_after_a_resume_is_logged_again_and_the_later_counts(place):
+    logs, output = place
+    first = Driver(logs, 1)
+    for step in (1, 2, 3):
+        first.log(step, STEP | OVER)
+    StepLog(logs, output, measures_kl=False).follow(is_over=True)
+    log, second = StepLog(logs, output, measures_kl=False), Driver(logs, 2)
+    assert len(lines(output)) == 3, "what an earlier attempt logged is not logged twice"
+    for step in (3, 4):
+        second.log(step, STEP | OVER | {"train/reward": 0.9})
+    assert log.follow() == 2
+    assert [it["step"] for it in lines(output)] == [1, 2, 3, 3, 4]
+    assert [it["reward_mean"] for it in read_log(output)] == pytest.approx([0.5, 0.5, 0.9, 0.9])
+
+
+def test_steps_that_a_driver_made_after_its_watch_was_killed_are_logged_by_the_next(place):
+    logs, output = place
+    driver = Driver(logs, 1)
+    driver.log(1, STEP | OVER)
+    StepLog(logs, output, measures_kl=False).follow()
+    driver.log(2, STEP | OVER)
+    StepLog(logs, output, measures_kl=False)
+    assert [it["step"] for it in lines(output)] == [1, 2]

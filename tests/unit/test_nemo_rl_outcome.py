@@ -1,0 +1,110 @@
+"""How a driver of NeMo-RL ended is read off its logs, since its exit status says little."""
+
+import os
+
+import pytest
+
+from scripts.train.nemo_rl_outcome import CLUSTER_SIGNS, DRIVER_SIGNS, SHOWN, cause_of
+
+STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.41"]
+DRIVER = {
+    "deadline": ("Timeout has been reached, stopping training early", "unfinished", "its deadline came"),
+    "disk": ("OSError: [Errno 28] No space left on device", "failed", "the disk is full"),
+    "rows": ("RuntimeError: dataloader exhausted at step 9 of 50", "failed", "the data ended before max_num_steps"),
+    "refit": ("Policy generation refit failed, stopping", "failed", "the generator did not take the policy's weights"),
+    "memory": ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "failed", "a GPU ran out"),
+    "gated": ("huggingface_hub.errors.GatedRepoError: 401", "failed", "the hub refused a model; is HF_TOKEN set?"),
+    "override": ("hydra.errors.OverridesError: Could not override 'grpo.x'", "failed", "its config refused"),
+    "assertion": ("AssertionError: batch sizes do not add up", "failed", "one of its own checks failed"),
+    "nccl": ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", "lost", "NCCL failed between nodes"),
+    "creation": (
+        "ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task",
+        "failed",
+        "an actor failed when it was made",
+    ),
+    "actor": ("ray.exceptions.ActorDiedError: the worker's node was lost", "lost", "Ray lost a node or actor"),
+    "loop": ("Error in async loop: a rollout failed", "failed", "an exception ended its asynchronous loop"),
+    "traceback": ("Traceback (most recent call last):", "failed", "an exception ended it"),
+}
+CLUSTER = {
+    "workers": ("Timed out waiting for all workers: 24 of 32 units", "lost", "not every node joined Ray"),
+    "sandbox": ("Timed out waiting for sandbox on 1 of 4 nodes", "lost", "the sandbox did not come up"),
+    "step": ("Background srun 'ray-workers' (pid 71) died early", "lost", "a job step ended before the driver"),
+    "image": ("slurmstepd: error: pyxis: couldn't start container", "failed", "a container did not start"),
+    "gres": ("GRES detected is 4, but GPUS_PER_NODE is 8", "failed", "ray.sub refused its environment"),
+    "node": ("srun: error: Node failure on node7", "lost", "a node failed"),
+}
+
+
+@pytest.fixture
+def logs(tmp_path):
+    """Writes the driver's and ray.sub's logs; gives the cause that they tell."""
+
+    def told(driver: list[str] | None, cluster: list[str]):
+        log = tmp_path / "ray-driver.log"
+        (tmp_path / "ray-sub.log").write_text("".join(f"{line}\n" for line in cluster))
+        if driver is not None:
+            log.write_text("".join(f"{line}\n" for line in driver))
+        return cause_of(log if driver is not None else None, tmp_path / "ray-sub.log", tmp_path)
+
+    return told
+
+
+def test_every_sign_is_tried_here():
+    assert (len(DRIVER), len(CLUSTER)) == (len(DRIVER_SIGNS), len(CLUSTER_SIGNS))
+
+
+@pytest.mark.parametrize("name", DRIVER)
+def test_each_sign_in_the_drivers_log_is_read(logs, name):
+    line, kind, what = DRIVER[name]
+    cause = logs([*STEP, line, "the end"], ["all nodes joined"])
+    assert (cause.kind, cause.log.name) == (kind, "ray-driver.log")
+    assert cause.what.startswith(what)
+    assert line in cause.lines and len(cause.lines) <= SHOWN
+
+
+@pytest.mark.parametrize("name", CLUSTER)
+def test_each_sign_in_the_clusters_log_is_read(logs, name):
+    line, kind, what = CLUSTER[name]
+    cause = logs(None, ["starting", line])
+    assert (cause.kind, cause.log.name, cause.lines) == (kind, "ray-sub.log", ("starting", line))
+    assert cause.what.startswith(what)
+
+
+def test_logs_that_bear_no_sign_give_no_cause(logs):
+    assert logs([*STEP, "Max number of steps has been reached"], ["pyxis: imported; completed without error"]) is None
+
+
+def test_the_drivers_own_word_counts_more_than_the_clusters(logs):
+    assert logs(["No space left on device"], ["srun: error: Node failure on node7"]).what.startswith("the disk is full")
+
+
+def test_a_reason_counts_more_than_the_traceback_that_carries_it(logs):
+    traceback = ["Traceback (most recent call last):", '  File "grpo.py", line 7, in train']
+    cause = logs([*STEP, *traceback, "RuntimeError: dataloader exhausted"], [])
+    assert cause.what.startswith("the data ended")
+
+
+def test_of_a_traceback_the_end_is_shown(logs):
+    log = ["Traceback (most recent call last):", *(f'  File "x.py", line {n}' for n in range(9)), "ValueError: bad"]
+    cause = logs(log, [])
+    assert cause.lines[-1] == "ValueError: bad" and len(cause.lines) == SHOWN
+
+
+def test_a_step_of_the_cluster_that_ended_first_is_named(logs, tmp_path):
+    for age, name in ((5, "ray-worker-001.log"), (60, "ray-worker-000.log"), (90, "ray-worker-002.log")):
+        (tmp_path / name).write_text("" if age == 90 else f"{name}: ray stopped\n")
+        os.utime(tmp_path / name, (1_000_000 - age,) * 2)
+    assert logs(STEP, ["running"]) is None
+    (tmp_path / "ENDED").touch()
+    cause = logs(STEP, ["running"])
+    assert (cause.kind, cause.log.name, cause.lines) == (
+        "lost",
+        "ray-worker-000.log",
+        ("ray-worker-000.log: ray stopped",),
+    )
+
+
+def test_where_no_step_of_the_cluster_wrote_anything_its_own_log_is_shown(logs, tmp_path):
+    (tmp_path / "ENDED").touch()
+    assert logs(None, ["bringing up"]).lines == ("bringing up",)
