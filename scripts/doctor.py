@@ -35,7 +35,7 @@ def diagnose(project: Project) -> list[Finding]:
         try:
             check_nodes(name, resolve_stage(recipe, name), resources[name].nodes)
         except UserError as error:
-            found.append(Finding(name, 17, str(error)))
+            found.append(Finding(name, 19, str(error)))
     if site.slurm is not None:
         try:
             check_site(site.name, site.slurm, resources)

@@ -16,7 +16,7 @@ Panel = tuple[str, str, Callable[[Axes, pd.DataFrame], None]]
 
 def plot_stage(stage: str, metrics: pd.DataFrame, output: Path) -> None:
     """Draw a panel for each thing that was measured: rewards with their spread where the stage has any."""
-    panels = [panel for panel in PANELS if metrics[panel[0]].notna().any()]
+    panels = [panel for panel in PANELS if panel[0] in metrics and metrics[panel[0]].notna().any()]
     columns = min(4, len(panels))
     lines = -(-len(panels) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(3.6 * columns, 2.5 * lines), squeeze=False)
@@ -74,6 +74,9 @@ PANELS: tuple[Panel, ...] = (
     ("loss", "loss", _line("loss")),
     ("grad_norm", "gradient norm", _line("grad_norm")),
     ("lr", "learning rate", _line("lr")),
+    ("token_mult_prob_error", "sampler beside trainer (1: equal)", _line("token_mult_prob_error", GREEN)),
+    ("gen_kl_error", "KL of trainer to sampler (nats a token)", _line("gen_kl_error", GREEN)),
+    ("valid_samples", "samples not masked out", _line("valid_samples", ORANGE)),
     ("seconds", "seconds a step", _line("seconds", ORANGE)),
 )
 

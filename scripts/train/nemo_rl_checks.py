@@ -8,17 +8,21 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from scripts.data.rows import read_rows
+from scripts.errors import UserError
 from scripts.launch.nemo_rl_command import image_of
+from scripts.launch.upstream import load_upstream, unknown_keys
 from scripts.recipe.models import NemoRlStage, Recipe
 from scripts.recipe.releases import Release, release_of
 from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
 from scripts.recipe.site import NemoRlSite, Site
 
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
+HIDING = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
 
 
@@ -65,6 +69,36 @@ class Patient:
         """The folder of its splits."""
         return self.results / "data" / self.stage.blend
 
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Its config in the release's checkout, with all that it inherits; empty where that cannot be read."""
+        try:
+            return load_upstream(Path(self.nemo_rl.checkouts[self.recipe.release], self.stage.config))
+        except (KeyError, UserError):
+            return {}
+
+    @property
+    def is_of_gym(self) -> bool:
+        """Whether its rollouts are NeMo-Gym's."""
+        return "nemo_gym" in self.stage.entry
+
+    @property
+    def validates(self) -> bool:
+        """Whether it is validated while it trains."""
+        period = self.setting("val_period", 0)
+        regularly = isinstance(period, int) and period > 0
+        return regularly or bool(self.setting("val_at_start") or self.setting("val_at_end"))
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """What the recipe says of the algorithm, or else the release's config."""
+        own, theirs = getattr(self.stage, self.stage.algorithm), self.config.get(self.stage.algorithm) or {}
+        return own[key] if key in own else theirs.get(key, default)
+
+    def values(self, section: str, key: str) -> dict[str, Any]:
+        """Every value of a key in a section, by its place; what the recipe says lies over the release's config."""
+        sections = [self.config.get(section), self.stage.add.get(section), getattr(self.stage, section)]
+        return {place: value for settings in sections for place, value in _values(settings or {}, key)}
+
     def finding(self, trap: int, says: str, stops: bool = True) -> Finding:
         """A finding on this stage."""
         return Finding(self.name, trap, says, stops)
@@ -75,7 +109,7 @@ def findings(name: str, recipe: Recipe, site: Site, results: Path) -> list[Findi
     patient = Patient(name, recipe, site, results)
     if site.slurm is None or site.nemo_rl is None:
         missing = "slurm" if site.slurm is None else "nemo_rl"
-        return [patient.finding(14, f"site {site.name} has no section {missing}, which NeMo-RL needs")]
+        return [patient.finding(23, f"site {site.name} has no section {missing}, which NeMo-RL needs")]
     return [finding for check in CHECKS for finding in check(patient)]
 
 
@@ -128,25 +162,30 @@ def check_cohorts(patient: Patient) -> Iterator[Finding]:
     if stage.algorithm != "grpo":
         return
     generations = stage.grpo["num_generations_per_prompt"]
-    for where, size in _values(stage.env, "num_rollouts_per_prompt"):
-        if size != generations:
+    cohorts = patient.values("env", "num_rollouts_per_prompt")
+    for where, size in cohorts.items():
+        if isinstance(size, int) and size != generations:
             yield patient.finding(
                 20,
                 f"env.{where} is {size}, but grpo.num_generations_per_prompt is {generations}: the reward model would "
                 "wait for ever; make them equal",
             )
-    validates = stage.grpo.get("val_period", 0) > 0 or stage.grpo.get("val_at_start") or stage.grpo.get("val_at_end")
-    cohort = any(True for _ in _values(stage.env, "num_rollouts_per_prompt"))
     key = patient.release.keys.validation_generations
-    if validates and cohort and stage.grpo.get(key.removeprefix("grpo.")) != generations:
+    if patient.validates and cohorts and patient.setting(key.removeprefix("grpo.")) != generations:
         yield patient.finding(20, f"it validates with a reward model, so {key} must be {generations} too")
     if stage.is_asynchronous:
         for key in ("use_dynamic_sampling", "reward_scaling", "reward_shaping"):
-            value = stage.grpo.get(key)
+            value = patient.setting(key)
             if value is True or (isinstance(value, dict) and value.get("enabled")):
                 yield patient.finding(5, f"grpo.{key} is on, which asynchronous training does not know; switch it off")
-    if stage.grpo.get("max_val_samples") is not None:
-        yield patient.finding(5, "grpo.max_val_samples must be null: Gym's validation takes the whole file")
+        if (epochs := stage.grpo.get("max_num_epochs", 1)) != 1:
+            yield patient.finding(
+                5,
+                f"grpo.max_num_epochs is {epochs}, but asynchronous training makes one pass over the rows",
+                stops=False,
+            )
+    if patient.is_of_gym and patient.setting("max_val_samples") is not None:
+        yield patient.finding(20, "grpo.max_val_samples must be null: Gym's validation takes the whole file")
 
 
 def check_rows_and_steps(patient: Patient) -> Iterator[Finding]:
@@ -156,14 +195,70 @@ def check_rows_and_steps(patient: Patient) -> Iterator[Finding]:
         return
     planned = planned_step(resolve_stage(patient.recipe, patient.name), rows)
     batches = rows // stage.rows_per_step
+    epochs = patient.setting("max_num_epochs", 1)
     if planned < 1:
-        yield patient.finding(4, f"{rows} training rows make no step of {stage.rows_per_step}; lower the batch")
+        yield patient.finding(
+            4,
+            f"{rows} training rows make {batches} batches of {stage.rows_per_step}, too few to train; lower the batch",
+        )
     elif stage.is_asynchronous and planned > batches - 1:
         yield patient.finding(
             4,
             f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}, and "
             f"asynchronous training generates one ahead; set it to {batches - 1} at most or leave it out",
         )
+    elif not stage.is_asynchronous and isinstance(epochs, int) and planned > batches * epochs:
+        yield patient.finding(
+            4,
+            f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step} in each of "
+            f"{epochs} epochs; set it to {batches * epochs} at most, or raise {stage.algorithm}.max_num_epochs",
+        )
+
+
+def check_checkpoints(patient: Patient) -> Iterator[Finding]:
+    """What NeMo-RL saves must be new each time, and what is kept be chosen by something that is measured."""
+    for where, value in patient.values("policy", "async_save").items():
+        if value is True:
+            yield patient.finding(
+                10, f"policy.{where} is on, which has saved old weights again and again; set it to false", stops=False
+            )
+    if patient.stage.checkpointing.keep_top_k and not patient.validates:
+        yield patient.finding(
+            27,
+            "checkpointing.keep_top_k asks for the best checkpoints, but nothing validates, so NeMo-RL would keep the "
+            "newest; set keep_last_k instead, or a val_period",
+            stops=False,
+        )
+
+
+def check_import(patient: Patient) -> Iterator[Finding]:
+    """NeMo-RL imports a model once and knows it by its path alone, be it half imported or changed since."""
+    model = _folder_of_model(patient)
+    caches = patient.release.driver_environment | patient.stage.environment
+    cache = caches.get("NRL_MEGATRON_CHECKPOINT_DIR", "").replace("{cache}", patient.nemo_rl.cache)
+    imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
+    if model is None or not cache or not imported.exists():
+        return
+    wanting = [name for name in ("run_config.yaml", "metadata.json") if not (imported / name).is_file()]
+    if wanting:
+        yield patient.finding(
+            13, f"{imported}: has no {wanting[0]}; an import that was killed? delete it, and NeMo-RL imports again"
+        )
+    elif max((file.stat().st_mtime for file in model.glob("*")), default=0) > imported.stat().st_mtime:
+        yield patient.finding(
+            13,
+            f"{model}: has changed since NeMo-RL imported it; delete {imported.parent} or use a new path",
+            stops=False,
+        )
+
+
+def _folder_of_model(patient: Patient) -> Path | None:
+    """The folder that the stage starts from; None: a repository of the hub, or not made yet."""
+    if patient.stage.parent is not None:
+        export = patient.results / patient.stage.parent / "hf/model"
+        return export.resolve() if export.exists() else None
+    name = patient.recipe.model.name.rstrip("/")
+    return Path(name) if name.startswith("/") else None
 
 
 def check_paths(patient: Patient) -> Iterator[Finding]:
@@ -171,10 +266,9 @@ def check_paths(patient: Patient) -> Iterator[Finding]:
     site, nemo_rl = patient.site, patient.nemo_rl
     seen = [tuple(mount.split(":")[:2]) for mount in site.mounts]
     for source, target in seen:
-        if target.rstrip("/") in ("/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs"):
+        if target.rstrip("/") in HIDING:
             yield patient.finding(38, f"mounts: {source}:{target} hides the image's own code; mount it elsewhere")
     same = [Path(source) for source, target in seen if source.rstrip("/") == target.rstrip("/")]
-    checkout = nemo_rl.checkouts.get(patient.recipe.release)
     wanted = {"the results": patient.results.absolute(), "nemo_rl.cache": Path(nemo_rl.cache)}
     model = patient.recipe.model.name
     if patient.stage.parent is None and model.startswith("/"):
@@ -187,34 +281,51 @@ def check_paths(patient: Patient) -> Iterator[Finding]:
         if not any(path.is_relative_to(mount) for mount in same):
             yield patient.finding(14, f"{what} lies in {path}, which no mount of the site shows to containers as it is")
         if re.search(r"[\s,:]", str(path)):
-            yield patient.finding(38, f"{what} lies in {path}: ray.sub takes no path with a space, comma or colon")
+            yield patient.finding(14, f"{what} lies in {path}: ray.sub takes no path with a space, comma or colon")
     if patient.stage.sif and not nemo_rl.sif:
         yield patient.finding(42, "its rows run in .sif images, but the site names no folder nemo_rl.sif")
     if patient.stage.parent is None and model.startswith("/") and not Path(model, "config.json").is_file():
         yield patient.finding(12, f"{model}: no config.json there; the first stage starts from a Hugging Face folder")
-    yield from _check_checkout(patient, checkout)
+    if not site.slurm.exclusive:
+        yield patient.finding(
+            34, "slurm.exclusive is false, but Ray's and NeMo-RL's ports are fixed: two jobs on a node would collide"
+        )
 
 
-def _check_checkout(patient: Patient, checkout: str | None) -> Iterator[Finding]:
+def check_checkout(patient: Patient) -> Iterator[Finding]:
+    """The release's code must be there, be the release's, and know every key that it is told."""
     release, name = patient.release, patient.recipe.release
+    checkout = patient.nemo_rl.checkouts.get(name)
     if checkout is None:
         yield patient.finding(
-            11, f"site {patient.site.name}: nemo_rl.checkouts has no {name}; clone NeMo-RL at {release.revision}"
+            18, f"site {patient.site.name}: nemo_rl.checkouts has no {name}; clone NeMo-RL at {release.revision}"
         )
         return
     if not Path(checkout, "ray.sub").is_file():
-        yield patient.finding(11, f"{checkout}: no ray.sub there; clone NeMo-RL at {release.revision} with --recursive")
+        yield patient.finding(18, f"{checkout}: no ray.sub there; clone NeMo-RL at {release.revision} with --recursive")
         return
     for file in (patient.stage.config, patient.stage.entry, release.converter.script, *release.mounts):
         if not Path(checkout, file).exists():
-            yield patient.finding(11, f"{checkout}: has no {file}; is it {name}, cloned with --recursive?")
+            yield patient.finding(18, f"{checkout}: has no {file}; is it {name}, cloned with --recursive?")
     head = _git(checkout, "rev-parse", "HEAD")
     if head is not None and head != release.revision:
         yield patient.finding(
             18, f"{checkout}: is at {head[:12]}, but {name} is {release.revision[:12]}; check that revision out"
         )
     elif changed := _git(checkout, "status", "--porcelain", "--untracked-files=no"):
-        yield patient.finding(11, f"{checkout}: {len(changed.splitlines())} files are changed there", stops=False)
+        yield patient.finding(38, f"{checkout}: {len(changed.splitlines())} files are changed there", stops=False)
+    yield from _check_keys(patient, Path(checkout))
+
+
+def _check_keys(patient: Patient, checkout: Path) -> Iterator[Finding]:
+    if not all((checkout / file).is_file() for file in (patient.stage.config, patient.stage.entry)):
+        return
+    alone = patient.recipe.model_copy(update={"stages": {patient.name: patient.stage}})
+    try:
+        for problem in unknown_keys(alone, checkout):
+            yield patient.finding(23, problem)
+    except UserError as error:
+        yield patient.finding(23, str(error))
 
 
 def check_images(patient: Patient) -> Iterator[Finding]:
@@ -244,9 +355,14 @@ def check_images(patient: Patient) -> Iterator[Finding]:
 
 def check_hub(patient: Patient) -> Iterator[Finding]:
     """Judges and datasets are fetched from the hub by compute nodes unless they are cached."""
-    if patient.stage.reward == "judge" and "HF_HOME" not in {*patient.site.environment, *os.environ}:
+    if "HF_HOME" in {*patient.site.environment, *os.environ}:
+        return
+    wanted = ["its judge models"] if patient.stage.reward == "judge" else []
+    if patient.stage.parent is None and not patient.recipe.model.name.startswith("/"):
+        wanted.append(f"the model {patient.recipe.model.name}")
+    for what in wanted:
         yield patient.finding(
-            41, "its judge models come from the hub, and no HF_HOME (site's environment) says where they are cached"
+            41, f"{what} would come from the hub, and no HF_HOME (site's environment) says where that is cached"
         )
 
 
@@ -260,8 +376,9 @@ def check_secrets(patient: Patient) -> Iterator[Finding]:
 
 
 def check_environments(patient: Patient) -> Iterator[Finding]:
-    """Every row must name its environment; some need the sandbox."""
-    unnamed, sandboxed = 0, set()
+    """Every row must name its environment and leave room for an answer; some need the sandbox."""
+    unnamed, overlong, sandboxed = 0, 0, set()
+    longest = patient.stage.policy["max_total_sequence_length"]
     for split in ("train-split.jsonl", "val-split.jsonl"):
         path = patient.data / split
         if patient.stage.algorithm != "grpo" or not path.exists():
@@ -270,19 +387,39 @@ def check_environments(patient: Patient) -> Iterator[Finding]:
             agent = row.get("agent_ref")
             name = agent.get("name") if isinstance(agent, dict) else None
             unnamed += name is None
+            overlong += words_of_prompt(row) >= longest
             if name and SANDBOXED.search(name):
                 sandboxed.add(name)
     if unnamed:
         yield patient.finding(28, f"{unnamed} rows of {patient.data} name no environment (agent_ref.name)")
+    if overlong:
+        yield patient.finding(
+            32,
+            f"{overlong} rows of {patient.data} have prompts of more words than policy.max_total_sequence_length, "
+            f"{longest}, has tokens: the generator would refuse them",
+            stops=False,
+        )
     if sandboxed and not patient.stage.sandbox:
         yield patient.finding(21, f"{', '.join(sorted(sandboxed))} need the sandbox; set sandbox: true")
+
+
+def words_of_prompt(row: dict[str, Any]) -> int:
+    """How many words the texts of a prompt have; no tokenizer makes fewer tokens of them."""
+    params = row.get("responses_create_params")
+    asked = params.get("input") if isinstance(params, dict) else None
+    messages = [one for one in asked if isinstance(one, dict)] if isinstance(asked, list) else []
+    texts = [asked] if isinstance(asked, str) else [one.get("content") for one in messages]
+    return sum(len(text.split()) for text in texts if isinstance(text, str))
 
 
 CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
     check_parallelism,
     check_cohorts,
     check_rows_and_steps,
+    check_checkpoints,
+    check_import,
     check_paths,
+    check_checkout,
     check_images,
     check_hub,
     check_secrets,

@@ -90,6 +90,14 @@ def test_a_parent_scored_on_other_environments_is_refused():
         evaluation_record({"stage": "s", "step": 1, "content": "c"}, {"a": {}}, {"a": {}, "b": {}}, {})
 
 
+def test_the_figure_shows_how_far_sampler_and_trainer_differ_where_that_is_known(tmp_path):
+    plot_stage(
+        "rlvr1", METRICS.assign(token_mult_prob_error=1.02, gen_kl_error=1e-4, valid_samples=40.0), tmp_path / "s.svg"
+    )
+    text = (tmp_path / "s.svg").read_text()
+    assert "sampler beside trainer" in text and "KL of trainer to sampler" in text and "samples not masked out" in text
+
+
 def test_the_stage_figure_shows_what_was_measured_and_nothing_else(tmp_path):
     plot_stage("rlvr1", METRICS, tmp_path / "one.svg")
     plot_stage("rlvr1", METRICS, tmp_path / "two.svg")

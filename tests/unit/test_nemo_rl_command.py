@@ -136,3 +136,14 @@ def test_no_token_is_part_of_a_command(monkeypatch):
         monkeypatch.setenv(name, "secret-of-mine")
     assert "secret-of-mine" not in str(cluster_environment(launch(), Path("/l")))
     assert shlex.split(driver_command(launch()))
+
+
+def test_the_models_code_is_loaded_once_into_the_stages_own_cache_before_any_rank_asks_for_it():
+    text = driver_command(launch())
+    assert "export HF_MODULES_CACHE=/lustre/cache/stagecoach/hf_modules/rlvr1\n" in text
+    assert text.index("AutoConfig.from_pretrained") < text.index("run_grpo_nemo_gym.py")
+
+
+def test_gyms_environments_are_the_images_own_where_the_release_can():
+    told = [word for word in hydra_overrides(launch()) if "venv" in word]
+    assert told == ["++env.nemo_gym.uv_venv_dir=/opt/gym_venvs", "++env.nemo_gym.skip_venv_if_present=true"]

@@ -8,7 +8,7 @@ import yaml
 
 from scripts.errors import UserError
 from scripts.launch import site_check
-from scripts.launch.resources import light_resources, training_resources
+from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.launch.site_check import check_site, minutes, node_groups
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import Resources
@@ -86,6 +86,21 @@ def test_a_training_asks_for_whole_nodes_and_what_only_publishes_for_part_of_one
     assert light["slurm_partition"] == light_resources(where)["slurm_partition"] == "cpu"
     waiting = training_resources(where, Resources(nodes=32, runtime=240), publishes_only=True, waits=True)
     assert (waiting["nodes"], waiting["runtime"]) == (1, 240)
+
+
+def test_every_submitted_job_says_its_memory():
+    where, big = site(), Resources(nodes=2, mem_mb=9000)
+    jobs = [training_resources(where, big), light_resources(where), one_node_resources(where)]
+    assert [job["mem_mb"] for job in jobs] == [9000, 4000, 0], "0: all that the node has"
+    assert training_resources(where, big, publishes_only=True)["mem_mb"] == 4000
+    text = "\n".join(path.read_text() for path in [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")])
+    local = {
+        name for names in re.findall(r"(?m)^localrules:\n((?:    \w+,\n)+)", text) for name in re.findall(r"\w+", names)
+    }
+    rules = dict(re.findall(r"(?ms)^ *rule (\w+):\n(.*?)(?=^ *rule |\Z)", text))
+    submitted = rules.keys() - local
+    assert {"train", "evaluate", "source", "import_image"} <= submitted
+    assert [name for name in submitted if "resources:\n" not in rules[name]] == []
 
 
 def test_without_gpus_a_training_asks_for_a_task_on_each_node():

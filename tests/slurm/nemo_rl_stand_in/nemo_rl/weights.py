@@ -55,4 +55,6 @@ def imported(name: str, again: bool) -> str:
     if cache:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_text(state)
+        for file in ("run_config.yaml", "metadata.json"):
+            kept.with_name(file).write_text("{}\n")
     return state

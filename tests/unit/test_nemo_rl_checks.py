@@ -1,0 +1,487 @@
+"""What is found of a NeMo-RL stage before any node is asked for: each trap by one wrong value, and nothing else."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.launch.nemo_rl_command import hydra_overrides
+from scripts.launch.upstream import any_launch
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.models import Recipe
+from scripts.recipe.releases import release_of
+from scripts.recipe.site import Site
+from scripts.train import nemo_rl_checks
+from scripts.train.nemo_rl_checks import LEAST_IMAGE_BYTES, Finding, findings, words_of_prompt
+from tests.conftest import ROOT
+from tests.unit.test_traps import traps_told
+
+SUPER = load_recipe(ROOT / "config/recipes/super3.yaml")
+H100 = load_site(ROOT / "config/sites/h100.yaml", SUPER)
+RELEASE = release_of("v0.7.0")
+DEADLINE = "checkpointing.checkpoint_must_save_by"
+
+
+@dataclass(frozen=True)
+class World:
+    """A stage of the recipe on a site whose paths are all there; the methods give one in which something is wrong."""
+
+    root: Path
+    recipe: Recipe
+    site: Site
+    name: str = "rlvr1"
+
+    def found(self) -> list[Finding]:
+        return findings(self.name, self.recipe, self.site, self.root / "results")
+
+    def of(self, name: str) -> "World":
+        return replace(self, name=name)
+
+    def stage(self, **sections: Any) -> "World":
+        """With other settings; sections are laid over the stage's own, all else replaces it."""
+        stage = self.recipe.stages[self.name]
+        own = {key: laid(getattr(stage, key), value) for key, value in sections.items()}
+        stages = self.recipe.stages | {self.name: stage.model_copy(update=own)}
+        return replace(self, recipe=self.recipe.model_copy(update={"stages": stages}))
+
+    def model(self, name: str) -> "World":
+        model = self.recipe.model.model_copy(update={"name": name})
+        return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
+
+    def on(self, **values: Any) -> "World":
+        return replace(self, site=self.site.model_copy(update=values))
+
+    def nemo_rl(self, **values: Any) -> "World":
+        return self.on(nemo_rl=self.site.nemo_rl.model_copy(update=values))
+
+    def slurm(self, **values: Any) -> "World":
+        return self.on(slurm=self.site.slurm.model_copy(update=values))
+
+    def rows(self, *rows: dict[str, Any], count: int | None = None) -> "World":
+        """With data: these training rows, of which the manifest counts so many."""
+        folder = self.root / "results/data" / self.recipe.stages[self.name].blend
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text(json.dumps({"train": {"rows": count or len(rows)}}))
+        if rows:
+            (folder / "train-split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return self
+
+    def config(self, name: str, **sections: Any) -> "World":
+        """With other values in the release's own config of the stage."""
+        path = self.root / "checkout" / self.recipe.stages[self.name].config
+        path.write_text(yaml.safe_dump(laid(yaml.safe_load(path.read_text()), {name: sections})))
+        return self
+
+    def without(self, *paths: str) -> "World":
+        for path in paths:
+            (self.root / path).unlink()
+        return self
+
+    def imported(self, *files: str, age: float = -60) -> "World":
+        """With an earlier import of the model in the cache, so many seconds younger than the model."""
+        folder = f"model_{str(self.root / 'model').replace('/', '_')}"
+        path = self.root / "cache/megatron_ckpt_cache" / folder / "iter_0000000"
+        path.mkdir(parents=True)
+        for file in files:
+            (path / file).touch()
+        now = (self.root / "model/config.json").stat().st_mtime
+        os.utime(path, (now - age, now - age))
+        return self
+
+
+def laid(base: Any, over: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return over
+    return base | {key: laid(base.get(key), value) for key, value in over.items()}
+
+
+def make_config(name: str) -> dict[str, Any]:
+    """A config with every key that a stage's driver is told, and no value."""
+    config: dict[str, Any] = {}
+    for override in [*hydra_overrides(any_launch(name, SUPER, Path("/none"))), DEADLINE]:
+        if override.startswith("sif_dir"):
+            config["sif_dir"] = None
+            continue
+        *parents, last = override.lstrip("+").partition("=")[0].split(".")
+        node = config
+        for part in parents:
+            node = node.setdefault(part, {})
+        node[last] = None
+    return config
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch) -> World:
+    monkeypatch.delenv("HF_HOME", raising=False)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    for image in ("train.sqsh", "sandbox.sqsh"):
+        with (tmp_path / image).open("wb") as file:
+            file.truncate(LEAST_IMAGE_BYTES)
+    checkout = tmp_path / "checkout"
+    files = ["ray.sub", SUPER.stages["rlvr1"].entry, RELEASE.converter.script]
+    for file in [*files, *(f"{folder}/x" for folder in RELEASE.mounts)]:
+        (checkout / file).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / file).touch()
+    for name in SUPER.stage_order():
+        path = checkout / SUPER.stages[name].config
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(yaml.safe_dump(make_config(name)))
+    nemo_rl = {
+        "checkouts": {"v0.7.0": str(checkout)},
+        "images": {name: str(tmp_path / f"{name}.sqsh") for name in ("train", "sandbox")},
+        "cache": str(tmp_path / "cache"),
+        "sif": str(tmp_path / "sif"),
+    }
+    here = {"mounts": [f"{tmp_path}:{tmp_path}"], "environment": {"HF_HOME": str(tmp_path / "hub")}}
+    return World(tmp_path, SUPER, H100.model_copy(update=here)).nemo_rl(**nemo_rl).model(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", SUPER.stages)
+def test_a_right_recipe_on_a_right_site_has_no_findings(world, name):
+    assert world.of(name).found() == []
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"agent_ref": {"name": "mcqa_simple_agent"}, "responses_create_params": {"input": "Which?"}} | changes
+
+
+PLACE = "nemo_gym.genrm_compare_resources_server.resources_servers.genrm_compare.num_rollouts_per_prompt"
+WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
+    "no section slurm": (
+        lambda it: it.on(slurm=None),
+        23,
+        "site h100 has no section slurm, which NeMo-RL needs",
+        True,
+    ),
+    "no section nemo_rl": (
+        lambda it: it.on(nemo_rl=None),
+        23,
+        "site h100 has no section nemo_rl, which NeMo-RL needs",
+        True,
+    ),
+    "no node left to train on": (
+        lambda it: it.stage(cluster=it.recipe.stages["rlvr1"].cluster.model_copy(update={"generation_nodes": 176})),
+        17,
+        "cluster leaves 0 nodes to train on; raise cluster.num_nodes",
+        True,
+    ),
+    "experts do not fill the nodes": (
+        lambda it: it.stage(policy={"megatron_cfg": {"expert_model_parallel_size": 48}}),
+        18,
+        "32 training nodes have 256 GPUs, no multiple of ETP x EP x PP = 48",
+        True,
+    ),
+    "tensors do not fill the nodes": (
+        lambda it: it.stage(policy={"megatron_cfg": {"tensor_model_parallel_size": 5}, "train_global_batch_size": 18}),
+        18,
+        "32 training nodes have 256 GPUs, no multiple of TP x CP x PP = 40",
+        True,
+    ),
+    "a batch that cannot be shared": (
+        lambda it: it.stage(policy={"train_global_batch_size": 4100}),
+        19,
+        "policy.train_global_batch_size 4100 cannot be shared evenly by the 8 data-parallel replicas of 256 GPUs",
+        True,
+    ),
+    "generating GPUs left over": (
+        lambda it: it.stage(policy={"generation": {"vllm_cfg": {"tensor_parallel_size": 7}}}),
+        18,
+        "1152 generating GPUs are no multiple of vLLM's tensor_parallel_size 7",
+        True,
+    ),
+    "a cohort of another size": (
+        lambda it: it.stage(env=cohort_of(8)),
+        20,
+        f"env.{PLACE} is 8, but grpo.num_generations_per_prompt is 16: the reward model would wait for ever; make them "
+        "equal",
+        True,
+    ),
+    "validation without whole cohorts": (
+        lambda it: it.stage(grpo={"val_period": 5}).config("grpo", val_period=-1),
+        20,
+        "it validates with a reward model, so grpo.num_val_generations_per_prompt must be 16 too",
+        True,
+    ),
+    "validation that only the release's config asks for": (
+        lambda it: it.config("grpo", val_at_end=True),
+        20,
+        "it validates with a reward model, so grpo.num_val_generations_per_prompt must be 16 too",
+        True,
+    ),
+    "dynamic sampling": (
+        lambda it: it.config("grpo", use_dynamic_sampling=True),
+        5,
+        "grpo.use_dynamic_sampling is on, which asynchronous training does not know; switch it off",
+        True,
+    ),
+    "reward shaping": (
+        lambda it: it.config("grpo", reward_shaping={"enabled": True}),
+        5,
+        "grpo.reward_shaping is on, which asynchronous training does not know; switch it off",
+        True,
+    ),
+    "several epochs": (
+        lambda it: it.config("grpo", max_num_epochs=1).stage(grpo={"max_num_epochs": 3}),
+        5,
+        "grpo.max_num_epochs is 3, but asynchronous training makes one pass over the rows",
+        False,
+    ),
+    "part of the validation rows": (
+        lambda it: it.config("grpo", max_val_samples=256),
+        20,
+        "grpo.max_val_samples must be null: Gym's validation takes the whole file",
+        True,
+    ),
+    "too few rows": (
+        lambda it: it.rows(count=600),
+        4,
+        "600 training rows make 2 batches of 256, too few to train; lower the batch",
+        True,
+    ),
+    "a step beyond the rows": (
+        lambda it: it.rows(count=2570).stage(max_num_steps=10),
+        4,
+        "max_num_steps is 10, but 2570 rows make 10 steps of 256, and asynchronous training generates one ahead; set it "
+        "to 9 at most or leave it out",
+        True,
+    ),
+    "a step beyond the epochs": (
+        lambda it: (
+            it.config("grpo", max_num_epochs=2)
+            .rows(count=2570)
+            .stage(max_num_steps=21, grpo={"async_grpo": {"enabled": False}})
+        ),
+        4,
+        "max_num_steps is 21, but 2570 rows make 10 steps of 256 in each of 2 epochs; set it to 20 at most, or raise "
+        "grpo.max_num_epochs",
+        True,
+    ),
+    "asynchronous saving": (
+        lambda it: it.config("policy", megatron_cfg={"checkpoint": {"async_save": True}}),
+        10,
+        "policy.megatron_cfg.checkpoint.async_save is on, which has saved old weights again and again; set it to false",
+        False,
+    ),
+    "the best by what nobody measures": (
+        lambda it: it.stage(checkpointing=it.recipe.stages["rlvr1"].checkpointing.model_copy(update={"keep_top_k": 2})),
+        27,
+        "checkpointing.keep_top_k asks for the best checkpoints, but nothing validates, so NeMo-RL would keep the "
+        "newest; set keep_last_k instead, or a val_period",
+        False,
+    ),
+    "an import that was killed": (
+        lambda it: it.imported("run_config.yaml"),
+        13,
+        "{root}/cache/megatron_ckpt_cache/model_{flat}_model/iter_0000000: has no metadata.json; an import that was "
+        "killed? delete it, and NeMo-RL imports again",
+        True,
+    ),
+    "a model that changed in place": (
+        lambda it: it.imported("run_config.yaml", "metadata.json", age=60),
+        13,
+        "{root}/model: has changed since NeMo-RL imported it; delete "
+        "{root}/cache/megatron_ckpt_cache/model_{flat}_model or use a new path",
+        False,
+    ),
+    "the image's code hidden": (
+        lambda it: it.on(mounts=[*it.site.mounts, "/home/me/RL:/opt/nemo-rl/"]),
+        38,
+        "mounts: /home/me/RL:/opt/nemo-rl/ hides the image's own code; mount it elsewhere",
+        True,
+    ),
+    "the whole image hidden": (
+        lambda it: it.on(mounts=["/:/"]),
+        38,
+        "mounts: /:/ hides the image's own code; mount it elsewhere",
+        True,
+    ),
+    "a cache that containers do not see": (
+        lambda it: it.nemo_rl(cache="/raid/cache"),
+        14,
+        "nemo_rl.cache lies in /raid/cache, which no mount of the site shows to containers as it is",
+        True,
+    ),
+    "a mount under another name": (
+        lambda it: it.on(environment={"HF_HOME": "/hub"}, mounts=[*it.site.mounts, "/hub:/models"]),
+        14,
+        "environment.HF_HOME lies in /hub, which no mount of the site shows to containers as it is",
+        True,
+    ),
+    "a path with a space": (
+        lambda it: it.on(environment={"HF_HOME": f"{it.root}/my hub"}),
+        14,
+        "environment.HF_HOME lies in {root}/my hub: ray.sub takes no path with a space, comma or colon",
+        True,
+    ),
+    "ports shared": (
+        lambda it: it.slurm(exclusive=False),
+        34,
+        "slurm.exclusive is false, but Ray's and NeMo-RL's ports are fixed: two jobs on a node would collide",
+        True,
+    ),
+    "no folder of task images": (
+        lambda it: it.of("swe2").nemo_rl(sif=None),
+        42,
+        "its rows run in .sif images, but the site names no folder nemo_rl.sif",
+        True,
+    ),
+    "no model": (
+        lambda it: it.without("model/config.json"),
+        12,
+        "{root}/model: no config.json there; the first stage starts from a Hugging Face folder",
+        True,
+    ),
+    "no checkout named": (
+        lambda it: it.nemo_rl(checkouts={}),
+        18,
+        f"site h100: nemo_rl.checkouts has no v0.7.0; clone NeMo-RL at {RELEASE.revision}",
+        True,
+    ),
+    "no checkout there": (
+        lambda it: it.without("checkout/ray.sub"),
+        18,
+        f"{{root}}/checkout: no ray.sub there; clone NeMo-RL at {RELEASE.revision} with --recursive",
+        True,
+    ),
+    "a checkout of another release": (
+        lambda it: it.without(f"checkout/{RELEASE.converter.script}"),
+        18,
+        f"{{root}}/checkout: has no {RELEASE.converter.script}; is it v0.7.0, cloned with --recursive?",
+        True,
+    ),
+    "a key that the release has not": (
+        lambda it: it.stage(grpo={"num_prompt_per_step": 4}),
+        23,
+        "config/recipes/super3.yaml: stages.rlvr1.grpo.num_prompt_per_step: no key of "
+        "examples/nemo_gym/nemotron-3-super/stage1_rlvr.yaml; did you mean grpo.num_prompts_per_step?",
+        True,
+    ),
+    "no image": (
+        lambda it: it.without("sandbox.sqsh"),
+        37,
+        "{root}/sandbox.sqsh: no such image; build it (docs/images.md) or name another in the site",
+        True,
+    ),
+    "half an image": (
+        lambda it: it.without("train.sqsh").nemo_rl(images=written(it, "train", 3)),
+        37,
+        "{root}/train.sqsh: has 3 bytes; a half-made import? make it again",
+        True,
+    ),
+    "an image that only you can name": (
+        lambda it: it.nemo_rl(images={"sandbox": it.site.nemo_rl.images["sandbox"]}),
+        37,
+        "image train is your-registry/nemo-rl:v0.7.0.prefetched_venvs, which only you can name: set nemo_rl.images.train "
+        "in the site",
+        True,
+    ),
+    "an image of a registry": (
+        lambda it: it.nemo_rl(images=it.site.nemo_rl.images | {"train": "nvcr.io/nvidia/nemo-rl:v0.7.0"}),
+        37,
+        "image nvcr.io/nvidia/nemo-rl:v0.7.0 would be imported on every node; import it once to a .sqsh file",
+        False,
+    ),
+    "judges without a cache": (
+        lambda it: it.on(environment={}),
+        41,
+        "its judge models would come from the hub, and no HF_HOME (site's environment) says where that is cached",
+        True,
+    ),
+    "a model of the hub without a cache": (
+        lambda it: it.stage(reward="verifier").on(environment={}).model("nvidia/some-model"),
+        41,
+        "the model nvidia/some-model would come from the hub, and no HF_HOME (site's environment) says where that is "
+        "cached",
+        True,
+    ),
+    "a token in the site": (
+        lambda it: it.on(environment=it.site.environment | {"HF_TOKEN": "x"}),
+        41,
+        "HF_TOKEN stands in the site's environment, a file; export it in your shell instead",
+        True,
+    ),
+    "a token in the recipe": (
+        lambda it: it.stage(environment={"WANDB_API_KEY": "x"}),
+        41,
+        "WANDB_API_KEY stands in its environment, a file; export it in your shell instead",
+        True,
+    ),
+    "a row without an environment": (
+        lambda it: it.rows(row(), row(agent_ref=None), count=10_000),
+        28,
+        "1 rows of {root}/results/data/rlvr1 name no environment (agent_ref.name)",
+        True,
+    ),
+    "a row that needs the sandbox": (
+        lambda it: it.rows(row(agent_ref={"name": "ns_tools_simple_agent"}), count=10_000).stage(sandbox=False),
+        21,
+        "ns_tools_simple_agent need the sandbox; set sandbox: true",
+        True,
+    ),
+    "a prompt that is too long": (
+        lambda it: it.rows(row(responses_create_params={"input": "a " * 65536}), count=10_000),
+        32,
+        "1 rows of {root}/results/data/rlvr1 have prompts of more words than policy.max_total_sequence_length, 65536, "
+        "has tokens: the generator would refuse them",
+        False,
+    ),
+}
+
+
+def cohort_of(size: int) -> dict[str, Any]:
+    server = {"resources_servers": {"genrm_compare": {"num_rollouts_per_prompt": size}}}
+    return {"nemo_gym": {"genrm_compare_resources_server": server}}
+
+
+def written(world: World, image: str, size: int) -> dict[str, str]:
+    (world.root / f"{image}.sqsh").write_bytes(bytes(size))
+    return world.site.nemo_rl.images
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_one_wrong_value_is_one_finding(world, wrong):
+    spoil, trap, says, stops = WRONG[wrong]
+    spoilt = spoil(world)
+    says = says.replace("{root}", str(world.root)).replace("{flat}", str(world.root).replace("/", "_"))
+    assert spoilt.found() == [Finding(spoilt.name, trap, says, stops)]
+
+
+def test_every_trap_that_is_looked_for_has_such_a_value():
+    assert {trap for _, trap, _, _ in WRONG.values()} == traps_told(Path(nemo_rl_checks.__file__))
+
+
+def test_another_revision_and_changed_files_are_told(world, monkeypatch):
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(world.root / "checkout")]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    (found,) = world.found()
+    assert (found.trap, found.stops) == (18, True)
+    assert found.says == (
+        f"{world.root}/checkout: is at {head[:12]}, but v0.7.0 is {RELEASE.revision[:12]}; check that revision out"
+    )
+    (world.root / "checkout/ray.sub").write_text("changed\n")
+    ask = nemo_rl_checks._git
+    monkeypatch.setattr(
+        nemo_rl_checks, "_git", lambda *words: RELEASE.revision if "rev-parse" in words else ask(*words)
+    )
+    assert world.found() == [Finding("rlvr1", 38, f"{world.root}/checkout: 1 files are changed there", stops=False)]
+
+
+def test_a_finding_is_one_line_with_its_trap():
+    assert str(Finding("rlvr1", 4, "too few rows")) == "error: rlvr1: too few rows (trap 4)"
+    assert str(Finding("rlvr1", 4, "too few rows", stops=False)).startswith("warning: ")
+
+
+def test_words_of_a_prompt_are_counted_whatever_its_form():
+    assert words_of_prompt(row()) == 1
+    messages = [{"role": "user", "content": "one two"}, {"content": None}, {"content": [{"text": "no"}]}, "odd"]
+    assert words_of_prompt({"responses_create_params": {"input": messages}}) == 2
+    assert words_of_prompt({"responses_create_params": {"input": 5}}) == words_of_prompt({}) == 0
