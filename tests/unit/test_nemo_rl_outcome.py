@@ -92,7 +92,7 @@ def test_of_a_traceback_the_end_is_shown(logs):
 
 
 def test_a_step_of_the_cluster_that_ended_first_is_named(logs, tmp_path):
-    for age, name in ((5, "ray-worker-001.log"), (60, "ray-worker-000.log"), (90, "ray-worker-002.log")):
+    for age, name in ((5, "ray-worker-000.log"), (60, "ray-worker-001.log"), (90, "ray-worker-002.log")):
         (tmp_path / name).write_text("" if age == 90 else f"{name}: ray stopped\n")
         os.utime(tmp_path / name, (1_000_000 - age,) * 2)
     assert logs(STEP, ["running"]) is None
@@ -100,8 +100,8 @@ def test_a_step_of_the_cluster_that_ended_first_is_named(logs, tmp_path):
     cause = logs(STEP, ["running"])
     assert (cause.kind, cause.log.name, cause.lines) == (
         "lost",
-        "ray-worker-000.log",
-        ("ray-worker-000.log: ray stopped",),
+        "ray-worker-001.log",
+        ("ray-worker-001.log: ray stopped",),
     )
 
 
