@@ -5,6 +5,7 @@ are not hashed, being terabytes, but for small files and one large shard, by whi
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,24 +60,31 @@ def _describe(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def refuse_repeated_weights(run: Path) -> None:
-    """UserError when the two newest checkpoints hold the very same weights, as asynchronous saving has been seen to do.
+    """UserError when a checkpoint holds the very same weights as the one before; asynchronous saving was seen to do so.
 
-    Upstream's issue 3312: every later checkpoint repeats the tensors of the first.
+    Upstream's issue 3312: every later checkpoint repeats the tensors of the first. Such a checkpoint is moved out of
+    the way, so that nothing resumes from it or publishes it.
     """
-    last = checkpoints(run)[-2:]
-    if len(last) < 2:
-        return
-    before, after = (json.loads((one.path / FILES).read_text(encoding="utf-8")) for one in last)
-    same = [
-        name
-        for name, file in after.items()
-        if Path(name).suffix in (".distcp", ".safetensors") and file["sha256"] and before.get(name) == file
-    ]
-    if same:
-        raise UserError(
-            f"{last[1].path}: {same[0]} is byte for byte that of {last[0].path.name}, so saving repeats old weights "
-            "(NeMo-RL issue 3312); set policy.megatron_cfg.checkpoint.async_save to false, delete both and train on"
-        )
+    for before, after in pairwise(checkpoints(run)):
+        if same := _same_shard(before.path, after.path):
+            aside = _set_aside(after.path, "repeated")
+            raise UserError(
+                f"{aside}: {same} is byte for byte that of {before.path.name}, so saving repeats old weights (NeMo-RL "
+                "issue 3312); set policy.megatron_cfg.checkpoint.async_save to false and train on"
+            )
+
+
+def _same_shard(before: Path, after: Path) -> str | None:
+    """A shard of weights that two checkpoints share, byte for byte, of those that were hashed."""
+    old, new = (json.loads((path / FILES).read_text(encoding="utf-8")) for path in (before, after))
+    shards = [name for name in new if Path(name).suffix in (".distcp", ".safetensors")]
+    return next((name for name in shards if new[name]["sha256"] and old.get(name) == new[name]), None)
+
+
+def _set_aside(path: Path, why: str) -> Path:
+    """Give a checkpoint a name that says why nothing resumes from it."""
+    times = len(list(path.parent.glob(f"{why}_{path.name}.*")))
+    return path.rename(path.with_name(f"{why}_{path.name}.{times + 1}"))
 
 
 def pass_over_newer(run: Path, resume_from: Path | None) -> None:
@@ -84,5 +92,4 @@ def pass_over_newer(run: Path, resume_from: Path | None) -> None:
     newest = step_of(resume_from) if resume_from else 0
     for path in (run / "checkpoints").glob("step_*"):
         if step_of(path) > newest:
-            times = len(list(path.parent.glob(f"passed_over_{path.name}.*")))
-            path.rename(path.with_name(f"passed_over_{path.name}.{times + 1}"))
+            _set_aside(path, "passed_over")

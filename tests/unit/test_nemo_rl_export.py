@@ -1,0 +1,77 @@
+"""Exports of NeMo-RL's checkpoints: the converter's command line, and the checkpoint handed on as it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.errors import UserError
+from scripts.launch.nemo_rl_command import hydra_overrides
+from scripts.recipe.load import load_recipe
+from scripts.recipe.releases import release_of
+from scripts.train.nemo_rl_export import converter_command, link
+from tests.conftest import ROOT
+from tests.unit.test_nemo_rl_command import launch
+
+RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A step's folder with Megatron weights."""
+    folder = tmp_path / "rlvr1/run/checkpoints/step_4"
+    (folder / "policy/weights/iter_0000000").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"policy": {"megatron_cfg": {"expert_model_parallel_size": 4}}}))
+    return folder
+
+
+def test_the_release_says_by_which_program_and_in_how_many_processes_it_converts(checkpoint):
+    weights = checkpoint / "policy/weights/iter_0000000"
+    arguments = [f"--config={checkpoint}/config.yaml", f"--megatron-ckpt-path={weights}", "--hf-ckpt-path=/out"]
+    assert converter_command(release_of("v0.7.0"), checkpoint, Path("/out")) == [
+        *("torchrun", "--nproc_per_node=8", "examples/converters/convert_megatron_to_hf_gpu.py"),
+        *arguments,
+        *("--tp=1", "--pp=1", "--ep=4", "--etp=1"),
+    ]
+    assert converter_command(release_of("super-v3"), checkpoint, Path("/out")) == [
+        *("python", "examples/converters/convert_megatron_to_hf_super.py"),
+        *arguments,
+    ]
+
+
+def test_a_checkpoint_without_megatron_weights_takes_the_other_converter(checkpoint):
+    (checkpoint / "policy/weights/iter_0000000").rmdir()
+    command = converter_command(release_of("v0.7.0"), checkpoint, Path("/out"))
+    assert command[1] == "examples/converters/convert_dcp_to_hf.py"
+    assert f"--dcp-ckpt-path={checkpoint}/policy/weights" in command
+
+
+def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(checkpoint, tmp_path):
+    model, stage = tmp_path / "model", tmp_path / "rlvr1"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("weights of the first model")
+    recipe = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update={"name": str(model)})})
+    (stage / "ckpt").mkdir()
+    (stage / "ckpt/weights").symlink_to("../run/checkpoints/step_4")
+    record = {"stage": "rlvr1", "step": 4, "identity": "i", "files": {"config.yaml": {"bytes": 1, "sha256": "a"}}}
+    (stage / "ckpt/record.json").write_text(json.dumps(record))
+    link(recipe, stage / "ckpt", stage / "hf")
+    folder = (stage / "hf/model").resolve()
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "megatron"]
+    assert (folder / "megatron").resolve() == checkpoint / "policy/weights"
+    told = json.loads((stage / "hf/record.json").read_text())
+    assert (told["identity"], told["content"]) == ("i", folder.name)
+    overrides = hydra_overrides(type(launch())(**{**vars(launch()), "pretrained": checkpoint / "policy/weights"}))
+    assert f"++checkpointing.pretrained_checkpoint.path={checkpoint}/policy/weights" in overrides
+
+
+def test_a_release_that_cannot_start_from_a_checkpoint_says_so(tmp_path):
+    text = (ROOT / "config/recipes/super3-b200.yaml").read_text()
+    recipe = tmp_path / "b200.yaml"
+    recipe.write_text(
+        text.replace("    backend: nemo_rl\n", "    backend: nemo_rl\n    pretrained_checkpoint: true\n", 1)
+    )
+    with pytest.raises(UserError, match=r"pretrained_checkpoint: super-v3 starts from exports only; leave it out"):
+        load_recipe(recipe)
