@@ -5,6 +5,7 @@ are not hashed, being terabytes, but for small files and one large shard, by whi
 """
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,23 +68,34 @@ def largest_shard(sizes: dict[str, int]) -> str | None:
 
 
 def refuse_repeated_weights(run: Path) -> None:
-    """UserError when the two newest checkpoints hold the very same weights, as asynchronous saving has been seen to do.
+    """UserError when a checkpoint holds the very same weights as the one before; asynchronous saving was seen to do so.
 
-    Upstream's issue 3312: every later checkpoint repeats the tensors of the first.
+    Upstream's issue 3312: every later checkpoint repeats the tensors of the first. Such a checkpoint is moved out of
+    the way, so that nothing resumes from it or publishes it.
     """
-    last = checkpoints(run)[-2:]
-    if len(last) < 2:
-        return
+    for before, after in pairwise(checkpoints(run)):
+        if same := _same_shard(before.path, after.path):
+            aside = _set_aside(after.path, "repeated")
+            raise UserError(
+                f"{aside}: {same} is byte for byte that of {before.path.name}, so saving repeats old weights (NeMo-RL "
+                "issue 3312); set policy.megatron_cfg.checkpoint.async_save to false and train on"
+            )
+
+
+def _same_shard(before: Path, after: Path) -> str | None:
+    """The largest shard of a checkpoint's weights, where the one before has the very same."""
     try:
-        before, after = (json.loads((one.path / FILES).read_text(encoding="utf-8")) for one in last)
-    except FileNotFoundError:  # NeMo-RL has just removed the older one
-        return
-    shard = largest_shard({name: file["bytes"] for name, file in after.items()})
-    if shard is not None and before.get(shard) == after[shard]:
-        raise UserError(
-            f"{last[1].path}: {shard} is byte for byte that of {last[0].path.name}, so saving repeats old weights "
-            "(NeMo-RL issue 3312); set policy.megatron_cfg.checkpoint.async_save to false, delete both and train on"
-        )
+        old, new = (json.loads((path / FILES).read_text(encoding="utf-8")) for path in (before, after))
+    except FileNotFoundError:  # NeMo-RL has just removed one of them
+        return None
+    shard = largest_shard({name: file["bytes"] for name, file in new.items()})
+    return shard if shard is not None and old.get(shard) == new[shard] else None
+
+
+def _set_aside(path: Path, why: str) -> Path:
+    """Give a checkpoint a name that says why nothing resumes from it."""
+    times = len(list(path.parent.glob(f"{why}_{path.name}.*")))
+    return path.rename(path.with_name(f"{why}_{path.name}.{times + 1}"))
 
 
 def pass_over_newer(run: Path, resume_from: Path | None) -> None:
@@ -91,5 +103,4 @@ def pass_over_newer(run: Path, resume_from: Path | None) -> None:
     newest = step_of(resume_from) if resume_from else 0
     for path in (run / "checkpoints").glob("step_*"):
         if step_of(path) > newest:
-            times = len(list(path.parent.glob(f"passed_over_{path.name}.*")))
-            path.rename(path.with_name(f"passed_over_{path.name}.{times + 1}"))
+            _set_aside(path, "passed_over")

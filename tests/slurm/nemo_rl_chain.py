@@ -147,7 +147,7 @@ class NemoRlChain(Workflow):
                 *told,
                 "--dry-run",
                 "--",
-                str(directory.relative_to(self.root) / "config.yaml"),
+                str(directory.relative_to(self.root) / "preflight.json"),
             )
         command = [
             *(sys.executable, "-m", "scripts.train.run", f"--recipe={recipe}", "--stage=rlvr1"),
@@ -157,8 +157,10 @@ class NemoRlChain(Workflow):
         ]
         log = directory / "output"
         options = ("--nodes=2", "--exclusive", "--gres=gpu:8", "--no-requeue", f"--output={log}", "--open-mode=append")
-        job = self.run("sbatch", "--parsable", "--wait", *options, f"--wrap=exec {shlex.join(command)}", check=False)
-        return log.read_text() + f"job {job.stdout}"
+        job = self.run("sbatch", "--parsable", *options, f"--wrap=exec {shlex.join(command)}").stdout.strip()
+        while self.run("squeue", "--noheader", f"--jobs={job}", "--states=PD,R,CF,CG").stdout.strip():
+            time.sleep(0.5)
+        return log.read_text()
 
     def attempts(self, stage: str) -> list[dict[str, Any]]:
         """The attempts at a stage."""

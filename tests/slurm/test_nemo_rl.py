@@ -96,29 +96,16 @@ def test_a_driver_killed_while_saving_goes_on_to_the_same_weights(chain):
 
 
 def test_a_deadline_ends_an_attempt_with_its_step_saved(chain):
-    output = chain.train_at_once("deadline", "++stand_in.step_seconds=10", deadline=100)
+    output = chain.train_at_once("deadline", "++stand_in.step_seconds=5", deadline=70)
     assert re.search(
         r"unfinished at step [1-5] of 6 \(its deadline came; it saved and stopped\); to be continued", output
     )
 
 
-def test_an_exception_that_the_driver_swallows_is_a_failure_with_its_words(chain):
-    output = chain.train_at_once("swallowed", "++stand_in.fault=async_error", "++stand_in.at=3")
-    assert (
-        "NeMo-RL ended with status 0 after the checkpoint of step 2: an exception ended its asynchronous loop" in output
-    )
-    assert "a rollout failed" in output
-
-
 def test_a_driver_that_makes_no_new_step_is_ended(chain):
-    chain.write_site(stall_seconds=15)
+    chain.write_site(stall_seconds=15, startup_seconds=90)
     output = chain.train_at_once("stalled", "++stand_in.fault=hang", "++stand_in.at=4")
     assert re.search(r"no new step for 15 s \(site's nemo_rl.stall_seconds\), at step 2; see .*ray-driver.log", output)
     assert {host: chain.cluster.processes(host) for host in chain.cluster.hosts} == {
         host: [] for host in chain.cluster.hosts
     }
-
-
-def test_checkpoints_that_repeat_old_weights_are_refused(chain):
-    output = chain.train_at_once("repeated", "++stand_in.fault=same_weights")
-    assert "is byte for byte that of step_2, so saving repeats old weights (NeMo-RL issue 3312)" in output

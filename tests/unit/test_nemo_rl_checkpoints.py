@@ -129,8 +129,11 @@ def test_weights_that_repeat_those_before_are_refused_and_others_are_not(run):
     refuse_repeated_weights(run)
     save(run, 6, weights=b"weights of step 4")
     seal_finished(run)
-    with pytest.raises(UserError, match=rf"step_6: {SHARD} is byte for byte that of step_4, .*NeMo-RL issue 3312"):
+    with pytest.raises(
+        UserError, match=rf"repeated_step_6.1: {SHARD} is byte for byte that of step_4, .*NeMo-RL issue 3312"
+    ):
         refuse_repeated_weights(run)
+    assert newest_checkpoint(run).step == 4, "nothing resumes from it"
 
 
 def test_a_small_shard_that_never_changes_is_no_alarm(run):

@@ -108,7 +108,7 @@ def test_the_image_directory_and_the_prediction_heads_are_switched_on_where_aske
 
 
 @pytest.mark.parametrize(
-    ("left", "expected"), [(3 * 3600 + 125, "00:03:00:05"), (200_000, "02:07:31:20"), (-50, "00:00:01:00")]
+    ("left", "expected"), [(3 * 3600 + 125, "00:03:00:05"), (200_000, "02:07:31:20"), (-50, "00:00:00:01")]
 )
 def test_the_deadline_is_computed_when_the_driver_starts(left, expected):
     one = launch(overrides=["+last=1"])

@@ -1,75 +1,77 @@
-"""What a conversion leaves: a checked export named by its content, or nothing."""
+"""Exports of NeMo-RL's checkpoints: the converter's command line, and the checkpoint handed on as it is."""
+
+import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from scripts.errors import UserError
-from scripts.files import read_json, write_json
-from scripts.launch.nemo_rl_command import image_of
-from scripts.recipe.load import load_recipe, load_site
+from scripts.launch.nemo_rl_command import hydra_overrides
+from scripts.recipe.load import load_recipe
 from scripts.recipe.releases import release_of
-from scripts.train import nemo_rl_export
+from scripts.train.nemo_rl_export import converter_command, link
 from tests.conftest import ROOT
-from tests.unit.test_hugging_face import FIRST, SHARDS, write
+from tests.unit.test_nemo_rl_command import launch
 
-pytest.importorskip("torch")
 RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
-SITE = load_site(ROOT / "config/sites/h100.yaml", RECIPE)
 
 
 @pytest.fixture
-def convert(tmp_path, monkeypatch):
-    """Converts a checkpoint by a converter that leaves what `makes` writes; the outputs that it was given."""
-    outputs, stage = [], tmp_path / "rlvr1"
-    checkpoint = stage / "run/checkpoints/step_6"
-    (checkpoint / nemo_rl_export.MEGATRON).mkdir(parents=True)
-    (checkpoint / "config.yaml").write_text("policy: {megatron_cfg: {expert_model_parallel_size: 16}}\n")
+def checkpoint(tmp_path):
+    """A step's folder with Megatron weights."""
+    folder = tmp_path / "rlvr1/run/checkpoints/step_4"
+    (folder / "policy/weights/iter_0000000").mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"policy": {"megatron_cfg": {"expert_model_parallel_size": 4}}}))
+    return folder
+
+
+def test_the_release_says_by_which_program_and_in_how_many_processes_it_converts(checkpoint):
+    weights = checkpoint / "policy/weights/iter_0000000"
+    arguments = [f"--config={checkpoint}/config.yaml", f"--megatron-ckpt-path={weights}", "--hf-ckpt-path=/out"]
+    assert converter_command(release_of("v0.7.0"), checkpoint, Path("/out")) == [
+        *("torchrun", "--nproc_per_node=8", "examples/converters/convert_megatron_to_hf_gpu.py"),
+        *arguments,
+        *("--tp=1", "--pp=1", "--ep=4", "--etp=1"),
+    ]
+    assert converter_command(release_of("super-v3"), checkpoint, Path("/out")) == [
+        *("python", "examples/converters/convert_megatron_to_hf_super.py"),
+        *arguments,
+    ]
+
+
+def test_a_checkpoint_without_megatron_weights_takes_the_other_converter(checkpoint):
+    (checkpoint / "policy/weights/iter_0000000").rmdir()
+    command = converter_command(release_of("v0.7.0"), checkpoint, Path("/out"))
+    assert command[1] == "examples/converters/convert_dcp_to_hf.py"
+    assert f"--dcp-ckpt-path={checkpoint}/policy/weights" in command
+
+
+def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(checkpoint, tmp_path):
+    model, stage = tmp_path / "model", tmp_path / "rlvr1"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("weights of the first model")
+    recipe = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update={"name": str(model)})})
     (stage / "ckpt").mkdir()
-    (stage / "ckpt/weights").symlink_to(checkpoint)
-    write_json(stage / "ckpt/record.json", {"stage": "rlvr1", "step": 6, "identity": "one"})
-    recipe = RECIPE.model_copy(
-        update={"model": RECIPE.model.model_copy(update={"name": str(write(tmp_path / "model"))})}
+    (stage / "ckpt/weights").symlink_to("../run/checkpoints/step_4")
+    record = {"stage": "rlvr1", "step": 4, "identity": "i", "files": {"config.yaml": {"bytes": 1, "sha256": "a"}}}
+    (stage / "ckpt/record.json").write_text(json.dumps(record))
+    link(recipe, stage / "ckpt", stage / "hf")
+    folder = (stage / "hf/model").resolve()
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "megatron"]
+    assert (folder / "megatron").resolve() == checkpoint / "policy/weights"
+    told = json.loads((stage / "hf/record.json").read_text())
+    assert (told["identity"], told["content"]) == ("i", folder.name)
+    overrides = hydra_overrides(type(launch())(**{**vars(launch()), "pretrained": checkpoint / "policy/weights"}))
+    assert f"++checkpointing.pretrained_checkpoint.path={checkpoint}/policy/weights" in overrides
+
+
+def test_a_release_that_cannot_start_from_a_checkpoint_says_so(tmp_path):
+    text = (ROOT / "config/recipes/super3-b200.yaml").read_text()
+    recipe = tmp_path / "b200.yaml"
+    recipe.write_text(
+        text.replace("    backend: nemo_rl\n", "    backend: nemo_rl\n    pretrained_checkpoint: true\n", 1)
     )
-
-    def run(makes):
-        def converter(command, image, mounts, workdir, environment, gpus, log):
-            outputs.append(nemo_rl_export.Path(next(it for it in command if "--hf-ckpt-path=" in it).partition("=")[2]))
-            assert image == image_of("train", release_of("v0.7.0"), SITE.nemo_rl) and "--ep=8" in command
-            assert not outputs[-1].exists()
-            makes(outputs[-1])
-
-        monkeypatch.setattr(nemo_rl_export, "run_in_container", converter)
-        nemo_rl_export.convert(recipe, "rlvr1", SITE, stage / "ckpt", stage / "hf", tmp_path / "log")
-        return outputs
-
-    return run
-
-
-def exports(tmp_path) -> list[str]:
-    return [path.name for path in (tmp_path / "rlvr1/exports").iterdir()]
-
-
-def test_a_conversion_that_failed_leaves_nothing_in_the_way_of_the_next(convert, tmp_path):
-    def half(output):
-        write(output, {FIRST: SHARDS[FIRST]})
-        raise UserError("the converter was killed")
-
-    with pytest.raises(UserError, match="killed"):
-        convert(half)
-    assert exports(tmp_path) == [] and not (tmp_path / "rlvr1/hf").exists()
-    first, second = convert(write)
-    assert first != second
-    record = read_json(tmp_path / "rlvr1/hf/record.json")
-    assert exports(tmp_path) == [record["content"]] == [(tmp_path / "rlvr1/hf/model").resolve().name]
-    assert (record["stage"], record["step"], FIRST in record["files"]) == ("rlvr1", 6, True)
-
-
-def test_an_export_that_lost_a_layer_is_not_published(convert, tmp_path):
-    with pytest.raises(UserError, match=r"it has no lm_head.weight \(2 missing, 0 more\)"):
-        convert(lambda output: write(output, {FIRST: SHARDS[FIRST]}))
-    assert exports(tmp_path) == [] and not (tmp_path / "rlvr1/hf").exists()
-
-
-def test_the_same_weights_are_exported_once(convert, tmp_path):
-    convert(write)
-    convert(write)
-    assert len(exports(tmp_path)) == 1
+    with pytest.raises(UserError, match=r"pretrained_checkpoint: super-v3 starts from exports only; leave it out"):
+        load_recipe(recipe)

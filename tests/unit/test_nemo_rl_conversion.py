@@ -1,0 +1,75 @@
+"""What a conversion leaves: a checked export named by its content, or nothing."""
+
+import pytest
+
+from scripts.errors import UserError
+from scripts.files import read_json, write_json
+from scripts.launch.nemo_rl_command import image_of
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.releases import release_of
+from scripts.train import nemo_rl_export
+from tests.conftest import ROOT
+from tests.unit.test_hugging_face import FIRST, SHARDS, write
+
+pytest.importorskip("torch")
+RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
+SITE = load_site(ROOT / "config/sites/h100.yaml", RECIPE)
+
+
+@pytest.fixture
+def convert(tmp_path, monkeypatch):
+    """Converts a checkpoint by a converter that leaves what `makes` writes; the outputs that it was given."""
+    outputs, stage = [], tmp_path / "rlvr1"
+    checkpoint = stage / "run/checkpoints/step_6"
+    (checkpoint / nemo_rl_export.MEGATRON).mkdir(parents=True)
+    (checkpoint / "config.yaml").write_text("policy: {megatron_cfg: {expert_model_parallel_size: 16}}\n")
+    (stage / "ckpt").mkdir()
+    (stage / "ckpt/weights").symlink_to(checkpoint)
+    write_json(stage / "ckpt/record.json", {"stage": "rlvr1", "step": 6, "identity": "one"})
+    recipe = RECIPE.model_copy(
+        update={"model": RECIPE.model.model_copy(update={"name": str(write(tmp_path / "model"))})}
+    )
+
+    def run(makes):
+        def converter(command, image, mounts, workdir, environment, gpus, log):
+            outputs.append(nemo_rl_export.Path(next(it for it in command if "--hf-ckpt-path=" in it).partition("=")[2]))
+            assert image == image_of("train", release_of("v0.7.0"), SITE.nemo_rl) and "--ep=8" in command
+            assert not outputs[-1].exists()
+            makes(outputs[-1])
+
+        monkeypatch.setattr(nemo_rl_export, "run_in_container", converter)
+        nemo_rl_export.convert(recipe, "rlvr1", SITE, stage / "ckpt", stage / "hf", tmp_path / "log")
+        return outputs
+
+    return run
+
+
+def exports(tmp_path) -> list[str]:
+    return [path.name for path in (tmp_path / "rlvr1/exports").iterdir()]
+
+
+def test_a_conversion_that_failed_leaves_nothing_in_the_way_of_the_next(convert, tmp_path):
+    def half(output):
+        write(output, {FIRST: SHARDS[FIRST]})
+        raise UserError("the converter was killed")
+
+    with pytest.raises(UserError, match="killed"):
+        convert(half)
+    assert exports(tmp_path) == [] and not (tmp_path / "rlvr1/hf").exists()
+    first, second = convert(write)
+    assert first != second
+    record = read_json(tmp_path / "rlvr1/hf/record.json")
+    assert exports(tmp_path) == [record["content"]] == [(tmp_path / "rlvr1/hf/model").resolve().name]
+    assert (record["stage"], record["step"], FIRST in record["files"]) == ("rlvr1", 6, True)
+
+
+def test_an_export_that_lost_a_layer_is_not_published(convert, tmp_path):
+    with pytest.raises(UserError, match=r"it has no lm_head.weight \(2 missing, 0 more\)"):
+        convert(lambda output: write(output, {FIRST: SHARDS[FIRST]}))
+    assert exports(tmp_path) == [] and not (tmp_path / "rlvr1/hf").exists()
+
+
+def test_the_same_weights_are_exported_once(convert, tmp_path):
+    convert(write)
+    convert(write)
+    assert len(exports(tmp_path)) == 1
