@@ -43,8 +43,9 @@ mean.
 
 Published figures stand in brackets, and ✓ beside a name that is the published one; ≠ marks what differs, and a note
 says why. Where a document and the config of the release differ, the release wins, because it is what runs. All recipes
-keep the newest checkpoints only (`keep_last_k`), where NeMo-RL's configs of these models keep nearly all. Which of a
-recipe's keys a checkout lacks, or else which values it has otherwise, says
+keep the newest checkpoints only (`keep_last_k`), where NeMo-RL's configs of these models keep nearly all; and stages
+whose reward model compares a whole group never validate (`val_period: -1`; the configs say 10000). Which of a recipe's
+keys a checkout lacks, or else which values it has otherwise, says
 
 ```
 python -m scripts.launch.upstream config/recipes/super3.yaml /path/to/nemo-rl
