@@ -38,6 +38,11 @@ COLLECT = (
 )
 
 
+def responses_a_row(environment: str, stage: NemoRlStage) -> int:
+    """How many responses to a row of an environment are scored."""
+    return stage.grpo["num_generations_per_prompt"] if environment.startswith(GENRM) else 1
+
+
 def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) -> tuple[list[str], dict[str, int]]:
     """Write the rows that the driver is given, a line for each response; the environments of these lines, in order.
 
@@ -45,17 +50,15 @@ def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) 
     for a whole cohort of responses to a prompt; so its rows are repeated as often. Where the release compares responses
     in its training loop alone, those rows are left out: the second answer says how many, by environment.
     """
-    cohort = stage.grpo["num_generations_per_prompt"]
     environments: list[str] = []
     left_out: Counter[str] = Counter()
     with open_atomically(tasks) as (file,):
         for number, line, row in read_rows(split):
             name = environment_of(row, split, number)
-            judged = name.startswith(GENRM)
-            if judged and "gym_compares" not in release.can:
+            if name.startswith(GENRM) and "gym_compares" not in release.can:
                 left_out[name] += 1
                 continue
-            responses = cohort if judged else 1
+            responses = responses_a_row(name, stage)
             environments += [name] * responses
             file.write((line + b"\n") * responses)
         if not environments:
@@ -189,7 +192,13 @@ def main() -> None:
     for environment, rows in left_out.items():
         print(f"{name}: {rows} rows of {environment} left out: {recipe.release} compares them in training alone")
     rewards = collect(launch, own_job(), environments, folder)
-    after = {name: {"rows": len(each), "score": round(fmean(each), 6)} for name, each in rewards.items()}
+    after = {
+        environment: {
+            "rows": len(each) // responses_a_row(environment, launch.settings),
+            "score": round(fmean(each), 6),
+        }
+        for environment, each in rewards.items()
+    }
     decoding = {"by": "nemo_rl", "as_in": "training", "seed": launch.seed}
     rows = {"sha256": sha256_file(arguments.validation), "responses": len(environments), "left_out": left_out}
     before = scores_of_parent(arguments.parent_eval, rows, decoding)

@@ -148,7 +148,7 @@ class NemoRlChain(Workflow):
                 *told,
                 "--dry-run",
                 "--",
-                str(directory.relative_to(self.root) / "config.yaml"),
+                str(directory.relative_to(self.root) / "preflight.json"),
             )
         command = [
             *(sys.executable, "-m", "scripts.train.run", f"--recipe={recipe}", "--stage=rlvr1"),
