@@ -14,7 +14,7 @@ from scripts.evaluate.gate import judge, measure
 from scripts.evaluate.nemo_rl_benchmarks import arguments_of, config_of, read_result
 from scripts.evaluate.nemo_rl_score import check_nodes, launch_of, read_rewards, scores_of_parent, write_tasks
 from scripts.evaluate.record import evaluation_record
-from scripts.files import write_json
+from scripts.files import read_json, write_json
 from scripts.launch.nemo_rl_command import driver_command
 from scripts.recipe.load import load_recipe, load_site, scored_stage
 from scripts.recipe.models import Criterion
@@ -175,6 +175,31 @@ def test_the_parents_scores_count_only_on_the_same_rows_taken_the_same_way(tmp_p
     assert scores_of_parent(path, rows | {"sha256": "2"}, decoding) is None
     assert scores_of_parent(path, rows, {"seed": 2}) is None
     assert scores_of_parent(None, rows, decoding) is None
+
+
+def test_a_stage_on_its_parents_rows_has_scores_before(recipe_with, tmp_path, monkeypatch):
+    recipe_with(held_out=True)
+    (tmp_path / "val-split.jsonl").write_text(rows_of(MATH, GENRM, MATH))
+    write_json(tmp_path / "record.json", EXPORT)
+    options = [f"--recipe={tmp_path}/super3.yaml", "--stage=rlvr1", f"--site={ROOT}/config/sites/h100.yaml"]
+    options += [
+        f"--export={tmp_path}/record.json",
+        f"--validation={tmp_path}/val-split.jsonl",
+        f"--folder={tmp_path}/f",
+    ]
+    monkeypatch.setattr(nemo_rl_score, "own_job", lambda: None)
+    for name, reward, parent in (("first", 0.25, []), ("second", 0.5, [f"--parent-eval={tmp_path}/first.json"])):
+        rewards = {GENRM: [reward] * 16, MATH: [0.0, 1.0]}
+        monkeypatch.setattr(nemo_rl_score, "collect", lambda *_, rewards=rewards: rewards)
+        monkeypatch.setattr("sys.argv", ["program", *options, *parent, f"--output={tmp_path}/{name}.json"])
+        nemo_rl_score.main()
+    record = read_json(tmp_path / "second.json")
+    assert record["environments"] == {
+        GENRM: {"rows": 1, "before": 0.25, "after": 0.5},
+        MATH: {"rows": 2, "before": 0.5, "after": 0.5},
+    }
+    assert record["mean"] == {"before": 0.375, "after": 0.5}
+    assert record["validation"]["responses"] == 18
 
 
 def test_gate_summary_and_figure_cope_without_scores_before(tmp_path):
