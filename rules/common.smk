@@ -20,7 +20,7 @@ from scripts.launch.orphans import find_orphans, hand_on, handed_on
 from scripts.launch.site_check import check_site
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.images import load_images
-from scripts.recipe.load import load_recipe, load_site, parse_config
+from scripts.recipe.load import load_recipe, load_site, parse_config, scored_stage
 from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.controller_lock import remove_dead_lock
 from scripts.snakemake_ancient import correct_ancient
@@ -44,6 +44,7 @@ try:
     SITE = load_site(Path(CONFIG.site), RECIPE)
     RESULTS = CONFIG.folder
     STAGES = RECIPE.stage_order()
+    SCORED = RECIPE.scored_stages()
     IMAGES = load_images(Path(IMAGES_FILE))
     if workflow.is_main_process:
         sync_configs(RECIPE, Path(RESULTS))
@@ -206,6 +207,26 @@ def export_as_it_is(wildcards):
     """The converter's option where every stage that starts from this one takes its checkpoint, not an export."""
     children = [stage for stage in RECIPE.stages.values() if stage.parent == wildcards.stage]
     return "--as-it-is" if children and all(stage.pretrained_checkpoint for stage in children) else ""
+
+
+def evaluation_of(wildcards):
+    return f"{RESULTS}/{wildcards.stage}/eval.json" if wildcards.stage in SCORED else []
+
+
+def eval_of_parent(wildcards):
+    """The parent's held-out scores, where it gets some."""
+    parent = parent_of(wildcards)
+    return f"{RESULTS}/{parent}/eval.json" if parent in SCORED else []
+
+
+def of_scoring(name):
+    """A resource function: what the scoring of a stage that NeMo-RL trains asks for under this name."""
+
+    def value(wildcards):
+        scored = scored_stage(RECIPE, wildcards.stage)
+        return training_resources(SITE, SITE.resources_of(wildcards.stage, scored)).get(name, "")
+
+    return value
 
 
 def holdout_of(wildcards):

@@ -2,39 +2,94 @@
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
 
 
-rule evaluate:
-    input:
-        export=f"{RESULTS}/{{stage}}/hf/record.json",
-        parent=of_parent("eval.json"),
-        config=config_of_root,
-        manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
-        splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
-    output:
-        f"{RESULTS}/{{stage}}/eval.json",
-    log:
-        f"{RESULTS}/{{stage}}/logs/evaluate.log",
-    retries: 0
-    group:
-        group_of
-    conda:
-        "../envs/trl.yaml"
-    threads: SITE.threads
-    resources:
-        **LIGHT,
-        trainings=trainings_of,
-    params:
-        max_new_tokens=RECIPE.evaluation.max_new_tokens if RECIPE.evaluation else 0,
-        temperature=RECIPE.evaluation.temperature if RECIPE.evaluation else 0,
-    shell:
-        "python -m scripts.evaluate.score --export {input.export:q} --parent-eval {input.parent:q}"
-        " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
-        " --temperature {params.temperature} --threads {threads} --output {output:q} 2>&1 | tee {log:q}"
+if RECIPE.release:
+
+    # Nodes of its own: the stage's driver rolls out the validation rows. The folder is no output, so its logs stay.
+    rule held_out:
+        input:
+            export=f"{RESULTS}/{{stage}}/hf/record.json",
+            parent=eval_of_parent,
+            manifest=of_blend("manifest.json"),
+            splits=ancient(of_blend("val-split.jsonl", "train-split.jsonl")),
+        output:
+            f"{RESULTS}/{{stage}}/eval.json",
+        log:
+            f"{RESULTS}/{{stage}}/logs/held_out.log",
+        wildcard_constraints:
+            stage=one_of(SCORED),
+        retries: 0
+        conda:
+            "../envs/controller.yaml"
+        threads: SITE.threads
+        resources:
+            **{name: of_scoring(name) for name in TRAINING},
+            site=CONFIG.site,
+        params:
+            recipe=CONFIG.recipe,
+            folder=f"{RESULTS}/{{stage}}/held_out",
+        shell:
+            "python -m scripts.evaluate.nemo_rl_score --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+            " --site {resources.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
+            " --parent-eval {input.parent:q} --folder {params.folder:q} --output {output:q} > {log:q} 2>&1"
+
+    # Made only when somebody asks for the file.
+    rule benchmarks:
+        input:
+            f"{RESULTS}/{{stage}}/hf/record.json",
+        output:
+            f"{RESULTS}/{{stage}}/benchmarks.json",
+        log:
+            f"{RESULTS}/{{stage}}/logs/benchmarks.log",
+        retries: 0
+        conda:
+            "../envs/controller.yaml"
+        resources:
+            **one_node_resources(SITE),
+            site=CONFIG.site,
+        params:
+            recipe=CONFIG.recipe,
+            names=RECIPE.evaluation.benchmarks if RECIPE.evaluation else [],
+            folder=f"{RESULTS}/{{stage}}/benchmarks",
+        shell:
+            "python -m scripts.evaluate.nemo_rl_benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+            " --site {resources.site:q} --export {input:q} --folder {params.folder:q} --output {output:q}"
+            " > {log:q} 2>&1"
+
+else:
+
+    rule evaluate:
+        input:
+            export=f"{RESULTS}/{{stage}}/hf/record.json",
+            parent=of_parent("eval.json"),
+            config=config_of_root,
+            manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
+            splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
+        output:
+            f"{RESULTS}/{{stage}}/eval.json",
+        log:
+            f"{RESULTS}/{{stage}}/logs/evaluate.log",
+        retries: 0
+        group:
+            group_of
+        conda:
+            "../envs/trl.yaml"
+        threads: SITE.threads
+        resources:
+            **LIGHT,
+            trainings=trainings_of,
+        params:
+            max_new_tokens=RECIPE.evaluation.max_new_tokens,
+            temperature=RECIPE.evaluation.temperature,
+        shell:
+            "python -m scripts.evaluate.score --export {input.export:q} --parent-eval {input.parent:q}"
+            " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
+            " --temperature {params.temperature} --threads {threads} --output {output:q} 2>&1 | tee {log:q}"
 
 
 rule gate:
     input:
         metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
-        evaluation=f"{RESULTS}/{{stage}}/eval.json" if RECIPE.evaluation else [],
+        evaluation=evaluation_of,
     output:
         f"{RESULTS}/{{stage}}/gate.json",
     log:

@@ -1,5 +1,4 @@
 # The whole run: figures, summary.csv, and Snakemake's own report over them.
-EVALUATED = STAGES if RECIPE.evaluation else []
 STAGE_FIGURES = expand(f"{RESULTS}/{{stage}}/curves.svg", stage=STAGES)
 
 
@@ -24,7 +23,7 @@ rule stage_figure:
 
 rule environments_figure:
     input:
-        expand(f"{RESULTS}/{{stage}}/eval.json", stage=EVALUATED),
+        expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
     output:
         report(
             f"{RESULTS}/environments.svg",
@@ -45,7 +44,7 @@ rule summary:
     input:
         records=expand(f"{RESULTS}/{{stage}}/ckpt/record.json", stage=STAGES),
         metrics=expand(f"{RESULTS}/{{stage}}/metrics.parquet", stage=STAGES),
-        evaluations=expand(f"{RESULTS}/{{stage}}/eval.json", stage=EVALUATED),
+        evaluations=expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
         gates=expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),
     output:
         csv=f"{RESULTS}/summary.csv",
@@ -72,7 +71,7 @@ rule summary:
 rule report_html:
     input:
         figures=STAGE_FIGURES,
-        environments=f"{RESULTS}/environments.svg" if EVALUATED else [],
+        environments=f"{RESULTS}/environments.svg" if SCORED else [],
         summary=f"{RESULTS}/summary.html",
     output:
         f"{RESULTS}/report.html",

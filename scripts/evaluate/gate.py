@@ -24,9 +24,11 @@ def measure(metric: str, metrics: pd.DataFrame, evaluation: dict[str, Any] | Non
     if metric in ("held_out_change", "worst_environment_change") and evaluation is None:
         return None
     if metric == "held_out_change":
-        return evaluation["mean"]["after"] - evaluation["mean"]["before"]
+        mean = evaluation["mean"]
+        return None if mean["before"] is None else mean["after"] - mean["before"]
     if metric == "worst_environment_change":
-        return min(entry["after"] - entry["before"] for entry in evaluation["environments"].values())
+        known = [entry for entry in evaluation["environments"].values() if entry["before"] is not None]
+        return min((entry["after"] - entry["before"] for entry in known), default=None)
     column = metrics["kl"] if metric == "max_kl" else metrics[metric.removeprefix("final_")].tail(WINDOW)
     value = column.max() if metric == "max_kl" else column.mean()
     return None if pd.isna(value) else float(value)

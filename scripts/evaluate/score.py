@@ -12,6 +12,7 @@ from transformers import logging as transformers_logging
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import respond
+from scripts.evaluate.record import evaluation_record
 from scripts.files import read_json, write_json
 from scripts.recipe.resolve import read_config
 from scripts.rewards.registry import check_row, score
@@ -32,29 +33,6 @@ def score_model(model: Any, tokenizer: Any, splits: list[Path], decoding: dict[s
     for environment, row, response in zip(environments, rows, responses, strict=True):
         scores.setdefault(environment, []).append(score(row, response))
     return {name: {"rows": len(scores[name]), "score": round(fmean(scores[name]), 6)} for name in sorted(scores)}
-
-
-def evaluation_record(
-    export: dict[str, Any], before: dict[str, Any], after: dict[str, Any], decoding: dict[str, Any]
-) -> dict[str, Any]:
-    """eval.json: scores before and after the stage; the mean weighs every environment alike."""
-    if before.keys() != after.keys():
-        missing = sorted(before.keys() ^ after.keys())
-        raise UserError(f"stage {export['stage']}: its parent was scored on other environments ({', '.join(missing)})")
-    return {
-        "stage": export["stage"],
-        "step": export["step"],
-        "content": export["content"],
-        "decoding": decoding,
-        "environments": {
-            name: {"rows": after[name]["rows"], "before": before[name]["score"], "after": after[name]["score"]}
-            for name in after
-        },
-        "mean": {
-            side: round(fmean(entry["score"] for entry in scores.values()), 6)
-            for side, scores in (("before", before), ("after", after))
-        },
-    }
 
 
 def main() -> None:

@@ -156,12 +156,16 @@ def _steps(launch: Launch) -> dict[str, Any]:
 
 def driver_environment(launch: Launch) -> dict[str, str]:
     """The variables that the driver gets by its command: the release's, then the stage's own."""
-    templates = launch.release.driver_environment
+    return environment_of(launch.settings, launch.stage, launch.release, launch.nemo_rl)
+
+
+def environment_of(settings: NemoRlStage, stage: str, release: Release, nemo_rl: NemoRlSite) -> dict[str, str]:
+    """The variables of a stage's programs in their containers."""
     filled = {
-        name: value.replace("{cache}", launch.nemo_rl.cache).replace("{stage}", launch.stage)
-        for name, value in templates.items()
+        name: value.replace("{cache}", nemo_rl.cache).replace("{stage}", stage)
+        for name, value in release.driver_environment.items()
     }
-    return filled | launch.settings.environment
+    return filled | settings.environment
 
 
 def driver_command(launch: Launch) -> str:
@@ -223,9 +227,13 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
 
 def container_mounts(launch: Launch) -> list[str]:
     """What containers see: the site's mounts, the checkout under its own path, and the release's parts of it."""
-    checkout = launch.checkout
-    parts = [f"{checkout / source}:{target}" for source, target in launch.release.mounts.items()]
-    return [*launch.site.mounts, f"{checkout}:{checkout}", *parts]
+    return seen_by_containers(launch.release, launch.site, launch.checkout)
+
+
+def seen_by_containers(release: Release, site: Site, checkout: Path) -> list[str]:
+    """The mounts of any container of a release."""
+    parts = [f"{checkout / source}:{target}" for source, target in release.mounts.items()]
+    return [*site.mounts, f"{checkout}:{checkout}", *parts]
 
 
 def _install_apptainer(package: str) -> str:

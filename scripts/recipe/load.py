@@ -31,9 +31,36 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
                 f"{path}:{line}: stages.{name}.pretrained_checkpoint: {recipe.release} starts from exports only; leave "
                 "it out"
             )
-    return recipe.model_copy(
+    recipe = recipe.model_copy(
         update={"stages": {name: _with_nodes(stage, release) for name, stage in recipe.stages.items()}}
     )
+    try:
+        for name in recipe.scored_stages():
+            scored_stage(recipe, name)
+    except ValueError as error:
+        raise UserError(f"{path}:{line_of(node, ['evaluation', 'nodes'], data)}: evaluation.nodes: {error}") from None
+    return recipe
+
+
+def scored_stage(recipe: Recipe, name: str) -> NemoRlStage:
+    """A stage of NeMo-RL on the nodes that its scoring gets; ValueError when they are too few for it.
+
+    Judges keep their nodes; the others are shared between training (whose policy generation takes its weights from)
+    and generation as in the stage.
+    """
+    stage, release, nodes = recipe.stages[name], release_of(recipe.release), recipe.evaluation.nodes
+    if nodes is None:
+        return stage
+    cluster = stage.cluster
+    judges = cluster.judge_nodes if "judges_within_num_nodes" in release.can else 0
+    left = nodes - judges
+    generation = cluster.generation_nodes and max(
+        1, min(left - 1, round(left * cluster.generation_nodes / (cluster.num_nodes - judges)))
+    )
+    if left - generation < 1:
+        raise ValueError(f"{nodes} leave no node to hold the policy of {name} ({judges} of them are its judges')")
+    small = cluster.model_copy(update={"num_nodes": nodes, "generation_nodes": generation})
+    return _with_nodes(stage.model_copy(update={"cluster": small}), release)
 
 
 def _with_nodes(stage: NemoRlStage, release: Release) -> NemoRlStage:

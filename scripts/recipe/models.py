@@ -6,6 +6,7 @@ whether it trains a tiny model here or NeMo-RL on a cluster.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
@@ -369,6 +370,11 @@ class NemoRlStage(StageBase):
         """Whether rollouts are generated while the policy trains, in one pass over the data."""
         return bool(self.grpo.get("async_grpo", {}).get("enabled", False))
 
+    @property
+    def collects_trajectories(self) -> bool:
+        """Whether its driver can roll out the validation rows without training."""
+        return self.algorithm == "grpo" and self.entry.endswith("run_grpo_nemo_gym.py")
+
     @model_validator(mode="after")
     def _fits_its_reward(self) -> "NemoRlStage":
         fitting = {"pairs": ("dpo", "mpo"), "verifier": ("grpo",), "judge": ("grpo",)}[self.reward]
@@ -442,6 +448,42 @@ class Evaluation(Strict):
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
 
 
+BENCHMARKS = ("aime2024", "aime2025", "aime2026", "gpqa", "gpqa_diamond", "math", "math500", "mmlu", "mmlu_pro")
+
+
+class NemoRlEvaluation(Strict):
+    """What NeMo-RL is to evaluate besides training; each costs GPU hours of its own."""
+
+    held_out: bool = Field(
+        False, description="Score each stage's export on its blend's validation rows, by the driver that trained it."
+    )
+    benchmarks: list[str] = Field(
+        [], description="Data sets of NeMo-RL's run_eval.py, for <stage>/benchmarks.json, which is made when asked for."
+    )
+    nodes: PositiveInt | None = Field(
+        None, description="cluster.num_nodes while scoring; none: the stage's own. What generates keeps its share."
+    )
+
+    @model_validator(mode="after")
+    def _has_known_benchmarks(self) -> "NemoRlEvaluation":
+        for name in self.benchmarks:
+            if name not in BENCHMARKS and not re.fullmatch(r"mmlu_[A-Z]{2}-[A-Z]{2,3}", name):
+                hint = nearest(name, BENCHMARKS)
+                raise PydanticCustomError(
+                    "benchmark", "no benchmark is named {name}{hint}", {"name": name, "hint": hint}
+                )
+        return self
+
+
+def _tag_of_evaluation(evaluation: Any) -> str:
+    """Whose evaluation it is: its keys say so."""
+    keys = evaluation.keys() if isinstance(evaluation, dict) else type(evaluation).model_fields.keys()
+    return "by_nemo_rl" if keys & NemoRlEvaluation.model_fields.keys() else "by_trl"
+
+
+EVALUATION_TAGS = ("by_nemo_rl", "by_trl")
+
+
 class Recipe(Strict):
     """A model's stages, blends and sources. ``defaults`` holds, by algorithm, settings that its stages share."""
 
@@ -452,7 +494,13 @@ class Recipe(Strict):
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
     model: ScratchModel | PretrainedModel
     blends: dict[Name, Blend]
-    evaluation: Evaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
+    evaluation: (
+        Annotated[
+            Annotated[Evaluation, Tag("by_trl")] | Annotated[NemoRlEvaluation, Tag("by_nemo_rl")],
+            Discriminator(_tag_of_evaluation),
+        ]
+        | None
+    ) = Field(None, description="None: no held-out scores; the stages' metrics judge.")
     defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = {}
     stages: dict[Name, Stage] = Field(min_length=1)
 
@@ -503,6 +551,12 @@ class Recipe(Strict):
                 raise PydanticCustomError(
                     "scratch", "NeMo-RL starts from a pretrained model: give its name", {"at": "model"}
                 )
+            if isinstance(self.evaluation, Evaluation):
+                raise PydanticCustomError(
+                    "evaluation",
+                    "these keys are for backend trl; NeMo-RL takes held_out, benchmarks and nodes",
+                    {"at": "evaluation"},
+                )
         elif backends != {"trl"}:
             raise PydanticCustomError("backends", "either all stages train by nemo_rl or none does", {"at": "stages"})
         elif not isinstance(self.model, ScratchModel):
@@ -511,11 +565,21 @@ class Recipe(Strict):
             )
         elif self.evaluation is None:
             raise PydanticCustomError("no_evaluation", "is missing", {"at": "evaluation"})
+        elif isinstance(self.evaluation, NemoRlEvaluation):
+            raise PydanticCustomError(
+                "evaluation", "held_out, benchmarks and nodes are for NeMo-RL", {"at": "evaluation"}
+            )
         if backends == {"trl"}:
             for name, blend in self.blends.items():
                 _check_environments(f"blends.{name}.environments", blend.environments)
 
     def _evaluation_has_rows(self) -> None:
+        if isinstance(self.evaluation, NemoRlEvaluation):
+            if self.evaluation.held_out and not self.scored_stages():
+                raise PydanticCustomError(
+                    "no_stage", "no stage of GRPO on Gym's environments, whose driver scores", {"at": "evaluation"}
+                )
+            return
         if self.evaluation is None:
             return
         prompts = [name for name, blend in self.blends.items() if blend.kind == "prompts"]
@@ -532,9 +596,16 @@ class Recipe(Strict):
 
     def evaluation_blends(self) -> list[str]:
         """The blends whose validation rows are scored."""
-        if self.evaluation is None:
+        if not isinstance(self.evaluation, Evaluation):
             return []
         return self.evaluation.blends or [name for name, blend in self.blends.items() if blend.kind == "prompts"]
+
+    def scored_stages(self) -> list[str]:
+        """The stages that get held-out scores, parents before children."""
+        if isinstance(self.evaluation, NemoRlEvaluation):
+            scores = self.evaluation.held_out
+            return [name for name in self.stage_order() if scores and self.stages[name].collects_trajectories]
+        return self.stage_order() if self.evaluation else []
 
 
 def _check_environments(at: str, names: list[str]) -> None:

@@ -19,6 +19,7 @@ Ability = Literal[
     "sandbox_on_head",
     "skip_prefetched_venvs",
     "raises_at_end_of_data",
+    "gym_compares",
 ]
 
 
@@ -47,7 +48,8 @@ class Release(Strict):
     In `environment`, the variables of the driver, ``{cache}`` stands for the site's cache, ``{stage}`` for the stage.
     `can`: ``judges_within_num_nodes``: cluster.num_nodes counts the judges' nodes too; ``sandbox_on_head``: only the
     head runs the sandbox; ``job_start_epoch``: the driver is told when its job began; ``raises_at_end_of_data``:
-    asynchronous training fails where others wait for ever.
+    asynchronous training fails where others wait for ever; ``gym_compares``: Gym compares the responses that a
+    generative reward model judges, so they are scored outside training too.
     """
 
     about: str

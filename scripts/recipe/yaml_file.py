@@ -8,11 +8,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scripts.errors import UserError
-from scripts.recipe.models import STAGE_TAGS, nearest
+from scripts.recipe.models import EVALUATION_TAGS, STAGE_TAGS, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 DISCRIMINATED = {
     ("stages", 2): STAGE_TAGS,
+    ("evaluation", 1): EVALUATION_TAGS,
     ("images", 2): ("pull", "build", "git"),
     ("images", 3): ("pull", "build", "git"),
     ("source", 1): ("synthetic", "hub", "folder"),

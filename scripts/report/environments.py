@@ -14,7 +14,10 @@ from scripts.report.style import save_figure
 
 
 def scores_by_stage(evaluations: list[dict[str, Any]]) -> pd.DataFrame:
-    """Scores after each stage: a row an environment, a column a stage, in the order given; the mean last."""
+    """Scores after each stage: a row an environment, a column a stage, in the order given; the mean last.
+
+    A cell is empty where a stage was not scored on an environment.
+    """
     table = pd.DataFrame(
         {it["stage"]: {name: entry["after"] for name, entry in it["environments"].items()} for it in evaluations}
     )
@@ -29,6 +32,8 @@ def plot_scores(table: pd.DataFrame, output: Path) -> None:
     for row in range(table.shape[0]):
         for column in range(table.shape[1]):
             value = table.iloc[row, column]
+            if pd.isna(value):
+                continue
             axis.text(
                 column,
                 row,

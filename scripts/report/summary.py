@@ -34,16 +34,20 @@ def summarise_stage(directory: Path) -> dict[str, Any]:
 
 
 def _held_out(path: Path) -> dict[str, Any]:
-    """The cells that a stage's held-out scores fill; empty where a recipe takes none."""
+    """The cells that a stage's held-out scores fill; empty where a recipe takes none or has none to compare."""
     if not path.exists():
         return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
     evaluation = read_json(path)
-    changes = {name: entry["after"] - entry["before"] for name, entry in evaluation["environments"].items()}
+    changes = {
+        name: entry["after"] - entry["before"]
+        for name, entry in evaluation["environments"].items()
+        if entry["before"] is not None
+    }
     return {
         "held_out_before": evaluation["mean"]["before"],
         "held_out_after": evaluation["mean"]["after"],
-        "worst_environment": min(changes, key=lambda name: changes[name]),
-        "worst_change": min(changes.values()),
+        "worst_environment": min(changes, key=lambda name: changes[name], default=None),
+        "worst_change": min(changes.values(), default=None),
     }
 
 

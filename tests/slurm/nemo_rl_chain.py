@@ -66,7 +66,7 @@ class NemoRlChain(Workflow):
         (model / "config.json").write_text('{"model_type": "llama"}')
         save_file({name: torch.zeros(shape).bfloat16() for name, shape in SHAPES.items()}, model / "model.safetensors")
 
-    def write_recipe(self, path: Path, **changes: Any) -> None:
+    def write_recipe(self, path: Path, evaluation: dict[str, Any] | None = None, **changes: Any) -> None:
         """A recipe; `changes` to what both stages share."""
         shared = {
             "backend": "nemo_rl",
@@ -101,6 +101,7 @@ class NemoRlChain(Workflow):
             "blends": {"rlvr1": {"holdout": 3}, "rlvr2": {"holdout": 3}},
             "defaults": {"grpo": shared},
             "stages": stages,
+            "evaluation": evaluation,
         }
         path.write_text(yaml.safe_dump(recipe))
 

@@ -6,6 +6,7 @@ files, lines and ends of the real one; Slurm, Snakemake, Ray and all of Stagecoa
 
 import json
 import re
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -70,6 +71,46 @@ def test_metrics_have_the_columns_of_every_backend_and_no_kl_where_none_was_meas
     for column in ("reward_mean", "reward_std", "response_length_mean", "gen_kl_error", "entropy", "lr", "seconds"):
         assert table[column].notna().all(), column
     assert set(dict(table["environment_rewards"][0])) == set(AGENTS)
+
+
+@pytest.fixture(scope="module")
+def scored(chain):
+    """The chain once more, its recipe asking for held-out scores and a benchmark now; what is planned then, and done."""
+    recipe = chain.root / "config/recipes/double.yaml"
+    chain.write_recipe(recipe, evaluation={"held_out": True, "benchmarks": ["math500"], "nodes": 2})
+    targets = ("results/double/rlvr2/gate.json", "results/double/rlvr1/benchmarks.json")
+    told = ("--profile", "profiles/slurm", *targets)
+    chain.training, chain.scoring = chain.planned(*told), chain.planned(*told, rule="held_out")
+    chain.train(*targets)
+    return chain
+
+
+def test_scores_asked_for_later_are_taken_and_train_nothing_again(scored):
+    assert (scored.training, scored.scoring) == (set(), {"rlvr1", "rlvr2"})
+    assert [len(scored.attempts(stage)) for stage in ("rlvr1", "rlvr2")] == [1, 1]
+
+
+def test_held_out_scores_are_those_of_the_export_on_every_validation_row(scored):
+    for stage in ("rlvr1", "rlvr2"):
+        record = json.loads((scored.results / stage / "eval.json").read_text())
+        export = json.loads((scored.results / stage / "hf/record.json").read_text())
+        assert (record["stage"], record["content"], record["step"]) == (stage, export["content"], STEPS)
+        assert {name: entry["rows"] for name, entry in record["environments"].items()} == {AGENTS[0]: 2, AGENTS[1]: 1}
+        assert record["mean"]["before"] is None, "its parent was scored on rows of its own"
+        (collected,) = (scored.results / stage / "held_out/run").glob("exp_*/trajectory_collection.jsonl")
+        rewards = [json.loads(line)["reward"] for line in collected.read_text().splitlines()]
+        assert record["environments"][AGENTS[1]]["after"] == rewards[-1]
+        command = next((scored.results / stage / "held_out/logs").glob("*-logs/driver_command.sh")).read_text()
+        assert f"policy.model_name={(scored.results / stage / 'hf/model').resolve()}" in command
+        assert not (scored.results / stage / "held_out/no-checkpoints").exists()
+
+
+def test_a_benchmark_is_the_result_of_run_eval_on_the_export(scored):
+    record = json.loads((scored.results / "rlvr1/benchmarks.json").read_text())
+    assert record["benchmarks"]["math500"]["samples"] == 7
+    assert record["benchmarks"]["math500"]["score"] == pytest.approx(3 / 7, abs=1e-6)
+    assert Path(record["benchmarks"]["math500"]["settings"]["model_name"]).name == record["content"]
+    assert not (scored.results / "rlvr2/benchmarks.json").exists(), "nobody asked for it"
 
 
 def test_no_token_is_in_any_file_or_output(chain):

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "launch": BASE | {"recipe"},
     "images": BASE | {"recipe", "data"},
     "train": BASE | {"recipe", "rewards", "data", "launch"},
-    "evaluate": BASE | {"recipe", "rewards", "data", "train"},
+    "evaluate": BASE | {"recipe", "rewards", "data", "launch", "train"},
     "report": BASE,
     "snakemake_ancient": set(),
     "snakemake_retry": set(),

@@ -254,10 +254,15 @@ class Run:
             self.writer.flush()
 
     def collect(self) -> None:
-        """Roll out the validation set once, and write what each rollout earned."""
+        """Roll out the validation set once, and write what each rollout earned, one agent after the other."""
+        if not (self.grpo["val_period"] > 0 or self.grpo["val_at_start"] or self.grpo["val_at_end"]):
+            raise TypeError("'NoneType' object is not iterable")  # no validation is asked for, so no rows are loaded
         choice = random.Random(self.progress.state)
-        rows = _rows(self.config["data"]["validation"]["data_path"])
-        lines = [{"agent_ref": row["agent_ref"], "reward": float(choice.random() < 0.5)} for row in rows]
+        agents = defaultdict(list)
+        for row in _rows(self.config["data"]["validation"]["data_path"]):
+            line = {"agent_ref": row["agent_ref"], "reward": float(choice.random() < 0.5)}
+            agents[row["agent_ref"]["name"]].append(line)
+        lines = [line for each in agents.values() for line in each]
         _write_lines(self.logs / "trajectory_collection.jsonl", lines)
 
 

@@ -1,0 +1,279 @@
+"""Held-out scores and benchmarks by NeMo-RL: what its programs are told, and what counts as a result."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from scripts.errors import UserError
+from scripts.evaluate import nemo_rl_benchmarks, nemo_rl_score
+from scripts.evaluate.gate import judge, measure
+from scripts.evaluate.nemo_rl_benchmarks import arguments_of, config_of, read_result
+from scripts.evaluate.nemo_rl_score import check_nodes, launch_of, read_rewards, scores_of_parent, write_tasks
+from scripts.evaluate.record import evaluation_record
+from scripts.files import read_json, write_json
+from scripts.launch.nemo_rl_command import driver_command
+from scripts.recipe.load import load_recipe, load_site, scored_stage
+from scripts.recipe.models import Criterion
+from scripts.recipe.releases import release_of
+from scripts.report.environments import plot_scores, scores_by_stage
+from scripts.report.summary import _held_out
+from tests.conftest import ROOT
+
+MATH, GENRM = "math_with_judge_simple_agent", "genrm_simple_agent"
+EXPORT = {"stage": "rlvr1", "step": 50, "content": "abc"}
+
+
+@pytest.fixture
+def recipe_with(tmp_path):
+    """One of the recipes with an `evaluation`."""
+
+    def load(name: str = "super3", **evaluation):
+        data = yaml.safe_load((ROOT / f"config/recipes/{name}.yaml").read_text())
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(data | {"evaluation": evaluation}))
+        return load_recipe(path)
+
+    return load
+
+
+def rows_of(*names: str) -> str:
+    return "".join(json.dumps({"agent_ref": {"name": name}, "id": place}) + "\n" for place, name in enumerate(names))
+
+
+def records_of(*pairs: tuple[str | None, object]) -> str:
+    lines = [{"reward": reward} | ({"agent_ref": {"name": name}} if name else {}) for name, reward in pairs]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+# The recipe
+
+
+def test_nothing_is_scored_unless_the_recipe_says_so(recipe_with):
+    assert load_recipe(ROOT / "config/recipes/super3.yaml").scored_stages() == []
+    assert recipe_with(benchmarks=["math500", "mmlu_ZH-CN"]).scored_stages() == []
+    assert recipe_with(held_out=True).scored_stages() == ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluation", "message"),
+    [
+        ("super3", {"held_out": True, "node": 3}, "evaluation.node: unknown key; did you mean nodes?"),
+        ("super3", {"benchmarks": ["math50"]}, "evaluation: no benchmark is named math50; did you mean math500?"),
+        ("super3", {"max_new_tokens": 8}, "evaluation: these keys are for backend trl"),
+        ("tiny", {"held_out": True}, "evaluation: held_out, benchmarks and nodes are for NeMo-RL"),
+        ("steps-dpo", {"held_out": True}, "evaluation: no stage of GRPO on Gym's environments"),
+        ("super3", {"held_out": True, "nodes": 1}, "evaluation.nodes: 1 leave no node to hold the policy of rlvr1"),
+    ],
+)
+def test_a_mistake_in_the_evaluation_is_one_message(recipe_with, name, evaluation, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        recipe_with(name, **evaluation)
+
+
+def test_scoring_on_fewer_nodes_keeps_the_share_that_generates_and_the_judges(recipe_with):
+    stage = scored_stage(recipe_with(held_out=True, nodes=22), "rlvr1")
+    assert (stage.cluster.num_nodes, stage.cluster.generation_nodes, stage.cluster.judge_nodes) == (22, 18, 7)
+    assert stage.resources.nodes == 22 + 7
+
+
+def test_nodes_that_do_not_fit_the_parallelism_are_refused_before_anything_starts(recipe_with, tmp_path):
+    with pytest.raises(UserError, match=r"rlvr1: evaluation.nodes does not fit its parallelism: 2 training nodes"):
+        check_nodes(recipe := recipe_with(held_out=True, nodes=11), launch_of_rlvr1(recipe, tmp_path))
+
+
+# What the driver is told
+
+
+def launch_of_rlvr1(recipe, folder: Path):
+    site = load_site(ROOT / "config/sites/h100.yaml", recipe)
+    (folder / "hf").mkdir()
+    (folder / "exports/0123abcd").mkdir(parents=True)
+    (folder / "hf/model").symlink_to("../exports/0123abcd")
+    export = folder / "hf/record.json"
+    return launch_of(recipe, "rlvr1", site, export, folder / "val-split.jsonl", folder / "h", folder / "rows.jsonl")
+
+
+def test_the_driver_collects_on_the_export_and_neither_resumes_nor_saves(recipe_with, tmp_path):
+    text = driver_command(launch_of_rlvr1(recipe_with(held_out=True), tmp_path))
+    told = text[text.index("exec python") :].replace(" \\\n", "").split()
+    assert f"policy.model_name={tmp_path}/exports/0123abcd" in told
+    assert f"data.validation.data_path={tmp_path}/rows.jsonl" in told
+    assert f"checkpointing.checkpoint_dir={tmp_path}/h/no-checkpoints" in told
+    assert told[-3:] == [
+        "++env.nemo_gym.is_trajectory_collection=true",
+        "++grpo.val_at_start=true",
+        "++checkpointing.enabled=false",
+    ]
+
+
+def test_rows_of_a_generative_reward_model_are_given_as_often_as_its_cohort_is_large(recipe_with, tmp_path):
+    split, tasks = tmp_path / "val-split.jsonl", tmp_path / "rows.jsonl"
+    split.write_text(rows_of(MATH, GENRM, MATH))
+    stage = recipe_with(held_out=True).stages["rlvr1"]
+    environments, left_out = write_tasks(split, stage, release_of("v0.7.0"), tasks)
+    assert environments == [MATH, *[GENRM] * 16, MATH]
+    assert left_out == {}
+    given = [json.loads(line)["id"] for line in tasks.read_text().splitlines()]
+    assert given == [0, *[1] * 16, 2]
+
+
+def test_a_release_that_compares_in_training_alone_scores_the_other_rows(recipe_with, tmp_path):
+    split, tasks = tmp_path / "val-split.jsonl", tmp_path / "rows.jsonl"
+    split.write_text(rows_of(MATH, GENRM, GENRM))
+    stage = recipe_with(held_out=True).stages["rlvr1"]
+    assert write_tasks(split, stage, release_of("super-v3"), tasks) == ([MATH], {GENRM: 2})
+    split.write_text(rows_of(GENRM))
+    tasks.unlink()
+    with pytest.raises(UserError, match="only rows of a generative reward model"):
+        write_tasks(split, stage, release_of("super-v3"), tasks)
+    assert not tasks.exists()
+
+
+# What it wrote
+
+
+def test_rewards_are_told_apart_by_their_agent(tmp_path):
+    path = tmp_path / "trajectory_collection.jsonl"
+    path.write_text(records_of(("b", 1), ("a", 0.5), ("a", True)))
+    assert read_rewards(path, ["a", "b", "a"]) == {"a": [0.5, 1.0], "b": [1.0]}
+
+
+def test_records_without_an_agent_are_told_apart_by_the_drivers_order(tmp_path):
+    path = tmp_path / "trajectory_collection.jsonl"
+    path.write_text(records_of((None, 1), (None, 2), (None, 3)))
+    assert read_rewards(path, ["b", "a", "b"]) == {"a": [3.0], "b": [1.0, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "0 records for 3 responses (found none; asked for a 2, b 1)"),
+        (records_of(("a", 1), ("b", 1)), "2 records for 3 responses (found a 1, b 1; asked for a 2, b 1)"),
+        (records_of(("a", 1), ("b", 1), ("b", 1)), "(found a 1, b 2; asked for a 2, b 1)"),
+        (records_of(*[("a", 1)] * 2, *[("b", 1)] * 2), "4 records for 3 responses"),
+        (records_of(("a", 1), ("a", None), ("b", 1)), ":2: reward is null, not a number"),
+        (records_of(("a", 1), ("a", float("nan")), ("b", 1)), ":2: reward is NaN, not a number"),
+        (records_of(("a", 1), ("a", 1)) + '{"rew', ":3: not valid JSON"),
+    ],
+)
+def test_anything_but_one_record_a_response_is_no_score(tmp_path, text, message):
+    path = tmp_path / "trajectory_collection.jsonl"
+    path.write_text(text)
+    with pytest.raises(UserError, match=re.escape(message)):
+        read_rewards(path, ["a", "a", "b"])
+
+
+def test_the_parents_scores_count_only_on_the_same_rows_taken_the_same_way(tmp_path):
+    path, rows, decoding = tmp_path / "eval.json", {"sha256": "1", "responses": 2, "left_out": {}}, {"seed": 1}
+    after = {"a": {"rows": 2, "score": 0.25}}
+    write_json(path, evaluation_record(EXPORT, None, after, decoding) | {"validation": rows})
+    assert scores_of_parent(path, rows, decoding) == after
+    assert scores_of_parent(path, rows | {"sha256": "2"}, decoding) is None
+    assert scores_of_parent(path, rows, {"seed": 2}) is None
+    assert scores_of_parent(None, rows, decoding) is None
+
+
+def test_a_stage_on_its_parents_rows_has_scores_before(recipe_with, tmp_path, monkeypatch):
+    recipe_with(held_out=True)
+    (tmp_path / "val-split.jsonl").write_text(rows_of(MATH, GENRM, MATH))
+    write_json(tmp_path / "record.json", EXPORT)
+    options = [f"--recipe={tmp_path}/super3.yaml", "--stage=rlvr1", f"--site={ROOT}/config/sites/h100.yaml"]
+    options += [
+        f"--export={tmp_path}/record.json",
+        f"--validation={tmp_path}/val-split.jsonl",
+        f"--folder={tmp_path}/f",
+    ]
+    monkeypatch.setattr(nemo_rl_score, "own_job", lambda: None)
+    for name, reward, parent in (("first", 0.25, []), ("second", 0.5, [f"--parent-eval={tmp_path}/first.json"])):
+        rewards = {GENRM: [reward] * 16, MATH: [0.0, 1.0]}
+        monkeypatch.setattr(nemo_rl_score, "collect", lambda *_, rewards=rewards: rewards)
+        monkeypatch.setattr("sys.argv", ["program", *options, *parent, f"--output={tmp_path}/{name}.json"])
+        nemo_rl_score.main()
+    record = read_json(tmp_path / "second.json")
+    assert record["environments"] == {
+        GENRM: {"rows": 1, "before": 0.25, "after": 0.5},
+        MATH: {"rows": 2, "before": 0.5, "after": 0.5},
+    }
+    assert record["mean"] == {"before": 0.375, "after": 0.5}
+    assert record["validation"]["responses"] == 18
+
+
+def test_gate_summary_and_figure_cope_without_scores_before(tmp_path):
+    first = evaluation_record(EXPORT, None, {"a": {"rows": 2, "score": 0.25}}, {})
+    assert first["environments"] == {"a": {"rows": 2, "before": None, "after": 0.25}}
+    assert first["mean"] == {"before": None, "after": 0.25}
+    for metric in ("held_out_change", "worst_environment_change"):
+        assert measure(metric, pd.DataFrame(), first) is None
+        assert judge([Criterion(metric=metric, min=0)], pd.DataFrame(), first)[0] == "warn"
+    write_json(tmp_path / "eval.json", first)
+    assert _held_out(tmp_path / "eval.json") == {
+        "held_out_before": None,
+        "held_out_after": 0.25,
+        "worst_environment": None,
+        "worst_change": None,
+    }
+    second = evaluation_record(EXPORT | {"stage": "rlvr2"}, None, {"b": {"rows": 2, "score": 0.5}}, {})
+    plot_scores(scores_by_stage([first, second]), tmp_path / "figure.svg")
+    assert "nan" not in re.sub(r"<(style|defs).*?</\1>", "", (tmp_path / "figure.svg").read_text(), flags=re.DOTALL)
+
+
+# Benchmarks
+
+
+def test_a_benchmark_is_asked_for_in_the_words_of_run_eval(recipe_with, tmp_path):
+    stage = recipe_with(benchmarks=["math500"]).stages["rlvr1"]
+    told = arguments_of("math500", stage, Path("/m/it's"), tmp_path, 8)
+    assert told[:3] == ["examples/run_eval.py", "--config", "examples/configs/evals/math_eval.yaml"]
+    values = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in told[3:])}
+    assert values["generation.model_name"] == "/m/it's"
+    assert values["data.dataset_name"] == "math500"
+    assert values["generation.vllm_cfg.tensor_parallel_size"] == 8
+    assert [config_of(name) for name in ("aime2025", "gpqa_diamond", "mmlu_ZH-CN", "mmlu_pro")] == [
+        "eval.yaml",
+        "gpqa_eval.yaml",
+        "mmlu.yaml",
+        "mmlu_pro.yaml",
+    ]
+    with pytest.raises(UserError, match="tensor_parallel_size is 8, which a node's 4 GPUs are no multiple of"):
+        arguments_of("math500", stage, Path("/m"), tmp_path, 4)
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        ("score=0.6667 (2.0/3)", None),
+        ("score=0.3333 (1.0/3)", "3 samples with a mean of 0.6667, but"),
+        ("score=0.6667 (4.0/6)", "says 0.6667 of 6"),
+        ("Traceback", "holds no line score="),
+    ],
+)
+def test_a_benchmarks_file_and_what_was_printed_must_agree(tmp_path, printed, message):
+    samples = [{"reward": reward} for reward in (1.0, 0.0, 1.0)]
+    write_json(tmp_path / "evaluation_data.json", {"evaluation_data": samples})
+    write_json(tmp_path / "config.json", {"temperature": 0.0})
+    (tmp_path / "log").write_text(f"some\n{printed}\n")
+    if message is None:
+        expected = {"score": 0.666667, "samples": 3, "settings": {"temperature": 0.0}}
+        assert read_result(tmp_path, tmp_path / "log") == expected
+    else:
+        with pytest.raises(UserError, match=re.escape(message)):
+            read_result(tmp_path, tmp_path / "log")
+
+
+def test_a_benchmark_that_wrote_nothing_is_an_error(tmp_path):
+    with pytest.raises(UserError, match=r"holds no sample: run_eval\.py did not come to its end"):
+        read_result(tmp_path, tmp_path / "log")
+
+
+@pytest.mark.parametrize("program", [nemo_rl_score, nemo_rl_benchmarks])
+def test_a_stage_that_is_not_to_be_evaluated_is_refused(program, tmp_path, monkeypatch):
+    options = [f"--recipe={ROOT}/config/recipes/super3.yaml", "--stage=rlvr1", "--site=s", "--export=e", "--folder=f"]
+    more = ["--validation=v"] if program is nemo_rl_score else []
+    monkeypatch.setattr("sys.argv", ["program", *options, *more, f"--output={tmp_path}/out.json"])
+    with pytest.raises(UserError, match=r"super3.yaml: .*evaluation\.(held_out|benchmarks)"):
+        program.main()
+    assert not (tmp_path / "out.json").exists()
