@@ -92,28 +92,27 @@ if RECIPE.release:
             " --site {resources.site:q} --ckpt {params.ckpt:q} --hf {output.hf:q} --log {params.converter_log:q}"
             " {params.as_it_is} 2> {log:q}"
 
-    ruleorder: convert > export
+else:
 
-
-rule export:
-    input:
-        f"{RESULTS}/{{stage}}/ckpt/record.json",
-    output:
-        hf=directory(f"{RESULTS}/{{stage}}/hf"),
-        record=f"{RESULTS}/{{stage}}/hf/record.json",
-    log:
-        f"{RESULTS}/{{stage}}/logs/export.log",
-    retries: 0
-    group:
-        group_of
-    conda:
-        "../envs/controller.yaml"
-    resources:
-        **LIGHT,
-    params:
-        ckpt=subpath(input[0], parent=True),
-    shell:
-        "python -m scripts.train.export --ckpt {params.ckpt:q} --hf {output.hf:q} 2> {log:q}"
+    rule export:
+        input:
+            f"{RESULTS}/{{stage}}/ckpt/record.json",
+        output:
+            hf=directory(f"{RESULTS}/{{stage}}/hf"),
+            record=f"{RESULTS}/{{stage}}/hf/record.json",
+        log:
+            f"{RESULTS}/{{stage}}/logs/export.log",
+        retries: 0
+        group:
+            group_of
+        conda:
+            "../envs/controller.yaml"
+        resources:
+            **LIGHT,
+        params:
+            ckpt=subpath(input[0], parent=True),
+        shell:
+            "python -m scripts.train.export --ckpt {params.ckpt:q} --hf {output.hf:q} 2> {log:q}"
 
 
 rule metrics:

@@ -34,6 +34,9 @@ class RaySub:
         logs.mkdir(parents=True, exist_ok=True)
         launch.logs.mkdir(parents=True, exist_ok=True)
         again = f"-{job.restarts}" if job.restarts else ""
+        left = logs / f"{job.id}-logs"
+        if job.restarts and left.exists():  # older releases would take its signal files for their own
+            left.rename(logs / f"before{again}-{left.name}")
         self.logs, self.job_id, self.log = logs, job.id, logs / f"ray-sub-{job.id}{again}.log"
         print(f"{launch.stage}: ray.sub on {len(job.nodes)} nodes, image {launch.image}; see {self.log}", flush=True)
         variables = slurm_variables(job, launch.site.slurm, launch.checkout)
