@@ -7,7 +7,7 @@ everything it started, with SIGKILL or SIGTERM. Whatever ended is then started a
 else. When a chain ends before all strikes are struck, it begins anew in another folder. A fifth of the strikes wait for
 a moment that is short: a checkpoint being saved.
 
-Steps lost are counted from the stages' own logs: a step that is logged again was lost once. With --strikes 3 it is the
+Steps lost are counted from the stages' own logs: a step that is logged again was lost once. With --strikes 2 it is the
 test that runs in CI.
 """
 

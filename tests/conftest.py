@@ -22,7 +22,7 @@ class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         if "tests/slurm/" in file:
-            return "cluster"
+            return "containers" if "nemo_rl" in file else "cluster"
         return "chain" if "tests/browser/" in file or re.search(r"test_(chain|edits|resume)\.", file) else file
 
 

@@ -75,13 +75,12 @@ def test_metrics_have_the_columns_of_every_backend_and_no_kl_where_none_was_meas
 
 @pytest.fixture(scope="module")
 def scored(chain):
-    """The chain once more, its recipe asking for held-out scores and a benchmark now; what is planned then, and done."""
+    """The chain, its recipe asking for held-out scores and a benchmark now: what is planned, and rlvr1's made."""
     recipe = chain.root / "config/recipes/double.yaml"
     chain.write_recipe(recipe, evaluation={"held_out": True, "benchmarks": ["math500"], "nodes": 2})
-    targets = ("results/double/rlvr2/gate.json", "results/double/rlvr1/benchmarks.json")
-    told = ("--profile", "profiles/slurm", *targets)
+    told = ("--profile", "profiles/slurm", "results/double/rlvr2/gate.json")
     chain.training, chain.scoring = chain.planned(*told), chain.planned(*told, rule="held_out")
-    chain.train(*targets)
+    chain.train("results/double/rlvr1/eval.json", "results/double/rlvr1/benchmarks.json")
     return chain
 
 
@@ -91,18 +90,17 @@ def test_scores_asked_for_later_are_taken_and_train_nothing_again(scored):
 
 
 def test_held_out_scores_are_those_of_the_export_on_every_validation_row(scored):
-    for stage in ("rlvr1", "rlvr2"):
-        record = json.loads((scored.results / stage / "eval.json").read_text())
-        export = json.loads((scored.results / stage / "hf/record.json").read_text())
-        assert (record["stage"], record["content"], record["step"]) == (stage, export["content"], STEPS)
-        assert {name: entry["rows"] for name, entry in record["environments"].items()} == {AGENTS[0]: 2, AGENTS[1]: 1}
-        assert record["mean"]["before"] is None, "its parent was scored on rows of its own"
-        (collected,) = (scored.results / stage / "held_out/run").glob("exp_*/trajectory_collection.jsonl")
-        rewards = [json.loads(line)["reward"] for line in collected.read_text().splitlines()]
-        assert record["environments"][AGENTS[1]]["after"] == rewards[-1]
-        command = next((scored.results / stage / "held_out/logs").glob("*-logs/driver_command.sh")).read_text()
-        assert f"policy.model_name={(scored.results / stage / 'hf/model').resolve()}" in command
-        assert not (scored.results / stage / "held_out/no-checkpoints").exists()
+    stage = scored.results / "rlvr1"
+    record, export = (json.loads((stage / name).read_text()) for name in ("eval.json", "hf/record.json"))
+    assert (record["stage"], record["content"], record["step"]) == ("rlvr1", export["content"], STEPS)
+    assert {name: entry["rows"] for name, entry in record["environments"].items()} == {AGENTS[0]: 2, AGENTS[1]: 1}
+    assert record["mean"]["before"] is None, "the model that it started from was not scored"
+    (collected,) = (stage / "held_out/run").glob("exp_*/trajectory_collection.jsonl")
+    rewards = [json.loads(line)["reward"] for line in collected.read_text().splitlines()]
+    assert record["environments"][AGENTS[1]]["after"] == rewards[-1]
+    command = next((stage / "held_out/logs").glob("*-logs/driver_command.sh")).read_text()
+    assert f"policy.model_name={(stage / 'hf/model').resolve()}" in command
+    assert not (stage / "held_out/no-checkpoints").exists()
 
 
 def test_a_benchmark_is_the_result_of_run_eval_on_the_export(scored):
