@@ -11,7 +11,7 @@ from scripts.errors import UserError, run_program
 from scripts.launch.nemo_rl_command import cluster_environment
 from scripts.launch.site_check import check_site
 from scripts.launch.slurm import Job
-from scripts.recipe.models import nearest
+from scripts.recipe.load import check_stage_name
 from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
 from scripts.status import Project, project_of, project_parser
 from scripts.train.backend import Place, TrainingJob, check_nodes
@@ -48,8 +48,7 @@ def diagnose(project: Project) -> list[Finding]:
 def command_text(project: Project, name: str) -> str:
     """The variables that ray.sub would get for a stage of NeMo-RL, and the driver's command."""
     recipe, site = project.recipe, project.site
-    if name not in recipe.stages:
-        raise UserError(f"no stage is named {name}{nearest(name, recipe.stages)}")
+    check_stage_name(recipe, name)
     if recipe.stages[name].backend != "nemo_rl" or site.nemo_rl is None:
         raise UserError(f"stage {name} on site {site.name}: NeMo-RL does not train it here, so there is no command")
     files, config = stage_files(recipe, project.results, name), resolve_stage(recipe, name)

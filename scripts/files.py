@@ -168,6 +168,14 @@ def replace_directory(target: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """Hard-link a file where the file system can, copy it where it cannot."""
+    try:
+        os.link(source.resolve(), target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def sync_tree(directory: Path) -> None:
     """Make the files and names below a directory durable; links are not followed."""
     for folder, _, names in os.walk(directory):

@@ -11,7 +11,7 @@ from scripts.errors import UserError, run_program
 from scripts.recipe.models import Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
-from scripts.recipe.table import ROWS
+from scripts.recipe.table import ROWS, side_by_side
 from scripts.status import Project, aligned, duration, project_of_arguments
 from scripts.train.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
 from scripts.train.memo import steps_left
@@ -155,11 +155,8 @@ def _parameters(recipe: Recipe) -> list[str]:
     if recipe.release is None:
         return []
     release = release_of(recipe.release)
-    columns: dict[tuple[str, ...], list[str]] = {}
-    for name, stage in recipe.stages.items():
-        columns.setdefault(tuple(row(stage, release) for row in ROWS.values()), []).append(name)
-    rows = [["", *(", ".join(names) for names in columns.values()), ""]]
-    rows += [[label, *(cells[place] for cells in columns), ""] for place, label in enumerate(ROWS) if label != "image"]
+    cells = {name: [row(stage, release) for row in ROWS.values()] for name, stage in recipe.stages.items()}
+    rows = [[*row, ""] for row in side_by_side(cells) if row[0] != "image"]
     return ["", f"trained by NeMo-RL {recipe.release} with:", *aligned(rows, left={0})]
 
 

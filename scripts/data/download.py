@@ -1,8 +1,6 @@
 """Fetch a recipe's blends and the external tables of their placeholders, from the hub or from a folder."""
 
 import argparse
-import os
-import shutil
 from pathlib import Path
 
 from huggingface_hub import HfApi, hf_hub_download
@@ -10,7 +8,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Repo
 
 from scripts.data.placeholders import TABLES
 from scripts.errors import UserError, run_program
-from scripts.files import describe_files, replace_directory, write_json
+from scripts.files import describe_files, link_or_copy, replace_directory, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import FolderSource, Recipe
 
@@ -62,14 +60,11 @@ def _refused(what: str, revision: str, error: Exception) -> UserError:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Hard-link a file where the file system can, copy it where it cannot."""
+    """Link or copy a file of the source; UserError when it is not there."""
     if not source.is_file():
         raise UserError(f"{source}: no such file, but the recipe's source should have it")
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
+    link_or_copy(source, target)
 
 
 def main() -> None:

@@ -70,6 +70,12 @@ def _with_nodes(stage: NemoRlStage, release: Release) -> NemoRlStage:
     return stage.model_copy(update={"resources": stage.resources.model_copy(update=nodes)})
 
 
+def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
+    """UserError, with the nearest name, when the recipe has no such stage; `said_by` stands before the message."""
+    if name not in recipe.stages:
+        raise UserError(f"{said_by}no stage is named {name}{nearest(name, recipe.stages)}")
+
+
 def load_site(path: Path, recipe: Recipe) -> Site:
     """The site in a YAML file; UserError when it speaks of a stage that the recipe has not."""
     data, node = read_yaml(path)

@@ -185,20 +185,26 @@ def _summary(recipes: dict[str, Recipe]) -> str:
     return _table(rows)
 
 
+def side_by_side(cells: dict[str, list[str]]) -> list[list[str]]:
+    """The stages' cells (one for each of ROWS) as rows with a head; stages that are alike share a column."""
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for stage, its in cells.items():
+        columns.setdefault(tuple(its), []).append(stage)
+    head = ["", *(", ".join(stages) for stages in columns.values())]
+    return [head, *([label, *(column[place] for column in columns)] for place, label in enumerate(ROWS))]
+
+
 def section(name: str, recipe: Recipe, about: About) -> str:
     """A recipe's paragraphs, its table (stages that are alike share a column) and the notes on what differs."""
     release, notes = release_of(recipe.release), {}
-    columns: dict[tuple[str, ...], list[str]] = {}
+    cells = {}
     for stage_name, stage in recipe.stages.items():
         figures = [it for it in [*about.published, *about.nodes] if stage_name in it.stages]
-        cells = tuple(_cell(label, row(stage, release), figures, notes, name) for label, row in ROWS.items())
-        columns.setdefault(cells, []).append(stage_name)
-    rows = [["", *(", ".join(stages) for stages in columns.values())]]
-    rows += [[label, *(cells[place] for cells in columns)] for place, label in enumerate(ROWS)]
+        cells[stage_name] = [_cell(label, row(stage, release), figures, notes, name) for label, row in ROWS.items()]
     sources = dict.fromkeys(it.source for it in [*about.published, *about.nodes])
     folders = dict.fromkeys(f"`{Path(stage.config).parent}`" for stage in recipe.stages.values())
     below = f"In brackets: {'; '.join(sources)}. The configs lie in {', '.join(folders)}."
-    parts = [f"## {name}", *map(_wrapped, about.about), _table(rows), _wrapped(below)]
+    parts = [f"## {name}", *map(_wrapped, about.about), _table(side_by_side(cells)), _wrapped(below)]
     parts += [_wrapped(f"[^{name}-{number}]: {why}") for why, number in notes.items()]
     return "\n\n".join(parts)
 

@@ -16,8 +16,8 @@ from scripts.errors import UserError, run_program
 from scripts.files import canonical_json, describe_files, read_json, replace_directory, sha256_text
 from scripts.launch.containers import run_in_container
 from scripts.launch.nemo_rl_command import image_of
-from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Recipe, nearest
+from scripts.recipe.load import check_stage_name, load_recipe, load_site
+from scripts.recipe.models import Recipe
 from scripts.recipe.releases import Release, release_of
 from scripts.recipe.site import Site
 from scripts.train.hugging_face import check_model
@@ -110,10 +110,7 @@ def main() -> None:
     parser.add_argument("--as-it-is", action="store_true", help="do not convert: the next stage takes Megatron weights")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
-    if arguments.stage not in recipe.stages:
-        raise UserError(
-            f"{arguments.recipe}: no stage is named {arguments.stage}{nearest(arguments.stage, recipe.stages)}"
-        )
+    check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
     if arguments.as_it_is:
         link(recipe, arguments.ckpt, arguments.hf)
     else:

@@ -10,6 +10,7 @@ from scripts.files import (
     canonical_json,
     describe_files,
     fsync_directory,
+    link_or_copy,
     read_json,
     replace_directory,
     sha256_text,
@@ -63,7 +64,7 @@ def export_checkpoint(ckpt: Path, hf: Path) -> None:
     exports.mkdir(exist_ok=True)
     with replace_directory(exports / ".incoming") as fresh:
         for path in chosen:
-            _link_or_copy(path, fresh / path.name)
+            link_or_copy(path, fresh / path.name)
         files = describe_files(fresh)
         for name, described in files.items():
             if described != record["files"].get(name):
@@ -90,11 +91,3 @@ def publish_export(record: dict[str, Any], content: str, files: dict[str, Any], 
     with replace_directory(hf) as fresh:
         (fresh / "model").symlink_to(Path("..", "exports", content))
         write_json(fresh / "record.json", exported)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Hard-link a file where the file system can, copy it where it cannot."""
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -17,8 +17,8 @@ from scripts.errors import CutOffError, UserError, run_program
 from scripts.files import read_json, sha256_file
 from scripts.launch.ray_cluster import run_on_cluster
 from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
-from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Recipe, Stage, nearest
+from scripts.recipe.load import check_stage_name, load_recipe, load_site
+from scripts.recipe.models import Recipe, Stage
 from scripts.recipe.resolve import planned_step, read_config, rows_of_manifest
 from scripts.recipe.site import Site
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
@@ -232,10 +232,7 @@ def main() -> int:
     parser.add_argument("--log", default=Attempt.log, help="where messages point for the log")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
-    if arguments.stage not in recipe.stages:
-        raise UserError(
-            f"{arguments.recipe}: no stage is named {arguments.stage}{nearest(arguments.stage, recipe.stages)}"
-        )
+    check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
     site = load_site(arguments.site, recipe) if arguments.site else None
     if arguments.after_job:
         print(f"{arguments.stage}: Slurm job {arguments.after_job} trains it; waiting for that to end", flush=True)
