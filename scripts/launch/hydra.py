@@ -5,19 +5,16 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from scripts.recipe.settings import leaves
+
 _PLAIN = re.compile(r"[A-Za-z0-9_./@-]*[A-Za-z_/@-][A-Za-z0-9_./@-]*")
 _OTHER_MEANING = {"true", "false", "null", "inf", "nan", "yes", "no", "on", "off"}
 _NUMBER_LIKE = re.compile(r"[+-]?[0-9_.]+([eE][+-]?[0-9]+)?")
 
 
-def overrides_of(settings: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def overrides_of(settings: dict[str, Any]) -> Iterator[str]:
     """The overrides ``key=value`` of nested settings, one for each leaf; an empty mapping sets nothing."""
-    for key, value in settings.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, dict):
-            yield from overrides_of(value, name)
-        else:
-            yield f"{name}={hydra_value(value)}"
+    return (f"{name}={hydra_value(value)}" for name, value in leaves(settings))
 
 
 def hydra_value(value: Any) -> str:

@@ -163,7 +163,7 @@ def environment_of(settings: NemoRlStage, stage: str, release: Release, nemo_rl:
     """The variables of a stage's programs in their containers."""
     filled = {
         name: value.replace("{cache}", nemo_rl.cache).replace("{stage}", stage)
-        for name, value in release.driver_environment.items()
+        for name, value in release.environment.items()
     }
     return filled | settings.environment
 

@@ -17,6 +17,7 @@ from scripts.launch.nemo_rl_command import SETTINGS, Launch, hydra_overrides, ke
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import NemoRlStage, Recipe, nearest
 from scripts.recipe.releases import release_of
+from scripts.recipe.settings import leaves
 from scripts.recipe.site import NemoRlSite, Site, Slurm
 
 DEADLINE = "checkpointing.checkpoint_must_save_by=null"
@@ -178,8 +179,8 @@ def differences(recipe: Recipe, checkout: Path) -> list[Difference]:
     release, found = release_of(recipe.release), []
     for name, stage in recipe.stages.items():
         config = load_upstream(checkout / stage.config)
-        ours = dict(_leaves({section: getattr(stage, section) for section in SETTINGS}))
-        ours |= dict(_leaves(stage.add))
+        ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
+        ours |= dict(leaves(stage.add))
         ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
         ours |= {"checkpointing.save_period": stage.checkpointing.save_period}
         ours |= {"checkpointing.keep_top_k": kept_checkpoints(stage.checkpointing)}
@@ -194,14 +195,6 @@ def differences(recipe: Recipe, checkout: Path) -> list[Difference]:
             if theirs != value:
                 found.append(Difference(name, key, value, theirs))
     return found
-
-
-def _leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _value(config: dict[str, Any], key: str) -> Any:

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 
 from scripts.errors import UserError
 from scripts.recipe.models import Strict, nearest
@@ -64,12 +64,6 @@ class Release(Strict):
     sandbox_command: str = "/start-with-nginx.sh"
     mounts: dict[str, str]
     environment: dict[str, str]
-    own_environment: dict[str, str] = Field({}, description="Variables that no other release has.")
-
-    @property
-    def driver_environment(self) -> dict[str, str]:
-        """The variables of the driver, templates unfilled."""
-        return self.environment | self.own_environment
 
 
 class Releases(Strict):

@@ -19,6 +19,7 @@ from scripts.launch.upstream import load_upstream, unknown_keys
 from scripts.recipe.models import NemoRlStage, Recipe
 from scripts.recipe.releases import Release, release_of
 from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
+from scripts.recipe.settings import leaves
 from scripts.recipe.site import NemoRlSite, Site
 
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
@@ -234,7 +235,7 @@ def check_checkpoints(patient: Patient) -> Iterator[Finding]:
 def check_import(patient: Patient) -> Iterator[Finding]:
     """NeMo-RL imports a model once and knows it by its path alone, be it half imported or changed since."""
     model = _folder_of_model(patient)
-    caches = patient.release.driver_environment | patient.stage.environment
+    caches = patient.release.environment | patient.stage.environment
     cache = caches.get("NRL_MEGATRON_CHECKPOINT_DIR", "").replace("{cache}", patient.nemo_rl.cache)
     imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
     if model is None or not cache or not imported.exists():
@@ -427,14 +428,9 @@ CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
 )
 
 
-def _values(settings: dict[str, Any], key: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _values(settings: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
     """Every value of a key at any depth, with its place."""
-    for name, value in settings.items():
-        place = f"{prefix}.{name}" if prefix else name
-        if isinstance(value, dict):
-            yield from _values(value, key, place)
-        elif name == key:
-            yield place, value
+    return ((place, value) for place, value in leaves(settings) if place.rpartition(".")[2] == key)
 
 
 def _git(folder: str, *arguments: str) -> str | None:

@@ -10,6 +10,7 @@ from scripts.launch.jobs import LastWord
 from scripts.launch.slurm import GONE
 from scripts.recipe.models import Recipe
 from scripts.recipe.resolve import planned_step, read_config, resolve_stage, rows_of_manifest
+from scripts.recipe.settings import leaves
 from scripts.train.attempts import read_attempts
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.memo import exported_identity, stage_files
@@ -136,18 +137,10 @@ def _changes(run: Path, config: dict[str, Any], facts: dict[str, Any]) -> tuple[
     names = {"train_split": "training split", "validation_split": "validation split", "parent_export": "parent"}
     changed = [words for fact, words in names.items() if old[fact] != facts[fact]]
     if old["config"] != facts["config"]:
-        before, now = _flat(read_config(run / "config.yaml")), _flat(config)
+        before, now = dict(leaves(read_config(run / "config.yaml"))), dict(leaves(config))
         keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         changed += [f"{key} {before.get(key)} -> {now.get(key)}" for key in keys]
     return tuple(changed)
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {prefix: value}
-    return {
-        name: leaf for key, item in value.items() for name, leaf in _flat(item, f"{prefix}.{key}".strip(".")).items()
-    }
 
 
 def set_aside(directory: Path) -> tuple[SetAside, ...]:
