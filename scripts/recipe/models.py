@@ -28,6 +28,8 @@ from pydantic_core import PydanticCustomError
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Share = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+RowKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -109,9 +111,28 @@ class Blend(Strict):
     environments: list[EnvironmentName] = Field(
         [], description="Environments whose rows the blend may hold; none: any (NeMo-Gym's own names are free)."
     )
+    format: Literal["jsonl", "mmpr", "mmpr_tiny"] = Field(
+        "jsonl",
+        description="How it is published: rows in a JSONL file, or images with their annotations as OpenGVLab/MMPR or "
+        "OpenGVLab/MMPR-Tiny.",
+    )
+    source: Annotated[HubSource | FolderSource, Field(discriminator="kind")] | None = Field(
+        None, description="Instead of the recipe's."
+    )
     file: str | None = Field(None, description="Its file in the source; none: the blend's name with .jsonl.")
     rows: PositiveInt | None = Field(None, description="Rows to synthesize, held-out rows included.")
-    holdout: PositiveInt = Field(100, description="The last N rows become the validation split.")
+    holdout: PositiveInt | Fraction = Field(
+        100, description="The last N rows, or this share of all rows, become the validation split."
+    )
+    test: int = Field(0, ge=0, description="The N rows before those become a test split, which nothing trains on.")
+    allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
+
+    def published_files(self, name: str) -> dict[str, str]:
+        """The files of the blend `name` in its source, by the path they get below ``data/source/``."""
+        if self.format == "jsonl":
+            return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
+        names = {"mmpr": ("meta.json", "annotations.zip", "images.zip"), "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip")}
+        return {f"{name}/{file}": file for file in names[self.format]}
 
 
 class ScratchModel(Strict):
@@ -635,6 +656,9 @@ class Config(Strict):
     recipe: str = Field(description="Path of the recipe, from the repository's root.")
     site: str = Field(description="Path of the site, from the repository's root.")
     run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
+    sample: PositiveInt | None = Field(
+        None, description="For a trial: only N training rows of each blend; results go to a folder sample-N of their own."
+    )
     results: str = Field("results", description="Where results go.")
     seed: int | None = Field(None, description="Instead of the recipe's.")
     model: str | None = Field(None, description="Name of the pretrained model to start from, instead of the recipe's.")
@@ -643,4 +667,5 @@ class Config(Strict):
     @property
     def folder(self) -> str:
         """The folder that this run's results go to."""
-        return f"{self.results}/{self.run}" if self.run else self.results
+        parts = [self.results, self.run, f"sample-{self.sample}" if self.sample else None]
+        return "/".join(part for part in parts if part)
