@@ -100,8 +100,14 @@ class FolderSource(Strict):
     path: str
 
 
+IMAGE_FILES = {
+    "mmpr": ("meta.json", "annotations.zip", "images.zip"),
+    "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
+}
+
+
 class Blend(Strict):
-    """One training-data JSONL."""
+    """One stage's training data."""
 
     kind: Literal["prompts", "demonstrations", "preferences"] = Field(
         "prompts",
@@ -131,8 +137,7 @@ class Blend(Strict):
         """The files of the blend `name` in its source, by the path they get below ``data/source/``."""
         if self.format == "jsonl":
             return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
-        names = {"mmpr": ("meta.json", "annotations.zip", "images.zip"), "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip")}
-        return {f"{name}/{file}": file for file in names[self.format]}
+        return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
 
 
 class ScratchModel(Strict):
@@ -657,7 +662,7 @@ class Config(Strict):
     site: str = Field(description="Path of the site, from the repository's root.")
     run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
     sample: PositiveInt | None = Field(
-        None, description="For a trial: only N training rows of each blend; results go to a folder sample-N of their own."
+        None, description="For a trial: only N training rows of each blend; results go to a folder sample-N."
     )
     results: str = Field("results", description="Where results go.")
     seed: int | None = Field(None, description="Instead of the recipe's.")
