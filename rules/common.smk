@@ -233,9 +233,18 @@ def holdout_of(wildcards):
     return RECIPE.blends[wildcards.blend].holdout
 
 
-def unrewarded(wildcards):
-    """The splitter's option for rows that no environment rewards."""
-    return "--unrewarded" if RECIPE.blends[wildcards.blend].kind == "preferences" else ""
+def options_of_fill(wildcards):
+    """The filler's options that only some blends need."""
+    blend = RECIPE.blends[wildcards.blend]
+    options = [f"--test {blend.test}"] * (blend.test > 0) + [f"--sample {CONFIG.sample}"] * (CONFIG.sample is not None)
+    return " ".join(options + ["--unrewarded"] * (blend.kind == "preferences"))
+
+
+def splits_of_blend(wildcards):
+    """A blend's splits, in the order of its rows."""
+    test = ["test"] if RECIPE.blends[wildcards.blend].test else []
+    folder = f"{RESULTS}/data/{wildcards.blend}"
+    return [f"{folder}/{split}-split.jsonl" for split in ["train", *test, "val"]]
 
 
 def stage_labels(wildcards):

@@ -2,6 +2,7 @@
 from scripts.data.placeholders import TABLES
 
 SOURCE = f"{RESULTS}/data/source"
+ROW_BLENDS = [name for name, blend in RECIPE.blends.items() if blend.format == "jsonl"]
 TABLE_FILES = sorted({str(table.local_path) for table in TABLES.values()})
 if RECIPE.source.kind == "folder":  # whose rows may need no tables
     TABLE_FILES = [file for file in TABLE_FILES if Path(RECIPE.source.path, "tables", file).exists()]
@@ -29,42 +30,53 @@ rule source:
         "python -m scripts.data.{params.program} --recipe {params.recipe:q} --output {params.directory:q} 2> {log:q}"
 
 
+# One pass over the source. The filled blend is its splits one after the other, and is made only when it is asked for.
 rule fill:
     input:
         blend=f"{SOURCE}/{{blend}}.jsonl",
+        record=f"{SOURCE}/record.json",
         tables=expand(f"{SOURCE}/tables/{{table}}", table=TABLE_FILES),
     output:
-        f"{RESULTS}/data/filled/{{blend}}.jsonl",
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+        splits=[f"{RESULTS}/data/{{blend}}/{split}-split.jsonl" for split in ("train", "val")],
     log:
         f"{RESULTS}/logs/fill-{{blend}}.log",
     retries: 0
+    wildcard_constraints:
+        blend=one_of(name for name in ROW_BLENDS if not RECIPE.blends[name].test),
     conda:
         "../envs/controller.yaml"
-    resources:
-        **LIGHT,
-    shell:
-        "python -m scripts.data.fill --source {input.blend:q} --output {output:q} > {log:q} 2>&1"
-
-
-rule split:
-    input:
-        filled=f"{RESULTS}/data/filled/{{blend}}.jsonl",
-        source=f"{SOURCE}/record.json",
-    output:
-        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
-        train=f"{RESULTS}/data/{{blend}}/train-split.jsonl",
-        validation=f"{RESULTS}/data/{{blend}}/val-split.jsonl",
-    log:
-        f"{RESULTS}/logs/split-{{blend}}.log",
-    retries: 0
-    conda:
-        "../envs/controller.yaml"
+    threads: 2
     resources:
         **LIGHT,
     params:
         holdout=holdout_of,
-        unrewarded=unrewarded,
+        options=options_of_fill,
         directory=subpath(output.manifest, parent=True),
     shell:
-        "python -m scripts.data.split --filled {input.filled:q} --source-record {input.source:q}"
-        " --holdout {params.holdout} {params.unrewarded} --output {params.directory:q} 2> {log:q}"
+        "python -m scripts.data.fill --source {input.blend:q} --holdout {params.holdout} {params.options}"
+        " --workers {threads} --output {params.directory:q} 2> {log:q}"
+
+
+use rule fill as fill_with_test with:
+    output:
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+        splits=[f"{RESULTS}/data/{{blend}}/{split}-split.jsonl" for split in ("train", "test", "val")],
+    wildcard_constraints:
+        blend=one_of(name for name in ROW_BLENDS if RECIPE.blends[name].test),
+
+
+rule filled:
+    input:
+        splits_of_blend,
+    output:
+        f"{RESULTS}/data/filled/{{blend}}.jsonl",
+    log:
+        f"{RESULTS}/logs/filled-{{blend}}.log",
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    resources:
+        **LIGHT,
+    shell:
+        "cat {input:q} > {output:q} 2> {log:q}"

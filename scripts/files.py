@@ -92,6 +92,19 @@ def filled_by_program(target: Path) -> Iterator[Path]:
         fresh.unlink(missing_ok=True)
 
 
+@contextmanager
+def scratch_directory(beside: Path) -> Iterator[Path]:
+    """Yield an empty hidden directory beside a path; it is removed at the end, or by the next one after a kill."""
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(beside)
+    scratch = _temporary(beside)
+    scratch.mkdir()
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch)
+
+
 def _temporary(path: Path) -> Path:
     """A hidden name beside a path that tells which process on which host made it."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")

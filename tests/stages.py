@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from scripts.data.fill import fill_blend
-from scripts.data.split import split_blend
 from scripts.data.synthesize import write_source
 from scripts.files import sha256_file
 from scripts.recipe.load import load_recipe
@@ -25,12 +24,11 @@ class Stages:
         self.recipe = load_recipe(SHORT)
         write_source(self.recipe, directory / "source")
         for name, blend in self.recipe.blends.items():
-            filled = directory / f"{name}.jsonl"
-            fill_blend(directory / "source" / filled.name, directory / "source/tables", filled)
-            lines = filled.read_bytes().splitlines(keepends=True)
+            mixed = directory / f"{name}.jsonl"
+            lines = (directory / "source" / mixed.name).read_bytes().splitlines(keepends=True)
             random.Random(1).shuffle(lines)
-            filled.write_bytes(b"".join(lines))
-            split_blend(filled, blend.holdout, self.split(name), directory / name / "val-split.jsonl")
+            mixed.write_bytes(b"".join(lines))
+            fill_blend(mixed, directory / "source/tables", directory / name, blend.holdout)
 
     def split(self, blend: str) -> Path:
         """The training split of a blend."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scripts.errors import UserError
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 LONGEST_LINE = 256 << 20
 
 
@@ -28,9 +28,15 @@ class Block:
             raise UserError(f"{self.path}: became shorter while it was read; fetch or make it again")
         return data
 
+    def lines_before(self) -> int:
+        """How many lines of the file come before the block."""
+        with self.path.open("rb") as file:
+            pieces = (file.read(min(BLOCK_BYTES, self.start - at)) for at in range(0, self.start, BLOCK_BYTES))
+            return sum(piece.count(b"\n") for piece in pieces)
 
-def blocks_of(path: Path, start: int = 0, end: int | None = None, size: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Blocks of about `size` bytes that cover the file from byte `start` to byte `end`, both at a line's start.
+
+def blocks_of(path: Path, start: int = 0, end: int | None = None) -> Iterator[Block]:
+    """Blocks of about `BLOCK_BYTES` that cover the file from byte `start` to byte `end`, both at a line's start.
 
     A block ends after a newline, so it is longer where a line is. UserError for a line longer than 256 MiB, which no
     blend has: a file without newlines is not to fill the memory.
@@ -38,7 +44,7 @@ def blocks_of(path: Path, start: int = 0, end: int | None = None, size: int = BL
     with path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size if end is None else end
         while start < end:
-            stop = _line_end(file.fileno(), min(start + size, end) - 1, end, path)
+            stop = _line_end(file.fileno(), min(start + BLOCK_BYTES, end) - 1, end, path)
             yield Block(path, start, stop - start)
             start = stop
 

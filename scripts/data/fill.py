@@ -1,50 +1,178 @@
-"""Resolve a blend's ``_hf_placeholder`` rows from the external tables; every other row passes byte for byte.
+"""From a published blend to its splits in one pass: placeholders resolved, the last rows held out, and a manifest.
 
-One row that cannot be resolved fails the whole blend: the message names file, line, dataset and row index, and
-no output appears.
+Every other row passes byte for byte, order kept. Bad rows are all reported, each with file and line; then nothing is
+written. The manifest is small and deterministic: rows, bytes and SHA-256 of each split, rows of each environment,
+duplicates, and how many held-out prompts are trained on.
 """
 
 import argparse
-import json
+import hashlib
+import os
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from scripts.data.placeholders import TableReader, Unresolved, resolve
-from scripts.data.rows import read_rows
+import numpy as np
+import xxhash
+
+from scripts.data.blocks import blocks_of
+from scripts.data.holdout import Part, parts_of
+from scripts.data.pool import default_workers, map_in_order
+from scripts.data.resolve import SHOWN, ResolvedBlock, resolve_block
+from scripts.data.source_record import not_as_recorded
+from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
-from scripts.files import open_atomically
+from scripts.files import open_atomically, read_json, scratch_directory, write_json
+
+FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
+WRITE_BACK_BYTES = 32 << 20
 
 
-def fill_blend(source: Path, tables_directory: Path, output: Path) -> int:
-    """Write `output` from `source` with every placeholder resolved; returns how many there were."""
-    tables = TableReader(tables_directory)
-    resolved = 0
-    with open_atomically(output) as (file,):
-        for number, line, row in read_rows(source):
-            if "_hf_placeholder" in row:
-                try:
-                    filled = json.dumps(resolve(row, tables), ensure_ascii=False).encode()
-                except Unresolved as reason:
-                    raise UserError(
-                        f"{source}:{number}: cannot resolve the placeholder: {reason}; correct the row or the table "
-                        f"below {tables_directory}"
-                    ) from None
-                file.write(filled + b"\n")
-                resolved += 1
-            else:
-                file.write(line + b"\n")
-    return resolved
+class Split:
+    """A split while it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self.rows = self.bytes = self._on_its_way = 0
+        self.environments: Counter[str] = Counter()
+        self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
+
+    def add(self, data: bytes, block: ResolvedBlock) -> None:
+        """Write a block's bytes and count its rows."""
+        self.file.write(data)
+        self.sha256.update(data)
+        self.rows += block.rows
+        self.bytes += len(data)
+        self.environments += block.environments
+        self.row_hashes += block.row_hashes
+        self.prompt_hashes += block.prompt_hashes
+        if self.bytes - self._on_its_way >= WRITE_BACK_BYTES:
+            self._start_writing_back()
+
+    def _start_writing_back(self) -> None:
+        """Let the kernel begin to write what has come, so that the sync at the end is short."""
+        self.file.flush()
+        os.posix_fadvise(self.file.fileno(), self._on_its_way, self.bytes - self._on_its_way, os.POSIX_FADV_DONTNEED)
+        self._on_its_way = self.bytes
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest says of it."""
+        return {
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "sha256": self.sha256.hexdigest(),
+            "environments": dict(sorted(self.environments.items())),
+            "duplicates": self.rows - len(np.unique(self.row_hashes)),
+        }
+
+
+def fill_blend(
+    source: Path,
+    tables: Path,
+    output: Path,
+    holdout: int | float = 100,
+    test: int = 0,
+    sample: int | None = None,
+    is_rewarded: bool = True,
+    hashes: Mapping[str, str] | None = None,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Write the splits below `output`; returns what the manifest says of them. The same for any number of workers.
+
+    `holdout`, `test` and `sample` are those of ``scripts.data.holdout.parts_of``; `is_rewarded`: every row must name
+    its environment; `hashes`: the XXH3-128 that the source and the tables
+    should have, by path from the source's folder. UserError names every bad row, or what
+    else is wrong, and leaves what stood there before.
+    """
+    parts, hashes = parts_of(source, holdout, test, sample), hashes or {}
+    found: Counter[str] = Counter()
+    cleaned: Counter[str] = Counter()
+    problems, bad_rows, hashed = [], 0, xxhash.xxh3_128()
+    paths = [output / FILES[name] for name in parts]
+    with scratch_directory(output / "tables") as scratch, open_atomically(*paths) as files:
+        splits = {name: Split(file) for name, file in zip(parts, files, strict=True)}
+        resolve = partial(resolve_block, tables=ExternalTables(tables, scratch, hashes), is_rewarded=is_rewarded)
+        blocks = (block for part in parts.values() for block in blocks_of(source, part.start, part.end))
+        for block, resolved in map_in_order(resolve, blocks, workers):
+            data = block.read()
+            hashed.update(data)
+            bad_rows += resolved.bad_rows
+            problems += resolved.problems[: SHOWN - len(problems)]
+            if not bad_rows:
+                splits[_part_at(block.start, parts)].add(resolved.apply(data), resolved)
+                found += resolved.placeholders
+                cleaned += resolved.cleaned
+        expected = hashes.get(source.name) if sample is None else None
+        changed = [not_as_recorded(source)] if expected not in (None, hashed.hexdigest()) else []
+        if bad_rows or changed:
+            raise UserError("\n".join([*changed, *_table_of(problems, bad_rows)]))
+        for name, split in splits.items():
+            if not split.rows:
+                raise UserError(f"{source}: no row is left for the {name} split; change the blend's holdout or test")
+    for what, count in sorted(cleaned.items()):
+        print(f"{source}: {count} {what} left out", file=sys.stderr)
+    if "test" not in parts:
+        (output / FILES["test"]).unlink(missing_ok=True)
+    described = {name: split.describe() for name, split in splits.items()}
+    for name in parts.keys() - {"train"}:
+        known = np.isin(splits[name].prompt_hashes, splits["train"].prompt_hashes)
+        described[name]["prompts_trained_on"] = int(np.count_nonzero(known))
+    return described | {"placeholders": dict(sorted(found.items())), "unresolved": bad_rows}
+
+
+def _part_at(byte: int, parts: dict[str, Part]) -> str:
+    return next(name for name, part in parts.items() if part.start <= byte < part.end)
+
+
+def _table_of(problems: list[str], bad_rows: int) -> list[str]:
+    heading = [f"{bad_rows} bad rows; correct them or fetch the file again:"] if bad_rows else []
+    more = [f"  and {bad_rows - len(problems)} rows more"] if bad_rows > len(problems) else []
+    return [*heading, *(f"  {problem}" for problem in problems), *more]
+
+
+def _holdout(text: str) -> int | float:
+    """A number of rows, or a share of them."""
+    value = float(text) if "." in text else int(text)
+    if value <= 0 or (isinstance(value, float) and value >= 1):
+        raise argparse.ArgumentTypeError(f"{text}: a number of rows, 1 or more, or a share between 0 and 1")
+    return value
 
 
 def main() -> None:
-    """Command line of the filler."""
+    """Command line of the pass from source to splits."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.fill", description=__doc__.split("\n")[0])
-    parser.add_argument("--source", type=Path, required=True, help="blend as published (JSONL)")
+    parser.add_argument("--source", type=Path, required=True, help="blend as published (JSONL), record.json beside it")
     parser.add_argument("--tables", type=Path, help="folder of the external tables (default: tables/ beside the blend)")
-    parser.add_argument("--output", type=Path, required=True, help="filled blend")
+    parser.add_argument("--holdout", type=_holdout, required=True, help="rows at the end, or their share")
+    parser.add_argument("--test", type=int, default=0, help="rows before those that become a test split")
+    parser.add_argument("--sample", type=int, help="only so many training rows, and a tenth as many held-out ones")
+    parser.add_argument("--unrewarded", action="store_true", help="preferences, whose rows name no environment")
+    parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the splits and manifest.json")
     arguments = parser.parse_args()
-    tables = arguments.tables or arguments.source.with_name("tables")
-    resolved = fill_blend(arguments.source, tables, arguments.output)
-    print(f"{arguments.output}: {resolved} placeholder rows resolved")
+    source, output = arguments.source, arguments.output
+    record = read_json(source.with_name("record.json"))
+    described = fill_blend(
+        source,
+        arguments.tables or source.with_name("tables"),
+        output,
+        arguments.holdout,
+        arguments.test,
+        arguments.sample,
+        not arguments.unrewarded,
+        {path: described["xxh3"] for path, described in record["files"].items()},
+        arguments.workers,
+    )
+    origin = record["blends"][source.stem]
+    write_json(
+        output / "manifest.json",
+        {"blend": output.name, "source": {"name": origin["source"], "revision": origin["revision"]}, **described},
+    )
 
 
 if __name__ == "__main__":

@@ -6,15 +6,10 @@ is an error and never dropped.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from scripts.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -46,75 +41,29 @@ class Unresolved(Exception):
     """Why one placeholder row cannot be resolved; the caller adds the row's place."""
 
 
-class TableReader:
-    """Questions and answers of the external tables, each table read once, on first use."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._loaded: dict[Table, tuple[pa.Array, pa.Array]] = {}
-
-    def lookup(self, dataset: str, row: Any) -> tuple[str, str]:
-        """The question and the raw ground truth at a row index (0-based, over the files joined in name order)."""
-        if dataset not in TABLES:
-            raise Unresolved(f"dataset {dataset!r} is not a known placeholder table ({', '.join(TABLES)})")
-        if isinstance(row, bool) or not isinstance(row, int):
-            raise Unresolved(f"dataset {dataset}: row index {row!r} is not an integer")
-        table = TABLES[dataset]
-        if table not in self._loaded:
-            self._loaded[table] = self._load(table)
-        questions, answers = self._loaded[table]
-        if not 0 <= row < len(questions):
-            raise Unresolved(f"dataset {dataset}: row {row} is outside the table's 0..{len(questions) - 1}")
-        question, answer = questions[row].as_py(), answers[row].as_py()
-        if not question:
-            raise Unresolved(f"dataset {dataset}: row {row} has an empty question (prompt[0].content)")
-        if answer is None:
-            raise Unresolved(f"dataset {dataset}: row {row} has no answer (reward_model.ground_truth)")
-        return question, str(answer)
-
-    def _load(self, table: Table) -> tuple[pa.Array, pa.Array]:
-        folder = self.directory / table.repository
-        patterns = (f"data/{table.split}-*.parquet", "data/*.parquet", f"{table.split}/*.parquet")
-        for pattern in (*patterns, f"default/{table.split}/*.parquet"):
-            if paths := sorted(folder.glob(pattern)):
-                break
-        else:
-            raise UserError(f"{folder}: no parquet file of {table.repository}; fetch the table into data/ there")
-        columns = [_read_columns(path) for path in paths]
-        return tuple(pa.concat_arrays([part[side] for part in columns]) for side in (0, 1))
+Lookup = Callable[[str, str, int], tuple[str | None, str | None]]
 
 
-def _read_columns(path: Path) -> tuple[pa.Array, pa.Array]:
-    """Columns prompt[0].content and reward_model.ground_truth of one parquet file."""
-    try:
-        names = pq.read_schema(path).names
-        for column in ("prompt", "reward_model"):
-            if column not in names:
-                raise UserError(f"{path}: no column {column}; is this the published table?")
-        table = pq.read_table(path, columns=["prompt", "reward_model"])
-        prompts = table["prompt"].combine_chunks()
-        first = pc.list_element(prompts, 0)
-        return pc.struct_field(first, "content"), pc.struct_field(
-            table["reward_model"].combine_chunks(), "ground_truth"
-        )
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: not a table with prompt[0].content and reward_model.ground_truth: {reason}") from None
+def resolve(row: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
+    """The row with question, answer and prompt filled in from its table; Unresolved says why it cannot be.
 
-
-def resolve(row: dict[str, Any], tables: TableReader) -> dict[str, Any]:
-    """The row with question, answer and prompt filled in from its table; Unresolved says why it cannot be."""
-    placeholder = row["_hf_placeholder"]
+    `lookup` gives question and ground truth of a table (its repository, its split) at a row, or raises IndexError with
+    the number of rows.
+    """
+    placeholder, dataset = row["_hf_placeholder"], row.get("dataset")
     if not isinstance(placeholder, dict):
         raise Unresolved("_hf_placeholder is not an object")
-    dataset = row.get("dataset")
-    source_question, truth = tables.lookup(str(dataset), placeholder.get("row"))
-    style, template = TABLES[str(dataset)].style, placeholder.get("question_template")
-    if style == "dapo":
+    params = row.get("responses_create_params") or {}
+    if not isinstance(params, dict):
+        raise Unresolved("responses_create_params is not an object")
+    if not isinstance(dataset, str) or dataset not in TABLES:
+        raise Unresolved(f"dataset {dataset!r} is not a known placeholder table ({', '.join(TABLES)})")
+    source_question, truth = _look_up(dataset, placeholder.get("row"), lookup)
+    template = placeholder.get("question_template")
+    if TABLES[dataset].style == "dapo":
         question = prompt = fill_dapo(source_question, template)
     else:
         question, prompt = source_question, fill_skywork(source_question, template)
-    params = row.get("responses_create_params") or {}
     filled = {key: value for key, value in row.items() if key != "_hf_placeholder"}
     filled["question"] = question
     filled["expected_answer"] = answer_text(truth)
@@ -122,13 +71,32 @@ def resolve(row: dict[str, Any], tables: TableReader) -> dict[str, Any]:
     return filled
 
 
+def _look_up(dataset: str, row: Any, lookup: Lookup) -> tuple[str, str]:
+    if isinstance(row, bool) or not isinstance(row, int):
+        raise Unresolved(f"dataset {dataset}: row index {row!r} is not an integer")
+    try:
+        question, answer = lookup(TABLES[dataset].repository, TABLES[dataset].split, row)
+    except IndexError as error:
+        raise Unresolved(f"dataset {dataset}: row {row} is outside the table's 0..{error.args[0] - 1}") from None
+    except UnicodeDecodeError:
+        raise Unresolved(f"dataset {dataset}: row {row} is not UTF-8; fetch the table again") from None
+    if not question:
+        raise Unresolved(f"dataset {dataset}: row {row} has an empty question (prompt[0].content)")
+    if answer is None:
+        raise Unresolved(f"dataset {dataset}: row {row} has no answer (reward_model.ground_truth)")
+    return question, answer
+
+
 def fill_dapo(question: str, template: Any) -> str:
     """Drop the first and last of three or more blank-line parts, then add the template's prefix and suffix."""
     if not isinstance(template, dict):
         return question
+    prefix, suffix = (template.get(key) or "" for key in ("prefix", "suffix"))
+    if not isinstance(prefix, str) or not isinstance(suffix, str):
+        raise Unresolved("question_template's prefix and suffix must be strings")
     parts = question.split("\n\n")
     middle = "\n\n".join(parts[1:-1]) if len(parts) >= 3 else question
-    return f"{template.get('prefix') or ''}{middle}{template.get('suffix') or ''}".rstrip("\n")
+    return f"{prefix}{middle}{suffix}".rstrip("\n")
 
 
 def fill_skywork(question: str, template: Any) -> str:
@@ -139,14 +107,21 @@ def fill_skywork(question: str, template: Any) -> str:
 
 
 def answer_text(truth: str) -> str:
-    """The answer in a ground truth, as a string: the first of a JSON list or object, otherwise the text itself."""
-    try:
-        value = json.loads(truth, parse_int=str, parse_float=str)
-    except ValueError:
+    """The answer in a ground truth, as a string: the first of a JSON list or object, otherwise the text itself.
+
+    A number keeps its digits as they are written.
+    """
+    if not truth.lstrip().startswith(("[", "{")):
         return truth
-    if isinstance(value, list | dict):
-        if not value:
-            raise Unresolved(f"the table's answer is empty: {truth}")
-        value = next(iter(value.values() if isinstance(value, dict) else value))
-        return value if isinstance(value, str) else json.dumps(value)
-    return truth
+    try:
+        value, digits = json.loads(truth), json.loads(truth, parse_int=str, parse_float=str)
+    except (ValueError, RecursionError):
+        return truth
+    first, as_written = _first(value), _first(digits)
+    if first is None:
+        raise Unresolved(f"the table's answer is empty: {truth}")
+    return as_written if isinstance(as_written, str) else json.dumps(first)
+
+
+def _first(value: list[Any] | dict[str, Any]) -> Any:
+    return next(iter(value.values() if isinstance(value, dict) else value), None)

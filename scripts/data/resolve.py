@@ -1,0 +1,161 @@
+"""The rows of one block of a published blend: checked, cleaned, their placeholders resolved.
+
+What is not a row's own (a byte order mark, blank lines, carriage returns at line ends) is dropped; a row without a
+placeholder passes byte for byte.
+"""
+
+import codecs
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from scripts.data.blocks import Block
+from scripts.data.placeholders import Unresolved, resolve
+from scripts.data.rows import environment_of, parse_row
+from scripts.data.tables import ExternalTables
+from scripts.errors import UserError
+
+SHOWN = 20
+BOM = codecs.BOM_UTF8
+
+
+class _BadRow(Exception):
+    """What is wrong with a row; the caller adds its place."""
+
+
+class _Agent(msgspec.Struct):
+    name: str
+
+
+class _Params(msgspec.Struct):
+    input: msgspec.Raw = msgspec.Raw()
+
+
+class _Seen(msgspec.Struct):
+    """What filling looks at in a row; all else is skipped, but must be JSON."""
+
+    agent_ref: _Agent | None = None
+    responses_create_params: _Params = msgspec.field(default_factory=_Params)
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    context: msgspec.Raw = msgspec.Raw()
+    placeholder: msgspec.Raw = msgspec.field(name="_hf_placeholder", default=msgspec.Raw())
+
+    @property
+    def asked(self) -> msgspec.Raw:
+        """The prompt as it is written, whatever kind of row it is."""
+        return self.responses_create_params.input or self.messages or self.prompt or self.context
+
+
+_SEEN = msgspec.json.Decoder(_Seen)
+BAD = (_BadRow, Unresolved, msgspec.MsgspecError, UnicodeError, RecursionError)
+
+
+@dataclass
+class ResolvedBlock:
+    """What became of a block.
+
+    `changes` are the places that differ from the source: start, end, what stands there instead. The hashes are 64 bits
+    a row, in order. `problems` are the messages on the first bad rows of `bad_rows`.
+    """
+
+    changes: list[tuple[int, int, bytes]] = field(default_factory=list)
+    rows: int = 0
+    environments: Counter[str] = field(default_factory=Counter)
+    placeholders: Counter[str] = field(default_factory=Counter)
+    row_hashes: array = field(default_factory=lambda: array("Q"))
+    prompt_hashes: array = field(default_factory=lambda: array("Q"))
+    cleaned: Counter[str] = field(default_factory=Counter)
+    bad_rows: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def apply(self, data: bytes) -> bytes:
+        """The block's bytes with its changes."""
+        if not self.changes:
+            return data
+        pieces, at, view = [], 0, memoryview(data)
+        for start, end, instead in self.changes:
+            pieces += [view[at:start], instead]
+            at = end
+        return b"".join([*pieces, view[at:]])
+
+
+def resolve_block(block: Block, tables: ExternalTables, is_rewarded: bool) -> ResolvedBlock:
+    """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it."""
+    data = block.read()
+    result = ResolvedBlock()
+    has_returns, tables = b"\r" in data, replace(tables)
+    start, number = 0, 0
+    while start < len(data):
+        newline = data.find(b"\n", start)
+        end = len(data) if newline < 0 else newline
+        raw = line = data[start:end]
+        number += 1
+        if block.start == start == 0 and line.startswith(BOM):
+            line = line[len(BOM) :]
+            result.cleaned["byte order marks"] += 1
+        if has_returns and line.endswith(b"\r"):
+            line = line.rstrip(b"\r")
+            result.cleaned["carriage returns"] += 1
+        try:
+            if has_returns and b"\r" in line:
+                raise _BadRow("a carriage return inside the row, where readers would cut it; remove it")
+            instead = _resolve_row(line, result, tables, is_rewarded)
+        except BAD as error:
+            if line.strip():
+                _refuse(result, block, number, line, is_rewarded, error)
+            else:
+                result.cleaned["blank lines"] += 1
+                result.changes.append((start, min(end + 1, len(data)), b""))
+        else:
+            if instead is not raw or newline < 0:
+                result.changes.append((start, end, instead + b"\n" * (newline < 0)))
+        start = end + 1
+    return result
+
+
+def _resolve_row(line: bytes, result: ResolvedBlock, tables: ExternalTables, is_rewarded: bool) -> bytes:
+    """Note what a row is; the row with its placeholder resolved, or the very same bytes."""
+    seen = _SEEN.decode(line)
+    if not line.isascii():
+        line.decode()
+    if is_rewarded and seen.agent_ref is None:
+        raise _BadRow("no agent_ref.name; every row names the environment that rewards it")
+    asked = seen.asked
+    if seen.placeholder:
+        row = resolve(msgspec.json.decode(line), tables.lookup)
+        line = msgspec.json.encode(row)
+        asked = msgspec.json.encode(row["responses_create_params"]["input"])
+        result.placeholders[row["dataset"]] += 1
+    result.rows += 1
+    if seen.agent_ref is not None and is_rewarded:
+        result.environments[seen.agent_ref.name] += 1
+    result.row_hashes.append(xxhash.xxh3_64_intdigest(line))
+    result.prompt_hashes.append(xxhash.xxh3_64_intdigest(asked))
+    return line
+
+
+def _refuse(result: ResolvedBlock, block: Block, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
+    result.bad_rows += 1
+    if len(result.problems) < SHOWN:
+        place = block.lines_before() + number
+        result.problems.append(_problem(line, block.path, place, is_rewarded, error))
+
+
+def _problem(line: bytes, path: Path, number: int, is_rewarded: bool, error: Exception) -> str:
+    """What is wrong with a row, in the words of the strict reader where it finds it too."""
+    if isinstance(error, Unresolved):
+        return f"{path}:{number}: cannot resolve the placeholder: {error}"
+    if not isinstance(error, _BadRow):
+        try:
+            row: dict[str, Any] = parse_row(line, path, number)
+            if is_rewarded:
+                environment_of(row, path, number)
+        except UserError as reason:
+            return str(reason)
+    return f"{path}:{number}: {error}"

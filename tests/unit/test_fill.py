@@ -1,0 +1,556 @@
+"""From a published blend to its splits: rows come through whole and in order; a bad row is named and leaves no file."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.data import blocks, holdout
+from scripts.data.fill import FILES, fill_blend
+from scripts.data.placeholders import TABLES, Unresolved, answer_text, fill_dapo, fill_skywork
+from scripts.data.source_record import xxh3_file
+from scripts.data.synthesize import TABLE_SCHEMA
+from scripts.data.tables import ExternalTables
+from scripts.errors import UserError
+from scripts.files import write_json
+from tests.conftest import ROOT
+
+DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
+AGENT = {"agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"}}
+QUESTIONS = [
+    ("Solve.\n\nwhat is 1+1?\n\nanswer below", "34"),
+    ("größer als {x}?\n\n2 π\n\nend", '["72"]'),
+    ("one", "[1.50]"),
+]
+
+
+def write_tables(folder: Path, dapo=QUESTIONS, skywork=QUESTIONS) -> Path:
+    """Two tables laid out as the published ones, with these questions and answers."""
+    for name, rows in ((DAPO, dapo), (SKYWORK, skywork)):
+        path = folder / TABLES[name].local_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = [
+            {
+                "data_source": "x",
+                "prompt": [{"content": question, "role": "user"}],
+                "ability": "math",
+                "reward_model": {"ground_truth": answer, "style": "rule"},
+                "extra_info": {"index": 0},
+            }
+            for question, answer in rows
+        ]
+        pq.write_table(pa.Table.from_pylist(table, schema=TABLE_SCHEMA), path)
+    return folder
+
+
+@pytest.fixture
+def tables(tmp_path):
+    return write_tables(tmp_path / "tables")
+
+
+@pytest.fixture(scope="module")
+def shared_tables(tmp_path_factory):
+    return write_tables(tmp_path_factory.mktemp("shared") / "tables")
+
+
+def placeholder(dataset: str, row: object, template: object, **more: object) -> dict:
+    return {
+        **AGENT,
+        "id": 7,
+        "dataset": dataset,
+        "_hf_placeholder": {"row": row, "question_template": template},
+        **more,
+    }
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+# --- the rules of a placeholder ---
+
+
+def test_dapo_drops_the_wrapper_and_adds_prefix_and_suffix():
+    assert fill_dapo("a\n\nb\n\nc\n\nd", {"prefix": "<", "suffix": ">\n\n"}) == "<b\n\nc>"
+    assert fill_dapo("a\n\nb", {"prefix": "<"}) == "<a\n\nb"
+    assert fill_dapo("a\n\nb", {"suffix": ">"}) == "a\n\nb>"
+    assert fill_dapo("a\n\nb\n\nc", "no object") == "a\n\nb\n\nc"
+    assert fill_dapo("a\r\n\r\nb\r\n\r\nc", {"prefix": ""}) == "a\r\n\r\nb\r\n\r\nc"
+    with pytest.raises(Unresolved, match="prefix and suffix must be strings"):
+        fill_dapo("a", {"prefix": 3})
+
+
+def test_skywork_replaces_every_question_and_braces_are_safe():
+    assert fill_skywork("{x} {question}", "Q: {question} / {question}") == "Q: {x} {question} / {x} {question}"
+    assert fill_skywork("q", "no token") == fill_skywork("q", {"prefix": "x"}) == "q"
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer"),
+    [
+        ("34", "34"),
+        ("1.50", "1.50"),
+        ("true", "true"),
+        ('["72"]', "72"),
+        (" [72]", "72"),
+        ("[1.50, 2]", "1.50"),
+        ("[true]", "true"),
+        ('{"a": "x", "b": 1}', "x"),
+        ('[["7", 8.50]]', '["7", 8.5]'),
+        (r"\frac{1}{2}", r"\frac{1}{2}"),
+        ("[not json", "[not json"),
+        ("[" * 100_000, "[" * 100_000),
+        ('"quoted"', '"quoted"'),
+        ("", ""),
+    ],
+)
+def test_an_answer_is_the_first_of_its_list_and_stays_a_string(truth, answer):
+    assert answer_text(truth) == answer
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False), st.text(), st.lists(st.text(), min_size=1)))
+def test_an_answer_is_always_a_string(value):
+    assert isinstance(answer_text(json.dumps(value)), str)
+
+
+@pytest.mark.parametrize("truth", ["[]", "{}", "[null]"])
+def test_an_empty_answer_cannot_be_resolved(truth):
+    with pytest.raises(Unresolved):
+        answer_text(truth)
+
+
+def test_fill_resolves_both_tables_and_passes_other_rows_byte_for_byte(tables, write_rows, tmp_path):
+    other = '{"agent_ref":  {"name":"mcqa_simple_agent"}, "ü": 1.0, "big": 123456789012345678901234567890}'.encode()
+    blend = write_rows(
+        "blend.jsonl",
+        [
+            placeholder(DAPO, 0, {"prefix": "P ", "suffix": ""}),
+            other,
+            placeholder(SKYWORK, 1, "S {question}", responses_create_params={"max_output_tokens": 9}),
+            {**AGENT},
+        ],
+    )
+    described = fill_blend(blend, tables, tmp_path / "out", 1)
+    assert described["placeholders"] == {DAPO: 1, SKYWORK: 1} and described["unresolved"] == 0
+    first, second, third = (tmp_path / "out/train-split.jsonl").read_bytes().splitlines()
+    assert second == other
+    assert json.loads(first) == {
+        **AGENT,
+        "id": 7,
+        "dataset": DAPO,
+        "question": "P what is 1+1?",
+        "expected_answer": "34",
+        "responses_create_params": {"input": [{"role": "user", "content": "P what is 1+1?"}]},
+    }
+    row = json.loads(third)
+    assert row["question"] == QUESTIONS[1][0] and row["expected_answer"] == "72"
+    assert row["responses_create_params"] == {
+        "max_output_tokens": 9,
+        "input": [{"role": "user", "content": f"S {QUESTIONS[1][0]}"}],
+    }
+
+
+# --- what cannot be filled ---
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (placeholder("unheard_of", 0, ""), "cannot resolve the placeholder: dataset 'unheard_of' is not a known"),
+        (
+            placeholder(DAPO, 3, {}),
+            f"cannot resolve the placeholder: dataset {DAPO}: row 3 is outside the table's 0..2",
+        ),
+        (placeholder(DAPO, -1, {}), f"dataset {DAPO}: row -1 is outside"),
+        (placeholder(SKYWORK, 0.0, ""), f"dataset {SKYWORK}: row index 0.0 is not an integer"),
+        (placeholder(SKYWORK, "0", ""), f"dataset {SKYWORK}: row index '0' is not an integer"),
+        (placeholder(SKYWORK, True, ""), f"dataset {SKYWORK}: row index True is not an integer"),
+        ({**AGENT, "_hf_placeholder": 3}, "_hf_placeholder is not an object"),
+        ({**AGENT, "_hf_placeholder": None}, "_hf_placeholder is not an object"),
+        (placeholder(SKYWORK, 0, "") | {"dataset": [SKYWORK]}, "is not a known placeholder table"),
+        (b'{"agent_ref": {"na', "not valid JSON"),
+        (b'{"agent_ref": {"name": "x"}, "a": "\xff"}', "not UTF-8 at byte"),
+        (b"[1]", "a row must be a JSON object"),
+        (b"[" * 100_000, "not valid JSON"),
+        ({"id": 1}, "no agent_ref.name"),
+        ({"agent_ref": {"name": 7}}, "no agent_ref.name"),
+        (b'{"agent_ref": {"name": "x"},\r "a": 1}', "a carriage return inside the row"),
+    ],
+)
+def test_a_row_that_cannot_be_filled_is_named_and_leaves_no_file(row, why, tables, write_rows, tmp_path):
+    blend = write_rows("blend.jsonl", [{**AGENT}, row, {**AGENT}])
+    with pytest.raises(UserError) as error:
+        fill_blend(blend, tables, tmp_path / "out", 1)
+    assert f"{blend}:2: " in str(error.value) and why in str(error.value)
+    assert files_in(tmp_path / "out") == []
+
+
+def test_all_bad_rows_are_told_the_first_twenty_by_their_lines(tables, write_rows, tmp_path):
+    blend = write_rows("blend.jsonl", [{"id": number} if number % 2 else AGENT for number in range(60)])
+    with pytest.raises(UserError) as error:
+        fill_blend(blend, tables, tmp_path / "out", 5)
+    heading, *lines, more = str(error.value).splitlines()
+    assert heading.startswith("30 bad rows") and more.strip() == "and 10 rows more"
+    assert [int(line.split(":")[1]) for line in lines] == list(range(2, 41, 2))
+
+
+def test_an_empty_question_or_a_missing_table_or_column_is_named(write_rows, tmp_path):
+    blend, tables = write_rows("blend.jsonl", [placeholder(DAPO, 0, {}), AGENT]), tmp_path / "tables"
+
+    def message() -> str:
+        with pytest.raises(UserError) as error:
+            fill_blend(blend, tables, tmp_path / "out", 1)
+        assert files_in(tmp_path / "out") == []
+        return str(error.value)
+
+    assert "no parquet file of BytedTsinghua-SIA/DAPO-Math-17k" in message()
+    write_tables(tables, dapo=[("", "1")])
+    assert "row 0 has an empty question" in message()
+    path = tables / TABLES[DAPO].local_path
+    rows = [{"prompt": [], "reward_model": {"ground_truth": "1"}}, {"prompt": None, "reward_model": None}]
+    pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), path)
+    assert "row 0 has an empty question" in message()
+    write_tables(tables, dapo=[("q", None)])
+    assert "row 0 has no answer" in message()
+    pq.write_table(pa.table({"prompt": ["text"], "other": [1]}), path)
+    assert "dapo-math-17k.parquet: no column reward_model" in message()
+    pq.write_table(pa.table({"prompt": ["text"], "reward_model": [1]}), path)
+    assert "dapo-math-17k.parquet: not a table with" in message()
+    path.write_bytes(b"PAR1 damaged")
+    assert "dapo-math-17k.parquet: not a table with" in message()
+
+
+def test_a_source_that_is_not_what_its_record_says_is_refused(tables, write_rows, tmp_path):
+    blend = write_rows("blend.jsonl", [placeholder(DAPO, 0, {}), {**AGENT, "text": "a"}, AGENT])
+    table = tables / TABLES[DAPO].local_path
+    hashes = {str(path.relative_to(tmp_path)): xxh3_file(path) for path in (blend, table)}
+    fill_blend(blend, tables, tmp_path / "out", 1, hashes=hashes)
+    for path in (blend, table):
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b"a", b"b", 1))
+        with pytest.raises(UserError, match=rf"{path.name}: not the file that the source's record.json describes"):
+            fill_blend(blend, tables, tmp_path / "again", 1, hashes=hashes)
+        assert files_in(tmp_path / "again") == []
+        path.write_bytes(whole)
+
+
+# --- tables ---
+
+
+def test_a_tables_rows_are_those_of_its_files_joined_in_name_order(tmp_path):
+    folder = tmp_path / "tables" / TABLES[SKYWORK].repository / "data"
+    folder.mkdir(parents=True)
+    for part, number in (("math-00001-of-00002", 1), ("math-00000-of-00002", 0), ("code-00000-of-00001", 9)):
+        rows = [
+            {
+                "prompt": [{"content": f"q{number}.{row % 7}", "role": "user"}],
+                "reward_model": {"ground_truth": str(row)},
+            }
+            for row in range(5000)  # more than are read at a time
+        ]
+        pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), folder / f"{part}.parquet")
+    (tmp_path / "scratch").mkdir()
+    tables = ExternalTables(tmp_path / "tables", tmp_path / "scratch")
+    where = (TABLES[SKYWORK].repository, TABLES[SKYWORK].split)
+    for row in (0, 4095, 4096, 4999, 5000, 9999):
+        assert tables.lookup(*where, row) == (f"q{row // 5000}.{row % 5000 % 7}", str(row % 5000))
+    with pytest.raises(IndexError):
+        tables.lookup(*where, 10_000)
+
+
+# --- the splits ---
+
+
+@given(rows=st.integers(1, 40), held_out=st.integers(1, 41), test=st.integers(0, 10))
+def test_the_last_rows_are_held_out_and_order_is_kept(rows, held_out, test, tmp_path_factory, shared_tables):
+    directory = tmp_path_factory.mktemp("split")
+    lines = [json.dumps({**AGENT, "id": number}) for number in range(rows)]
+    blend = directory / "blend.jsonl"
+    blend.write_text("\n".join(lines))  # no final newline: the last line counts all the same
+    if held_out + test >= rows:
+        with pytest.raises(UserError, match="leave no row to train on"):
+            fill_blend(blend, shared_tables, directory / "out", held_out, test)
+        assert files_in(directory / "out") == []
+        return
+    described = fill_blend(blend, shared_tables, directory / "out", held_out, test)
+    cuts = {"train": (0, rows - held_out - test), "validation": (rows - held_out, rows)}
+    cuts |= {"test": (rows - held_out - test, rows - held_out)} if test else {}
+    assert files_in(directory / "out") == sorted(FILES[name] for name in cuts)
+    for name, (start, end) in cuts.items():
+        split = directory / "out" / FILES[name]
+        assert split.read_text() == "".join(f"{line}\n" for line in lines[start:end])
+        assert described[name]["rows"] == end - start
+        assert described[name]["bytes"] == split.stat().st_size
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.1, 5), (0.5, 25), (0.001, 1)])
+def test_a_share_of_the_rows_can_be_held_out_one_at_least(share, rows, shared_tables, write_rows, tmp_path):
+    blend = write_rows("blend.jsonl", [AGENT] * 50)
+    assert fill_blend(blend, shared_tables, tmp_path / "out", share)["validation"]["rows"] == rows
+
+
+def test_a_sample_is_the_first_training_rows_and_the_last_held_out_ones(shared_tables, write_rows, tmp_path):
+    blend = write_rows("blend.jsonl", [{**AGENT, "id": number} for number in range(200)])
+    fill_blend(blend, shared_tables, tmp_path / "out", 50, test=30, sample=40)
+
+    def ids(name: str) -> list[int]:
+        return [json.loads(line)["id"] for line in (tmp_path / "out" / FILES[name]).read_text().splitlines()]
+
+    assert ids("train") == list(range(40))
+    assert ids("test") == list(range(146, 150))
+    assert ids("validation") == list(range(196, 200))
+
+
+def test_a_test_split_that_is_no_longer_wanted_is_removed(shared_tables, write_rows, tmp_path):
+    blend = write_rows("blend.jsonl", [AGENT] * 20)
+    fill_blend(blend, shared_tables, tmp_path / "out", 5, test=5)
+    fill_blend(blend, shared_tables, tmp_path / "out", 5)
+    assert files_in(tmp_path / "out") == [FILES["train"], FILES["validation"]]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf\n"])
+def test_a_blend_without_rows_is_refused(content, shared_tables, tmp_path):
+    blend = tmp_path / "blend.jsonl"
+    blend.write_bytes(content)
+    with pytest.raises(UserError, match=r"blend.jsonl: .*no row"):
+        fill_blend(blend, shared_tables, tmp_path / "out", 1)
+    assert files_in(tmp_path / "out") == []
+
+
+def test_the_manifest_counts_duplicates_and_held_out_prompts_that_are_trained_on(shared_tables, write_rows, tmp_path):
+    def row(number: int, prompt: str) -> dict:
+        return {**AGENT, "id": number, "responses_create_params": {"input": prompt}}
+
+    twice = [row(1, "a"), row(1, "a"), row(2, "b"), row(3, "c")]
+    blend = write_rows("blend.jsonl", [*twice, row(4, "b"), row(5, "d"), row(5, "d"), row(6, "a")])
+    described = fill_blend(blend, shared_tables, tmp_path / "out", 4)
+    assert described["train"]["duplicates"] == 1 and described["validation"]["duplicates"] == 1
+    assert described["validation"]["prompts_trained_on"] == 2  # of b and a
+
+
+def test_rows_without_an_environment_are_split_where_nothing_rewards_them(shared_tables, write_rows, tmp_path):
+    blend = write_rows("pairs.jsonl", [{"prompt": "q", "chosen": "a", "rejected": "b"}] * 5)
+    described = fill_blend(blend, shared_tables, tmp_path / "out", 2, is_rewarded=False)
+    assert [(described[name]["rows"], described[name]["environments"]) for name in ("train", "validation")] == [
+        (3, {}),
+        (2, {}),
+    ]
+    with pytest.raises(UserError, match=r"pairs.jsonl:1: no agent_ref.name"):
+        fill_blend(blend, shared_tables, tmp_path / "again", 2)
+
+
+# --- beside a slow and obvious implementation ---
+
+
+def reference(content: bytes, questions: list[tuple[str, str]], held_out: int, test: int) -> dict[str, list[bytes]]:
+    """What the splits should hold, one line after the other."""
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    rows = [line.rstrip(b"\r") for line in content.split(b"\n") if line.strip()]
+    filled = []
+    for line in rows:
+        row = json.loads(line)
+        if "_hf_placeholder" not in row:
+            filled.append(line)
+            continue
+        place = row.pop("_hf_placeholder")
+        question, truth = questions[place["row"]]
+        template = place["question_template"]
+        prompt = question
+        if row["dataset"] == DAPO and isinstance(template, dict):
+            parts = question.split("\n\n")
+            middle = parts[1:-1] if len(parts) > 2 else parts
+            prompt = template.get("prefix", "") + "\n\n".join(middle) + template.get("suffix", "")
+            while prompt.endswith("\n"):
+                prompt = prompt[:-1]
+        if row["dataset"] == SKYWORK and isinstance(template, str) and "{question}" in template:
+            prompt = question.join(template.split("{question}"))
+        row["question"] = prompt if row["dataset"] == DAPO else question
+        row["expected_answer"] = {"34": "34", '["72"]': "72", "[1.50]": "1.50"}[truth]
+        row.setdefault("responses_create_params", {})["input"] = [{"role": "user", "content": prompt}]
+        filled.append(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode())
+    cut = len(filled) - held_out
+    return {"train": filled[: cut - test], "test": filled[cut - test : cut], "validation": filled[cut:]}
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=12)
+TEMPLATES = st.one_of(
+    st.fixed_dictionaries({}, optional={"prefix": TEXTS, "suffix": TEXTS | st.just("x\n\n")}),
+    TEXTS,
+    st.just("Q {question} and {question}"),
+    st.none(),
+)
+PLACEHOLDERS = st.builds(placeholder, st.sampled_from([DAPO, SKYWORK]), st.integers(0, 2), TEMPLATES)
+PLAIN = st.fixed_dictionaries(
+    {"text": TEXTS, "number": st.floats(allow_nan=False, allow_infinity=False) | st.integers()}
+).map(AGENT.__or__)
+LINES = st.one_of(
+    PLACEHOLDERS.map(json.dumps),
+    PLAIN.map(json.dumps),
+    PLAIN.map(lambda row: json.dumps(row, ensure_ascii=False)),
+    st.sampled_from(["", "  ", "\t"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_the_splits_are_those_of_a_slow_and_obvious_implementation(data, tmp_path_factory, shared_tables):
+    lines = data.draw(st.lists(LINES, min_size=3, max_size=30))
+    content = "".join(line + data.draw(st.sampled_from(["\n", "\r\n"])) for line in lines).encode()
+    content = data.draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + content
+    content = content[: len(content) - data.draw(st.sampled_from([0, 1]))]
+    held_out, test = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3))
+    folder = tmp_path_factory.mktemp("blend")
+    blend = folder / "blend.jsonl"
+    blend.write_bytes(content)
+    rows = len([line for line in lines if line.strip()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "BLOCK_BYTES", data.draw(st.sampled_from([1, 50, 300, 1 << 20])))
+        patch.setattr(holdout, "CHUNK", data.draw(st.sampled_from([1, 40, 1 << 20])))
+        if rows <= held_out + test:
+            with pytest.raises(UserError, match="no row"):
+                fill_blend(blend, shared_tables, folder / "out", held_out, test)
+            return
+        fill_blend(blend, shared_tables, folder / "out", held_out, test)
+    for name, expected in reference(content, QUESTIONS, held_out, test).items():
+        split = folder / "out" / FILES[name]
+        assert (split.read_bytes() if split.exists() else b"") == b"".join(line + b"\n" for line in expected)
+
+
+@pytest.fixture(scope="module")
+def long_blend(tmp_path_factory):
+    """A blend of 3000 rows, a third of them placeholders, with the tables and the record beside it."""
+    folder = tmp_path_factory.mktemp("long")
+    write_tables(folder / "tables")
+    rng = random.Random(0)
+    rows = [
+        placeholder(rng.choice([DAPO, SKYWORK]), rng.randrange(3), "Q {question}", id=number)
+        if number % 3 == 0
+        else {**AGENT, "id": number, "text": "ä" * rng.randrange(200)}
+        for number in range(3000)
+    ]
+    blend = folder / "blend.jsonl"
+    blend.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    files = {str(path.relative_to(folder)): {"xxh3": xxh3_file(path)} for path in [blend, *folder.rglob("*.parquet")]}
+    write_json(folder / "record.json", {"blends": {"blend": {"source": "here", "revision": "1"}}, "files": files})
+    return blend
+
+
+def test_the_splits_and_the_manifest_are_the_same_for_any_number_of_workers(long_blend, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 10_000)
+    described = [
+        fill_blend(long_blend, long_blend.parent / "tables", tmp_path / str(workers), 100, 50, workers=workers)
+        for workers in (1, 2, 3)
+    ]
+    assert described[0] == described[1] == described[2]
+    for name in FILES.values():
+        assert len({(tmp_path / str(workers) / name).read_bytes() for workers in (1, 2, 3)}) == 1
+
+
+def test_the_program_writes_splits_and_manifest_and_tells_what_it_left_out(long_blend, tmp_path):
+    folder = tmp_path / "source"
+    (folder / "tables").mkdir(parents=True)
+    blend = folder / "blend.jsonl"
+    blend.write_bytes(b'\n{"agent_ref": {"name": "x"}}\r\n' * 20)
+    files = {"blend.jsonl": {"xxh3": xxh3_file(blend)}}
+    write_json(folder / "record.json", {"blends": {"blend": {"source": "here", "revision": "1"}}, "files": files})
+    command = [sys.executable, "-m", "scripts.data.fill", "--source", str(blend), "--output", str(tmp_path / "mine")]
+    done = subprocess.run([*command, "--holdout", "0.25"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert f"{blend}: 20 blank lines left out" in done.stderr and "20 carriage returns left out" in done.stderr
+    manifest = json.loads((tmp_path / "mine/manifest.json").read_text())
+    assert manifest["blend"] == "mine" and manifest["source"] == {"name": "here", "revision": "1"}
+    assert manifest["train"]["rows"] == 15 and manifest["train"]["environments"] == {"x": 15}
+    refused = subprocess.run([*command, "--holdout", "1.5"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode != 0 and "a share between 0 and 1" in refused.stderr
+
+
+def test_a_killed_worker_is_one_message_and_leaves_no_file(long_blend, tmp_path):
+    for dataset in (DAPO, SKYWORK):  # a table that is a pipe keeps the worker that reads it waiting
+        path = tmp_path / "tables" / TABLES[dataset].local_path
+        path.parent.mkdir(parents=True)
+        os.mkfifo(path)
+    command = ["--source", str(long_blend), "--tables", f"{tmp_path}/tables", "--holdout", "9", "--workers", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scripts.data.fill", *command, "--output", str(tmp_path / "out")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (workers := children.read_text().split()):
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(int(workers[0]), signal.SIGKILL)
+    _, said = process.communicate(timeout=30)
+    assert "a working process was killed" in said and "Traceback" not in said
+    assert process.returncode == os.EX_TEMPFAIL
+    assert files_in(tmp_path / "out") == []
+
+
+# --- damage ---
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_damaged_blend_is_refused_or_filled_as_what_it_now_is(data, long_blend, tmp_path_factory, shared_tables):
+    content = bytearray(b"".join(long_blend.read_bytes().splitlines(keepends=True)[:12]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        what = data.draw(st.sampled_from(["flip", "cut", "insert", "drop"]))
+        if what == "flip":
+            content[place] ^= 1 << data.draw(st.integers(0, 7))
+        elif what == "cut":
+            del content[max(place, 1) :]
+        elif what == "insert":
+            content[place:place] = data.draw(st.binary(max_size=5) | st.sampled_from([b"\n", b"\r", b'"', b"\\", b"{"]))
+        else:
+            del content[place : place + data.draw(st.integers(1, 50))]
+        content = content or bytearray(b"\n")
+    folder = tmp_path_factory.mktemp("damaged")
+    blend = folder / "blend.jsonl"
+    blend.write_bytes(content)
+    try:
+        fill_blend(blend, shared_tables, folder / "out", 2)
+    except UserError as error:
+        assert str(blend) in str(error)
+        assert files_in(folder / "out") == []
+    else:
+        written = b"".join((folder / "out" / FILES[name]).read_bytes() for name in ("train", "validation"))
+        assert len(written.splitlines()) == len([line for line in bytes(content).split(b"\n") if line.strip()])
+        assert all(isinstance(json.loads(line), dict) for line in written.decode().split("\n")[:-1])
+    with pytest.raises(UserError):
+        fill_blend(blend, shared_tables, folder / "again", 2, hashes={"blend.jsonl": xxh3_file(long_blend)})
+    assert files_in(folder / "again") == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_damaged_table_is_refused_or_gives_texts(data, shared_tables, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("table")
+    path = folder / "tables" / TABLES[DAPO].local_path
+    path.parent.mkdir(parents=True)
+    content = bytearray((shared_tables / TABLES[DAPO].local_path).read_bytes())
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content) - 1)) :]
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    blend = folder / "blend.jsonl"
+    blend.write_text(json.dumps(placeholder(DAPO, 1, {})) + "\n" + json.dumps(AGENT) + "\n")
+    try:
+        fill_blend(blend, folder / "tables", folder / "out", 1)
+    except UserError as error:
+        assert str(path) in str(error) or str(blend) in str(error)
+        assert files_in(folder / "out") == []
+    else:
+        row = json.loads((folder / "out/train-split.jsonl").read_text())
+        assert isinstance(row["question"], str) and isinstance(row["expected_answer"], str)
