@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.strict import Strict, nearest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
@@ -41,6 +42,18 @@ class Environment(StrEnum):
     TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"
     SWE_PIVOT = "swe_pivot_single_step_tool_use_with_argument_comparison_agent"
     GENRM = "genrm_simple_agent"
+    GENRM_REASONING_OFF = "genrm_simple_agent_reasoning_off"
+    EQUIVALENCE = "equivalence_llm_judge_simple_agent"
+    LC_JUDGE = "lc_judge_simple_agent"
+    JAILBREAK = "jailbreak_detection_simple_agent"
+    JAILBREAK_DISCLAIMER = "jailbreak_engagement_with_disclaimer"
+    JAILBREAK_EXPLANATION = "jailbreak_refusal_with_explanation"
+    JAILBREAK_HARD_REFUSAL = "jailbreak_hard_refusal_no_redirection"
+    JAILBREAK_HELPLINES = "jailbreak_hard_refusal_with_helplines"
+    OVER_REFUSAL = "over_refusal_detection_simple_agent"
+    XSTEST = "xstest_eval_agent"
+    MULTICHALLENGE = "multichallenge_simple_agent"
+    INVERSE_IF = "inverse_if_simple_agent"
 
 
 def _as_environment(name: str) -> str:
@@ -283,6 +296,13 @@ class GrpoStage(StageBase):
     grpo: Grpo
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
+    judges: Judges | None = Field(None, description="None: only rows that need no judge are rewarded.")
+    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer. May change no weight.")
+
+    @model_validator(mode="after")
+    def _judges_are_served(self) -> "GrpoStage":
+        check_servers(self.judges, self.judge_servers)
+        return self
 
     @property
     def max_num_steps(self) -> int:
@@ -445,6 +465,13 @@ class Evaluation(Strict):
     max_new_tokens: PositiveInt
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
+    judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
+    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
+
+    @model_validator(mode="after")
+    def _judges_are_served(self) -> "Evaluation":
+        check_servers(self.judges, self.judge_servers)
+        return self
 
 
 BENCHMARKS = ("aime2024", "aime2025", "aime2026", "gpqa", "gpqa_diamond", "math", "math500", "mmlu", "mmlu_pro")

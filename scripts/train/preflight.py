@@ -10,6 +10,7 @@ from typing import Any
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_json
+from scripts.recipe.judges import ROLES, Judges, Role
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import Environment, Recipe, Stage
 from scripts.recipe.resolve import planned_step, read_config
@@ -54,7 +55,7 @@ def check_stage(
     if stage.backend == "nemo_rl":
         problems += _nemo_rl_problems(name, recipe, site, manifest.parents[2])
     for split in ("train-split.jsonl", "val-split.jsonl"):
-        problems += _check_rows(manifest.with_name(split), recipe, stage)
+        problems += _check_rows(manifest.with_name(split), recipe, stage, split == "val-split.jsonl")
     if problems:
         raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
     planned = planned_step(config, rows)
@@ -77,8 +78,8 @@ def _nemo_rl_problems(name: str, recipe: Recipe, site: Site | None, results: Pat
     return [finding.says for finding in found if finding.stops]
 
 
-def _check_rows(split: Path, recipe: Recipe, stage: Stage) -> list[str]:
-    blend = recipe.blends[stage.blend]
+def _check_rows(split: Path, recipe: Recipe, stage: Stage, held_out: bool) -> list[str]:
+    blend, scored = recipe.blends[stage.blend], held_out and stage.blend in recipe.evaluation_blends()
     allowed = {str(environment) for environment in blend.environments}
     found: list[str] = []
     left_out: Counter[str] = Counter()
@@ -91,7 +92,9 @@ def _check_rows(split: Path, recipe: Recipe, stage: Stage) -> list[str]:
         elif blend.kind == "preferences":
             problem = _check_preference(row)
         else:
-            problem = _check_prompt(row) or (check_row(row) if name in list(Environment) else None)
+            problem = _check_prompt(row) or _check_reward(row, name, stage)
+            if problem is None and scored:
+                problem = check_row(row, _roles(recipe.evaluation.judges), held_out=True)
         if problem is not None:
             if len(found) < SHOWN:
                 found.append(f"{split}:{number}: {problem}")
@@ -100,6 +103,17 @@ def _check_rows(split: Path, recipe: Recipe, stage: Stage) -> list[str]:
     if left_out:
         found.append(f"{split}: and {left_out.total()} rows more")
     return found
+
+
+def _check_reward(row: dict[str, Any], name: str, stage: Stage) -> str | None:
+    """Why the row could not be rewarded; NeMo-Gym has judges, and environments, of its own."""
+    if stage.backend == "nemo_rl":
+        return check_row(row, ROLES) if name in list(Environment) else None
+    return check_row(row, _roles(stage.judges))
+
+
+def _roles(judges: Judges | None) -> frozenset[Role]:
+    return judges.roles if judges else frozenset()
 
 
 def _check_demonstration(row: dict[str, Any]) -> str | None:
