@@ -85,9 +85,8 @@ def fill_blend(
     """Write the splits below `output`; returns what the manifest says of them. The same for any number of workers.
 
     `holdout`, `test` and `sample` are those of ``scripts.data.holdout.parts_of``; `is_rewarded`: every row must name
-    its environment; `hashes`: the XXH3-128 that the source and the tables
-    should have, by path from the source's folder. UserError names every bad row, or what
-    else is wrong, and leaves what stood there before.
+    its environment; `hashes`: the XXH3-128 that source and tables should have, by path from the source's folder.
+    UserError names the bad rows, or what else is wrong, and leaves what stood there before.
     """
     parts, hashes = parts_of(source, holdout, test, sample), hashes or {}
     found: Counter[str] = Counter()
