@@ -12,6 +12,7 @@ report: "docs/captions/report.rst"
 
 include: "rules/common.smk"
 include: "rules/data.smk"
+include: "rules/mmpr.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"

@@ -233,6 +233,32 @@ def holdout_of(wildcards):
     return RECIPE.blends[wildcards.blend].holdout
 
 
+def blends_of(format):
+    """The blends that are published in this format."""
+    return [name for name, blend in RECIPE.blends.items() if blend.format == format]
+
+
+def published_of_blend(wildcards):
+    return [f"{SOURCE}/{file}" for file in RECIPE.blends[wildcards.blend].published_files(wildcards.blend)]
+
+
+def images_of_stage(wildcards):
+    """The mark of the images that a stage trains on, which are made again when they are gone."""
+    blend = RECIPE.stages[wildcards.stage].blend
+    folders = {"mmpr": "MMPR", "mmpr_tiny": "MMPR-Tiny"}
+    folder = folders.get(RECIPE.blends[blend].format)
+    return [f"{RESULTS}/data/{blend}/{folder}/images/.extracted.json"] if folder else []
+
+
+def missing_images_of(wildcards):
+    return RECIPE.blends[wildcards.blend].missing_images
+
+
+def sample_option():
+    """The option for a trial with few rows; none for all of them."""
+    return f"--sample {CONFIG.sample}" if CONFIG.sample else ""
+
+
 def unrewarded(wildcards):
     """The splitter's option for rows that no environment rewards."""
     return "--unrewarded" if RECIPE.blends[wildcards.blend].kind == "preferences" else ""
