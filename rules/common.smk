@@ -259,6 +259,11 @@ def sample_option():
     return f"--sample {CONFIG.sample}" if CONFIG.sample else ""
 
 
+def splits_of_blend(wildcards):
+    names = ["train", "val", "test"] if RECIPE.blends[wildcards.blend].test else ["train", "val"]
+    return [f"{RESULTS}/data/{wildcards.blend}/{name}-split.jsonl" for name in names]
+
+
 def unrewarded(wildcards):
     """The splitter's option for rows that no environment rewards."""
     return "--unrewarded" if RECIPE.blends[wildcards.blend].kind == "preferences" else ""
