@@ -12,6 +12,8 @@ report: "docs/captions/report.rst"
 
 include: "rules/common.smk"
 include: "rules/data.smk"
+include: "rules/mmpr.smk"
+include: "rules/layout.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"

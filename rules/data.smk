@@ -2,7 +2,6 @@
 from scripts.data.placeholders import TABLES
 
 SOURCE = f"{RESULTS}/data/source"
-ROW_BLENDS = [name for name, blend in RECIPE.blends.items() if blend.format == "jsonl"]
 TABLE_FILES = sorted({str(table.local_path) for table in TABLES.values()})
 if RECIPE.source.kind == "folder":  # whose rows may need no tables
     TABLE_FILES = [file for file in TABLE_FILES if Path(RECIPE.source.path, "tables", file).exists()]
@@ -43,7 +42,7 @@ rule fill:
         f"{RESULTS}/logs/fill-{{blend}}.log",
     retries: 0
     wildcard_constraints:
-        blend=one_of(name for name in ROW_BLENDS if not RECIPE.blends[name].test),
+        blend=one_of(name for name in blends_of("jsonl") if not RECIPE.blends[name].test),
     conda:
         "../envs/controller.yaml"
     threads: 2
@@ -63,7 +62,7 @@ use rule fill as fill_with_test with:
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
         splits=[f"{RESULTS}/data/{{blend}}/{split}-split.jsonl" for split in ("train", "test", "val")],
     wildcard_constraints:
-        blend=one_of(name for name in ROW_BLENDS if RECIPE.blends[name].test),
+        blend=one_of(name for name in blends_of("jsonl") if RECIPE.blends[name].test),
 
 
 rule filled:

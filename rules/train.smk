@@ -36,6 +36,7 @@ rule train:
         manifest=of_blend("manifest.json"),
         parent=of_parent("hf/record.json"),
         split=ancient(of_blend("train-split.jsonl")),
+        images=ancient(images_of_stage),
         preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),
     output:
         ckpt=directory(f"{RESULTS}/{{stage}}/ckpt"),

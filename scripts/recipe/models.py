@@ -100,6 +100,7 @@ class FolderSource(Strict):
     path: str
 
 
+MMPR_HOLDOUT = 2000
 IMAGE_FILES = {
     "mmpr": ("meta.json", "annotations.zip", "images.zip"),
     "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
@@ -107,7 +108,7 @@ IMAGE_FILES = {
 
 
 class Blend(Strict):
-    """One stage's training data."""
+    """One set of training data."""
 
     kind: Literal["prompts", "demonstrations", "preferences"] = Field(
         "prompts",
@@ -132,12 +133,30 @@ class Blend(Strict):
     )
     test: int = Field(0, ge=0, description="The N rows before those become a test split, which nothing trains on.")
     allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
+    missing_images: Share = Field(0.0, description="Of format mmpr: the share of rows that may lack their image.")
 
     def published_files(self, name: str) -> dict[str, str]:
         """The files of the blend `name` in its source, by the path they get below ``data/source/``."""
         if self.format == "jsonl":
             return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
+
+    @model_validator(mode="after")
+    def _fits_its_format(self) -> "Blend":
+        if self.format == "jsonl":
+            return self
+        kind = "preferences" if self.format == "mmpr" else "prompts"
+        if self.kind != kind:
+            raise PydanticCustomError(
+                "format", "{format} holds {kind}: set kind", {"format": self.format, "kind": kind}
+            )
+        if isinstance(self.holdout, float) or (self.format == "mmpr" and self.holdout != MMPR_HOLDOUT) or self.test:
+            raise PydanticCustomError(
+                "format",
+                "{format} is split by NeMo-RL itself: holdout must be {rows}, and test left out",
+                {"format": self.format, "rows": MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"},
+            )
+        return self
 
 
 class ScratchModel(Strict):
@@ -551,6 +570,7 @@ class Recipe(Strict):
                     },
                 )
         self._backends_fit()
+        self._images_fit()
         self._evaluation_has_rows()
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
             for name in taken & names.keys():
@@ -598,6 +618,18 @@ class Recipe(Strict):
         if backends == {"trl"}:
             for name, blend in self.blends.items():
                 _check_environments(f"blends.{name}.environments", blend.environments)
+
+    def _images_fit(self) -> None:
+        for name, stage in self.stages.items():
+            blend = self.blends[stage.blend]
+            if blend.format != "jsonl" and stage.backend != "nemo_rl":
+                raise PydanticCustomError("images", "only NeMo-RL trains on images", {"at": f"stages.{name}.blend"})
+            if blend.format == "mmpr_tiny" and stage.data.get("val_size") != blend.holdout:
+                raise PydanticCustomError(
+                    "val_size",
+                    "must be the holdout of blend {blend}, {rows}",
+                    {"at": f"stages.{name}.data.val_size", "blend": stage.blend, "rows": blend.holdout},
+                )
 
     def _evaluation_has_rows(self) -> None:
         if isinstance(self.evaluation, NemoRlEvaluation):
