@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import xxhash
+
 from scripts.errors import UserError
 
 
@@ -65,12 +67,25 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
         for directory in {path.parent for path in paths}:
             fsync_directory(directory)
     except OSError as error:
-        raise UserError(
-            f"{paths[0]}: cannot be written ({error.strerror}); make room and check that {paths[0].parent} is writable"
-        ) from error
+        raise _unwritable(paths[0], error) from error
     finally:
         for temporary in temporaries:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """A disk that is full or read-only, met while the block writes a file, is a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: cannot be written ({error.strerror}); make room and check that {path.parent} is writable"
+    )
 
 
 @contextmanager
@@ -193,3 +208,14 @@ def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
     return {
         str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in paths
     }
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """A file's size in bytes, its SHA-256, and its XXH3 of 128 bits, which a later reader checks at no cost."""
+    size, sha256, xxh3 = 0, hashlib.sha256(), xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(1 << 20):
+            size += len(chunk)
+            sha256.update(chunk)
+            xxh3.update(chunk)
+    return {"bytes": size, "sha256": sha256.hexdigest(), "xxh3": xxh3.hexdigest()}

@@ -50,5 +50,7 @@ def _line_end(descriptor: int, position: int, end: int, path: Path) -> int:
         if newline >= 0:
             return place + newline + 1
     if end - position > LONGEST_LINE:
-        raise UserError(f"{path}: a line of more than {LONGEST_LINE >> 20} MiB after byte {position}; is it a JSONL file?")
+        raise UserError(
+            f"{path}: a line of more than {LONGEST_LINE >> 20} MiB after byte {position}; is it a JSONL file?"
+        )
     return end

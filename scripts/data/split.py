@@ -73,7 +73,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.holdout < 1:
         raise UserError(f"--holdout {arguments.holdout}: the validation split would be empty; hold out at least 1 row")
-    source = read_json(arguments.source_record)
+    source = read_json(arguments.source_record)["blends"][arguments.output.name]
     splits = split_blend(
         arguments.filled,
         arguments.holdout,

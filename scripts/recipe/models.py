@@ -131,7 +131,10 @@ class Blend(Strict):
         """The files of the blend `name` in its source, by the path they get below ``data/source/``."""
         if self.format == "jsonl":
             return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
-        names = {"mmpr": ("meta.json", "annotations.zip", "images.zip"), "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip")}
+        names = {
+            "mmpr": ("meta.json", "annotations.zip", "images.zip"),
+            "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
+        }
         return {f"{name}/{file}": file for file in names[self.format]}
 
 
@@ -513,6 +516,9 @@ class Recipe(Strict):
     seed: int = 0
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
+    tables: dict[str, str] = Field(
+        {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
+    )
     model: ScratchModel | PretrainedModel
     blends: dict[Name, Blend]
     evaluation: (
@@ -545,6 +551,7 @@ class Recipe(Strict):
                         "kind": kind,
                     },
                 )
+        self._sources_fit()
         self._backends_fit()
         self._evaluation_has_rows()
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
@@ -562,6 +569,18 @@ class Recipe(Strict):
                 "cycle", "the stages start from each other: {cycle}", {"at": "stages", "cycle": cycle}
             ) from None
         return self
+
+    def _sources_fit(self) -> None:
+        if not isinstance(self.source, SyntheticSource):
+            return
+        for name, blend in self.blends.items():
+            for key, differs in (("source", blend.source is not None), ("format", blend.format != "jsonl")):
+                if differs:
+                    raise PydanticCustomError(
+                        "synthetic",
+                        "the recipe's blends are synthetic, which this one cannot be; make source a hub or a folder",
+                        {"at": f"blends.{name}.{key}"},
+                    )
 
     def _backends_fit(self) -> None:
         backends = {stage.backend for stage in self.stages.values()}
@@ -657,7 +676,8 @@ class Config(Strict):
     site: str = Field(description="Path of the site, from the repository's root.")
     run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
     sample: PositiveInt | None = Field(
-        None, description="For a trial: only N training rows of each blend; results go to a folder sample-N of their own."
+        None,
+        description="For a trial: only N training rows of each blend; results go to a folder sample-N of their own.",
     )
     results: str = Field("results", description="Where results go.")
     seed: int | None = Field(None, description="Instead of the recipe's.")
