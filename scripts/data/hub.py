@@ -72,7 +72,7 @@ class HubClient:
         cached = next(filter(None, (cached_snapshot(name, revision, files) for name in ids)), None)
         if cached and cached.commit == revision:
             return cached
-        refusals = []
+        unknown = []
         for name in ids:
             try:
                 return self._ask(name, revision, 0 if cached else 2)
@@ -80,12 +80,13 @@ class HubClient:
                 if cached and isinstance(error, httpx2.TransportError | OfflineModeIsEnabled):
                     say(f"{cached}: the hub cannot be asked; taken from the cache, which may be older than the hub's")
                     return cached
-                refusals.append(explain(error, f"{name} at {revision}", name))
+                refusal = explain(error, f"{name} at {revision}", name)
                 if not is_unknown_repository(error):
-                    break
+                    raise refusal from None
+                unknown.append(refusal)
                 if name != ids[-1]:
                     say(f"{name}: the hub knows no such repository; trying {ids[-1]}, which is the same")
-        raise refusals[0] if len(refusals) == len(ids) else refusals[-1]
+        raise unknown[0]
 
     def _ask(self, repository: str, revision: str, retries: int) -> Snapshot:
         def ask() -> Any:

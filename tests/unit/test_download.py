@@ -218,8 +218,10 @@ def test_a_renamed_repository_is_the_same_offline(served, fetched, monkeypatch):
     assert fetched("org/old") == record and record["blends"]["a"]["source"] == "org/new"
 
 
-def test_neither_id_is_one_message_about_the_one_in_the_recipe(served, fetched):
+def test_neither_id_is_one_message_about_the_one_in_the_recipe_or_the_one_that_exists(served, fetched):
     assert f"{NEW} at main, from {served.url}: there is no such repository" in refusal(fetched, NEW)
+    served.faults[f"/api/datasets/{OLD}"] = [Fault(status=403, headers=(("X-Error-Code", "GatedRepo"),))]
+    assert f"{OLD} at main, from {served.url}: it is gated" in refusal(fetched, NEW)
 
 
 # --- interruptions ---
