@@ -20,9 +20,11 @@ include: "rules/report.smk"
 include: "rules/images.smk"
 
 
-# On a cluster these run beside Snakemake: they take moments and no memory, and some decide whether nodes are asked for.
+# On a cluster these run beside Snakemake: they take moments and no memory, and some decide whether nodes are asked for;
+# the source comes from the network, which compute nodes often lack.
 localrules:
     all,
+    source,
     preflight,
     metrics,
     gate,

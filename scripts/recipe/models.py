@@ -537,6 +537,9 @@ class Recipe(Strict):
     seed: int = 0
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
+    tables: dict[str, str] = Field(
+        {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
+    )
     model: ScratchModel | PretrainedModel
     blends: dict[Name, Blend]
     evaluation: (
@@ -569,6 +572,7 @@ class Recipe(Strict):
                         "kind": kind,
                     },
                 )
+        self._sources_fit()
         self._backends_fit()
         self._images_fit()
         self._evaluation_has_rows()
@@ -587,6 +591,18 @@ class Recipe(Strict):
                 "cycle", "the stages start from each other: {cycle}", {"at": "stages", "cycle": cycle}
             ) from None
         return self
+
+    def _sources_fit(self) -> None:
+        if not isinstance(self.source, SyntheticSource):
+            return
+        for name, blend in self.blends.items():
+            for key, differs in (("source", blend.source is not None), ("format", blend.format != "jsonl")):
+                if differs:
+                    raise PydanticCustomError(
+                        "synthetic",
+                        "the recipe's blends are synthetic, which this one cannot be; make source a hub or a folder",
+                        {"at": f"blends.{name}.{key}"},
+                    )
 
     def _backends_fit(self) -> None:
         backends = {stage.backend for stage in self.stages.values()}

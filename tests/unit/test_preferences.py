@@ -3,8 +3,8 @@
 import json
 
 import pytest
-
 from scripts.data.split import split_blend
+
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.load import load_recipe, load_site
