@@ -68,3 +68,23 @@ rule split:
     shell:
         "python -m scripts.data.split --filled {input.filled:q} --source-record {input.source:q}"
         " --holdout {params.holdout} {params.unrewarded} --output {params.directory:q} 2> {log:q}"
+
+
+# What the rows must be can change (allow, environments) without a row changing: nothing that is trained hangs on it.
+rule check:
+    input:
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+        splits=ancient(expand(f"{RESULTS}/data/{{{{blend}}}}/{{split}}-split.jsonl", split=["train", "val"])),
+    output:
+        f"{RESULTS}/data/{{blend}}/check.json",
+    log:
+        f"{RESULTS}/logs/check-{{blend}}.log",
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    resources:
+        **LIGHT,
+    params:
+        options=check_of,
+    shell:
+        "python -m scripts.data.check --split {input.splits:q} {params.options:q} --output {output:q} > {log:q} 2>&1"
