@@ -26,12 +26,12 @@ from scripts.recipe.models import nearest
 
 Kind = Literal["prompts", "demonstrations", "preferences"]
 SHOWN = 50
-PIECE_BYTES = 1 << 16
+PIECE_BYTES = 1 << 12
 LONGEST_PROBLEM = 200
 
 
 class BadRow(NamedTuple):
-    """A row that breaks its contract: where, its key and environment, and what is wrong."""
+    """A row that breaks its contract: where, its key (a line that is no row has none), environment, what is wrong."""
 
     line: int
     key: str
@@ -89,12 +89,8 @@ class Tally:
         for name in ("environments", "allowed", "bad"):
             getattr(self, name).update(getattr(other, name))
 
-    def refuse(self, line: bytes, environment: str | None, problem: str, allow: frozenset[str]) -> None:
-        """Count the latest row as bad, unless it is allowed."""
-        key = key_of(line)
-        if key in allow:
-            self.allowed[key] += 1
-            return
+    def refuse(self, key: str, environment: str | None, problem: str) -> None:
+        """Count the latest row as bad."""
         bad = BadRow(self.rows, key, _tidy(environment or "-"), _tidy(problem))
         self.bad[bad.environment, _gist(bad.problem)] += 1
         if len(self.shown) < SHOWN:
@@ -144,8 +140,8 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally: Tally) -> None:
-    if isinstance(row, RowError):
-        tally.refuse(line, None, str(row), rules.allow)
+    if isinstance(row, RowError):  # which no program that follows could read, so it cannot be allowed
+        tally.refuse("-", None, str(row))
         return
     agent = row.get("agent_ref")
     name = agent.get("name") if isinstance(agent, dict) else None
@@ -153,7 +149,10 @@ def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally:
     if rules.is_published and "_hf_placeholder" in row:
         tally.placeholders += 1
     elif problem := rules.problem_of(row, environment):
-        tally.refuse(line, environment, problem, rules.allow)
+        if (key := key_of(line)) in rules.allow:
+            tally.allowed[key] += 1
+        else:
+            tally.refuse(key, environment, problem)
     if environment is not None:
         tally.environments[environment] += 1
 

@@ -164,7 +164,7 @@ def test_all_bad_rows_of_all_splits_stand_in_one_table_and_nothing_is_written(ru
         "error: 3 of 6 rows cannot be trained on:",
         f"  row{' ' * (len(str(train)) - 1)}  key           environment                   problem",
         f"  {train}:2  {key_of(line_of(bad))}  {MATH}  $.expected_answer: expected str, got int",
-        f"  {train}:4  {key_of(cut)}  -                             not valid JSON (Expecting ':' delimiter: "
+        f"  {train}:4  -             -                             not valid JSON (Expecting ':' delimiter: "
         "line 1 column 5 (char 4)); a truncated line? fetch the file again",
         f"  {validation}:1    {key_of(line_of(other))}  maths_agent                   "
         f"$.agent_ref.name: is none of the blend's environments; did you mean {MATH}?",
@@ -224,9 +224,9 @@ def test_an_environment_without_a_contract_still_has_what_every_row_has(write_ro
 
 
 def test_a_bad_row_that_is_allowed_passes_and_a_key_of_no_bad_row_is_warned_of(run, write_rows, tmp_path):
-    bad = row(expected_answer=34)
-    split = write_rows("val-split.jsonl", [row(), bad, bad, b"{"])
-    keys = [key_of(line_of(bad)), key_of(b"{"), key_of(line_of(row())), "0" * 12]
+    bad, other = row(expected_answer=34), row(question=None)
+    split = write_rows("val-split.jsonl", [row(), bad, bad, other])
+    keys = [key_of(line_of(bad)), key_of(line_of(other)), key_of(line_of(row())), "0" * 12]
     status, said, warned = run("--split", split, "--allow", *keys, "--output", tmp_path / "check.json")
     assert status == 0 and said.startswith(f"{split}: 4 rows, 3 of them bad but allowed\n")
     assert warned.splitlines() == [
@@ -235,6 +235,12 @@ def test_a_bad_row_that_is_allowed_passes_and_a_key_of_no_bad_row_is_warned_of(r
     (record,) = json.loads((tmp_path / "check.json").read_text())["splits"].values()
     assert record["allowed"] == dict(sorted(zip(keys, (2, 1), strict=False)))
     assert run("--split", split, "--allow", *keys[1:])[0] == 1
+
+
+def test_a_line_that_cannot_be_read_cannot_be_allowed(write_rows):
+    line = b'{"a": 1, "a": 2}'
+    with pytest.raises(UserError, match=r"split.jsonl:1 +- +- +the key a is there twice"):
+        check_files([write_rows("split.jsonl", [line])], Rules(allow=frozenset([key_of(line)])), 1)
 
 
 def test_a_problem_is_one_line_of_moderate_length(write_rows):
