@@ -445,7 +445,7 @@ RULES = {
     ],
     "jailbreak_detection_simple_agent": [
         ("attack_type", 5, "$.attack_type: expected str | null, got int"),
-        ("response_policy_mapped", "be nice", "$.response_policy_mapped: invalid enum value 'be nice'"),
+        ("response_policy_mapped", 5, "$.response_policy_mapped: expected str | null, got int"),
         (f"{PARAMS}.input[0].role", "system", f"$.{PARAMS}.input: has no text of the user's, and adversarial_prompt"),
     ],
     "jailbreak_hard_refusal_with_helplines": [("response_policy_mapped", DROP, "$.response_policy_mapped: is missing")],
@@ -490,15 +490,9 @@ RULES = {
         (f"{METADATA}.instance_dict", "x", f"$.{METADATA}.instance_dict: is not JSON"),
         (
             f"{METADATA}.instance_dict",
-            '{"instance_id": "b"}',
-            f"$.{METADATA}.instance_dict: is of another instance, 'b'",
-        ),
-        (
-            f"{METADATA}.instance_dict",
             '{"PASS_TO_PASS": "one"}',
             f"$.{METADATA}.instance_dict: in its JSON, $.PASS_TO_PASS: is not JSON",
         ),
-        ("instance_id", "b", f"$.instance_id: is not that of {METADATA}, 'a__b-1'"),
     ],
 }
 
@@ -526,6 +520,7 @@ def test_a_tool_that_must_be_called_is_offered():
         ("mcqa_simple_agent", "expected_answer", " b"),
         ("code_gen_simple_agent", f"{TESTS}", {"inputs": ["1\n[2]"], "outputs": ["NaN"], "fn_name": "f"}),
         ("calendar_simple_agent", "exp_cal_state", {}),
+        ("calendar_simple_agent", f"{EVENT}.constraint", "before 1:45 pm"),
         ("workplace_assistant_simple_agent", "ground_truth", "[]"),
         (TOOL_USE, "expected_action", {"type": "message", "content": ""}),
         (TOOL_USE, "expected_action", {"type": "function_call_batch", "calls": [CALL]}),

@@ -1,13 +1,13 @@
 """Environments in which software is mended and its tests are run."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from msgspec import Struct
 
 from scripts.data.contract.base import Row, Text, broken, parse
 
 
-def _check_tests(tests: str | list[str], field: str) -> None:
+def _check_tests(tests: str | list[str] | None, field: str) -> None:
     if isinstance(tests, str):
         parse(tests, field, list[str])
 
@@ -58,11 +58,10 @@ class SwerlGen(Row, kw_only=True):
 
 
 class WholeInstance(Struct):
-    """What ``instance_dict`` holds, as far as every data set has it."""
+    """What ``instance_dict`` holds, as far as it is the same in every data set."""
 
-    instance_id: str | None = None
-    FAIL_TO_PASS: str | list[str] = []
-    PASS_TO_PASS: str | list[str] = []
+    FAIL_TO_PASS: str | list[str] | None = None
+    PASS_TO_PASS: str | list[str] | None = None
 
     def __post_init__(self) -> None:
         """Lists of tests may be written as JSON."""
@@ -73,13 +72,6 @@ class WholeInstance(Struct):
 class SweAgents(Row, kw_only=True):
     """swe_agents: an agent works in the instance's image; all it knows of the task stands in the request's metadata."""
 
-    instance_id: Text | None = None
-    repo: str | None = None
-    base_commit: str | None = None
-    patch: str | None = None
-    test_patch: str | None = None
-    version: Any = None
-
     prompt_may_be_empty: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -89,9 +81,4 @@ class SweAgents(Row, kw_only=True):
         for field in ("instance_id", "dataset_name", "split", "problem_statement", "instance_dict"):
             if not metadata.get(field):
                 raise broken(f"responses_create_params.metadata.{field}", "is missing or empty")
-        if self.instance_id not in (None, metadata["instance_id"]):
-            raise broken("instance_id", f"is not that of responses_create_params.metadata, {metadata['instance_id']!r}")
-        where = "responses_create_params.metadata.instance_dict"
-        instance = parse(metadata["instance_dict"], where, WholeInstance)
-        if instance.instance_id not in (None, metadata["instance_id"]):
-            raise broken(where, f"is of another instance, {instance.instance_id!r}")
+        parse(metadata["instance_dict"], "responses_create_params.metadata.instance_dict", WholeInstance)

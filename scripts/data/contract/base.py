@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 T = TypeVar("T")
 Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
+_PLACED = re.compile(r"(.+) - at `(\$[^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
 
@@ -36,8 +37,8 @@ def problem_of(row: Any, contract: type) -> str | None:
 
 def _told(error: msgspec.ValidationError) -> str:
     """The error with its path in front."""
-    says, _, path = str(error).rpartition(" - at `")
-    says, path = (says, path[:-1]) if says else (path, "$")
+    placed = _PLACED.fullmatch(str(error))
+    says, path = placed.groups() if placed else (str(error), "$")
     if says.startswith("."):
         return path + says
     for pattern, short in ((_MISSING, "is missing"), (_UNKNOWN, "is not a field that Gym knows here")):

@@ -64,7 +64,7 @@ class Jailbreak(Row, kw_only=True):
 
     adversarial_prompt: str | None = None
     attack_type: str | None = None
-    response_policy_mapped: Policy | None = None
+    response_policy_mapped: str | None = None
 
     def __post_init__(self) -> None:
         """The judge is told the prompt, or the user's last text for it."""

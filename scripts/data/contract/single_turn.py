@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from scripts.data.contract.base import Row, Text, broken, groups_of, parse
 
-_TIME = r"\d{1,2}(:\d{2})?(am|pm)|\d{1,2}:\d{2}"
+_TIME = r"\s*\d+(:\d+)?\s*(am|pm)\s*|\s*\d+:\d+\s*"
 _CONSTRAINT = re.compile(rf"(before|after|at) ({_TIME})|between ({_TIME}) and ({_TIME})")
 _CLOCK = re.compile(_TIME)
 
@@ -199,7 +199,7 @@ class Event(Struct):
     def __post_init__(self) -> None:
         """Times and the constraint are written as the grader reads them."""
         for field in ("min_time", "max_time"):
-            if not _CLOCK.fullmatch(getattr(self, field).strip()):
+            if not _CLOCK.fullmatch(getattr(self, field)):
                 raise broken(field, f"{getattr(self, field)!r} is no time such as 10:00 or 2:30pm")
         if self.constraint is not None and not _CONSTRAINT.fullmatch(self.constraint):
             raise broken("constraint", f"{self.constraint!r} is not 'before', 'after', 'at' or 'between ... and' times")
