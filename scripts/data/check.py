@@ -11,7 +11,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -118,7 +118,7 @@ def check_block(block: Block, rules: Rules) -> Tally:
             data = data.removeprefix(codecs.BOM_UTF8)
     tally = Tally()
     collects = gc.isenabled()
-    gc.disable()  # rows hold no cycles, and looking for some takes a third of the time
+    gc.disable()  # rows hold no cycles, and looking for some would take a third of the time
     try:
         for piece in _pieces(data):
             for line, row in decode_rows(piece):
@@ -160,7 +160,7 @@ def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally:
 def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tally]:
     """Check files by blocks in several processes; UserError with the table of all bad rows if there are some."""
     if rules.kind == "preferences":
-        rules = Rules(**{**vars(rules), "form": _first_form(files[0])})
+        rules = replace(rules, form=_first_form(files[0]))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
     for path, part in in_order(partial(_check_in_file, rules=rules), blocks, workers):
