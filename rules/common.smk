@@ -118,8 +118,11 @@ def config_of_root(wildcards):
     return [] if parent_of(wildcards) else f"{RESULTS}/{wildcards.stage}/config.yaml"
 
 
-def environments_of(wildcards):
-    return list(RECIPE.blends[RECIPE.stages[wildcards.stage].blend].environments)
+def check_of(wildcards):
+    """The options of a blend's check: what its rows are, which they may be, and which bad ones may pass."""
+    blend = RECIPE.blends[wildcards.blend]
+    names = map(str, blend.environments)
+    return ["--kind", blend.kind, "--environments", *names, "--allow", *blend.allow]
 
 
 def site_of_nemo_rl(wildcards):

@@ -80,3 +80,27 @@ rule filled:
         **LIGHT,
     shell:
         "cat {input:q} > {output:q} 2> {log:q}"
+
+
+# What the rows must be can change (allow, environments) without a row changing: nothing that is trained hangs on it.
+rule check:
+    input:
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+        splits=ancient(splits_of_blend),
+    output:
+        f"{RESULTS}/data/{{blend}}/check.json",
+    log:
+        f"{RESULTS}/logs/check-{{blend}}.log",
+    retries: 0
+    wildcard_constraints:
+        blend=one_of(blends_of("jsonl")),
+    conda:
+        "../envs/controller.yaml"
+    threads: 2
+    resources:
+        **LIGHT,
+    params:
+        options=check_of,
+    shell:
+        "python -m scripts.data.check --split {input.splits:q} {params.options:q} --workers {threads}"
+        " --output {output:q} > {log:q} 2>&1"

@@ -21,7 +21,7 @@ from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from scripts.data.blocks import Block, blocks_of
-from scripts.data.pool import default_workers, map_in_order
+from scripts.data.parallel import default_workers, in_order
 from scripts.data.rows import parse_row
 from scripts.errors import UserError, run_program
 from scripts.recipe.models import PretrainedModel, ScratchModel
@@ -69,7 +69,7 @@ def token_lengths(split: Path, rows: int, tokenizer: str, limit: int, workers: i
     every = max(1, math.ceil(rows / SAMPLE))
     count = partial(_count_block, tokenizer=tokenizer, limit=limit, every=every)
     found = Lengths()
-    for _, part in map_in_order(count, blocks_of(split), workers):
+    for part in in_order(count, blocks_of(split), workers):
         found.too_long += [(found.rows + line, tokens) for line, tokens in part.too_long]
         found.rows += part.rows
         found.tokens += part.tokens

@@ -8,8 +8,6 @@ an answer only in so far as it is not in the reference.
 from difflib import SequenceMatcher
 from typing import Any
 
-FIELDS = {"reference": str}
-
 
 def judge(reference: str, first: str, second: str) -> tuple[float, float, float]:
     """Scores of two answers (1 to 5) and the ranking (1: the first is much better, 6: the second is)."""
@@ -40,6 +38,11 @@ def verify(row: dict[str, Any], response: str) -> float:
     """Held-out score of one response: 1.0 if the judge finds it no worse than the reference, else 0.0."""
     first, second, _ = judge(row["reference"], response, row["reference"])
     return float(first >= second)
+
+
+def check(row: dict[str, Any]) -> str | None:
+    """Why the row cannot be judged, or None; published rows have no reference."""
+    return None if isinstance(row.get("reference"), str) else "reference is missing; the judge compares answers with it"
 
 
 def _closeness(reference: str, answer: str) -> float:

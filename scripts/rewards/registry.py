@@ -16,32 +16,27 @@ class Verifier:
     """How an environment turns responses into rewards.
 
     `verify` scores one response, 0 to 1. `compare`, where an environment has it, rewards all rollouts of one prompt
-    together and stands in for `verify` in training. `fields` are the row's required fields with their types,
-    `check` looks at them more closely.
+    together and stands in for `verify` in training. `check` says why it could not score responses to a row that obeys
+    the environment's contract (scripts.data.contract).
     """
 
     verify: Callable[[Row, str], float]
-    fields: dict[str, type]
     compare: Callable[[Row, list[str]], list[float]] | None = None
     check: Callable[[Row], str | None] = lambda row: None
 
 
 def _tool_use(threshold: float) -> Verifier:
-    return Verifier(partial(tool_use.verify, threshold=threshold), tool_use.FIELDS, check=tool_use.check)
+    return Verifier(partial(tool_use.verify, threshold=threshold), check=tool_use.check)
 
 
 VERIFIERS: dict[Environment, Verifier] = {
-    Environment.MATH: Verifier(math.verify, math.FIELDS),
-    Environment.MCQA: Verifier(mcqa.verify, mcqa.FIELDS),
-    Environment.STRUCTURED_OUTPUTS: Verifier(
-        structured_outputs.verify, structured_outputs.FIELDS, check=structured_outputs.check
-    ),
-    Environment.INSTRUCTION_FOLLOWING: Verifier(
-        instruction_following.verify, instruction_following.FIELDS, check=instruction_following.check
-    ),
+    Environment.MATH: Verifier(math.verify),
+    Environment.MCQA: Verifier(mcqa.verify),
+    Environment.STRUCTURED_OUTPUTS: Verifier(structured_outputs.verify, check=structured_outputs.check),
+    Environment.INSTRUCTION_FOLLOWING: Verifier(instruction_following.verify, check=instruction_following.check),
     Environment.TOOL_USE: _tool_use(threshold=0.1),
     Environment.SWE_PIVOT: _tool_use(threshold=0.0),
-    Environment.GENRM: Verifier(genrm.verify, genrm.FIELDS, compare=genrm.compare),
+    Environment.GENRM: Verifier(genrm.verify, compare=genrm.compare, check=genrm.check),
 }
 
 
@@ -59,14 +54,8 @@ def reward_group(row: Row, responses: list[str]) -> list[float]:
 
 
 def check_row(row: Row) -> str | None:
-    """Why a row's environment could not reward a response to it, or None."""
+    """Why a row that obeys its environment's contract could not be rewarded here, or None."""
     name = row["agent_ref"]["name"]
     if name not in list(Environment):
         return f"environment {name!r} has no verifier"
-    verifier = VERIFIERS[Environment(name)]
-    for field, kind in verifier.fields.items():
-        if field not in row:
-            return f"{name} needs the field {field}"
-        if not isinstance(row[field], kind):
-            return f"{name} needs {field} to be {kind.__name__}, not {type(row[field]).__name__}"
-    return verifier.check(row)
+    return VERIFIERS[Environment(name)].check(row)

@@ -532,22 +532,18 @@ def test_preflight_says_how_often_the_rows_are_seen(ready):
     assert ready() == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
 
 
-def test_preflight_names_every_kind_of_bad_row_and_not_the_first_alone(ready):
-    rows = [{}] * 20
-    rows[3] = {"agent_ref": {"name": "genrm_simple_agent"}}
-    rows[5] = {"expected_answer": 34}
-    rows[7] = {"responses_create_params": {"input": []}}
+def test_preflight_names_the_rows_that_no_verifier_here_can_reward_and_shows_ten(ready):
+    unknown = {
+        "agent_ref": {"name": "instruction_following_simple_agent"},
+        "instruction_id_list": ["a:b"],
+        "kwargs": [{}],
+    }
     with pytest.raises(UserError) as error:
-        ready(rows)
+        ready([{}] * 3 + [unknown] * 25 + [{}] * 10)
     message = str(error.value)
-    assert "train-split.jsonl:4: environment genrm_simple_agent is not one of blends.rlvr1.environments" in message
-    assert "train-split.jsonl:6: math_with_judge_simple_agent needs expected_answer to be str, not int" in message
-    assert "train-split.jsonl:8: responses_create_params.input must be a non-empty" in message
-
-
-def test_preflight_shows_ten_bad_rows_and_counts_the_rest(ready):
-    with pytest.raises(UserError, match=r"train-split.jsonl: and 15 rows more"):
-        ready([{"expected_answer": 1}] * 25)
+    assert "train-split.jsonl:4: instruction 'a:b' has no verifier" in message
+    assert "train-split.jsonl:14:" not in message
+    assert "train-split.jsonl: and 15 rows more" in message
 
 
 def test_preflight_refuses_a_stage_whose_checkpoints_would_not_fit_on_the_disk(ready):
