@@ -11,15 +11,15 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from itertools import islice, repeat
+from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scripts.data.archives import extract_folder, files_below
 from scripts.data.index import remove_files, require_files, rows_to_read, write_index
+from scripts.data.parallel import in_order
 from scripts.data.rows import parse_row
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, replace_directory, write_json
@@ -98,10 +98,8 @@ def check_subsets(base: Path, meta: dict[str, dict[str, Any]], processes: int = 
     """Count, by the loader's rules and in several processes, what becomes of every row below `base`."""
     subsets = [Subset(name, entry["root"], entry["annotation"]) for name, entry in meta.items()]
     by_root = sorted(range(len(subsets)), key=lambda place: subsets[place].root)
-    with ProcessPoolExecutor(min(processes, len(subsets))) as pool:
-        checked = dict(
-            zip(by_root, pool.map(_check_subset, repeat(base), (subsets[it] for it in by_root)), strict=True)
-        )
+    found = in_order(partial(_check_subset, base), [subsets[place] for place in by_root], processes)
+    checked = dict(zip(by_root, found, strict=True))
     return [checked[place] for place in range(len(subsets))]
 
 

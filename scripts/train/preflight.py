@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scripts.data.lengths import token_lengths, tokenizer_at_hand
+from scripts.data.parallel import default_workers
 from scripts.data.rows import key_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_json
@@ -45,7 +47,8 @@ def check_stage(
             f"{parent_gate}: the gate of {stage.parent} says {verdict}; look at its eval.json and metrics, then mend "
             "the stage or its gate in the recipe"
         )
-    rows = read_json(manifest)["train"]["rows"]
+    splits = read_json(manifest)
+    rows = splits["train"]["rows"]
     if rows < stage.rows_per_step:
         problems.append(
             f"{manifest}: {rows} training rows are fewer than the {stage.rows_per_step} of one step; lower "
@@ -68,7 +71,27 @@ def check_stage(
         "rows_per_step": stage.rows_per_step,
         "max_num_steps": planned,
         "epochs": math.ceil(planned * stage.rows_per_step / rows),
+        "tokens": _token_lengths(recipe, name, config, manifest, splits) if blend.format == "jsonl" else None,
     }
+
+
+def _token_lengths(
+    recipe: Recipe, name: str, config: dict[str, Any], manifest: Path, splits: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Tokens of a row in each split; None where no tokenizer is at hand. Rows that are too long are warned of."""
+    tokenizer, limit = tokenizer_at_hand(recipe.model), config["policy"]["max_total_sequence_length"]
+    if tokenizer is None:
+        return None
+    described: dict[str, Any] = {"limit": limit}
+    for split, file in (("train", "train-split.jsonl"), ("validation", "val-split.jsonl")):
+        path = manifest.with_name(file)
+        found = token_lengths(path, splits[split]["rows"], tokenizer, limit, default_workers())
+        for line, tokens in found.too_long[:SHOWN]:
+            print(f"warning: {name}: {path}:{line}: {tokens} tokens, the limit is {limit} (trap 32)", file=sys.stderr)
+        if len(found.too_long) > SHOWN:
+            print(f"warning: {name}: {path}: {len(found.too_long)} rows in all are too long", file=sys.stderr)
+        described[split] = found.describe()
+    return described
 
 
 def _nemo_rl_problems(name: str, recipe: Recipe, site: Site | None, results: Path) -> list[str]:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts.data import check
-from scripts.data.blocks import blocks_of
+from scripts.data import blocks, check
 from scripts.data.check import Rules, check_files, describe
 from scripts.data.parallel import AHEAD, default_workers, in_order
 from scripts.data.rows import RowError, _decode_exactly, decode_row, decode_rows, key_of
@@ -304,7 +303,7 @@ def test_demonstrations_bear_one_of_the_blends_environments(run, write_rows):
 def test_one_worker_and_three_find_the_same(write_rows, monkeypatch):
     rows = [row(id=number) if number % 7 else row(expected_answer=number) for number in range(3000)]
     split, other = write_rows("split.jsonl", rows), write_rows("other.jsonl", rows[1:7] * 100)
-    monkeypatch.setattr(check, "blocks_of", lambda path: blocks_of(path, size=20_000))
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 20_000)
     tables = []
     for workers in (1, 3):
         with pytest.raises(UserError) as error:

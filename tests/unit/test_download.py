@@ -602,7 +602,7 @@ def test_a_mention_of_a_placeholder_is_none_and_what_no_table_has_is_left_to_the
     ("blend", "at"),
     [
         ({"source": {"kind": "hub", "repository": "org/data"}}, "blends.rlvr1.source"),
-        ({"format": "mmpr"}, "blends.rlvr1.format"),
+        ({"format": "mmpr_tiny", "environments": []}, "blends.rlvr1.format"),
     ],
 )
 def test_a_synthetic_recipe_cannot_have_a_blend_of_the_hub_or_of_images(blend, at, tmp_path):

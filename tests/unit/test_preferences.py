@@ -1,9 +1,8 @@
-"""Rows of preferences, which no environment rewards: split as they are, and trained on by a stage of DPO."""
+"""Rows of preferences, which no environment rewards, are trained on by a stage of DPO."""
 
 import json
 
 import pytest
-from scripts.data.split import split_blend
 
 from scripts.errors import UserError
 from scripts.files import write_json
@@ -27,7 +26,7 @@ def check(tmp_path, monkeypatch):
         folder = tmp_path / "results/data/dpo"
         folder.mkdir(parents=True)
         (folder / "train-split.jsonl").write_text((json.dumps(PAIR) + "\n") * 16_000)
-        write_json(folder / "manifest.json", {"train": {"rows": 16_000}})
+        write_json(folder / "manifest.json", {"train": {"rows": 16_000}, "validation": {"rows": 1}})
         run_directory = tmp_path / "results/dpo/run"
         config = resolve_stage(RECIPE, "dpo")
         return preflight.check_stage(RECIPE, "dpo", config, folder / "manifest.json", run_directory, None, None, SITE)
@@ -42,6 +41,7 @@ def test_a_stage_of_preferences_is_ready(check):
         "rows_per_step": 32,
         "max_num_steps": 500,
         "epochs": 1,
+        "tokens": None,
     }
 
 
@@ -50,15 +50,3 @@ def test_what_would_stop_the_stage_stops_its_preflight_and_a_warning_is_printed(
     with pytest.raises(UserError, match=r"stage dpo is not ready to train:\n  no checkout$"):
         check(found=found)
     assert capsys.readouterr().err == "warning: dpo: a slow image (trap 37)\n"
-
-
-def test_rows_without_an_environment_are_split_where_nothing_rewards_them(tmp_path):
-    filled, places = tmp_path / "filled.jsonl", (tmp_path / "train.jsonl", tmp_path / "val.jsonl")
-    filled.write_text((json.dumps(PAIR) + "\n") * 5)
-    described = split_blend(filled, 2, *places, is_rewarded=False)
-    assert {name: (it["rows"], it["environments"]) for name, it in described.items()} == {
-        "train": (3, {}),
-        "validation": (2, {}),
-    }
-    with pytest.raises(UserError, match=r"filled.jsonl:1: no agent_ref.name"):
-        split_blend(filled, 2, *places)

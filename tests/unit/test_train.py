@@ -515,7 +515,7 @@ def ready(tmp_path):
         rows = [good] * 40 if rows is None else [good | row for row in rows]
         for name in ("train-split.jsonl", "val-split.jsonl"):
             (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        write_json(tmp_path / "manifest.json", {"train": {"rows": len(rows)}})
+        write_json(tmp_path / "manifest.json", {name: {"rows": len(rows)} for name in ("train", "validation")})
         gate = None
         if verdict:
             gate = tmp_path / "gate.json"
@@ -528,8 +528,21 @@ def ready(tmp_path):
     return check
 
 
-def test_preflight_says_how_often_the_rows_are_seen(ready):
-    assert ready() == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
+def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready, capsys):
+    checked = ready()
+    tokens = checked.pop("tokens")
+    assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
+    one = {"p50": 1, "p90": 1, "p99": 1, "longest_seen": 1, "rows_counted": 40, "too_long": 0}
+    assert tokens == {"limit": 96, "train": one, "validation": one}
+    assert capsys.readouterr().err == ""
+
+
+def test_preflight_warns_of_rows_that_are_too_long(ready, capsys):
+    long = {"responses_create_params": {"input": "q" * 96}}
+    assert ready([{}] * 20 + [long] * 12)["tokens"]["train"]["too_long"] == 12
+    said = capsys.readouterr().err
+    assert "train-split.jsonl:21: 96 tokens, the limit is 96" in said and "train-split.jsonl:31:" not in said
+    assert "train-split.jsonl: 12 rows in all are too long" in said
 
 
 def test_preflight_names_the_rows_that_no_verifier_here_can_reward_and_shows_ten(ready):
