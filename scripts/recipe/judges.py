@@ -204,9 +204,14 @@ class Judges(Strict):
         return prompts
 
 
+def roles_of(judges: Judges | None) -> frozenset[Role]:
+    """What is judged where these judges are named, if any are."""
+    return judges.roles if judges else frozenset()
+
+
 def check_servers(judges: Judges | None, servers: dict[Role, JudgeServer]) -> None:
     """Refuse judges that are served nowhere, and servers of judges that are not named."""
-    named = judges.roles if judges else frozenset()
+    named = roles_of(judges)
     if judges and not named:
         raise PydanticCustomError(
             "no_judge", "judges names no judge: give {roles}", {"roles": ", ".join(ROLES[:-1]) + f" or {ROLES[-1]}"}

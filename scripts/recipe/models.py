@@ -86,6 +86,7 @@ class FolderSource(Strict):
     path: str
 
 
+MMPR_HOLDOUT = 2000
 IMAGE_FILES = {
     "mmpr": ("meta.json", "annotations.zip", "images.zip"),
     "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
@@ -93,7 +94,7 @@ IMAGE_FILES = {
 
 
 class Blend(Strict):
-    """One stage's training data."""
+    """One set of training data."""
 
     kind: Literal["prompts", "demonstrations", "preferences"] = Field(
         "prompts",
@@ -118,12 +119,30 @@ class Blend(Strict):
     )
     test: int = Field(0, ge=0, description="The N rows before those become a test split, which nothing trains on.")
     allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
+    missing_images: Share = Field(0.0, description="Of format mmpr: the share of rows that may lack their image.")
 
     def published_files(self, name: str) -> dict[str, str]:
         """The files of the blend `name` in its source, by the path they get below ``data/source/``."""
         if self.format == "jsonl":
             return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
+
+    @model_validator(mode="after")
+    def _fits_its_format(self) -> "Blend":
+        if self.format == "jsonl":
+            return self
+        kind = "preferences" if self.format == "mmpr" else "prompts"
+        if self.kind != kind:
+            raise PydanticCustomError(
+                "format", "{format} holds {kind}: set kind", {"format": self.format, "kind": kind}
+            )
+        if isinstance(self.holdout, float) or (self.format == "mmpr" and self.holdout != MMPR_HOLDOUT) or self.test:
+            raise PydanticCustomError(
+                "format",
+                "{format} is split by NeMo-RL itself: holdout must be {rows}, and test left out",
+                {"format": self.format, "rows": MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"},
+            )
+        return self
 
 
 class ScratchModel(Strict):
@@ -518,6 +537,9 @@ class Recipe(Strict):
     seed: int = 0
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
+    tables: dict[str, str] = Field(
+        {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
+    )
     model: ScratchModel | PretrainedModel
     blends: dict[Name, Blend]
     evaluation: (
@@ -550,7 +572,9 @@ class Recipe(Strict):
                         "kind": kind,
                     },
                 )
+        self._sources_fit()
         self._backends_fit()
+        self._images_fit()
         self._evaluation_has_rows()
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
             for name in taken & names.keys():
@@ -567,6 +591,18 @@ class Recipe(Strict):
                 "cycle", "the stages start from each other: {cycle}", {"at": "stages", "cycle": cycle}
             ) from None
         return self
+
+    def _sources_fit(self) -> None:
+        if not isinstance(self.source, SyntheticSource):
+            return
+        for name, blend in self.blends.items():
+            for key, differs in (("source", blend.source is not None), ("format", blend.format != "jsonl")):
+                if differs:
+                    raise PydanticCustomError(
+                        "synthetic",
+                        "the recipe's blends are synthetic, which this one cannot be; make source a hub or a folder",
+                        {"at": f"blends.{name}.{key}"},
+                    )
 
     def _backends_fit(self) -> None:
         backends = {stage.backend for stage in self.stages.values()}
@@ -598,6 +634,18 @@ class Recipe(Strict):
         if backends == {"trl"}:
             for name, blend in self.blends.items():
                 _check_environments(f"blends.{name}.environments", blend.environments)
+
+    def _images_fit(self) -> None:
+        for name, stage in self.stages.items():
+            blend = self.blends[stage.blend]
+            if blend.format != "jsonl" and stage.backend != "nemo_rl":
+                raise PydanticCustomError("images", "only NeMo-RL trains on images", {"at": f"stages.{name}.blend"})
+            if blend.format == "mmpr_tiny" and stage.data.get("val_size") != blend.holdout:
+                raise PydanticCustomError(
+                    "val_size",
+                    "must be the holdout of blend {blend}, {rows}",
+                    {"at": f"stages.{name}.data.val_size", "blend": stage.blend, "rows": blend.holdout},
+                )
 
     def _evaluation_has_rows(self) -> None:
         if isinstance(self.evaluation, NemoRlEvaluation):

@@ -34,7 +34,7 @@ async def _verify(row: dict[str, Any], response: str, panel: Panel, settings: Eq
     expected = _expected_answer(row)
     question = _last_match(settings.question_extract_regex, last_question(row))
     text = split_reasoning(response)[1]
-    of_row = (row.get("template_metadata") or {}).get("output_regex") if settings.use_per_record_regex else None
+    of_row = _expression_of(row) if settings.use_per_record_regex else None
     longest = settings.extraction_length_threshold
     is_long = bool(of_row) and longest is not None and len(expected) > longest
     pattern = None if is_long else of_row or settings.response_extract_regex
@@ -74,20 +74,15 @@ async def verify_math(row: dict[str, Any], response: str, panel: Panel) -> float
     return 1.0
 
 
-def check_equivalence(row: dict[str, Any]) -> str | None:
-    """Why no judge could compare an answer to this row, or None."""
-    return None if _expected_answer(row) else "expected_answer is missing or empty"
-
-
-def check_math(row: dict[str, Any]) -> str | None:
-    """Why no judge could compare an answer to this mathematical problem, or None."""
-    wanting = [field for field in ("question", "expected_answer") if not isinstance(row.get(field), str)]
-    return f"{wanting[0]} is no string" if wanting else None
-
-
 def _expected_answer(row: dict[str, Any]) -> str:
     expected = row.get("expected_answer") or (row.get("metadata") or {}).get("expected_answer")
     return "" if expected is None else str(expected)
+
+
+def _expression_of(row: dict[str, Any]) -> str | None:
+    """The row's own regular expression; several are mcqa's alone."""
+    pattern = (row.get("template_metadata") or {}).get("output_regex")
+    return pattern if isinstance(pattern, str) else None
 
 
 def _last_match(pattern: str | None, text: str) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 
 from scripts.rewards.genrm_compare import Comparison, base_scores, pairs
 
-FIELDS = {"reference": str}
-
 
 def judge(reference: str, first: str, second: str) -> tuple[float, float, float]:
     """Scores of two answers (1 to 5) and the ranking (1: the first is much better, 6: the second is)."""
@@ -33,6 +31,13 @@ def verify(row: dict[str, Any], response: str) -> float:
     """Held-out score of one response: 1.0 if the judge finds it no worse than the reference, else 0.0."""
     first, second, _ = judge(row["reference"], response, row["reference"])
     return float(first >= second)
+
+
+def check(row: dict[str, Any]) -> str | None:
+    """Why the row cannot be judged, or None; published rows have no reference."""
+    if isinstance(row.get("reference"), str):
+        return None
+    return "reference is missing: without judges.genrm, answers are compared by their likeness to it"
 
 
 def _closeness(reference: str, answer: str) -> float:

@@ -219,13 +219,6 @@ def _settings(panel: Panel) -> GenRM:
     return settings
 
 
-def check(row: dict[str, Any]) -> str | None:
-    """Why the responses to a row could not be compared, or None."""
-    if not isinstance(row.get("principle"), str | None):
-        return f"principle must be a string, not {type(row['principle']).__name__}"
-    return None
-
-
 def check_held_out(row: dict[str, Any]) -> str | None:
     """Why one response to a row could not be scored, or None."""
     if not isinstance(row.get("reference"), str):

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-FIELDS = {"instruction_id_list": list, "kwargs": list, "prompt": str}
-
 
 def verify(row: dict[str, Any], response: str) -> float:
     """1.0 if every instruction is obeyed (``grading_mode`` fraction: the share obeyed), else 0.0; empty is 0.0."""

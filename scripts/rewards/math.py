@@ -11,8 +11,6 @@ from typing import Any
 from math_verify import parse
 from math_verify import verify as equal
 
-FIELDS = {"question": str, "expected_answer": str}
-
 
 def verify(row: dict[str, Any], response: str) -> float:
     """1.0 if math-verify finds in the response (boxed answers first) a value equal to ``expected_answer``, else 0.0."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from scripts.rewards.response import last_boxed
 
-FIELDS = {"options": list, "expected_answer": str}
 _TEXT_WRAPPER = re.compile(r"\\text\{\s*(.*?)\s*\}", re.DOTALL)
 _ONLY_A_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
 _LETTER_AND_LABEL = re.compile(r"\s*([A-Z])\s*[:).\-]")

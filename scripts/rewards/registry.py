@@ -20,32 +20,27 @@ class Verifier:
     """How an environment turns responses into rewards.
 
     `verify` scores one response, 0 to 1. `compare`, where an environment has it, rewards all rollouts of one prompt
-    together and stands in for `verify` in training. `fields` are the row's required fields with their types,
-    `check` looks at them more closely.
+    together and stands in for `verify` in training. `check` says why it could not score responses to a row that obeys
+    the environment's contract (scripts.data.contract).
     """
 
     verify: Callable[[Row, str], float]
-    fields: dict[str, type]
     compare: Callable[[Row, list[str]], list[float]] | None = None
     check: Callable[[Row], str | None] = lambda row: None
 
 
 def _tool_use(threshold: float) -> Verifier:
-    return Verifier(partial(tool_use.verify, threshold=threshold), tool_use.FIELDS, check=tool_use.check)
+    return Verifier(partial(tool_use.verify, threshold=threshold), check=tool_use.check)
 
 
 VERIFIERS: dict[Environment, Verifier] = {
-    Environment.MATH: Verifier(math.verify, math.FIELDS),
-    Environment.MCQA: Verifier(mcqa.verify, mcqa.FIELDS),
-    Environment.STRUCTURED_OUTPUTS: Verifier(
-        structured_outputs.verify, structured_outputs.FIELDS, check=structured_outputs.check
-    ),
-    Environment.INSTRUCTION_FOLLOWING: Verifier(
-        instruction_following.verify, instruction_following.FIELDS, check=instruction_following.check
-    ),
+    Environment.MATH: Verifier(math.verify),
+    Environment.MCQA: Verifier(mcqa.verify),
+    Environment.STRUCTURED_OUTPUTS: Verifier(structured_outputs.verify, check=structured_outputs.check),
+    Environment.INSTRUCTION_FOLLOWING: Verifier(instruction_following.verify, check=instruction_following.check),
     Environment.TOOL_USE: _tool_use(threshold=0.1),
     Environment.SWE_PIVOT: _tool_use(threshold=0.0),
-    Environment.GENRM: Verifier(genrm.verify, genrm.FIELDS, compare=genrm.compare),
+    Environment.GENRM: Verifier(genrm.verify, compare=genrm.compare, check=genrm.check),
 }
 
 
@@ -99,27 +94,16 @@ def _apply(answered: list, panel: Panel | None, verify: Callable, judge: Callabl
 
 
 def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) -> str | None:
-    """Why a row's environment could not reward a response to it, or None.
+    """Why a row that obeys its environment's contract could not be rewarded here, or None.
 
     `roles` says which judges are named; `held_out`, that a single response is to be scored.
     """
     name = row["agent_ref"]["name"]
     if name not in list(Environment):
         return f"environment {name!r} has no verifier"
-    environment = Environment(name)
-    judged, verifier = JUDGED.get(environment), VERIFIERS.get(environment)
+    judged, verifier = JUDGED.get(Environment(name)), VERIFIERS.get(Environment(name))
     if judged is not None and judged.role in roles:
-        problem = judged.check(row) or (judged.check_held_out(row) if held_out else None)
-        return f"{name}: {problem}" if problem else None
+        return judged.check_held_out(row) if held_out else None
     if verifier is None:
         return f"{name} needs a judge, and none is named: say judges.{judged.role} and judge_servers.{judged.role}"
-    return _check_with(verifier, name, row)
-
-
-def _check_with(verifier: Verifier, name: str, row: Row) -> str | None:
-    for field, kind in verifier.fields.items():
-        if field not in row:
-            return f"{name} needs the field {field}"
-        if not isinstance(row[field], kind):
-            return f"{name} needs {field} to be {kind.__name__}, not {type(row[field]).__name__}"
     return verifier.check(row)

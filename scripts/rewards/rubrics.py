@@ -23,7 +23,7 @@ async def verify_multichallenge(row: dict[str, Any], response: str, panel: Panel
     context = row.get("context") or _context(row)
 
     async def passes(point: dict[str, Any]) -> bool:
-        expected = str(point.get("pass_criteria", "YES"))
+        expected = point.get("pass_criteria") or "YES"
         messages = panel.question(
             "multichallenge", context=context, response=answer, question=point["question"], pass_criteria=expected
         )
@@ -62,17 +62,6 @@ async def verify_inverse_if(row: dict[str, Any], response: str, panel: Panel) ->
 def points(row: dict[str, Any]) -> list[dict[str, Any]]:
     """The points of a row's rubric."""
     return row.get("rubric") or (row.get("metadata") or {}).get("rubric") or []
-
-
-def check_rubric(row: dict[str, Any], field: str) -> str | None:
-    """Why a row's rubric cannot be judged, or None; `field` is what each point must have."""
-    rubric = points(row)
-    if not isinstance(rubric, list) or not rubric:
-        return "rubric is no list of points"
-    for number, point in enumerate(rubric):
-        if not isinstance(point, dict) or not isinstance(point.get(field), str):
-            return f"rubric[{number}].{field} is missing"
-    return None
 
 
 def add_up(passed: list[bool], weights: list[float], settings: Rubric) -> float:

@@ -91,8 +91,3 @@ async def verify_over_refusal(row: dict[str, Any], response: str, panel: Panel) 
     settings = panel.settings.over_refusal_detection
     worth = {True: settings.reward_if_complied, False: settings.reward_if_refused, None: settings.reward_if_unclear}
     return worth[await panel.verdict("safety", messages, _complied)]
-
-
-def check_prompt(row: dict[str, Any], field: str) -> str | None:
-    """Why the prompt that a judge is to see (`field`, or else the last user message) is missing, or None."""
-    return None if row.get(field) or last_question(row) else f"neither {field} nor a user message"

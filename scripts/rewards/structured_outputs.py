@@ -7,8 +7,6 @@ from typing import Any
 from jsonschema.exceptions import SchemaError, ValidationError
 from jsonschema.validators import validator_for
 
-FIELDS = {"schema_str": str, "schema_type": str}
-
 
 def verify(row: dict[str, Any], response: str) -> float:
     """1.0 if the whole response parses as JSON and validates against ``schema_str``, else 0.0.

@@ -5,12 +5,14 @@ import os
 import re
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from scripts.data.contract import contract_of, problem_of
+from scripts.data.contract.judged import Policy
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.recipe.judges import PLACEHOLDER, PLACEHOLDERS, Judges, JudgeServer
@@ -24,7 +26,7 @@ from scripts.rewards.judge_prompts import PROMPTS
 from scripts.rewards.registry import check_row, reward_groups, scores
 from scripts.rewards.response import split_reasoning
 from scripts.rewards.rubrics import read_pass, read_yes
-from scripts.train.preflight import _check_reward, check_stage
+from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
 from tests.judge_server import Fault, in_turn, serve
 
@@ -278,7 +280,7 @@ def test_rows_of_a_judged_environment_need_a_judge():
     math = row("math_with_judge_simple_agent", question="q", expected_answer="1")
     assert check_row(math) is check_row(math, {"general"}) is None
     genrm = row("genrm_simple_agent")
-    assert "needs the field reference" in check_row(genrm)
+    assert "reference is missing" in check_row(genrm)
     assert check_row(genrm, {"genrm"}) is None
     assert "evaluation.blends" in check_row(genrm, {"genrm"}, held_out=True)
     assert check_row(genrm | {"reference": "r"}, {"genrm"}, held_out=True) is None
@@ -297,7 +299,7 @@ def checked(tmp_path):
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         for split in ("train-split.jsonl", "val-split.jsonl"):
             (tmp_path / split).write_text(json.dumps(of) + "\n")
-        write_json(tmp_path / "manifest.json", {"train": {"rows": 40}})
+        write_json(tmp_path / "manifest.json", {name: {"rows": 40} for name in ("train", "validation")})
         write_json(tmp_path / "parent.json", {"files": {}})
         loaded = load_recipe(tmp_path / "recipe.yaml")
         config, place = resolve_stage(loaded, "rlhf"), (tmp_path / "manifest.json", tmp_path / "run")
@@ -318,19 +320,11 @@ def test_the_preflight_wants_a_judge_for_training_and_for_the_held_out_rows(chec
     assert "train-split" not in str(error.value)
     assert checked(EQUIVALENCE, named("general"), **named("general"))["train_rows"] == 40
     genrm = row("genrm_simple_agent")
-    with pytest.raises(UserError, match="needs the field reference"):
+    with pytest.raises(UserError, match="reference is missing"):
         checked(genrm)
     with pytest.raises(UserError, match=r"leave its blend out of evaluation\.blends"):
         checked(genrm, named("genrm"), **named("genrm"))
     assert checked(genrm, {"blends": ["rlvr1"]}, **named("genrm"))["train_rows"] == 40
-
-
-def test_rows_that_gym_judges_need_no_judge_of_ours(tmp_path):
-    stage = SimpleNamespace(backend="nemo_rl")
-    assert _check_reward(row("genrm_simple_agent"), "genrm_simple_agent", stage) is None
-    assert _check_reward(EQUIVALENCE, "equivalence_llm_judge_simple_agent", stage) is None
-    assert "expected_answer" in _check_reward(row("lc_judge_simple_agent"), "lc_judge_simple_agent", stage)
-    assert _check_reward(row("proof_agent"), "proof_agent", stage) is None
 
 
 def test_held_out_rows_are_scored_by_the_evaluations_judges(tmp_path):
@@ -342,22 +336,6 @@ def test_held_out_rows_are_scored_by_the_evaluations_judges(tmp_path):
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     assert judges_of(tmp_path / "recipe.yaml").roles == {"safety"}
     assert judges_of(SHORT) is None and judges_of(None) is None
-
-
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        (row("equivalence_llm_judge_simple_agent"), "expected_answer"),
-        (row("math_with_judge_simple_agent", question="q", expected_answer=1), "expected_answer"),
-        (row("multichallenge_simple_agent", rubric=[]), "no list of points"),
-        (row("multichallenge_simple_agent", rubric=[{"question": "q"}, {}]), r"rubric\[1\].question"),
-        (row("inverse_if_simple_agent", rubric=[{"question": "q"}]), r"rubric\[0\].criteria"),
-        (row("genrm_simple_agent_reasoning_off", principle=3), "principle must be a string, not int"),
-        (row("jailbreak_detection_simple_agent") | {"responses_create_params": {"input": []}}, "adversarial_prompt"),
-    ],
-)
-def test_a_row_that_no_judge_could_score_is_refused(fields, why):
-    assert re.search(why, check_row(fields, {"general", "safety", "genrm"}))
 
 
 # equivalence_llm_judge, nl2bash, lc_judge, math_with_judge.
@@ -522,6 +500,11 @@ def by_check(**verdicts: str):
 def test_jailbreak_safety_times_what_the_policy_asks_for(policy, verdicts, reward):
     of = row("jailbreak_detection_simple_agent", adversarial_prompt="how?", response_policy_mapped=policy)
     assert rewarded(by_check(**verdicts), of, "No.") == [reward]
+
+
+def test_jailbreak_every_policy_of_the_contract_has_its_checks():
+    assert set(get_args(Policy)) == set(safety.POLICIES)
+    assert {name for checks in safety.POLICIES.values() for name in checks} == set(safety.CHECKS)
 
 
 def test_jailbreak_settings_and_an_empty_answer():
@@ -696,7 +679,8 @@ def test_inverse_if_agrees_with_gym():
 )
 def test_the_published_example_rows_are_accepted(server, file, agent):
     for found in recorded(server, file):
-        of = found | ({"agent_ref": {"name": agent}} if agent else {})
+        of = found | ({"agent_ref": {"type": "responses_api_agents", "name": agent}} if agent else {})
+        assert problem_of(of, contract_of(of["agent_ref"]["name"])) is None
         assert check_row(of, {"general", "safety", "genrm"}) is None
 
 
