@@ -5,7 +5,6 @@ Settings bear NeMo-RL's names and meanings where it has them (``grpo.num_prompts
 whether it trains a tiny model here or NeMo-RL on a cluster.
 """
 
-import difflib
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -14,8 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     PositiveFloat,
@@ -26,36 +23,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
+from scripts.recipe.strict import Strict, nearest
+
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 RowKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """`; did you mean ...?` with the closest of the valid words, or the list of them when none is close."""
-    words = sorted(words)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(words)}"
-
-
-class Strict(BaseModel):
-    """A model that refuses keys it does not know and names the nearest it does."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for key in data:
-                if key not in cls.model_fields:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "unknown key{hint}",
-                        {"key": str(key), "hint": nearest(str(key), cls.model_fields)},
-                    )
-        return data
 
 
 class Environment(StrEnum):
@@ -68,6 +42,18 @@ class Environment(StrEnum):
     TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"
     SWE_PIVOT = "swe_pivot_single_step_tool_use_with_argument_comparison_agent"
     GENRM = "genrm_simple_agent"
+    GENRM_REASONING_OFF = "genrm_simple_agent_reasoning_off"
+    EQUIVALENCE = "equivalence_llm_judge_simple_agent"
+    LC_JUDGE = "lc_judge_simple_agent"
+    JAILBREAK = "jailbreak_detection_simple_agent"
+    JAILBREAK_DISCLAIMER = "jailbreak_engagement_with_disclaimer"
+    JAILBREAK_EXPLANATION = "jailbreak_refusal_with_explanation"
+    JAILBREAK_HARD_REFUSAL = "jailbreak_hard_refusal_no_redirection"
+    JAILBREAK_HELPLINES = "jailbreak_hard_refusal_with_helplines"
+    OVER_REFUSAL = "over_refusal_detection_simple_agent"
+    XSTEST = "xstest_eval_agent"
+    MULTICHALLENGE = "multichallenge_simple_agent"
+    INVERSE_IF = "inverse_if_simple_agent"
 
 
 def _as_environment(name: str) -> str:
@@ -329,6 +315,13 @@ class GrpoStage(StageBase):
     grpo: Grpo
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
+    judges: Judges | None = Field(None, description="None: only rows that need no judge are rewarded.")
+    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer. May change no weight.")
+
+    @model_validator(mode="after")
+    def _judges_are_served(self) -> "GrpoStage":
+        check_servers(self.judges, self.judge_servers)
+        return self
 
     @property
     def max_num_steps(self) -> int:
@@ -385,14 +378,14 @@ class NemoRlStage(StageBase):
     max_num_steps: PositiveInt | None = Field(
         None, description="The planned step; none: as many as the training rows are enough for."
     )
-    grpo: dict[str, Any] = {}
-    dpo: dict[str, Any] = {}
-    mpo: dict[str, Any] = {}
-    loss_fn: dict[str, Any] = {}
-    policy: dict[str, Any] = {}
-    data: dict[str, Any] = {}
-    env: dict[str, Any] = {}
-    logger: dict[str, Any] = {}
+    grpo: dict[str, Any] = Field({})
+    dpo: dict[str, Any] = Field({})
+    mpo: dict[str, Any] = Field({})
+    loss_fn: dict[str, Any] = Field({})
+    policy: dict[str, Any] = Field({})
+    data: dict[str, Any] = Field({})
+    env: dict[str, Any] = Field({})
+    logger: dict[str, Any] = Field({})
     add: dict[str, Any] = Field({}, description="Settings like those above that the release's config does not have.")
     sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
     sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
@@ -491,6 +484,13 @@ class Evaluation(Strict):
     max_new_tokens: PositiveInt
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
+    judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
+    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
+
+    @model_validator(mode="after")
+    def _judges_are_served(self) -> "Evaluation":
+        check_servers(self.judges, self.judge_servers)
+        return self
 
 
 BENCHMARKS = ("aime2024", "aime2025", "aime2026", "gpqa", "gpqa_diamond", "math", "math500", "mmlu", "mmlu_pro")
@@ -549,7 +549,7 @@ class Recipe(Strict):
         ]
         | None
     ) = Field(None, description="None: no held-out scores; the stages' metrics judge.")
-    defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = {}
+    defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = Field({})
     stages: dict[Name, Stage] = Field(min_length=1)
 
     @model_validator(mode="after")

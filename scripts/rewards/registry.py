@@ -1,12 +1,16 @@
 """Which verifier rewards the rows of which environment."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from scripts.recipe.judges import Role
 from scripts.recipe.models import Environment
 from scripts.rewards import genrm, instruction_following, math, mcqa, structured_outputs, tool_use
+from scripts.rewards.judge import Panel
+from scripts.rewards.judged import JUDGED, Judged
 
 Row = dict[str, Any]
 
@@ -53,9 +57,53 @@ def reward_group(row: Row, responses: list[str]) -> list[float]:
     return [verifier.verify(row, response) for response in responses]
 
 
-def check_row(row: Row) -> str | None:
-    """Why a row that obeys its environment's contract could not be rewarded here, or None."""
+def reward_groups(groups: list[tuple[Row, list[str]]], panel: Panel | None = None) -> list[list[float]]:
+    """The rewards of a step's groups, in their order; what is asked of the panel's judges is asked all at once.
+
+    JudgeUnavailable when a judge does not answer.
+    """
+
+    async def judge(judged: Judged, row: Row, responses: list[str]) -> list[float]:
+        if judged.compare is not None:
+            return await judged.compare(row, responses, panel)
+        return list(await asyncio.gather(*(judged.verify(row, response, panel) for response in responses)))
+
+    return _apply(groups, panel, reward_group, judge)
+
+
+def scores(answered: list[tuple[Row, str]], panel: Panel | None = None) -> list[float]:
+    """The held-out scores of rows with one response each, 0 to 1; as `reward_groups`."""
+
+    async def judge(judged: Judged, row: Row, response: str) -> float:
+        return await judged.verify(row, response, panel)
+
+    return _apply(answered, panel, score, judge)
+
+
+def _apply(answered: list, panel: Panel | None, verify: Callable, judge: Callable) -> list:
+    """What `verify` or, where the panel has the judge of a row's environment, `judge` says of each row's responses."""
+    asked = {
+        place: judged
+        for place, (row, _) in enumerate(answered)
+        if panel is not None
+        and (judged := JUDGED.get(Environment(row["agent_ref"]["name"]))) is not None
+        and judged.role in panel.roles
+    }
+    said = iter(panel.gather(judge(judged, *answered[place]) for place, judged in asked.items()) if asked else ())
+    return [next(said) if place in asked else verify(*it) for place, it in enumerate(answered)]
+
+
+def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) -> str | None:
+    """Why a row that obeys its environment's contract could not be rewarded here, or None.
+
+    `roles` says which judges are named; `held_out`, that a single response is to be scored.
+    """
     name = row["agent_ref"]["name"]
     if name not in list(Environment):
         return f"environment {name!r} has no verifier"
-    return VERIFIERS[Environment(name)].check(row)
+    judged, verifier = JUDGED.get(Environment(name)), VERIFIERS.get(Environment(name))
+    if judged is not None and judged.role in roles:
+        return judged.check_held_out(row) if held_out else None
+    if verifier is None:
+        return f"{name} needs a judge, and none is named: say judges.{judged.role} and judge_servers.{judged.role}"
+    return verifier.check(row)

@@ -6,6 +6,8 @@ Its blend's rows have been held against their contract before (scripts.data.chec
 import argparse
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from scripts.data.parallel import default_workers
 from scripts.data.rows import key_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_json
+from scripts.recipe.judges import roles_of
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import Recipe
 from scripts.recipe.resolve import planned_step, read_config
@@ -60,8 +63,11 @@ def check_stage(
         problems += _nemo_rl_problems(name, recipe, site, manifest.parents[2])
     blend = recipe.blends[stage.blend]
     if stage.backend == "trl" and blend.kind == "prompts":
-        for split in ("train-split.jsonl", "val-split.jsonl"):
-            problems += _unrewarded(manifest.with_name(split), frozenset(blend.allow))
+        allow, checks = frozenset(blend.allow), [partial(check_row, roles=roles_of(stage.judges))]
+        problems += _unrewarded(manifest.with_name("train-split.jsonl"), allow, checks)
+        if stage.blend in recipe.evaluation_blends():
+            checks.append(partial(check_row, roles=roles_of(recipe.evaluation.judges), held_out=True))
+        problems += _unrewarded(manifest.with_name("val-split.jsonl"), allow, checks)
     if problems:
         raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
     planned = planned_step(config, rows)
@@ -104,13 +110,14 @@ def _nemo_rl_problems(name: str, recipe: Recipe, site: Site | None, results: Pat
     return [finding.says for finding in found if finding.stops]
 
 
-def _unrewarded(split: Path, allow: frozenset[str]) -> list[str]:
+def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:
     """The rows that the verifiers of backend trl cannot reward, though they obey their contract."""
     found, left_out = [], 0
     for number, line, row in read_rows(split):
         if allow and key_of(line) in allow:
             continue
-        if (problem := check_row(row)) is None:
+        problem = next((why for check in checks if (why := check(row))), None)
+        if problem is None:
             continue
         if len(found) < SHOWN:
             found.append(f"{split}:{number}: {problem}")

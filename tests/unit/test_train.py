@@ -14,9 +14,11 @@ import pytest
 
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
+from scripts.recipe.judges import JudgeServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import resolve_stage
+from scripts.rewards.judge import JudgeUnavailable
 from scripts.train.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
 from scripts.train.backend import TrainingJob, read_job, write_job
 from scripts.train.disk import checkpoint_bytes, checkpoints_at_once, parameters
@@ -301,6 +303,7 @@ def job(run):
         threads=2,
         stop=StopRequest(deadline=2e9),
         nodes=2,
+        judge_servers={"genrm": JudgeServer(base_url="http://judge:8000/v1", api_key_variable="JUDGE_TOKEN")},
     )
 
 
@@ -405,6 +408,17 @@ def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(stage):
     assert not stage.ckpt.exists()
     assert read_attempts(stage.ckpt.with_name("run"))[-1]["outcome"] == "unfinished"
     assert stage() == 0
+
+
+def test_a_judge_that_does_not_answer_loses_the_attempt_and_nothing_of_what_was_trained(stage):
+    def lost(job):
+        seal_checkpoint(save(job.run, 2), job.run, 2)
+        raise JudgeUnavailable("the genrm judge gave no answer")
+
+    with pytest.raises(CutOffError, match="gave no answer"):
+        stage(lost)
+    assert read_attempts(stage.ckpt.with_name("run"))[-1]["outcome"] == "lost"
+    assert stage() == 0 and stage.jobs[1].resume_from.name == "step_2"
 
 
 def test_inputs_that_change_while_a_stage_trains_are_noticed_before_it_is_published(stage):
