@@ -182,9 +182,8 @@ def test_an_address_is_one_and_holds_no_password(base_url, right):
 def test_a_steps_questions_are_asked_at_once_but_no_more_than_allowed():
     groups = [(EQUIVALENCE, ["x"] * 8)] * 3
     with serve(in_turn("[[A=B]]"), delay=0.05) as served:
-        started = time.monotonic()
         assert reward_groups(groups, panel(served.base_url, max_concurrency=4)) == [[1.0] * 8] * 3
-        assert served.most_at_a_time == 4 and time.monotonic() - started < 24 * 0.05
+        assert served.most_at_a_time == 4
     with serve(in_turn("[[A=B]]"), delay=0.1) as served:
         reward_groups(groups, panel(served.base_url))
         assert served.most_at_a_time > 12
