@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from scripts.recipe.judges import Role
@@ -11,6 +12,7 @@ from scripts.recipe.models import Environment
 from scripts.rewards import genrm, instruction_following, math, mcqa, structured_outputs, tool_use
 from scripts.rewards.judge import Panel
 from scripts.rewards.judged import JUDGED, Judged
+from scripts.rewards.own import OwnEnvironment
 
 Row = dict[str, Any]
 
@@ -21,19 +23,21 @@ class Verifier:
 
     `verify` scores one response, 0 to 1. `compare`, where an environment has it, rewards all rollouts of one prompt
     together and stands in for `verify` in training. `check` says why it could not score responses to a row that obeys
-    the environment's contract (scripts.data.contract).
+    the environment's contract (scripts.data.contract). `good_answer`, where an environment of the user's has it, gives
+    an answer that deserves the full reward.
     """
 
     verify: Callable[[Row, str], float]
     compare: Callable[[Row, list[str]], list[float]] | None = None
     check: Callable[[Row], str | None] = lambda row: None
+    good_answer: Callable[[Row], str | None] = lambda row: None
 
 
 def _tool_use(threshold: float) -> Verifier:
     return Verifier(partial(tool_use.verify, threshold=threshold), check=tool_use.check)
 
 
-VERIFIERS: dict[Environment, Verifier] = {
+VERIFIERS: dict[str, Verifier] = {
     Environment.MATH: Verifier(math.verify),
     Environment.MCQA: Verifier(mcqa.verify),
     Environment.STRUCTURED_OUTPUTS: Verifier(structured_outputs.verify, check=structured_outputs.check),
@@ -44,14 +48,24 @@ VERIFIERS: dict[Environment, Verifier] = {
 }
 
 
+def register(environments: dict[str, Path], expected: dict[str, str] | None = None) -> None:
+    """Let a user's own environments, by name, reward in this process the rows that bear their names.
+
+    UserError when a file cannot be used, or has not the SHA-256 that is expected of it.
+    """
+    for name, path in environments.items():
+        own = OwnEnvironment(name, path, (expected or {}).get(name))
+        VERIFIERS[name] = Verifier(own.verify, own.compare if own.compares else None, own.check, own.good_answer)
+
+
 def score(row: Row, response: str) -> float:
     """The held-out score of one response, 0 to 1."""
-    return VERIFIERS[Environment(row["agent_ref"]["name"])].verify(row, response)
+    return VERIFIERS[row["agent_ref"]["name"]].verify(row, response)
 
 
 def reward_group(row: Row, responses: list[str]) -> list[float]:
     """The rewards of one prompt's rollouts, in their order."""
-    verifier = VERIFIERS[Environment(row["agent_ref"]["name"])]
+    verifier = VERIFIERS[row["agent_ref"]["name"]]
     if verifier.compare is not None:
         return verifier.compare(row, responses)
     return [verifier.verify(row, response) for response in responses]
@@ -86,7 +100,7 @@ def _apply(answered: list, panel: Panel | None, verify: Callable, judge: Callabl
         place: judged
         for place, (row, _) in enumerate(answered)
         if panel is not None
-        and (judged := JUDGED.get(Environment(row["agent_ref"]["name"]))) is not None
+        and (judged := JUDGED.get(row["agent_ref"]["name"])) is not None
         and judged.role in panel.roles
     }
     said = iter(panel.gather(judge(judged, *answered[place]) for place, judged in asked.items()) if asked else ())
@@ -99,9 +113,9 @@ def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) ->
     `roles` says which judges are named; `held_out`, that a single response is to be scored.
     """
     name = row["agent_ref"]["name"]
-    if name not in list(Environment):
+    judged, verifier = JUDGED.get(name), VERIFIERS.get(name)
+    if judged is None and verifier is None:
         return f"environment {name!r} has no verifier"
-    judged, verifier = JUDGED.get(Environment(name)), VERIFIERS.get(Environment(name))
     if judged is not None and judged.role in roles:
         return judged.check_held_out(row) if held_out else None
     if verifier is None:

@@ -28,7 +28,7 @@ from scripts.errors import UserError
 from scripts.files import sha256_text
 from scripts.recipe.judges import Judges
 from scripts.rewards.judge import Panel
-from scripts.rewards.registry import reward_groups
+from scripts.rewards.registry import register, reward_groups
 from scripts.train.backend import TrainingJob
 from scripts.train.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.train.retention import prune_checkpoints
@@ -65,6 +65,7 @@ def train_rank(job: TrainingJob) -> None:
     if world_size() != job.nodes:
         raise ValueError(f"{job.stage} is to train on {job.nodes} nodes, but {world_size()} ranks are up")
     _check_release(job.config["release"])
+    register(job.environments, job.config.get("environments"))
     torch.set_num_threads(job.threads)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     transformers_logging.set_verbosity_error()
