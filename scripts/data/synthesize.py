@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.data.placeholders import TABLES
-from scripts.data.tasks import Task, make_task, spoil
+from scripts.data.tasks import FAMILIES, Task, make_task, spoil
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, sha256_file, write_json
 from scripts.recipe.load import load_recipe
@@ -68,6 +68,10 @@ def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -
         raise UserError(
             f"blend {name}: a synthetic blend needs rows greater than its holdout ({blend.holdout}), has {blend.rows}; "
             f"set blends.{name}.rows in the recipe"
+        )
+    if strange := [environment for environment in blend.environments if environment not in FAMILIES]:
+        raise UserError(
+            f"blend {name}: no rows of {', '.join(strange)} can be synthesized; give it a source that has them"
         )
     rng = random.Random(f"{recipe.source.seed}/{name}")
     training_rows = blend.rows - blend.holdout

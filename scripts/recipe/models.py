@@ -65,8 +65,16 @@ class Environment(StrEnum):
     MCQA = "mcqa_simple_agent"
     STRUCTURED_OUTPUTS = "structured_outputs_simple_agent"
     INSTRUCTION_FOLLOWING = "instruction_following_simple_agent"
+    CODE_GEN = "code_gen_simple_agent"
+    CALENDAR = "calendar_simple_agent"
+    WORKPLACE = "workplace_assistant_simple_agent"
+    REASONING_GYM = "reasoning_gym_simple_agent"
+    STRING_MATCH = "string_match_simple_agent"
     TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"
+    TOOLCALL_SCHEMA = "toolcall_schema_single_step_tool_use_with_argument_comparison_agent"
+    SEARCH_PIVOT = "search_pivot_single_step_tool_use_with_argument_comparison_agent"
     SWE_PIVOT = "swe_pivot_single_step_tool_use_with_argument_comparison_agent"
+    PARALLEL_TOOL_USE = "parallel_tool_calls_single_step_tool_use_with_argument_comparison_agent"
     GENRM = "genrm_simple_agent"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_TEXT_WRAPPER = re.compile(r"\\text\{\s*(.*?)\s*\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -66,3 +67,10 @@ def last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[start + len(r"\boxed{") : place]
     return None
+
+
+def unwrap_text(content: str) -> str:
+    r"""Without the ``\text{...}`` around the whole content, however many there are."""
+    while match := _TEXT_WRAPPER.fullmatch(content):
+        content = match[1]
+    return content

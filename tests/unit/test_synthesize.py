@@ -8,7 +8,7 @@ import pytest
 
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import is_held_out, write_source
-from scripts.data.tasks import make_task, spoil
+from scripts.data.tasks import FAMILIES, make_task, spoil
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Environment
 from scripts.rewards.registry import check_row, score
@@ -73,7 +73,7 @@ def test_the_same_recipe_gives_the_same_bytes(source, tmp_path):
     assert (tmp_path / "record.json").read_text() == (source / "record.json").read_text()
 
 
-@pytest.mark.parametrize("environment", Environment)
+@pytest.mark.parametrize("environment", FAMILIES)
 def test_the_demonstrated_answer_earns_the_full_reward_and_a_spoilt_one_is_another(environment):
     rng = random.Random(0)
     for _ in range(200):
