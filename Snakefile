@@ -12,15 +12,19 @@ report: "docs/captions/report.rst"
 
 include: "rules/common.smk"
 include: "rules/data.smk"
+include: "rules/mmpr.smk"
+include: "rules/layout.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
 include: "rules/images.smk"
 
 
-# On a cluster these run beside Snakemake: they take moments and no memory, and some decide whether nodes are asked for.
+# On a cluster these run beside Snakemake: they take moments and no memory, and some decide whether nodes are asked for;
+# the source comes from the network, which compute nodes often lack.
 localrules:
     all,
+    source,
     preflight,
     metrics,
     gate,

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.data.download import sum_of_file  # noqa: E402
 from scripts.data.placeholders import TABLES  # noqa: E402
+from scripts.data.source_record import describe_file  # noqa: E402
 from scripts.data.synthesize import TABLE_SCHEMA  # noqa: E402
 from scripts.files import write_json  # noqa: E402
 
@@ -69,7 +69,7 @@ class Input:
         self.words += ["größer", "π≈3.14", '"quoted"', "\n\n", "日本語", "{x}", "C:\\path"]
         self.tables = {name: self._write_table(name, rng) for name in DATASETS}
         self._write_blend(rng)
-        files = {path.name: sum_of_file(path) for path in [self.blend]}
+        files = {path.name: describe_file(path) for path in [self.blend]}
         origin = {"source": "benchmark", "revision": "0"}
         write_json(directory / "record.json", {"blends": {"blend": origin}, "tables": {}, "files": files})
 

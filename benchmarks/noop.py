@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 
+FILES_OF_BLEND = ("train-split.jsonl", "val-split.jsonl", "manifest.json", "check.json")
 STAGE_FILES = (
     *(
         "preflight.json",
@@ -58,9 +59,8 @@ def generate(root: Path, stages: int) -> None:
         "Skywork/Skywork-OR1-RL-Data/data/math-00000-of-00001",
     )
     names += [f"data/source/tables/{table}.parquet" for table in tables]
-    names += [f"data/filled/{blend}.jsonl" for blend in recipe["blends"]]
     for blend in recipe["blends"]:
-        names += [f"data/{blend}/{name}" for name in ("train-split.jsonl", "val-split.jsonl", "manifest.json")]
+        names += [f"data/{blend}/{name}" for name in FILES_OF_BLEND]
     for stage in recipe["stages"]:
         names += [f"{stage}/{name}" for name in STAGE_FILES]
     for name in (*names, *RUN_FILES):

@@ -118,8 +118,11 @@ def config_of_root(wildcards):
     return [] if parent_of(wildcards) else f"{RESULTS}/{wildcards.stage}/config.yaml"
 
 
-def environments_of(wildcards):
-    return list(RECIPE.blends[RECIPE.stages[wildcards.stage].blend].environments)
+def check_of(wildcards):
+    """The options of a blend's check: what its rows are, which they may be, and which bad ones may pass."""
+    blend = RECIPE.blends[wildcards.blend]
+    names = map(str, blend.environments)
+    return ["--kind", blend.kind, "--environments", *names, "--allow", *blend.allow]
 
 
 def site_of_nemo_rl(wildcards):
@@ -236,15 +239,40 @@ def holdout_of(wildcards):
 def options_of_fill(wildcards):
     """The filler's options that only some blends need."""
     blend = RECIPE.blends[wildcards.blend]
-    options = [f"--test {blend.test}"] * (blend.test > 0) + [f"--sample {CONFIG.sample}"] * (CONFIG.sample is not None)
-    return " ".join(options + ["--unrewarded"] * (blend.kind == "preferences"))
+    test = f"--test {blend.test}" if blend.test else ""
+    return " ".join([test, sample_option(), "--unrewarded" if blend.kind == "preferences" else ""])
 
 
 def splits_of_blend(wildcards):
     """A blend's splits, in the order of its rows."""
-    test = ["test"] if RECIPE.blends[wildcards.blend].test else []
-    folder = f"{RESULTS}/data/{wildcards.blend}"
-    return [f"{folder}/{split}-split.jsonl" for split in ["train", *test, "val"]]
+    names = ["train", "test", "val"] if RECIPE.blends[wildcards.blend].test else ["train", "val"]
+    return [f"{RESULTS}/data/{wildcards.blend}/{name}-split.jsonl" for name in names]
+
+
+def blends_of(format):
+    """The blends that are published in this format."""
+    return [name for name, blend in RECIPE.blends.items() if blend.format == format]
+
+
+def published_of_blend(wildcards):
+    return [f"{SOURCE}/{file}" for file in RECIPE.blends[wildcards.blend].published_files(wildcards.blend)]
+
+
+def images_of_stage(wildcards):
+    """The mark of the images that a stage trains on, which are made again when they are gone."""
+    blend = RECIPE.stages[wildcards.stage].blend
+    folders = {"mmpr": "MMPR", "mmpr_tiny": "MMPR-Tiny"}
+    folder = folders.get(RECIPE.blends[blend].format)
+    return [f"{RESULTS}/data/{blend}/{folder}/images/.extracted.json"] if folder else []
+
+
+def missing_images_of(wildcards):
+    return RECIPE.blends[wildcards.blend].missing_images
+
+
+def sample_option():
+    """The option for a trial with few rows; none for all of them."""
+    return f"--sample {CONFIG.sample}" if CONFIG.sample else ""
 
 
 def stage_labels(wildcards):

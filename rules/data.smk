@@ -1,18 +1,17 @@
 # Blends: source -> filled -> train and validation splits with their manifest.
-from scripts.data.placeholders import TABLES
-
 SOURCE = f"{RESULTS}/data/source"
-ROW_BLENDS = [name for name, blend in RECIPE.blends.items() if blend.format == "jsonl"]
-TABLE_FILES = sorted({str(table.local_path) for table in TABLES.values()})
-if RECIPE.source.kind == "folder":  # whose rows may need no tables
-    TABLE_FILES = [file for file in TABLE_FILES if Path(RECIPE.source.path, "tables", file).exists()]
+PUBLISHED = [path for name, blend in RECIPE.blends.items() for path in blend.published_files(name)]
+# What of a blend decides its files: an edit of anything else fetches and fills nothing again.
+DECIDES = {"file", "format", "source"}
+if RECIPE.source.kind == "synthetic":
+    DECIDES |= {"kind", "environments", "rows", "holdout"}
 
 
 rule source:
     output:
         record=f"{SOURCE}/record.json",
-        blends=expand(f"{SOURCE}/{{blend}}.jsonl", blend=RECIPE.blends),
-        tables=expand(f"{SOURCE}/tables/{{table}}", table=TABLE_FILES),
+        blends=expand(f"{SOURCE}/{{file}}", file=PUBLISHED),
+        tables=directory(f"{SOURCE}/tables"),
     log:
         f"{RESULTS}/logs/source.log",
     retries: 0
@@ -23,7 +22,8 @@ rule source:
     params:
         recipe=CONFIG.recipe,
         source=RECIPE.source.model_dump(mode="json"),
-        blends={name: blend.model_dump(mode="json") for name, blend in RECIPE.blends.items()},
+        blends={name: blend.model_dump(mode="json", include=DECIDES) for name, blend in RECIPE.blends.items()},
+        tables=RECIPE.tables,
         program="synthesize" if RECIPE.source.kind == "synthetic" else "download",
         directory=subpath(output.record, parent=True),
     shell:
@@ -35,15 +35,15 @@ rule fill:
     input:
         blend=f"{SOURCE}/{{blend}}.jsonl",
         record=f"{SOURCE}/record.json",
-        tables=expand(f"{SOURCE}/tables/{{table}}", table=TABLE_FILES),
+        tables=f"{SOURCE}/tables",
     output:
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
         splits=[f"{RESULTS}/data/{{blend}}/{split}-split.jsonl" for split in ("train", "val")],
     log:
         f"{RESULTS}/logs/fill-{{blend}}.log",
-    retries: 0
     wildcard_constraints:
-        blend=one_of(name for name in ROW_BLENDS if not RECIPE.blends[name].test),
+        blend=one_of(name for name in blends_of("jsonl") if not RECIPE.blends[name].test),
+    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: 2
@@ -63,7 +63,7 @@ use rule fill as fill_with_test with:
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
         splits=[f"{RESULTS}/data/{{blend}}/{split}-split.jsonl" for split in ("train", "test", "val")],
     wildcard_constraints:
-        blend=one_of(name for name in ROW_BLENDS if RECIPE.blends[name].test),
+        blend=one_of(name for name in blends_of("jsonl") if RECIPE.blends[name].test),
 
 
 rule filled:
@@ -80,3 +80,27 @@ rule filled:
         **LIGHT,
     shell:
         "cat {input:q} > {output:q} 2> {log:q}"
+
+
+# What the rows must be can change (allow, environments) without a row changing: nothing that is trained hangs on it.
+rule check:
+    input:
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+        splits=ancient(splits_of_blend),
+    output:
+        f"{RESULTS}/data/{{blend}}/check.json",
+    log:
+        f"{RESULTS}/logs/check-{{blend}}.log",
+    retries: 0
+    wildcard_constraints:
+        blend=one_of(blends_of("jsonl")),
+    conda:
+        "../envs/controller.yaml"
+    threads: 2
+    resources:
+        **LIGHT,
+    params:
+        options=check_of,
+    shell:
+        "python -m scripts.data.check --split {input.splits:q} {params.options:q} --workers {threads}"
+        " --output {output:q} > {log:q} 2>&1"

@@ -80,10 +80,12 @@ else:
         params:
             max_new_tokens=RECIPE.evaluation.max_new_tokens,
             temperature=RECIPE.evaluation.temperature,
+            recipe=CONFIG.recipe if RECIPE.evaluation.judges else [],
+            judges=RECIPE.evaluation.judges.model_dump(mode="json") if RECIPE.evaluation.judges else [],
         shell:
             "python -m scripts.evaluate.score --export {input.export:q} --parent-eval {input.parent:q}"
             " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
-            " --temperature {params.temperature} --threads {threads} --output {output:q} 2>&1 | tee {log:q}"
+            " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads} --output {output:q} 2>&1 | tee {log:q}"
 
 
 rule gate:

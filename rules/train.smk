@@ -5,6 +5,7 @@ rule preflight:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
         manifest=of_blend("manifest.json"),
+        check=of_blend("check.json"),
         splits=ancient(of_blend("train-split.jsonl", "val-split.jsonl")),
         gate=of_parent("gate.json"),
         parent=ancient(of_parent("ckpt/record.json")),
@@ -17,7 +18,6 @@ rule preflight:
         "../envs/controller.yaml"
     params:
         recipe=CONFIG.recipe,
-        environments=environments_of,
         run=f"{RESULTS}/{{stage}}/run",
         site=site_of_nemo_rl,
     shell:
@@ -36,6 +36,7 @@ rule train:
         manifest=of_blend("manifest.json"),
         parent=of_parent("hf/record.json"),
         split=ancient(of_blend("train-split.jsonl")),
+        images=ancient(images_of_stage),
         preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),
     output:
         ckpt=directory(f"{RESULTS}/{{stage}}/ckpt"),

@@ -65,12 +65,25 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
         for directory in {path.parent for path in paths}:
             fsync_directory(directory)
     except OSError as error:
-        raise UserError(
-            f"{paths[0]}: cannot be written ({error.strerror}); make room and check that {paths[0].parent} is writable"
-        ) from error
+        raise _unwritable(paths[0], error) from error
     finally:
         for temporary in temporaries:
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    """A disk that is full or read-only, met while the block writes a file, is a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: cannot be written ({error.strerror}); make room and check that {path.parent} is writable"
+    )
 
 
 @contextmanager

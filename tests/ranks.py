@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from scripts.rewards.registry import reward_group
+from scripts.rewards.registry import reward_groups
 from scripts.train import trl_backend
 from scripts.train.backend import read_job
 from scripts.train.stop import StopRequest
@@ -31,12 +31,12 @@ class StopAt(StopRequest):
 
 
 def recording(path: Path):
-    """A stand-in for `reward_group` that notes the rows."""
+    """A stand-in for `reward_groups` that notes the rows."""
 
-    def reward(row, responses):
+    def reward(groups, panel):
         with path.open("a") as file:
-            file.write(json.dumps([row, len(responses)]) + "\n")
-        return reward_group(row, responses)
+            file.writelines(json.dumps([row, len(responses)]) + "\n" for row, responses in groups)
+        return reward_groups(groups, panel)
 
     return reward
 
@@ -49,7 +49,7 @@ def main() -> None:
     for path, step in json.loads(Path(plan).read_text()):
         job = read_job(Path(path))
         first = int(job.resume_from.name.removeprefix("step_")) if job.resume_from else 0
-        trl_backend.reward_group = recording(job.run / f"rewarded.{rank}.jsonl")
+        trl_backend.reward_groups = recording(job.run / f"rewarded.{rank}.jsonl")
         trl_backend.train_rank(replace(job, stop=StopAt(first, step)))
     dist.destroy_process_group()
 

@@ -1,70 +1,202 @@
-"""Fetch a recipe's blends and the external tables of their placeholders, from the hub or from a folder."""
+"""Fetch a recipe's blends, and the external tables that their placeholders name, from the hub or from folders."""
 
 import argparse
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
+from typing import Any, TypeVar
 
-from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+import msgspec
+from huggingface_hub import constants
 
-from scripts.data.placeholders import TABLES
+from scripts.data.blocks import blocks_of
+from scripts.data.hub import HubClient, amount, near
+from scripts.data.hub_cache import HubFile, Snapshot
+from scripts.data.placeholders import TABLES, Table
+from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
-from scripts.files import describe_files, link_or_copy, replace_directory, write_json
+from scripts.files import explain_write_errors, link_or_copy, replace_directory, write_json
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import FolderSource, Recipe
+from scripts.recipe.models import FolderSource, HubSource, Recipe, SyntheticSource, nearest
+
+AT_ONCE = 4
+PLACEHOLDER = b"_hf_placeholder"
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file of a source, and the path below the output folder that it gets."""
+
+    source: HubSource | FolderSource
+    file: str
+    target: str
+
+
+class _PlaceholderRow(msgspec.Struct):
+    """What tells which table a row is to be filled from."""
+
+    dataset: Any = None
+    placeholder: Any = msgspec.field(name=PLACEHOLDER.decode(), default=msgspec.UNSET)
+
+
+class Fetcher:
+    """Puts files of several sources below one folder, some at once; each hub revision is resolved once."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.described: dict[str, dict[str, Any]] = {}
+        self.snapshots: dict[HubSource, Snapshot] = {}
+        self._hub = HubClient()
+
+    def fetch(self, wanted: list[Wanted]) -> None:
+        """Fetch all files; the first that fails ends the others, and what came of them stays in the hub's cache."""
+        from_hub = [item for item in wanted if isinstance(item.source, HubSource)]
+        for source in dict.fromkeys(item.source for item in from_hub):
+            files = [item.file for item in from_hub if item.source == source]
+            self.snapshots[source] = self._hub.resolve(source.repository, source.revision, files)
+        located = self.at_once(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
+        folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
+        _check_space(located, list(folders.values()), self.directory)
+        self.at_once(lambda pair: self._place_from_hub(*pair), list(zip(from_hub, located, strict=True)))
+        self.at_once(lambda pair: self._place_from_folder(*pair), list(folders.items()))
+
+    def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
+        """What the record says of a source that was fetched from."""
+        if isinstance(source, FolderSource):
+            return {"source": str(Path(source.path)), "revision": "folder"}
+        return {"source": self.snapshots[source].repository, "revision": self.snapshots[source].commit}
+
+    def at_once(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+        """The results of the work on each item, in order, from a few threads."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            futures = [pool.submit(work, item) for item in items]
+            try:
+                for future in as_completed(futures):
+                    future.result()
+            except BaseException:
+                self._hub.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
+        return [future.result() for future in futures]
+
+    def _place_from_hub(self, item: Wanted, file: HubFile) -> None:
+        self.described[item.target] = self._hub.fetch(file)
+        self._link(file.pointer, item.target)
+
+    def _place_from_folder(self, item: Wanted, path: Path) -> None:
+        self._link(path, item.target)
+        self.described[item.target] = describe_file(self.directory / item.target)
+
+    def _link(self, path: Path, target: str) -> None:
+        placed = self.directory / target
+        placed.parent.mkdir(parents=True, exist_ok=True)
+        with explain_write_errors(placed):
+            link_or_copy(path, placed)
 
 
 def fetch_source(recipe: Recipe, directory: Path) -> None:
-    """Make `directory` hold every blend as ``<blend>.jsonl``, ``tables/`` and ``record.json`` with the commit.
+    """Make `directory` hold every blend, ``tables/`` and ``record.json`` (origin and content of all of it).
 
-    A branch's name is resolved once, to the commit that all files are taken from. A folder need not have the tables.
+    Only the tables that placeholder rows of these blends name are fetched; ``tables/`` may be empty. A table comes from
+    ``tables/`` in a blend's folder, or from the hub.
     """
-    files = {name: blend.file or f"{name}.jsonl" for name, blend in recipe.blends.items()}
-    tables = sorted({(table.repository, table.file) for table in TABLES.values()})
+    if isinstance(recipe.source, SyntheticSource):
+        raise UserError(f"recipe {recipe.name}: its blends are synthetic; python -m scripts.data.synthesize makes them")
+    repositories = {table.repository for table in TABLES.values()}
+    for unknown in recipe.tables.keys() - repositories:
+        raise UserError(f"tables.{unknown}: no placeholder refers to this repository{nearest(unknown, repositories)}")
+    sources = {name: blend.source or recipe.source for name, blend in recipe.blends.items()}
+    published = {name: blend.published_files(name) for name, blend in recipe.blends.items()}
+    rows = [f"{name}.jsonl" for name, blend in recipe.blends.items() if blend.format == "jsonl"]
     with replace_directory(directory) as fresh:
-        if isinstance(recipe.source, FolderSource):
-            folder = Path(recipe.source.path)
-            origin, revision = str(folder), "folder"
-            for name, file in files.items():
-                _copy(folder / file, fresh / f"{name}.jsonl")
-            for repository, file in tables:
-                if (folder / "tables" / repository / file).exists():
-                    _copy(folder / "tables" / repository / file, fresh / "tables" / repository / file)
-        else:
-            origin = recipe.source.repository
-            revision = _commit(origin, recipe.source.revision)
-            for name, file in files.items():
-                _fetch(origin, file, revision, fresh / f"{name}.jsonl")
-            for repository, file in tables:
-                _fetch(repository, file, _commit(repository, "main"), fresh / "tables" / repository / file)
-        described = describe_files(fresh)
-        write_json(fresh / "record.json", {"source": origin, "revision": revision, "files": described})
+        (fresh / "tables").mkdir()
+        fetcher = Fetcher(fresh)
+        fetcher.fetch(
+            [Wanted(sources[name], file, target) for name in published for target, file in published[name].items()]
+        )
+        named: set[Table] = set().union(*fetcher.at_once(lambda file: tables_named(fresh / file), rows))
+        folders = [Path(source.path) for source in sources.values() if isinstance(source, FolderSource)]
+        ordered = sorted(named, key=lambda table: table.repository)
+        tables = {table.repository: _wanted_table(table, folders, recipe) for table in ordered}
+        try:
+            fetcher.fetch(list(tables.values()))
+        except UserError as error:
+            hint = f"; or put the table below {folders[0] / 'tables'}" if folders else ""
+            raise UserError(f"a table that placeholder rows name: {error}{hint}") from None
+        for snapshot in fetcher.snapshots.values():
+            snapshot.remember()
+        record = {
+            "blends": {name: fetcher.origin(source) for name, source in sources.items()},
+            "tables": {repository: fetcher.origin(item.source)["revision"] for repository, item in tables.items()},
+            "files": dict(sorted(fetcher.described.items())),
+        }
+        write_json(fresh / "record.json", record)
 
 
-def _commit(repository: str, revision: str) -> str:
-    try:
-        return HfApi().dataset_info(repository, revision=revision).sha
-    except (HfHubHTTPError, OSError) as error:
-        raise _refused(repository, revision, error) from None
+def tables_named(path: Path) -> set[Table]:
+    """The external tables that a blend's placeholder rows name; what names no known one is left to the fill."""
+    tables = set(TABLES.values())
+    found: set[Table] = set()
+    decoder = msgspec.json.Decoder(_PlaceholderRow)
+    for block in blocks_of(path):
+        data = block.read()
+        place = data.find(PLACEHOLDER)
+        while place >= 0:
+            start, end = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
+            end = len(data) if end < 0 else end
+            try:
+                row = decoder.decode(memoryview(data)[start:end])
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                row = _PlaceholderRow()
+            if row.placeholder is not msgspec.UNSET and isinstance(row.dataset, str) and row.dataset in TABLES:
+                found.add(TABLES[row.dataset])
+            place = data.find(PLACEHOLDER, end)
+        if found == tables:
+            break
+    return found
 
 
-def _fetch(repository: str, file: str, revision: str, target: Path) -> None:
-    try:
-        _copy(Path(hf_hub_download(repository, file, repo_type="dataset", revision=revision)), target)
-    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise _refused(f"{repository}/{file}", revision, error) from None
+def _wanted_table(table: Table, folders: list[Path], recipe: Recipe) -> Wanted:
+    target = str(Path("tables", table.local_path))
+    for folder in folders:
+        if (folder / target).exists():
+            return Wanted(FolderSource(kind="folder", path=str(folder)), target, target)
+    revision = recipe.tables.get(table.repository, "main")
+    return Wanted(HubSource(kind="hub", repository=table.repository, revision=revision), table.file, target)
 
 
-def _refused(what: str, revision: str, error: Exception) -> UserError:
-    hint = "is it gated, and HF_TOKEN set?" if isinstance(error, RepositoryNotFoundError) else "is the hub reachable?"
-    return UserError(f"{what} at {revision}: the hub did not give it ({str(error).splitlines()[0]}); {hint}")
+def _find(item: Wanted) -> Path:
+    """The path of a folder's file, which can be read."""
+    folder = Path(item.source.path)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder, but the recipe's source is there; correct the path")
+    path = folder / item.file
+    if not path.is_file():
+        names = tuple(sorted(str(other.relative_to(folder)) for other in folder.rglob("*") if other.is_file()))
+        raise UserError(f"{path}: no such file, but the recipe's source should have it; {near(item.file, names)}")
+    with path.open("rb"):
+        return path
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Link or copy a file of the source; UserError when it is not there."""
-    if not source.is_file():
-        raise UserError(f"{source}: no such file, but the recipe's source should have it")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    link_or_copy(source, target)
+def _check_space(from_hub: list[HubFile], from_folders: list[Path], directory: Path) -> None:
+    """Refuse what the disks have no room for: those of the hub's cache and, where that is another, of the output."""
+    cache = next(path for path in Path(constants.HF_HUB_CACHE, "x").absolute().parents if path.exists())
+    here = directory.stat().st_dev
+    to_copy = sum(path.stat().st_size for path in from_folders if path.stat().st_dev != here)
+    to_copy += sum(file.size for file in from_hub) if cache.stat().st_dev != here else 0
+    to_load = sum(max(0, file.size - file.bytes_here) for file in from_hub)
+    for path, needed, where in (
+        (cache, to_load, f"the hub's cache {constants.HF_HUB_CACHE} (HF_HOME says where it is)"),
+        (directory, to_copy, str(directory.parent)),
+    ):
+        free = disk_usage(path).free
+        if needed > free:
+            raise UserError(f"{where}: {amount(needed)} are to come and {amount(free)} are free; make room, or move it")
 
 
 def main() -> None:

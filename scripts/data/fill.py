@@ -21,7 +21,7 @@ import xxhash
 
 from scripts.data.blocks import blocks_of
 from scripts.data.holdout import Part, parts_of
-from scripts.data.pool import default_workers, map_in_order
+from scripts.data.parallel import default_workers, in_order
 from scripts.data.resolve import SHOWN, ResolvedBlock, resolve_block
 from scripts.data.source_record import not_as_recorded
 from scripts.data.tables import ExternalTables
@@ -85,9 +85,8 @@ def fill_blend(
     """Write the splits below `output`; returns what the manifest says of them. The same for any number of workers.
 
     `holdout`, `test` and `sample` are those of ``scripts.data.holdout.parts_of``; `is_rewarded`: every row must name
-    its environment; `hashes`: the XXH3-128 that the source and the tables
-    should have, by path from the source's folder. UserError names every bad row, or what
-    else is wrong, and leaves what stood there before.
+    its environment; `hashes`: the XXH3-128 that source and tables should have, by path from the source's folder.
+    UserError names the bad rows, or what else is wrong, and leaves what stood there before.
     """
     parts, hashes = parts_of(source, holdout, test, sample), hashes or {}
     found: Counter[str] = Counter()
@@ -98,13 +97,13 @@ def fill_blend(
         splits = {name: Split(file) for name, file in zip(parts, files, strict=True)}
         resolve = partial(resolve_block, tables=ExternalTables(tables, scratch, hashes), is_rewarded=is_rewarded)
         blocks = (block for part in parts.values() for block in blocks_of(source, part.start, part.end))
-        for block, resolved in map_in_order(resolve, blocks, workers):
-            data = block.read()
+        for resolved in in_order(resolve, blocks, workers):
+            data = resolved.block.read()
             hashed.update(data)
             bad_rows += resolved.bad_rows
             problems += resolved.problems[: SHOWN - len(problems)]
             if not bad_rows:
-                splits[_part_at(block.start, parts)].add(resolved.apply(data), resolved)
+                splits[_part_at(resolved.block.start, parts)].add(resolved.apply(data), resolved)
                 found += resolved.placeholders
                 cleaned += resolved.cleaned
         expected = hashes.get(source.name) if sample is None else None

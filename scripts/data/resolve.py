@@ -64,6 +64,7 @@ class ResolvedBlock:
     a row, in order. `problems` are the messages on the first bad rows of `bad_rows`.
     """
 
+    block: Block
     changes: list[tuple[int, int, bytes]] = field(default_factory=list)
     rows: int = 0
     environments: Counter[str] = field(default_factory=Counter)
@@ -88,7 +89,7 @@ class ResolvedBlock:
 def resolve_block(block: Block, tables: ExternalTables, is_rewarded: bool) -> ResolvedBlock:
     """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it."""
     data = block.read()
-    result = ResolvedBlock()
+    result = ResolvedBlock(block)
     has_returns, tables = b"\r" in data, replace(tables)
     start, number = 0, 0
     while start < len(data):
@@ -108,7 +109,7 @@ def resolve_block(block: Block, tables: ExternalTables, is_rewarded: bool) -> Re
             instead = _resolve_row(line, result, tables, is_rewarded)
         except BAD as error:
             if line.strip():
-                _refuse(result, block, number, line, is_rewarded, error)
+                _refuse(result, number, line, is_rewarded, error)
             else:
                 result.cleaned["blank lines"] += 1
                 result.changes.append((start, min(end + 1, len(data)), b""))
@@ -140,11 +141,11 @@ def _resolve_row(line: bytes, result: ResolvedBlock, tables: ExternalTables, is_
     return line
 
 
-def _refuse(result: ResolvedBlock, block: Block, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
+def _refuse(result: ResolvedBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
     result.bad_rows += 1
     if len(result.problems) < SHOWN:
-        place = block.lines_before() + number
-        result.problems.append(_problem(line, block.path, place, is_rewarded, error))
+        place = result.block.lines_before() + number
+        result.problems.append(_problem(line, result.block.path, place, is_rewarded, error))
 
 
 def _problem(line: bytes, path: Path, number: int, is_rewarded: bool, error: Exception) -> str:

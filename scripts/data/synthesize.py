@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import random
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.data.placeholders import TABLES
+from scripts.data.source_record import describe_file
 from scripts.data.tasks import FAMILIES, Task, make_task, spoil
 from scripts.errors import UserError, run_program
-from scripts.files import open_atomically, sha256_file, write_json
+from scripts.files import open_atomically, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Blend, Environment, Recipe
 
@@ -127,12 +129,13 @@ def write_source(recipe: Recipe, directory: Path) -> None:
         with open_atomically(path) as (file,):
             file.write(buffer.getvalue())
         written.append(path)
-    files = {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in written
-    }
     revision = f"synthetic-{recipe.source.seed}"
-    write_json(directory / "record.json", {"source": "synthetic", "revision": revision, "files": files})
+    record = {
+        "blends": {name: {"source": "synthetic", "revision": revision} for name in recipe.blends},
+        "tables": {table.repository: revision for table in sorted(set(TABLES.values()), key=attrgetter("repository"))},
+        "files": {str(path.relative_to(directory)): describe_file(path) for path in sorted(written)},
+    }
+    write_json(directory / "record.json", record)
 
 
 TABLE_SCHEMA = pa.schema(

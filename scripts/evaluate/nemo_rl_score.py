@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scripts.data.rows import environment_of, parse_row, read_rows
+from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.record import evaluation_record
 from scripts.files import open_atomically, read_json, sha256_file, write_json
@@ -80,7 +80,7 @@ def read_rewards(path: Path, environments: list[str]) -> dict[str, list[float]]:
     rewards: dict[str, list[float]] = {}
     lines = path.read_bytes().splitlines()
     for number, (line, by_place) in enumerate(zip(lines, expected, strict=False), start=1):
-        record = parse_row(line, path, number)
+        record = _record(line, path, number)
         name = by_place if record.get("agent_ref") is None else environment_of(record, path, number)
         reward = record.get("reward")
         if not isinstance(reward, int | float) or not math.isfinite(reward):
@@ -93,6 +93,17 @@ def read_rewards(path: Path, environments: list[str]) -> dict[str, list[float]]:
             f"{_counts(Counter(expected))}); the driver lost some, so score again"
         )
     return {name: rewards[name] for name in sorted(rewards)}
+
+
+def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """One record of the driver's, whose numbers may be NaN."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}:{number}: not valid JSON ({error}); score again") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path}:{number}: a record must be a JSON object; score again")
+    return record
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -14,25 +14,38 @@ from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import respond
 from scripts.evaluate.record import evaluation_record
 from scripts.files import read_json, write_json
+from scripts.recipe.load import load_recipe
+from scripts.recipe.models import Evaluation
 from scripts.recipe.resolve import read_config
-from scripts.rewards.registry import check_row, score
+from scripts.rewards.judge import Panel
+from scripts.rewards.registry import check_row, scores
 from scripts.train.scratch import make_model, make_tokenizer
 
 
-def score_model(model: Any, tokenizer: Any, splits: list[Path], decoding: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def score_model(
+    model: Any, tokenizer: Any, splits: list[Path], decoding: dict[str, Any], panel: Panel | None = None
+) -> dict[str, dict[str, Any]]:
     """Rows and mean score of each environment over the validation splits, one response a row."""
     rows, environments = [], []
     for split in splits:
         for number, _, row in read_rows(split):
-            if problem := check_row(row):
+            if problem := check_row(row, panel.roles if panel else (), held_out=True):
                 raise UserError(f"{split}:{number}: {problem}")
             rows.append(row)
             environments.append(environment_of(row, split, number))
     responses = respond(model, tokenizer, rows, **decoding)
-    scores: dict[str, list[float]] = {}
-    for environment, row, response in zip(environments, rows, responses, strict=True):
-        scores.setdefault(environment, []).append(score(row, response))
-    return {name: {"rows": len(scores[name]), "score": round(fmean(scores[name]), 6)} for name in sorted(scores)}
+    found: dict[str, list[float]] = {}
+    for environment, value in zip(environments, scores(list(zip(rows, responses, strict=True)), panel), strict=True):
+        found.setdefault(environment, []).append(value)
+    return {name: {"rows": len(found[name]), "score": round(fmean(found[name]), 6)} for name in sorted(found)}
+
+
+def judges_of(recipe: Path | None) -> Panel | None:
+    """The judges that a recipe names for its evaluation."""
+    evaluation = load_recipe(recipe).evaluation if recipe else None
+    if not isinstance(evaluation, Evaluation) or evaluation.judges is None:
+        return None
+    return Panel(evaluation.judges, evaluation.judge_servers)
 
 
 def main() -> None:
@@ -46,6 +59,7 @@ def main() -> None:
         "--config", type=Path, nargs="?", help="without a parent: config.yaml, to score the fresh model"
     )
     parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
+    parser.add_argument("--recipe", type=Path, nargs="?", help="the recipe, where its evaluation names judges")
     parser.add_argument("--max-new-tokens", type=int, required=True)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
     parser.add_argument("--seed", type=int, default=0)
@@ -55,6 +69,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     decoding = {key: getattr(arguments, key) for key in ("max_new_tokens", "temperature", "seed")}
+    panel = judges_of(arguments.recipe)
     if (arguments.parent_eval is None) == (arguments.config is None):
         raise UserError("give either --parent-eval or, for a stage without a parent, --config")
     if arguments.parent_eval is not None:
@@ -63,11 +78,11 @@ def main() -> None:
     else:
         tokenizer = make_tokenizer()
         fresh = make_model(read_config(arguments.config), tokenizer)
-        scores_before = score_model(fresh, tokenizer, arguments.validation, decoding)
+        scores_before = score_model(fresh, tokenizer, arguments.validation, decoding, panel)
     directory = arguments.export.with_name("model")
     tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=torch.float32)
-    scores_after = score_model(model, tokenizer, arguments.validation, decoding)
+    scores_after = score_model(model, tokenizer, arguments.validation, decoding, panel)
     record = evaluation_record(read_json(arguments.export), scores_before, scores_after, decoding)
     write_json(arguments.output, record)
     print(

@@ -5,7 +5,6 @@ Settings bear NeMo-RL's names and meanings where it has them (``grpo.num_prompts
 whether it trains a tiny model here or NeMo-RL on a cluster.
 """
 
-import difflib
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -14,8 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     PositiveFloat,
@@ -26,36 +23,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
+from scripts.recipe.strict import Strict, nearest
+
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 RowKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
-
-
-def nearest(word: str, words: Iterable[str]) -> str:
-    """`; did you mean ...?` with the closest of the valid words, or the list of them when none is close."""
-    words = sorted(words)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(words)}"
-
-
-class Strict(BaseModel):
-    """A model that refuses keys it does not know and names the nearest it does."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for key in data:
-                if key not in cls.model_fields:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "unknown key{hint}",
-                        {"key": str(key), "hint": nearest(str(key), cls.model_fields)},
-                    )
-        return data
 
 
 class Environment(StrEnum):
@@ -76,6 +50,18 @@ class Environment(StrEnum):
     SWE_PIVOT = "swe_pivot_single_step_tool_use_with_argument_comparison_agent"
     PARALLEL_TOOL_USE = "parallel_tool_calls_single_step_tool_use_with_argument_comparison_agent"
     GENRM = "genrm_simple_agent"
+    GENRM_REASONING_OFF = "genrm_simple_agent_reasoning_off"
+    EQUIVALENCE = "equivalence_llm_judge_simple_agent"
+    LC_JUDGE = "lc_judge_simple_agent"
+    JAILBREAK = "jailbreak_detection_simple_agent"
+    JAILBREAK_DISCLAIMER = "jailbreak_engagement_with_disclaimer"
+    JAILBREAK_EXPLANATION = "jailbreak_refusal_with_explanation"
+    JAILBREAK_HARD_REFUSAL = "jailbreak_hard_refusal_no_redirection"
+    JAILBREAK_HELPLINES = "jailbreak_hard_refusal_with_helplines"
+    OVER_REFUSAL = "over_refusal_detection_simple_agent"
+    XSTEST = "xstest_eval_agent"
+    MULTICHALLENGE = "multichallenge_simple_agent"
+    INVERSE_IF = "inverse_if_simple_agent"
 
 
 def _as_environment(name: str) -> str:
@@ -108,6 +94,7 @@ class FolderSource(Strict):
     path: str
 
 
+MMPR_HOLDOUT = 2000
 IMAGE_FILES = {
     "mmpr": ("meta.json", "annotations.zip", "images.zip"),
     "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
@@ -115,7 +102,7 @@ IMAGE_FILES = {
 
 
 class Blend(Strict):
-    """One stage's training data."""
+    """One set of training data."""
 
     kind: Literal["prompts", "demonstrations", "preferences"] = Field(
         "prompts",
@@ -140,12 +127,30 @@ class Blend(Strict):
     )
     test: int = Field(0, ge=0, description="The N rows before those become a test split, which nothing trains on.")
     allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
+    missing_images: Share = Field(0.0, description="Of format mmpr: the share of rows that may lack their image.")
 
     def published_files(self, name: str) -> dict[str, str]:
         """The files of the blend `name` in its source, by the path they get below ``data/source/``."""
         if self.format == "jsonl":
             return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
+
+    @model_validator(mode="after")
+    def _fits_its_format(self) -> "Blend":
+        if self.format == "jsonl":
+            return self
+        kind = "preferences" if self.format == "mmpr" else "prompts"
+        if self.kind != kind:
+            raise PydanticCustomError(
+                "format", "{format} holds {kind}: set kind", {"format": self.format, "kind": kind}
+            )
+        if isinstance(self.holdout, float) or (self.format == "mmpr" and self.holdout != MMPR_HOLDOUT) or self.test:
+            raise PydanticCustomError(
+                "format",
+                "{format} is split by NeMo-RL itself: holdout must be {rows}, and test left out",
+                {"format": self.format, "rows": MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"},
+            )
+        return self
 
 
 class ScratchModel(Strict):
@@ -318,6 +323,13 @@ class GrpoStage(StageBase):
     grpo: Grpo
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
+    judges: Judges | None = Field(None, description="None: only rows that need no judge are rewarded.")
+    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer. May change no weight.")
+
+    @model_validator(mode="after")
+    def _judges_are_served(self) -> "GrpoStage":
+        check_servers(self.judges, self.judge_servers)
+        return self
 
     @property
     def max_num_steps(self) -> int:
@@ -374,14 +386,14 @@ class NemoRlStage(StageBase):
     max_num_steps: PositiveInt | None = Field(
         None, description="The planned step; none: as many as the training rows are enough for."
     )
-    grpo: dict[str, Any] = {}
-    dpo: dict[str, Any] = {}
-    mpo: dict[str, Any] = {}
-    loss_fn: dict[str, Any] = {}
-    policy: dict[str, Any] = {}
-    data: dict[str, Any] = {}
-    env: dict[str, Any] = {}
-    logger: dict[str, Any] = {}
+    grpo: dict[str, Any] = Field({})
+    dpo: dict[str, Any] = Field({})
+    mpo: dict[str, Any] = Field({})
+    loss_fn: dict[str, Any] = Field({})
+    policy: dict[str, Any] = Field({})
+    data: dict[str, Any] = Field({})
+    env: dict[str, Any] = Field({})
+    logger: dict[str, Any] = Field({})
     add: dict[str, Any] = Field({}, description="Settings like those above that the release's config does not have.")
     sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
     sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
@@ -480,6 +492,13 @@ class Evaluation(Strict):
     max_new_tokens: PositiveInt
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
+    judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
+    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
+
+    @model_validator(mode="after")
+    def _judges_are_served(self) -> "Evaluation":
+        check_servers(self.judges, self.judge_servers)
+        return self
 
 
 BENCHMARKS = ("aime2024", "aime2025", "aime2026", "gpqa", "gpqa_diamond", "math", "math500", "mmlu", "mmlu_pro")
@@ -526,6 +545,9 @@ class Recipe(Strict):
     seed: int = 0
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
+    tables: dict[str, str] = Field(
+        {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
+    )
     model: ScratchModel | PretrainedModel
     blends: dict[Name, Blend]
     evaluation: (
@@ -535,7 +557,7 @@ class Recipe(Strict):
         ]
         | None
     ) = Field(None, description="None: no held-out scores; the stages' metrics judge.")
-    defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = {}
+    defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = Field({})
     stages: dict[Name, Stage] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -558,7 +580,9 @@ class Recipe(Strict):
                         "kind": kind,
                     },
                 )
+        self._sources_fit()
         self._backends_fit()
+        self._images_fit()
         self._evaluation_has_rows()
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
             for name in taken & names.keys():
@@ -575,6 +599,18 @@ class Recipe(Strict):
                 "cycle", "the stages start from each other: {cycle}", {"at": "stages", "cycle": cycle}
             ) from None
         return self
+
+    def _sources_fit(self) -> None:
+        if not isinstance(self.source, SyntheticSource):
+            return
+        for name, blend in self.blends.items():
+            for key, differs in (("source", blend.source is not None), ("format", blend.format != "jsonl")):
+                if differs:
+                    raise PydanticCustomError(
+                        "synthetic",
+                        "the recipe's blends are synthetic, which this one cannot be; make source a hub or a folder",
+                        {"at": f"blends.{name}.{key}"},
+                    )
 
     def _backends_fit(self) -> None:
         backends = {stage.backend for stage in self.stages.values()}
@@ -606,6 +642,18 @@ class Recipe(Strict):
         if backends == {"trl"}:
             for name, blend in self.blends.items():
                 _check_environments(f"blends.{name}.environments", blend.environments)
+
+    def _images_fit(self) -> None:
+        for name, stage in self.stages.items():
+            blend = self.blends[stage.blend]
+            if blend.format != "jsonl" and stage.backend != "nemo_rl":
+                raise PydanticCustomError("images", "only NeMo-RL trains on images", {"at": f"stages.{name}.blend"})
+            if blend.format == "mmpr_tiny" and stage.data.get("val_size") != blend.holdout:
+                raise PydanticCustomError(
+                    "val_size",
+                    "must be the holdout of blend {blend}, {rows}",
+                    {"at": f"stages.{name}.data.val_size", "blend": stage.blend, "rows": blend.holdout},
+                )
 
     def _evaluation_has_rows(self) -> None:
         if isinstance(self.evaluation, NemoRlEvaluation):

@@ -12,7 +12,7 @@ from scripts.recipe.releases import release_of
 from scripts.recipe.yaml_file import repository_root
 
 NO_EFFECT_ON_WEIGHTS = {
-    *("parent", "blend", "checkpointing", "resources", "gate"),
+    *("parent", "blend", "checkpointing", "resources", "gate", "judge_servers"),
     *("cluster", "image", "logger", "pretrained_checkpoint"),
 }
 PREFETCHED_STEPS = 2
@@ -27,6 +27,8 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
     """
     stage = recipe.stages[stage_name]
     config = stage.model_dump(mode="json", exclude=NO_EFFECT_ON_WEIGHTS)
+    if config.get("judges") is None:
+        config.pop("judges", None)
     if stage.backend == "nemo_rl":
         config["release"] = {"name": recipe.release, "revision": release_of(recipe.release).revision}
     else:

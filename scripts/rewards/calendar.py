@@ -5,7 +5,6 @@ import math
 import re
 from typing import Any
 
-FIELDS = {"exp_cal_state": dict}
 _LIST_OF_OBJECTS = re.compile(r"\[\s*\{")
 _TIME = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?(am|pm)?\s*")
 

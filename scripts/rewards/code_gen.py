@@ -16,7 +16,6 @@ from typing import Any
 from scripts.rewards.confine import unavailable
 from scripts.rewards.sandbox import sandbox
 
-FIELDS = {"verifier_metadata": dict}
 SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
 _NAMED += ["itertools", "functools", "operator", "io", "sys", "json"]

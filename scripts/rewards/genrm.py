@@ -1,14 +1,13 @@
-"""genrm_compare with a deterministic judge: the responses to one prompt are compared pairwise, round a circle.
+"""genrm_compare without a judge to ask: likeness to a hidden reference says which of two responses is better.
 
-The production judge is a generative reward model that prints two scores from 1 to 5 and a ranking from 1 to 6. Here
-the judge reads the row's hidden ``reference``: the closer answer is the more helpful one, and length counts against
-an answer only in so far as it is not in the reference.
+It stands in for the generative reward model of `genrm_compare` where a stage names none. The closer answer to the row's
+``reference`` is the more helpful one, and length counts against an answer only in so far as it is not in the reference.
 """
 
 from difflib import SequenceMatcher
 from typing import Any
 
-FIELDS = {"reference": str}
+from scripts.rewards.genrm_compare import Comparison, base_scores, pairs
 
 
 def judge(reference: str, first: str, second: str) -> tuple[float, float, float]:
@@ -23,23 +22,22 @@ def compare(row: dict[str, Any], responses: list[str]) -> list[float]:
     Equal scores are moved apart by the ranking, score_1 += 3.5 - ranking and score_2 -= the same. A single
     response has nobody to be compared with and gets the default score 3.0.
     """
-    if len(responses) < 2:
-        return [3.0] * len(responses)
-    scores: list[list[float]] = [[] for _ in responses]
-    for place in range(len(responses)):
-        other = (place + 1) % len(responses)
-        first, second, ranking = judge(row["reference"], responses[place], responses[other])
-        if first == second:
-            first, second = first + (3.5 - ranking), second - (3.5 - ranking)
-        scores[place].append(first)
-        scores[other].append(second)
-    return [sum(values) / len(values) for values in scores]
+    met = pairs("circular", len(responses))
+    said = [Comparison(*judge(row["reference"], responses[one], responses[other])) for one, other in met]
+    return base_scores(len(responses), list(zip(met, said, strict=True)), 3.0)
 
 
 def verify(row: dict[str, Any], response: str) -> float:
     """Held-out score of one response: 1.0 if the judge finds it no worse than the reference, else 0.0."""
     first, second, _ = judge(row["reference"], response, row["reference"])
     return float(first >= second)
+
+
+def check(row: dict[str, Any]) -> str | None:
+    """Why the row cannot be judged, or None; published rows have no reference."""
+    if isinstance(row.get("reference"), str):
+        return None
+    return "reference is missing: without judges.genrm, answers are compared by their likeness to it"
 
 
 def _closeness(reference: str, answer: str) -> float:

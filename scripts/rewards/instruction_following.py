@@ -4,8 +4,6 @@ from typing import Any
 
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
 
-FIELDS: dict[str, type] = {}
-
 
 def verify(row: dict[str, Any], response: str) -> float:
     """1.0 if every instruction is obeyed (``grading_mode`` fraction: the share obeyed), else 0.0; empty is 0.0.

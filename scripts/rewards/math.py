@@ -11,7 +11,6 @@ from math_verify import verify as equal
 from scripts.rewards.sandbox import sandbox
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of time limits that the sandbox keeps
-FIELDS = {"question": str, "expected_answer": str}
 SECONDS = 10.0
 _INTEGER = re.compile(r"-?\d{1,15}")
 _ONLY_A_BOX = re.compile(r"\s*\\boxed\{\s*(.*?)\s*\}\s*")

@@ -8,7 +8,6 @@ from typing import Any
 from scripts.rewards.patterns import compiled, last_match
 from scripts.rewards.response import last_boxed, unwrap_text
 
-FIELDS = {"options": list, "expected_answer": str}
 Options = dict[str, str]
 _ONLY_A_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
 _LETTER_AND_LABEL = re.compile(r"\s*([A-Z])\s*[:).\-]")
@@ -44,7 +43,7 @@ def check(row: dict[str, Any]) -> str | None:
     mode = row.get("grading_mode", "strict_single_letter_boxed")
     if mode not in _MODES:
         return f"grading_mode {mode!r} is none of {', '.join(_MODES)}"
-    if not all(isinstance(option, dict) for option in row["options"]):
+    if not all(isinstance(option, dict) for option in row.get("options") or ()):
         return "options is not a list of objects, letter to text"
     if row["expected_answer"].strip().upper() not in _options(row) and not _patterns(row):
         return f"expected_answer {row['expected_answer']!r} is the letter of no option"
@@ -57,7 +56,7 @@ def check(row: dict[str, Any]) -> str | None:
 
 
 def _options(row: dict[str, Any]) -> Options:
-    named = (item for option in row["options"] for item in option.items())
+    named = (item for option in row.get("options") or () for item in option.items())
     return {key.upper(): text for key, text in named if len(key) == 1 and key.isalpha() and text is not None}
 
 

@@ -12,7 +12,6 @@ from typing import Any
 from scripts.rewards.confine import unavailable
 from scripts.rewards.sandbox import sandbox
 
-FIELDS = {"question": str, "metadata": dict}
 SECONDS = 10.0
 _BOXED = re.compile(r"\\boxed\{([^}]+)\}")
 

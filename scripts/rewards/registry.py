@@ -1,12 +1,14 @@
 """Which verifier rewards the rows of which environment."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
+from scripts.recipe.judges import Role
 from scripts.recipe.models import Environment
 from scripts.rewards import (
     calendar,
@@ -21,6 +23,8 @@ from scripts.rewards import (
     tool_use,
     workplace_assistant,
 )
+from scripts.rewards.judge import Panel
+from scripts.rewards.judged import JUDGED, Judged
 from scripts.rewards.sandbox import cores
 
 Row = dict[str, Any]
@@ -31,25 +35,24 @@ class Verifier:
     """How an environment turns responses into rewards.
 
     `verify` scores one response, 0 to 1. `compare`, where an environment has it, rewards all rollouts of one prompt
-    together and stands in for `verify` in training. `fields` are the row's required fields with their types,
-    `check` looks at them more closely. `confined` says that `verify` waits for a process of its own, so that several
-    at once use all cores.
+    together and stands in for `verify` in training. `check` says why it could not score responses to a row that obeys
+    the environment's contract (scripts.data.contract). `confined` says that `verify` waits for a process of its own, so
+    that several at once use all cores.
     """
 
     verify: Callable[[Row, str], float]
-    fields: dict[str, type]
     compare: Callable[[Row, list[str]], list[float]] | None = None
     check: Callable[[Row], str | None] = lambda row: None
     confined: bool = False
 
 
 def _of(module: ModuleType, confined: bool = False) -> Verifier:
-    return Verifier(module.verify, module.FIELDS, check=module.check, confined=confined)
+    return Verifier(module.verify, check=module.check, confined=confined)
 
 
 def _tool_use(threshold: float, parallel: bool = False) -> Verifier:
     verify = partial(tool_use.verify, threshold=threshold, parallel=parallel)
-    return Verifier(verify, tool_use.FIELDS, check=tool_use.check)
+    return Verifier(verify, check=tool_use.check)
 
 
 VERIFIERS: dict[Environment, Verifier] = {
@@ -67,7 +70,7 @@ VERIFIERS: dict[Environment, Verifier] = {
     Environment.SEARCH_PIVOT: _tool_use(threshold=0.3),
     Environment.SWE_PIVOT: _tool_use(threshold=0.0),
     Environment.PARALLEL_TOOL_USE: _tool_use(threshold=0.1, parallel=True),
-    Environment.GENRM: Verifier(genrm.verify, genrm.FIELDS, compare=genrm.compare),
+    Environment.GENRM: Verifier(genrm.verify, compare=genrm.compare, check=genrm.check),
 }
 
 
@@ -90,15 +93,53 @@ def reward_group(row: Row, responses: list[str]) -> list[float]:
     return list(_threads().map(verify, responses) if verifier.confined else map(verify, responses))
 
 
-def check_row(row: Row) -> str | None:
-    """Why a row's environment could not reward a response to it, or None."""
+def reward_groups(groups: list[tuple[Row, list[str]]], panel: Panel | None = None) -> list[list[float]]:
+    """The rewards of a step's groups, in their order; what is asked of the panel's judges is asked all at once.
+
+    JudgeUnavailable when a judge does not answer.
+    """
+
+    async def judge(judged: Judged, row: Row, responses: list[str]) -> list[float]:
+        if judged.compare is not None:
+            return await judged.compare(row, responses, panel)
+        return list(await asyncio.gather(*(judged.verify(row, response, panel) for response in responses)))
+
+    return _apply(groups, panel, reward_group, judge)
+
+
+def scores(answered: list[tuple[Row, str]], panel: Panel | None = None) -> list[float]:
+    """The held-out scores of rows with one response each, 0 to 1; as `reward_groups`."""
+
+    async def judge(judged: Judged, row: Row, response: str) -> float:
+        return await judged.verify(row, response, panel)
+
+    return _apply(answered, panel, score, judge)
+
+
+def _apply(answered: list, panel: Panel | None, verify: Callable, judge: Callable) -> list:
+    """What `verify` or, where the panel has the judge of a row's environment, `judge` says of each row's responses."""
+    asked = {
+        place: judged
+        for place, (row, _) in enumerate(answered)
+        if panel is not None
+        and (judged := JUDGED.get(Environment(row["agent_ref"]["name"]))) is not None
+        and judged.role in panel.roles
+    }
+    said = iter(panel.gather(judge(judged, *answered[place]) for place, judged in asked.items()) if asked else ())
+    return [next(said) if place in asked else verify(*it) for place, it in enumerate(answered)]
+
+
+def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) -> str | None:
+    """Why a row that obeys its environment's contract could not be rewarded here, or None.
+
+    `roles` says which judges are named; `held_out`, that a single response is to be scored.
+    """
     name = row["agent_ref"]["name"]
     if name not in list(Environment):
         return f"environment {name!r} has no verifier"
-    verifier = VERIFIERS[Environment(name)]
-    for field, kind in verifier.fields.items():
-        if field not in row:
-            return f"{name} needs the field {field}"
-        if not isinstance(row[field], kind):
-            return f"{name} needs {field} to be {kind.__name__}, not {type(row[field]).__name__}"
+    judged, verifier = JUDGED.get(Environment(name)), VERIFIERS.get(Environment(name))
+    if judged is not None and judged.role in roles:
+        return judged.check_held_out(row) if held_out else None
+    if verifier is None:
+        return f"{name} needs a judge, and none is named: say judges.{judged.role} and judge_servers.{judged.role}"
     return verifier.check(row)

@@ -74,3 +74,23 @@ def unwrap_text(content: str) -> str:
     while match := _TEXT_WRAPPER.fullmatch(content):
         content = match[1]
     return content
+
+
+_THOUGHT = re.compile(r"<think(?:ing)?>(.*?)</think(?:ing)?>", re.DOTALL)
+_OPEN_THOUGHT = re.compile(r"<think(?:ing)?>(.*)", re.DOTALL)
+_CLOSED_THOUGHT = re.compile(r"(.*)</think(?:ing)?>", re.DOTALL)
+
+
+def split_reasoning(text: str) -> tuple[str, str]:
+    """The reasoning and the answer in a response, white space stripped from both.
+
+    Reasoning stands in ``<think>...</think>`` (or ``<thinking>``); the opening tag may be missing, being part of the
+    prompt. Where the closing tag is missing there is no answer.
+    """
+    thoughts = _THOUGHT.findall(text)
+    rest = _THOUGHT.sub("", text)
+    for unpaired in (_CLOSED_THOUGHT, _OPEN_THOUGHT):
+        if found := unpaired.search(rest):
+            thoughts.append(found[1])
+            rest = rest[: found.start()] + rest[found.end() :]
+    return "\n".join(thought.strip() for thought in thoughts).strip(), rest.strip()

@@ -7,7 +7,6 @@ from typing import Any
 
 from scripts.rewards.response import last_boxed, unwrap_text
 
-FIELDS = {"expected_answer": str}
 NEARLY_EQUAL = 0.98
 LONGEST = 4000
 _FINAL_ANSWER = re.compile(r"(?:final\s+answer|answer)\s*[:：]\s*(.+)", re.IGNORECASE)

@@ -19,7 +19,6 @@ from referencing.exceptions import Unresolvable
 from scripts.rewards.response import parse_calls
 from scripts.rewards.sandbox import sandbox
 
-FIELDS = {"schema_str": str, "schema_type": str}
 SECONDS = 10.0
 Schema = dict[str, Any]
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from scripts.rewards.response import FunctionCall, parse_calls
 
-FIELDS = {"expected_action": dict}
-
 
 def verify(row: dict[str, Any], response: str, threshold: float, parallel: bool = False) -> float:
     """1.0 if the response acts as ``expected_action`` says, else 0.0.

@@ -1,13 +1,14 @@
 """What a backend is asked for, and which backends there are."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from scripts.files import read_json, write_json
 from scripts.launch.slurm import Job
+from scripts.recipe.judges import JudgeServer, Role
 from scripts.recipe.models import Checkpointing, NemoRlStage
 from scripts.recipe.site import Site
 from scripts.train.stop import StopRequest
@@ -21,7 +22,8 @@ class TrainingJob:
     one; it seals checkpoints every ``checkpointing.save_period`` steps and at the planned step, logs every step to
     ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
     `nodes` and `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on
-    any number of them. Another number rounds otherwise, and of nodes draws other completions.
+    any number of them. Another number rounds otherwise, and of nodes draws other completions. `judge_servers` says
+    where the config's judges answer.
     """
 
     stage: str
@@ -35,6 +37,7 @@ class TrainingJob:
     threads: int
     stop: StopRequest
     nodes: int = 1
+    judge_servers: dict[Role, JudgeServer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ def write_job(path: Path, job: TrainingJob) -> None:
     record = vars(job) | {
         "checkpointing": job.checkpointing.model_dump(mode="json"),
         "stop": {"deadline": job.stop.deadline, "file": _text(job.stop.file)},
+        "judge_servers": {role: server.model_dump(mode="json") for role, server in job.judge_servers.items()},
     }
     write_json(path, record | {name: _text(record[name]) for name in _PATHS})
 
@@ -63,6 +67,8 @@ def read_job(path: Path) -> TrainingJob:
     record = read_json(path)
     record |= {name: _path(record[name]) for name in _PATHS}
     record["checkpointing"] = Checkpointing.model_validate(record["checkpointing"])
+    servers = record["judge_servers"].items()
+    record["judge_servers"] = {role: JudgeServer.model_validate(server) for role, server in servers}
     record["stop"] = StopRequest(record["stop"]["deadline"], _path(record["stop"]["file"]))
     return TrainingJob(**record)
 

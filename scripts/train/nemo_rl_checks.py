@@ -1,4 +1,4 @@
-"""What can be seen of a NeMo-RL stage before any node is asked for: arithmetic, paths, images, rows.
+"""What can be seen of a NeMo-RL stage before any node is asked for: arithmetic, paths, images, environments.
 
 Each finding names a trap (by its number in docs/traps.md), the value and the fix. Nothing is read but files.
 """
@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from scripts.data.rows import read_rows
 from scripts.errors import UserError
+from scripts.files import read_json
 from scripts.launch.nemo_rl_command import image_of
 from scripts.launch.upstream import load_upstream, unknown_keys
 from scripts.recipe.models import NemoRlStage, Recipe
@@ -377,40 +377,14 @@ def check_secrets(patient: Patient) -> Iterator[Finding]:
 
 
 def check_environments(patient: Patient) -> Iterator[Finding]:
-    """Every row must name its environment and leave room for an answer; some need the sandbox."""
-    unnamed, overlong, sandboxed = 0, 0, set()
-    longest = patient.stage.policy["max_total_sequence_length"]
-    for split in ("train-split.jsonl", "val-split.jsonl"):
-        path = patient.data / split
-        if patient.stage.algorithm != "grpo" or not path.exists():
-            continue
-        for _, _, row in read_rows(path):
-            agent = row.get("agent_ref")
-            name = agent.get("name") if isinstance(agent, dict) else None
-            unnamed += name is None
-            overlong += words_of_prompt(row) >= longest
-            if name and SANDBOXED.search(name):
-                sandboxed.add(name)
-    if unnamed:
-        yield patient.finding(28, f"{unnamed} rows of {patient.data} name no environment (agent_ref.name)")
-    if overlong:
-        yield patient.finding(
-            32,
-            f"{overlong} rows of {patient.data} have prompts of more words than policy.max_total_sequence_length, "
-            f"{longest}, has tokens: the generator would refuse them",
-            stops=False,
-        )
-    if sandboxed and not patient.stage.sandbox:
-        yield patient.finding(21, f"{', '.join(sorted(sandboxed))} need the sandbox; set sandbox: true")
-
-
-def words_of_prompt(row: dict[str, Any]) -> int:
-    """How many words the texts of a prompt have; no tokenizer makes fewer tokens of them."""
-    params = row.get("responses_create_params")
-    asked = params.get("input") if isinstance(params, dict) else None
-    messages = [one for one in asked if isinstance(one, dict)] if isinstance(asked, list) else []
-    texts = [asked] if isinstance(asked, str) else [one.get("content") for one in messages]
-    return sum(len(text.split()) for text in texts if isinstance(text, str))
+    """Some environments need the sandbox."""
+    manifest = patient.data / "manifest.json"
+    if patient.stage.sandbox or not manifest.exists():
+        return
+    splits = read_json(manifest)
+    names = {name for split in ("train", "validation") for name in splits[split]["environments"]}
+    if sandboxed := sorted(filter(SANDBOXED.search, names)):
+        yield patient.finding(21, f"{', '.join(sandboxed)} need the sandbox; set sandbox: true")
 
 
 CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (

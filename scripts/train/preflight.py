@@ -1,17 +1,24 @@
-"""Check a stage before anything is spent on it: its parent's gate, its rows, its batches, the disk."""
+"""Check a stage before anything is spent on it: its parent's gate, its batches, the disk, what trains it.
+
+Its blend's rows have been held against their contract before (scripts.data.check).
+"""
 
 import argparse
 import math
 import sys
-from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.data.rows import environment_of, read_rows
+from scripts.data.lengths import token_lengths, tokenizer_at_hand
+from scripts.data.parallel import default_workers
+from scripts.data.rows import key_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_json
+from scripts.recipe.judges import roles_of
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Environment, Recipe, Stage
+from scripts.recipe.models import Recipe
 from scripts.recipe.resolve import planned_step, read_config
 from scripts.recipe.site import Site
 from scripts.rewards.registry import check_row
@@ -43,7 +50,8 @@ def check_stage(
             f"{parent_gate}: the gate of {stage.parent} says {verdict}; look at its eval.json and metrics, then mend "
             "the stage or its gate in the recipe"
         )
-    rows = read_json(manifest)["train"]["rows"]
+    splits = read_json(manifest)
+    rows = splits["train"]["rows"]
     if rows < stage.rows_per_step:
         problems.append(
             f"{manifest}: {rows} training rows are fewer than the {stage.rows_per_step} of one step; lower "
@@ -53,8 +61,13 @@ def check_stage(
         problems.append(lacking)
     if stage.backend == "nemo_rl":
         problems += _nemo_rl_problems(name, recipe, site, manifest.parents[2])
-    for split in ("train-split.jsonl", "val-split.jsonl"):
-        problems += _check_rows(manifest.with_name(split), recipe, stage)
+    blend = recipe.blends[stage.blend]
+    if stage.backend == "trl" and blend.kind == "prompts":
+        allow, checks = frozenset(blend.allow), [partial(check_row, roles=roles_of(stage.judges))]
+        problems += _unrewarded(manifest.with_name("train-split.jsonl"), allow, checks)
+        if stage.blend in recipe.evaluation_blends():
+            checks.append(partial(check_row, roles=roles_of(recipe.evaluation.judges), held_out=True))
+        problems += _unrewarded(manifest.with_name("val-split.jsonl"), allow, checks)
     if problems:
         raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
     planned = planned_step(config, rows)
@@ -64,7 +77,27 @@ def check_stage(
         "rows_per_step": stage.rows_per_step,
         "max_num_steps": planned,
         "epochs": math.ceil(planned * stage.rows_per_step / rows),
+        "tokens": _token_lengths(recipe, name, config, manifest, splits) if blend.format == "jsonl" else None,
     }
+
+
+def _token_lengths(
+    recipe: Recipe, name: str, config: dict[str, Any], manifest: Path, splits: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Tokens of a row in each split; None where no tokenizer is at hand. Rows that are too long are warned of."""
+    tokenizer, limit = tokenizer_at_hand(recipe.model), config["policy"]["max_total_sequence_length"]
+    if tokenizer is None:
+        return None
+    described: dict[str, Any] = {"limit": limit}
+    for split, file in (("train", "train-split.jsonl"), ("validation", "val-split.jsonl")):
+        path = manifest.with_name(file)
+        found = token_lengths(path, splits[split]["rows"], tokenizer, limit, default_workers())
+        for line, tokens in found.too_long[:SHOWN]:
+            print(f"warning: {name}: {path}:{line}: {tokens} tokens, the limit is {limit} (trap 32)", file=sys.stderr)
+        if len(found.too_long) > SHOWN:
+            print(f"warning: {name}: {path}: {len(found.too_long)} rows in all are too long", file=sys.stderr)
+        described[split] = found.describe()
+    return described
 
 
 def _nemo_rl_problems(name: str, recipe: Recipe, site: Site | None, results: Path) -> list[str]:
@@ -77,59 +110,22 @@ def _nemo_rl_problems(name: str, recipe: Recipe, site: Site | None, results: Pat
     return [finding.says for finding in found if finding.stops]
 
 
-def _check_rows(split: Path, recipe: Recipe, stage: Stage) -> list[str]:
-    blend = recipe.blends[stage.blend]
-    allowed = {str(environment) for environment in blend.environments}
-    found: list[str] = []
-    left_out: Counter[str] = Counter()
-    for number, _, row in read_rows(split):
-        name = "" if blend.kind == "preferences" else environment_of(row, split, number)
-        if allowed and name not in allowed:
-            problem = f"environment {name} is not one of blends.{stage.blend}.environments"
-        elif blend.kind == "demonstrations":
-            problem = _check_demonstration(row)
-        elif blend.kind == "preferences":
-            problem = _check_preference(row)
+def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:
+    """The rows that the verifiers of backend trl cannot reward, though they obey their contract."""
+    found, left_out = [], 0
+    for number, line, row in read_rows(split):
+        if allow and key_of(line) in allow:
+            continue
+        problem = next((why for check in checks if (why := check(row))), None)
+        if problem is None:
+            continue
+        if len(found) < SHOWN:
+            found.append(f"{split}:{number}: {problem}")
         else:
-            problem = _check_prompt(row) or (check_row(row) if name in list(Environment) else None)
-        if problem is not None:
-            if len(found) < SHOWN:
-                found.append(f"{split}:{number}: {problem}")
-            else:
-                left_out[name] += 1
+            left_out += 1
     if left_out:
-        found.append(f"{split}: and {left_out.total()} rows more")
+        found.append(f"{split}: and {left_out} rows more")
     return found
-
-
-def _check_demonstration(row: dict[str, Any]) -> str | None:
-    messages = row.get("messages")
-    last = messages[-1] if isinstance(messages, list) and len(messages) > 1 else None
-    if not isinstance(last, dict) or last.get("role") != "assistant":
-        return "messages must be a list that ends with the assistant's"
-    return None
-
-
-def _check_preference(row: dict[str, Any]) -> str | None:
-    """One of NeMo-RL's two forms: ranked completions of a context, or a chosen and a rejected answer to a prompt."""
-    if "completions" not in row:
-        wanting = [key for key in ("prompt", "chosen", "rejected") if not row.get(key)]
-        return f"{wanting[0]} is missing or empty" if wanting else None
-    completions = row["completions"]
-    pair = completions if isinstance(completions, list) and len(completions) == 2 else ()
-    if not row.get("context") or not pair or not all(isinstance(one, dict) and one.get("completion") for one in pair):
-        return "a preference needs a context and two completions, each with a rank and a completion"
-    ranks = [one.get("rank") for one in completions]
-    if not all(isinstance(rank, int) for rank in ranks) or ranks[0] == ranks[1]:
-        return f"the two completions need ranks that differ, not {ranks[0]} and {ranks[1]}; the lower is the better"
-    return None
-
-
-def _check_prompt(row: dict[str, Any]) -> str | None:
-    params = row.get("responses_create_params")
-    if not isinstance(params, dict) or not isinstance(params.get("input"), list | str) or not params["input"]:
-        return "responses_create_params.input must be a non-empty string or list of messages"
-    return None
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from scripts.files import read_json, sha256_file
 from scripts.launch.ray_cluster import run_on_cluster
 from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import check_stage_name, load_recipe, load_site
-from scripts.recipe.models import Recipe, Stage
+from scripts.recipe.models import GrpoStage, Recipe, Stage
 from scripts.recipe.resolve import planned_step, read_config, rows_of_manifest
 from scripts.recipe.site import Site
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
@@ -64,8 +64,8 @@ def train_stage(
 ) -> int:
     """Bring a stage's run directory to its planned step and publish that step as `ckpt`; the exit status.
 
-    `config` alone says how to train; of the recipe only what changes no weight is read (checkpoint periods). The
-    training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
+    `config` alone says how to train; of the recipe only what changes no weight is read (checkpoint periods, where
+    judges answer). The training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
     """
     settings = read_config(config)
     planned = planned_step(settings, rows_of_manifest(manifest))
@@ -88,7 +88,7 @@ def train_stage(
             refuse_a_third_vain_attempt(run, attempt.call, step, attempt.log)
             start = f"resumes from step {step}" if newest else "starts"
             print(f"{stage_name}: {start}, planned step {planned}, identity {identity}", flush=True)
-            checkpointing = recipe.stages[stage_name].checkpointing
+            stage = recipe.stages[stage_name]
             newest = _attempt(
                 TrainingJob(
                     stage=stage_name,
@@ -98,14 +98,15 @@ def train_stage(
                     run=run,
                     resume_from=newest.path if newest else None,
                     max_num_steps=planned,
-                    checkpointing=checkpointing,
+                    checkpointing=stage.checkpointing,
                     threads=attempt.threads,
                     stop=stop,
                     nodes=len(attempt.job.nodes) if attempt.job else 1,
+                    judge_servers=stage.judge_servers if isinstance(stage, GrpoStage) else {},
                 ),
                 step,
                 attempt,
-                recipe.stages[stage_name],
+                stage,
             )
             if newest is None or newest.step < planned:
                 reached = newest.step if newest else 0

@@ -26,13 +26,17 @@ from scripts.data.prompts import render_prompt
 from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.files import sha256_text
-from scripts.rewards.registry import reward_group
+from scripts.recipe.judges import Judges
+from scripts.rewards.judge import Panel
+from scripts.rewards.registry import reward_groups
 from scripts.train.backend import TrainingJob
 from scripts.train.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.train.retention import prune_checkpoints
 from scripts.train.rundir import seal_checkpoint
 from scripts.train.scratch import make_model, make_tokenizer
 
+ENVIRONMENT_PREFIX = "environment/"
+UNREAD_VERDICTS = "judge/unread"
 LOG_NAMES = {
     "reward": "reward_mean",
     "reward_std": "reward_std",
@@ -45,8 +49,8 @@ LOG_NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
     "learning_rate": "lr",
+    UNREAD_VERDICTS: "judge_unread_share",
 }
-ENVIRONMENT_PREFIX = "environment/"
 
 
 def train(job: TrainingJob) -> None:
@@ -231,7 +235,7 @@ def _grpo_trainer(job: TrainingJob) -> GRPOTrainer:
     )
     return GRPOTrainer(
         model=model,
-        reward_funcs=[environment_reward(grpo["num_generations_per_prompt"])],
+        reward_funcs=[environment_reward(grpo["num_generations_per_prompt"], _panel(job))],
         args=arguments,
         train_dataset=Dataset.from_list(
             [{"prompt": prompt, "row": json.dumps(row)} for prompt, row in zip(prompts, rows, strict=True)]
@@ -241,23 +245,32 @@ def _grpo_trainer(job: TrainingJob) -> GRPOTrainer:
     )
 
 
-def environment_reward(group_size: int) -> Callable[..., list[float]]:
+def _panel(job: TrainingJob) -> Panel | None:
+    settings = job.config.get("judges")
+    return Panel(Judges.model_validate(settings), job.judge_servers) if settings else None
+
+
+def environment_reward(group_size: int, panel: Panel | None = None) -> Callable[..., list[float]]:
     """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
 
     It takes a step's completions (of this rank) and their rows as JSON, and logs each group's mean reward under the
-    name of its environment; TRL averages what is logged over the groups of all ranks.
+    name of its environment; TRL averages what is logged over the groups of all ranks. Of the judges' answers it logs
+    the share that could not be read.
     """
 
     def reward(
         completions: list[str], row: list[str], log_metric: Callable[[str, float], None], **_: Any
     ) -> list[float]:
-        rewards: list[float] = []
-        for start in range(0, len(row), group_size):
-            fields = json.loads(row[start])
-            group = reward_group(fields, completions[start : start + group_size])
+        groups = [
+            (json.loads(row[start]), completions[start : start + group_size])
+            for start in range(0, len(row), group_size)
+        ]
+        rewards = reward_groups(groups, panel)
+        for (fields, _), group in zip(groups, rewards, strict=True):
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
-            rewards += group
-        return rewards
+        if panel is not None and (share := panel.unread_share()) is not None:
+            log_metric(UNREAD_VERDICTS, share)
+        return [value for group in rewards for value in group]
 
     return reward
 

@@ -1,7 +1,7 @@
 """Train a stage of backend `trl` on a Ray cluster, one rank a node; RAY_ADDRESS says where the cluster is.
 
 Exit status: 0 trained, or stopped on request with its step saved; 1 failed, with one message that says why; 75 lost a
-rank's process, which is told in `cut_off` beside job.json.
+rank's process or a judge, which is told in `cut_off` beside job.json.
 """
 
 import argparse
@@ -156,7 +156,7 @@ def _explain(error: Exception, place: Path) -> UserError:
     gone = {rank: it for rank, it in failures.items() if not isinstance(it, RankError)}
     rank, cause = min((told or gone or failures).items())
     if rank in told:
-        return UserError(f"{cause.text} (rank {rank} on {cause.host})")
+        return (CutOffError if cause.cut_off else UserError)(f"{cause.text} (rank {rank} on {cause.host})")
     if rank in gone:
         return CutOffError(
             f"rank {rank} on {_host_of(rank, place)} is gone, killed or out of memory: {_in_short(cause)}"

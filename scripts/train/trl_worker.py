@@ -13,16 +13,19 @@ import psutil
 import ray
 import ray.train
 
-from scripts.errors import UserError
+from scripts.errors import CutOffError, UserError
 from scripts.train.backend import read_job
 
 
 class RankError(Exception):
-    """What ended a rank: a message that a person is meant to read, or else the traceback."""
+    """What ended a rank: a message that a person is meant to read, or else the traceback.
 
-    def __init__(self, rank: int, host: str, text: str, for_user: bool) -> None:
-        super().__init__(rank, host, text, for_user)
-        self.rank, self.host, self.text, self.for_user = rank, host, text, for_user
+    `cut_off`: the message tells of something from outside, and the next attempt may go well.
+    """
+
+    def __init__(self, rank: int, host: str, text: str, for_user: bool, cut_off: bool = False) -> None:
+        super().__init__(rank, host, text, for_user, cut_off)
+        self.rank, self.host, self.text, self.for_user, self.cut_off = rank, host, text, for_user, cut_off
 
 
 def use_interface_of_ray() -> None:
@@ -44,7 +47,7 @@ def train_on_this_node(settings: dict[str, str]) -> None:
         with _printing_to(job_file.parent / "output" if rank == 0 else Path(os.devnull)):
             import_module("scripts.train.trl_backend").train_rank(read_job(job_file))
     except UserError as error:
-        raise RankError(rank, host, str(error), for_user=True) from None
+        raise RankError(rank, host, str(error), for_user=True, cut_off=isinstance(error, CutOffError)) from None
     except Exception as error:
         if "gloo" in str(error):
             time.sleep(3)  # another rank is gone, and Ray is to hear of that first

@@ -51,7 +51,14 @@ class NemoRlChain(Workflow):
 
     def _write_inputs(self) -> None:
         rows = [
-            {"agent_ref": {"name": AGENTS[number % 2]}, "responses_create_params": {"input": f"task {number}"}}
+            {
+                "agent_ref": {"type": "responses_api_agents", "name": AGENTS[number % 2]},
+                "responses_create_params": {"input": f"task {number}"},
+                "question": f"task {number}",
+                **(
+                    {"expected_answer": "1"} if number % 2 else {"answer": "1", "metadata": {"source_dataset": "tasks"}}
+                ),
+            }
             for number in range(PROMPTS * (STEPS + 2) + 3)
         ]
         source = self.root / "source"

@@ -491,7 +491,7 @@ def test_a_killed_worker_is_one_message_and_leaves_no_file(long_blend, tmp_path)
     time.sleep(0.5)
     os.kill(int(workers[0]), signal.SIGKILL)
     _, said = process.communicate(timeout=30)
-    assert "a working process was killed" in said and "Traceback" not in said
+    assert "a process that shared the work was killed" in said and "Traceback" not in said
     assert process.returncode == os.EX_TEMPFAIL
     assert files_in(tmp_path / "out") == []
 

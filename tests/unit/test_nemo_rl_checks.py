@@ -18,7 +18,7 @@ from scripts.recipe.models import Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
 from scripts.train import nemo_rl_checks
-from scripts.train.nemo_rl_checks import LEAST_IMAGE_BYTES, Finding, findings, words_of_prompt
+from scripts.train.nemo_rl_checks import LEAST_IMAGE_BYTES, Finding, findings
 from tests.conftest import ROOT
 from tests.unit.test_traps import traps_told
 
@@ -63,13 +63,13 @@ class World:
     def slurm(self, **values: Any) -> "World":
         return self.on(slurm=self.site.slurm.model_copy(update=values))
 
-    def rows(self, *rows: dict[str, Any], count: int | None = None) -> "World":
-        """With data: these training rows, of which the manifest counts so many."""
+    def rows(self, count: int, **environments: int) -> "World":
+        """With data: so many training rows, by environment."""
         folder = self.root / "results/data" / self.recipe.stages[self.name].blend
         folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text(json.dumps({"train": {"rows": count or len(rows)}}))
-        if rows:
-            (folder / "train-split.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        train = {"rows": count, "environments": environments}
+        validation = {"rows": 100, "environments": {}}
+        (folder / "manifest.json").write_text(json.dumps({"train": train, "validation": validation}))
         return self
 
     def config(self, name: str, **sections: Any) -> "World":
@@ -146,10 +146,6 @@ def world(tmp_path, monkeypatch) -> World:
 @pytest.mark.parametrize("name", SUPER.stages)
 def test_a_right_recipe_on_a_right_site_has_no_findings(world, name):
     assert world.of(name).found() == []
-
-
-def row(**changes: Any) -> dict[str, Any]:
-    return {"agent_ref": {"name": "mcqa_simple_agent"}, "responses_create_params": {"input": "Which?"}} | changes
 
 
 PLACE = "nemo_gym.genrm_compare_resources_server.resources_servers.genrm_compare.num_rollouts_per_prompt"
@@ -240,13 +236,13 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         True,
     ),
     "too few rows": (
-        lambda it: it.rows(count=600),
+        lambda it: it.rows(600),
         4,
         "600 training rows make 2 batches of 256, too few to train; lower the batch",
         True,
     ),
     "a step beyond the rows": (
-        lambda it: it.rows(count=2570).stage(max_num_steps=10),
+        lambda it: it.rows(2570).stage(max_num_steps=10),
         4,
         "max_num_steps is 10, but 2570 rows make 10 steps of 256, and asynchronous training generates one ahead; set it "
         "to 9 at most or leave it out",
@@ -255,7 +251,7 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
     "a step beyond the epochs": (
         lambda it: (
             it.config("grpo", max_num_epochs=2)
-            .rows(count=2570)
+            .rows(2570)
             .stage(max_num_steps=21, grpo={"async_grpo": {"enabled": False}})
         ),
         4,
@@ -413,24 +409,11 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "WANDB_API_KEY stands in its environment, a file; export it in your shell instead",
         True,
     ),
-    "a row without an environment": (
-        lambda it: it.rows(row(), row(agent_ref=None), count=10_000),
-        28,
-        "1 rows of {root}/results/data/rlvr1 name no environment (agent_ref.name)",
-        True,
-    ),
-    "a row that needs the sandbox": (
-        lambda it: it.rows(row(agent_ref={"name": "ns_tools_simple_agent"}), count=10_000).stage(sandbox=False),
+    "rows that need the sandbox": (
+        lambda it: it.rows(10_000, ns_tools_simple_agent=9_000).stage(sandbox=False),
         21,
         "ns_tools_simple_agent need the sandbox; set sandbox: true",
         True,
-    ),
-    "a prompt that is too long": (
-        lambda it: it.rows(row(responses_create_params={"input": "a " * 65536}), count=10_000),
-        32,
-        "1 rows of {root}/results/data/rlvr1 have prompts of more words than policy.max_total_sequence_length, 65536, "
-        "has tokens: the generator would refuse them",
-        False,
     ),
 }
 
@@ -478,10 +461,3 @@ def test_another_revision_and_changed_files_are_told(world, monkeypatch):
 def test_a_finding_is_one_line_with_its_trap():
     assert str(Finding("rlvr1", 4, "too few rows")) == "error: rlvr1: too few rows (trap 4)"
     assert str(Finding("rlvr1", 4, "too few rows", stops=False)).startswith("warning: ")
-
-
-def test_words_of_a_prompt_are_counted_whatever_its_form():
-    assert words_of_prompt(row()) == 1
-    messages = [{"role": "user", "content": "one two"}, {"content": None}, {"content": [{"text": "no"}]}, "odd"]
-    assert words_of_prompt({"responses_create_params": {"input": messages}}) == 2
-    assert words_of_prompt({"responses_create_params": {"input": 5}}) == words_of_prompt({}) == 0

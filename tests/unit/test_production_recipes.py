@@ -201,6 +201,21 @@ def test_what_a_config_lacks_is_added_and_says_where_the_rows_are():
     assert not any(override.startswith("data.train.data_path=") for override in told)
 
 
+def test_the_published_blends_come_from_the_hub_and_what_the_loaders_hold_out_is_said():
+    nano, omni = recipe_of("nano3").blends, recipe_of("omni3").blends
+    assert nano["rlvr"].source.repository == "nvidia/Nemotron-3-Nano-RL-Training-Blend"
+    assert nano["rlvr"].published_files("rlvr") == {"rlvr.jsonl": "train.jsonl"}
+    assert (nano["rlhf"].source, nano["dpo"].source) == (None, None), "nobody has published them"
+    assert {name: blend.source and blend.source.repository for name, blend in omni.items()} == {
+        "mpo": "OpenGVLab/MMPR",
+        "text": None,
+        "vision": "OpenGVLab/MMPR-Tiny",
+    }
+    assert recipe_of("omni3").source == nano["rlvr"].source
+    assert (omni["mpo"].format, omni["text"].format, omni["vision"].format) == ("mmpr", "jsonl", "mmpr_tiny")
+    assert {name: blend.holdout for name, blend in omni.items()} == {"mpo": 2000, "text": 1000, "vision": 500}
+
+
 def test_judges_get_their_nodes_where_the_release_has_no_key_for_them():
     told = hydra_overrides(any_launch("rlhf", recipe_of("steps-rlhf"), ROOT))
     assert "cluster.num_nodes=1" in told
@@ -239,9 +254,34 @@ UNFIT = "static preference pairs are for dpo or mpo; a deterministic check (veri
         ),
         (
             "omni3",
-            "mpo: {kind: preferences, holdout: 2000}",
-            "mpo: {holdout: 2000}",
-            "omni3.yaml: stages.mpo.blend: mpo trains on preferences, but blend mpo holds prompts",
+            "    kind: preferences\n",
+            "",
+            "omni3.yaml: blends.mpo: mmpr holds preferences: set kind",
+        ),
+        (
+            "omni3",
+            "    format: mmpr_tiny\n",
+            "    kind: preferences\n    format: mmpr_tiny\n",
+            "omni3.yaml: blends.vision: mmpr_tiny holds prompts: set kind",
+        ),
+        (
+            "omni3",
+            "holdout: 2000 #",
+            "holdout: 200 #",
+            "omni3.yaml: blends.mpo: mmpr is split by NeMo-RL itself: holdout must be 2000, and test left out",
+        ),
+        (
+            "omni3",
+            "holdout: 500 #",
+            "holdout: 0.1 #",
+            "omni3.yaml: blends.vision: mmpr_tiny is split by NeMo-RL itself: holdout must be the stage's data.val_size, and "
+            "test left out",
+        ),
+        (
+            "omni3",
+            "holdout: 500 #",
+            "holdout: 400 #",
+            "omni3.yaml: stages.vision.data.val_size: must be the holdout of blend vision, 400",
         ),
         (
             "steps-rlvr",

@@ -194,7 +194,8 @@ def test_the_shipped_files_obey_their_schemas():
 
 def test_every_environment_of_the_recipe_room_has_a_verifier():
     from scripts.data.tasks import FAMILIES, HABITS
+    from scripts.rewards.judged import JUDGED
     from scripts.rewards.registry import VERIFIERS
 
-    assert set(VERIFIERS) == set(Environment)
+    assert set(VERIFIERS) | set(JUDGED) == set(Environment)
     assert set(FAMILIES) == set(HABITS) <= set(VERIFIERS)

@@ -277,10 +277,10 @@ def test_a_group_is_rewarded_together_where_the_environment_compares():
     assert reward_group(row, [r"\boxed{1}", "2", "x"]) == [1.0, score(row, "2"), 0.0]
 
 
-def test_a_row_without_a_required_field_is_refused():
-    row = {"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "q"}
-    assert "needs the field expected_answer" in check_row(row)
-    assert "to be str, not int" in check_row(row | {"expected_answer": 34})
+def test_a_row_that_cannot_be_rewarded_here_is_refused():
+    row = {"agent_ref": {"name": "genrm_simple_agent"}}
+    assert "reference is missing" in check_row(row)
+    assert check_row(row | {"reference": "Hi"}) is None
     assert "has no verifier" in check_row({"agent_ref": {"name": "x"}})
 
 

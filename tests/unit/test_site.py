@@ -99,7 +99,7 @@ def test_every_submitted_job_says_its_memory():
     }
     rules = dict(re.findall(r"(?ms)^ *rule (\w+):\n(.*?)(?=^ *rule |\Z)", text))
     submitted = rules.keys() - local
-    assert {"train", "evaluate", "source", "import_image"} <= submitted
+    assert {"train", "evaluate", "fill", "import_image"} <= submitted
     assert [name for name in submitted if "resources:\n" not in rules[name]] == []
 
 

@@ -9,6 +9,7 @@ import pytest
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import is_held_out, write_source
 from scripts.data.tasks import FAMILIES, make_task, spoil
+from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Environment
 from scripts.rewards.registry import check_row, score
@@ -81,6 +82,13 @@ def test_the_demonstrated_answer_earns_the_full_reward_and_a_spoilt_one_is_anoth
         row = {"agent_ref": {"name": str(environment)}, **task.fields}
         assert score(row, task.answer) == 1.0
         assert spoil(environment, task.answer, rng) != task.answer
+
+
+def test_a_blend_whose_rows_only_a_judge_could_score_is_not_synthesized(tmp_path):
+    recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
+    blends = {"x": recipe.blends["rlvr1"].model_copy(update={"environments": [Environment.LC_JUDGE]})}
+    with pytest.raises(UserError, match="blend x: no rows of lc_judge_simple_agent can be synthesized"):
+        write_source(recipe.model_copy(update={"blends": blends}), tmp_path)
 
 
 def test_one_prompt_in_ten_is_held_out():

@@ -14,9 +14,11 @@ import pytest
 
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
+from scripts.recipe.judges import JudgeServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import resolve_stage
+from scripts.rewards.judge import JudgeUnavailable
 from scripts.train.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
 from scripts.train.backend import TrainingJob, read_job, write_job
 from scripts.train.disk import checkpoint_bytes, checkpoints_at_once, parameters
@@ -301,6 +303,7 @@ def job(run):
         threads=2,
         stop=StopRequest(deadline=2e9),
         nodes=2,
+        judge_servers={"genrm": JudgeServer(base_url="http://judge:8000/v1", api_key_variable="JUDGE_TOKEN")},
     )
 
 
@@ -405,6 +408,17 @@ def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(stage):
     assert not stage.ckpt.exists()
     assert read_attempts(stage.ckpt.with_name("run"))[-1]["outcome"] == "unfinished"
     assert stage() == 0
+
+
+def test_a_judge_that_does_not_answer_loses_the_attempt_and_nothing_of_what_was_trained(stage):
+    def lost(job):
+        seal_checkpoint(save(job.run, 2), job.run, 2)
+        raise JudgeUnavailable("the genrm judge gave no answer")
+
+    with pytest.raises(CutOffError, match="gave no answer"):
+        stage(lost)
+    assert read_attempts(stage.ckpt.with_name("run"))[-1]["outcome"] == "lost"
+    assert stage() == 0 and stage.jobs[1].resume_from.name == "step_2"
 
 
 def test_inputs_that_change_while_a_stage_trains_are_noticed_before_it_is_published(stage):
@@ -515,7 +529,7 @@ def ready(tmp_path):
         rows = [good] * 40 if rows is None else [good | row for row in rows]
         for name in ("train-split.jsonl", "val-split.jsonl"):
             (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        write_json(tmp_path / "manifest.json", {"train": {"rows": len(rows)}})
+        write_json(tmp_path / "manifest.json", {name: {"rows": len(rows)} for name in ("train", "validation")})
         gate = None
         if verdict:
             gate = tmp_path / "gate.json"
@@ -528,26 +542,35 @@ def ready(tmp_path):
     return check
 
 
-def test_preflight_says_how_often_the_rows_are_seen(ready):
-    assert ready() == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
+def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready, capsys):
+    checked = ready()
+    tokens = checked.pop("tokens")
+    assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
+    one = {"p50": 1, "p90": 1, "p99": 1, "longest_seen": 1, "rows_counted": 40, "too_long": 0}
+    assert tokens == {"limit": 96, "train": one, "validation": one}
+    assert capsys.readouterr().err == ""
 
 
-def test_preflight_names_every_kind_of_bad_row_and_not_the_first_alone(ready):
-    rows = [{}] * 20
-    rows[3] = {"agent_ref": {"name": "genrm_simple_agent"}}
-    rows[5] = {"expected_answer": 34}
-    rows[7] = {"responses_create_params": {"input": []}}
+def test_preflight_warns_of_rows_that_are_too_long(ready, capsys):
+    long = {"responses_create_params": {"input": "q" * 96}}
+    assert ready([{}] * 20 + [long] * 12)["tokens"]["train"]["too_long"] == 12
+    said = capsys.readouterr().err
+    assert "train-split.jsonl:21: 96 tokens, the limit is 96" in said and "train-split.jsonl:31:" not in said
+    assert "train-split.jsonl: 12 rows in all are too long" in said
+
+
+def test_preflight_names_the_rows_that_no_verifier_here_can_reward_and_shows_ten(ready):
+    unknown = {
+        "agent_ref": {"name": "instruction_following_simple_agent"},
+        "instruction_id_list": ["a:b"],
+        "kwargs": [{}],
+    }
     with pytest.raises(UserError) as error:
-        ready(rows)
+        ready([{}] * 3 + [unknown] * 25 + [{}] * 10)
     message = str(error.value)
-    assert "train-split.jsonl:4: environment genrm_simple_agent is not one of blends.rlvr1.environments" in message
-    assert "train-split.jsonl:6: math_with_judge_simple_agent needs expected_answer to be str, not int" in message
-    assert "train-split.jsonl:8: responses_create_params.input must be a non-empty" in message
-
-
-def test_preflight_shows_ten_bad_rows_and_counts_the_rest(ready):
-    with pytest.raises(UserError, match=r"train-split.jsonl: and 15 rows more"):
-        ready([{"expected_answer": 1}] * 25)
+    assert "train-split.jsonl:4: instruction 'a:b' has no verifier" in message
+    assert "train-split.jsonl:14:" not in message
+    assert "train-split.jsonl: and 15 rows more" in message
 
 
 def test_preflight_refuses_a_stage_whose_checkpoints_would_not_fit_on_the_disk(ready):

@@ -2,13 +2,18 @@
 
 import json
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
+
+from scripts.recipe.judges import JudgeServer
+from scripts.rewards.judge import JudgeUnavailable
+from tests.judge_server import serve
 
 torch = pytest.importorskip("torch")
 
 from scripts.train.scratch import make_model, make_tokenizer  # noqa: E402
-from scripts.train.trl_backend import _fill_last_batch, _tokenize, environment_reward  # noqa: E402
+from scripts.train.trl_backend import _fill_last_batch, _panel, _tokenize, environment_reward  # noqa: E402
 
 CONFIG = {
     "seed": 1,
@@ -37,6 +42,28 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
     assert rewards[0] > rewards[1] and rewards[2] == rewards[3] == 5.0 and rewards[4:] == [1.0, 0.0]
     assert logged["environment/math_with_judge_simple_agent"] == [0.5]
     assert sum(logged["environment/genrm_simple_agent"]) / 2 == pytest.approx(sum(rewards[:4]) / 4)
+
+
+def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
+    row = {"agent_ref": {"name": "equivalence_llm_judge_simple_agent"}, "expected_answer": "4"}
+    row["responses_create_params"] = {"input": "2 + 2?"}
+    judges, logged = {"general": {"model": "m"}}, defaultdict(list)
+
+    def reward(url: str, *completions: str) -> list[float]:
+        server = JudgeServer(base_url=url, max_retries=0)
+        panel = _panel(SimpleNamespace(config={"judges": judges}, judge_servers={"general": server}))
+        return environment_reward(2, panel)(
+            completions=list(completions),
+            row=[json.dumps(row)] * len(completions),
+            log_metric=lambda name, value: logged[name].append(value),
+        )
+
+    with serve(lambda messages: "[[A=B]]" if "four" in messages[-1]["content"] else "?") as judge:
+        assert reward(judge.base_url, "four", "five", "six", "four") == [1.0, 0.0, 0.0, 1.0]
+    assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
+    with pytest.raises(JudgeUnavailable, match="start again when it answers"):
+        reward(judge.base_url, "four", "five")
+    assert _panel(SimpleNamespace(config={}, judge_servers={})) is None
 
 
 def test_only_the_assistants_tokens_are_learnt():

@@ -30,6 +30,13 @@ def test_a_mistake_is_told_as_it_is_with_its_rank_after_it(tmp_path):
     assert said({0: GLOO, 1: FULL}, tmp_path) == f"{FULL.text} (rank 1 on node2)"
 
 
+def test_a_judge_that_did_not_answer_cuts_the_attempt_off(tmp_path):
+    outage = RankError(1, "node2", "the genrm judge rm gave no answer", for_user=True, cut_off=True)
+    error = _explain(WorkerGroupError("sixty lines", {0: GLOO, 1: outage}), tmp_path)
+    assert isinstance(error, CutOffError) and str(error) == f"{outage.text} (rank 1 on node2)"
+    assert not isinstance(_explain(WorkerGroupError("sixty lines", {1: FULL}), tmp_path), CutOffError)
+
+
 def test_a_lost_rank_goes_before_the_connections_it_broke(tmp_path):
     (tmp_path / "rank_1").write_text("node2")
     expected = (

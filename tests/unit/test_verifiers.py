@@ -26,11 +26,6 @@ from scripts.rewards.instructions import INSTRUCTIONS, obeys
 from scripts.rewards.registry import VERIFIERS, reward_group
 from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
 
-
-def test_every_environment_has_a_verifier():
-    assert set(VERIFIERS) == set(Environment)
-
-
 # math_with_judge
 
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.data.source_record import describe_file
+from scripts.files import read_json, write_json
+
 DOCUMENT = Path(__file__).parents[2] / "docs/edits.md"
 
 
@@ -36,6 +39,9 @@ def _change_row(workflow: Any) -> None:
     row = json.loads(first)
     row["reference"] += "!"
     path.write_text(json.dumps(row) + "\n" + rest)
+    record = read_json(path.with_name("record.json"))
+    record["files"][path.name] = describe_file(path)
+    write_json(path.with_name("record.json"), record)
 
 
 def _bump_revision(workflow: Any) -> None:

@@ -1,0 +1,67 @@
+# Blends of images, which a loader of NeMo-RL reads and splits by itself. Outputs that only mark that the images are
+# whole let Snakemake see that they are gone; the images themselves are none: a failed job would lose them.
+
+
+rule mmpr:
+    input:
+        source=f"{SOURCE}/record.json",
+        published=published_of_blend,
+    output:
+        marks=expand(f"{RESULTS}/data/{{{{blend}}}}/MMPR/{{part}}/.extracted.json", part=["annotations", "images"]),
+        meta=f"{RESULTS}/data/{{blend}}/meta/meta_public.json",
+        train=f"{RESULTS}/data/{{blend}}/train-split.jsonl",
+        validation=f"{RESULTS}/data/{{blend}}/val-split.jsonl",
+        check=f"{RESULTS}/data/{{blend}}/check.json",
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+    log:
+        f"{RESULTS}/logs/mmpr-{{blend}}.log",
+    wildcard_constraints:
+        blend=one_of(blends_of("mmpr")),
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    threads: SITE.threads
+    resources:
+        **LIGHT,
+    params:
+        missing_images=missing_images_of,
+        sample=sample_option(),
+        directory=subpath(output.manifest, parent=True),
+        published=f"{SOURCE}/{{blend}}",
+    shell:
+        "python -m scripts.data.mmpr --source {params.published:q} --source-record {input.source:q}"
+        " --output {params.directory:q} --threads {threads} --missing-images {params.missing_images}"
+        " {params.sample} > {log:q} 2>&1"
+
+
+rule mmpr_tiny:
+    input:
+        source=f"{SOURCE}/record.json",
+        published=published_of_blend,
+    output:
+        mark=f"{RESULTS}/data/{{blend}}/MMPR-Tiny/images/.extracted.json",
+        table=f"{RESULTS}/data/{{blend}}/mmpr_tiny.parquet",
+        ready=f"{RESULTS}/data/{{blend}}/.mmpr_ready",
+        train=f"{RESULTS}/data/{{blend}}/train-split.jsonl",
+        validation=f"{RESULTS}/data/{{blend}}/val-split.jsonl",
+        check=f"{RESULTS}/data/{{blend}}/check.json",
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+    log:
+        f"{RESULTS}/logs/mmpr_tiny-{{blend}}.log",
+    wildcard_constraints:
+        blend=one_of(blends_of("mmpr_tiny")),
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    threads: SITE.threads
+    resources:
+        **LIGHT,
+    params:
+        holdout=holdout_of,
+        sample=sample_option(),
+        directory=subpath(output.manifest, parent=True),
+        published=f"{SOURCE}/{{blend}}",
+    shell:
+        "python -m scripts.data.mmpr_tiny --source {params.published:q} --source-record {input.source:q}"
+        " --output {params.directory:q} --holdout {params.holdout} --threads {threads}"
+        " {params.sample} > {log:q} 2>&1"

@@ -1,0 +1,276 @@
+"""Check every row of a blend against the contract of its environment; all bad rows stand in one table.
+
+With a bad row the status is 1 and no output appears. `--source` checks a blend as it is published, by hand: rows that
+are still to be filled in are counted, and line ends of Windows do not matter.
+"""
+
+import argparse
+import codecs
+import gc
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from scripts.data.blocks import Block, blocks_of
+from scripts.data.contract import FORMS, Demonstration, Row, contract_of, form_of, problem_of
+from scripts.data.parallel import default_workers, in_order
+from scripts.data.rows import RowError, decode_row, decode_rows, key_of
+from scripts.errors import UserError, run_program
+from scripts.files import write_json
+from scripts.recipe.models import nearest
+
+Kind = Literal["prompts", "demonstrations", "preferences"]
+SHOWN = 50
+PIECE_BYTES = 1 << 12
+LONGEST_PROBLEM = 200
+
+
+class BadRow(NamedTuple):
+    """A row that breaks its contract: where, its key (a line that is no row has none), environment, what is wrong."""
+
+    line: int
+    key: str
+    environment: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a blend's rows are held against.
+
+    `form` is that of the blend's first row of preferences; `is_published`: rows may still be placeholders, and lines
+    may end as on Windows.
+    """
+
+    kind: Kind = "prompts"
+    environments: frozenset[str] = frozenset()
+    allow: frozenset[str] = frozenset()
+    form: str | None = None
+    is_published: bool = False
+
+    def problem_of(self, row: dict[str, Any], environment: str | None) -> str | None:
+        """What is wrong with a row; None: nothing."""
+        if self.kind == "preferences":
+            if (form := form_of(row)) != self.form:
+                return f"$: is {NAMES[form]}, but the first row is {NAMES[self.form]}; a blend has one form"
+            return problem_of(row, FORMS[form])
+        if environment is not None and self.environments and environment not in self.environments:
+            return f"$.agent_ref.name: is none of the blend's environments{nearest(environment, self.environments)}"
+        if self.kind == "demonstrations":
+            return problem_of(row, Demonstration)
+        return problem_of(row, contract_of(environment or "") or Row)
+
+
+NAMES = {"ranked": "a context with ranked completions", "pair": "a prompt with chosen and rejected"}
+
+
+@dataclass
+class Tally:
+    """What was found in some rows: how many by environment, and the bad ones, the first of them in full."""
+
+    rows: int = 0
+    environments: Counter[str] = field(default_factory=Counter)
+    placeholders: int = 0
+    allowed: Counter[str] = field(default_factory=Counter)
+    shown: list[BadRow] = field(default_factory=list)
+    bad: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, other: "Tally") -> None:
+        """Add the rows that follow."""
+        room = SHOWN - len(self.shown)
+        self.shown += [bad._replace(line=bad.line + self.rows) for bad in other.shown[:room]]
+        self.rows += other.rows
+        self.placeholders += other.placeholders
+        for name in ("environments", "allowed", "bad"):
+            getattr(self, name).update(getattr(other, name))
+
+    def refuse(self, key: str, environment: str | None, problem: str) -> None:
+        """Count the latest row as bad."""
+        bad = BadRow(self.rows, key, _tidy(environment or "-"), _tidy(problem))
+        self.bad[bad.environment, _gist(bad.problem)] += 1
+        if len(self.shown) < SHOWN:
+            self.shown.append(bad)
+
+
+def _tidy(text: str) -> str:
+    """A text on one line of the table."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST_PROBLEM else f"{text[: LONGEST_PROBLEM - 3]}..."
+
+
+def _gist(problem: str) -> str:
+    """A problem without what differs from row to row: its path, or its words without the numbers."""
+    path, colon, _ = problem.partition(": ")
+    return re.sub(r"\d+", "*", path if colon and path.startswith("$.") else problem)
+
+
+def check_block(block: Block, rules: Rules) -> Tally:
+    """Check the rows of one block; their lines are counted from the block's start."""
+    data = block.read()
+    if rules.is_published:
+        data = data.replace(b"\r\n", b"\n")
+        if block.start == 0:
+            data = data.removeprefix(codecs.BOM_UTF8)
+    tally = Tally()
+    collects = gc.isenabled()
+    gc.disable()  # rows hold no cycles, and looking for some would take a third of the time
+    try:
+        for piece in _pieces(data):
+            for line, row in decode_rows(piece):
+                tally.rows += 1
+                _check_row(line, row, rules, tally)
+    finally:
+        if collects:
+            gc.enable()
+    return tally
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """Whole lines, so few at once that they stay in the processor's cache."""
+    start = 0
+    while start < len(data):
+        stop = data.find(b"\n", min(start + PIECE_BYTES, len(data)) - 1) + 1 or len(data)
+        yield data[start:stop]
+        start = stop
+
+
+def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally: Tally) -> None:
+    if isinstance(row, RowError):  # which no program that follows could read, so it cannot be allowed
+        tally.refuse("-", None, str(row))
+        return
+    agent = row.get("agent_ref")
+    name = agent.get("name") if isinstance(agent, dict) else None
+    environment = name if isinstance(name, str) and rules.kind != "preferences" else None
+    if rules.is_published and "_hf_placeholder" in row:
+        tally.placeholders += 1
+    elif problem := rules.problem_of(row, environment):
+        if (key := key_of(line)) in rules.allow:
+            tally.allowed[key] += 1
+        else:
+            tally.refuse(key, environment, problem)
+    if environment is not None:
+        tally.environments[environment] += 1
+
+
+def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tally]:
+    """Check files by blocks in several processes; UserError with the table of all bad rows if there are some."""
+    if rules.kind == "preferences":
+        rules = replace(rules, form=_first_form(files[0]))
+    tallies = {file: Tally() for file in files}
+    blocks = (block for file in tallies for block in blocks_of(file))
+    for path, part in in_order(partial(_check_in_file, rules=rules), blocks, workers):
+        tallies[path].add(part)
+    if empty := [file for file, tally in tallies.items() if not tally.rows]:
+        raise UserError(f"{empty[0]}: no rows; the blend is empty")
+    for key in sorted(rules.allow.difference(*(tally.allowed for tally in tallies.values()))):
+        print(f"warning: no bad row has the key {key}, which is allowed; take it out", file=sys.stderr)
+    if any(tally.bad for tally in tallies.values()):
+        raise UserError(_table(tallies))
+    return tallies
+
+
+def _check_in_file(block: Block, rules: Rules) -> tuple[Path, Tally]:
+    return block.path, check_block(block, rules)
+
+
+def _first_form(file: Path) -> str:
+    """The form of the first row of preferences that can be read."""
+    with file.open("rb") as lines:
+        for line in lines:
+            try:
+                return form_of(decode_row(line.rstrip(b"\r\n")))
+            except RowError:
+                continue
+    return "pair"
+
+
+def _table(tallies: dict[Path, Tally]) -> str:
+    """The bad rows, the first of them one by one, all of them by environment and problem where there are more."""
+    bad = sum((tally.bad for tally in tallies.values()), Counter())
+    found = [(f"{file}:{bad.line}", *bad[1:]) for file, tally in tallies.items() for bad in tally.shown][:SHOWN]
+    total, rows = bad.total(), sum(tally.rows for tally in tallies.values())
+    parts = [
+        f"{total} of {rows} rows cannot be trained on:",
+        *_columns([("row", "key", "environment", "problem"), *found]),
+    ]
+    if total > len(found):
+        counted = [(str(count), *what) for what, count in sorted(bad.items(), key=lambda item: (-item[1], item[0]))]
+        parts += [
+            f"and {total - len(found)} more; all {total}:",
+            *_columns([("rows", "environment", "problem"), *counted[:SHOWN]]),
+        ]
+    parts.append(
+        "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here"
+    )
+    return "\n".join(parts)
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
+    return ["  " + "  ".join(row).rstrip() for row in cells]
+
+
+def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
+    """The record of what was checked, small and the same for the same rows."""
+    return {
+        "kind": rules.kind,
+        "rows": sum(tally.rows for tally in tallies.values()),
+        "splits": {
+            file.name: {
+                "rows": tally.rows,
+                "environments": dict(sorted(tally.environments.items())),
+                "without_contract": {
+                    name: count
+                    for name, count in sorted(tally.environments.items())
+                    if rules.kind == "prompts" and contract_of(name) is None
+                },
+                "allowed": dict(sorted(tally.allowed.items())),
+            }
+            for file, tally in tallies.items()
+        },
+    }
+
+
+def _summary(tallies: dict[Path, Tally], rules: Rules) -> Iterator[str]:
+    for file, tally in tallies.items():
+        notes = [f"{tally.allowed.total()} of them bad but allowed"] if tally.allowed else []
+        notes += [f"{tally.placeholders} of them to be filled in"] if tally.placeholders else []
+        yield ", ".join([f"{file}: {tally.rows} rows", *notes])
+        for name, count in sorted(tally.environments.items()):
+            unknown = rules.kind == "prompts" and contract_of(name) is None
+            yield f"  {count:>9}  {name}{'  (no contract of its own)' if unknown else ''}"
+
+
+def main() -> None:
+    """Command line of the check."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.data.check", description=__doc__.split("\n")[0])
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--split", type=Path, nargs="+", help="splits of a blend (JSONL)")
+    what.add_argument("--source", type=Path, nargs="+", help="blends as published, placeholders and all (JSONL)")
+    parser.add_argument("--kind", choices=("prompts", "demonstrations", "preferences"), default="prompts")
+    parser.add_argument("--environments", nargs="*", default=[], help="names that rows may bear (default: any)")
+    parser.add_argument("--allow", nargs="*", default=[], metavar="KEY", help="keys of bad rows to let pass")
+    parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="check.json (default: only say what was found)")
+    arguments = parser.parse_args()
+    rules = Rules(
+        arguments.kind,
+        frozenset(arguments.environments),
+        frozenset(arguments.allow),
+        is_published=arguments.source is not None,
+    )
+    tallies = check_files(arguments.split or arguments.source, rules, max(1, arguments.workers))
+    for line in _summary(tallies, rules):
+        print(line)
+    if arguments.output is not None:
+        write_json(arguments.output, describe(tallies, rules))
+
+
+if __name__ == "__main__":
+    run_program(main)

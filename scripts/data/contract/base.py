@@ -1,0 +1,223 @@
+"""What every row of prompts has, whatever rewards it: the environment's name, and the request that Gym makes of it.
+
+A row is decoded into a Struct. Fields that a Struct does not name are ignored, types are taken strictly, and what a
+type cannot say stands in ``__post_init__``, whose ValueError names the field. The request's own rules are those by
+which Gym's servers parse it: what they do not know or cannot read is an HTTP 422, and the rollout fails.
+"""
+
+import json
+import re
+from functools import cache, lru_cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+T = TypeVar("T")
+Text = Annotated[str, Meta(min_length=1)]
+Positive = Annotated[int, Meta(ge=1)]
+_PLACED = re.compile(r"(.+) - at `(\$[^`]*)`", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.+)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
+
+
+def broken(field: str, says: str) -> ValueError:
+    """What a rule raises: the field's path within its object, and what is wrong with it."""
+    return ValueError(f".{field}: {says}")
+
+
+def problem_of(row: Any, contract: type) -> str | None:
+    """The first thing in a row that breaks its contract, with its path; None: nothing does."""
+    try:
+        msgspec.convert(row, contract)
+    except msgspec.ValidationError as error:
+        return _told(error)
+    return None
+
+
+def _told(error: msgspec.ValidationError) -> str:
+    """The error with its path in front."""
+    placed = _PLACED.fullmatch(str(error))
+    says, path = placed.groups() if placed else (str(error), "$")
+    if says.startswith("."):
+        return path + says
+    for pattern, short in ((_MISSING, "is missing"), (_UNKNOWN, "is not a field that Gym knows here")):
+        if match := pattern.fullmatch(says):
+            return f"{path}.{match[1]}: {short}"
+    return f"{path}: {says[0].lower()}{says[1:].replace('`', '')}"
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder:
+    return msgspec.json.Decoder(kind)
+
+
+def parse(text: str, field: str, kind: type[T] | Any = Any) -> T:
+    """The value of a field that holds JSON as text; what Python's own reader takes (NaN) is good enough there."""
+    try:
+        try:
+            return _decoder(kind).decode(text)
+        except msgspec.ValidationError:
+            raise
+        except (ValueError, RecursionError):
+            return msgspec.convert(json.loads(text), kind)
+    except msgspec.ValidationError as error:
+        raise broken(field, f"in its JSON, {_told(error)}") from None
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise broken(field, f"is not JSON ({what})") from None
+
+
+@lru_cache(maxsize=4096)
+def groups_of(pattern: str) -> int | str:
+    """How many groups a regular expression captures, or why it is none."""
+    try:
+        return re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+
+
+class AgentRef(Struct):
+    """Which agent of Gym plays the row, and so which environment rewards it."""
+
+    type: Literal["responses_api_agents"]
+    name: Text
+
+
+class Part(Struct):
+    """A part of a message's content; only its kind and its text matter here."""
+
+    type: Text
+    text: str | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        """A text part has a text."""
+        if self.type in ("input_text", "output_text") and self.text is UNSET:
+            raise broken("text", "is missing")
+
+
+ITEM_FIELDS = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": ("id", "summary"),
+}
+
+
+class Item(Struct):
+    """One item of the conversation before the policy's turn: a message, a call of a tool, its result, or a thought.
+
+    Kinds that only a hosted model makes (web_search_call, ...) are not looked into.
+    """
+
+    type: Text = "message"
+    role: Literal["user", "assistant", "system", "developer"] | UnsetType = UNSET
+    content: str | list[Part] | UnsetType | None = UNSET
+    id: str | UnsetType | None = UNSET
+    call_id: Text | UnsetType = UNSET
+    name: Text | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    output: str | list[Any] | UnsetType = UNSET
+    summary: list[Any] | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        """Each kind has its fields; a message's content is there, a call's arguments are an object."""
+        if self.type == "message" and isinstance(self.content, str) and self.role is not UNSET:
+            return
+        for field in ITEM_FIELDS.get(self.type, ()):
+            if getattr(self, field) in (UNSET, None):
+                raise broken(field, "is null" if getattr(self, field) is None else f"is missing in a {self.type}")
+        if self.type == "message" and isinstance(self.content, list):
+            said = any(part.type in ("output_text", "refusal") for part in self.content)
+            if said and (self.role != "assistant" or not isinstance(self.id, str)):
+                raise broken("content", "has a part that only an assistant's message with an id can have")
+        if self.type == "function_call" and self.arguments:  # vLLM takes an empty text for no arguments
+            parse(self.arguments, "arguments", dict)
+
+    def text(self) -> str:
+        """A message's text, parts joined."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text or "" for part in self.content or ())
+
+
+class Tool(Struct):
+    """A tool that the policy may call."""
+
+    type: Text
+    name: Text | UnsetType = UNSET
+    parameters: Any = UNSET
+    strict: bool | None = None
+    description: str | None = None
+
+    def __post_init__(self) -> None:
+        """A function has a name and the schema of its arguments."""
+        if self.type == "function":
+            if self.name is UNSET:
+                raise broken("name", "is missing in a function")
+            if not isinstance(self.parameters, dict | None):
+                raise broken("parameters", "must be the JSON schema of the arguments, or null")
+
+
+class Request(Struct, forbid_unknown_fields=True):
+    """``responses_create_params``: a request of the Responses API. Gym refuses one with fields that it does not know.
+
+    ``temperature`` and ``top_p`` may stand there: every release of NeMo-RL overwrites them with the policy's own.
+    """
+
+    input: str | list[Item]
+    background: bool | None = None
+    include: list[str] | None = None
+    instructions: str | None = None
+    max_output_tokens: Positive | None = None
+    max_tool_calls: Positive | None = None
+    metadata: dict[str, str] | None = None
+    model: str | None = None
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Meta(ge=0)] | None = None
+    text: dict[str, Any] | None = None
+    tool_choice: str | dict[str, Any] = "auto"
+    tools: list[Tool] = []
+    top_logprobs: int | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        """A response comes whole."""
+        if self.stream:
+            raise broken("stream", "must be false: Gym does not stream")
+
+    def question(self) -> str:
+        """The last text of the user's; empty where there is none."""
+        if isinstance(self.input, str):
+            return self.input
+        return next((item.text() for item in reversed(self.input) if item.role == "user"), "")
+
+
+class Row(Struct, kw_only=True):
+    """The contract that every row of prompts obeys, and the only one of environments that are not known here."""
+
+    agent_ref: AgentRef
+    responses_create_params: Request
+    placeholder: Any = msgspec.field(name="_hf_placeholder", default=UNSET)
+
+    prompt_may_be_empty: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """There is a prompt, and nothing is left to fill in."""
+        if self.placeholder is not UNSET:
+            raise broken("_hf_placeholder", "is left; fill the blend first (scripts.data.fill)")
+        if not self.responses_create_params.input and not self.prompt_may_be_empty:
+            raise broken("responses_create_params.input", "is empty; it must be the prompt or the messages before it")
+
+    def needs_question(self, why: str) -> None:
+        """Refuse a row whose conversation holds no text of the user's."""
+        if not self.responses_create_params.question():
+            raise broken("responses_create_params.input", f"has no text of the user's, {why}")

@@ -1,0 +1,247 @@
+"""Bring files of a dataset repository of the Hugging Face hub into the hub's cache: pinned, whole and verified.
+
+huggingface_hub's own download forgets what came when it is cut off; this one goes on from there, in whatever process.
+"""
+
+import difflib
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import PurePosixPath
+from typing import Any, TypeVar
+
+import httpx2
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_url
+from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import WeakFileLock, build_hf_headers, get_session, hf_raise_for_status
+
+from scripts.data.hub_cache import HubFile, Snapshot, cached_snapshot, is_commit
+from scripts.data.hub_errors import (
+    FAILURES,
+    TOKEN,
+    UNREACHABLE,
+    EndedEarly,
+    UnexpectedAnswer,
+    asked_wait,
+    brief,
+    explain,
+    is_unknown_repository,
+    may_pass,
+)
+from scripts.data.source_record import describe_file
+from scripts.errors import UserError
+from scripts.files import explain_write_errors
+
+SAME_REPOSITORY = ("nvidia/Nemotron-3-Super-RL-Training-Blends", "nvidia/Nemotron-RL-Super-Training-Blends")
+WAITS = (2, 4, 8, 16, 32, 60, 60)
+LONGEST_WAIT = 600
+REPORT_SECONDS = 30
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The download was ended from outside; what came of it stays in the cache."""
+
+
+class HubClient:
+    """Asks the hub, patiently; several threads may use one client, and `stop` ends what they do.
+
+    What may pass (no answer, a cut body, a throttled or failing hub) is tried again until eight attempts in a row have
+    brought no byte: after about three minutes, or as long as the hub itself asks to wait, at most ten minutes a time.
+    """
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """End what the threads do, as soon as they look."""
+        self._stop.set()
+
+    def resolve(self, repository: str, revision: str, files: list[str]) -> Snapshot:
+        """The repository at the commit that `revision` means now, or in the cache where the hub cannot be asked.
+
+        A whole commit hash whose `files` are in the cache needs no hub.
+        """
+        if not re.fullmatch(r"[!-~]*", get_token() or ""):
+            raise UserError(f"{TOKEN} has characters that no token has; set it again")
+        ids = [repository]
+        if repository in SAME_REPOSITORY:
+            ids += [other for other in SAME_REPOSITORY if other != repository]
+        cached = next(filter(None, (cached_snapshot(name, revision, files) for name in ids)), None)
+        if cached and cached.commit == revision:
+            return cached
+        unknown = []
+        for name in ids:
+            try:
+                return self._ask(name, revision, 0 if cached else 2)
+            except FAILURES as error:
+                if cached and isinstance(error, httpx2.TransportError | OfflineModeIsEnabled):
+                    say(f"{cached}: the hub cannot be asked; taken from the cache, which may be older than the hub's")
+                    return cached
+                refusal = explain(error, f"{name} at {revision}", name)
+                if not is_unknown_repository(error):
+                    raise refusal from None
+                unknown.append(refusal)
+                if name != ids[-1]:
+                    say(f"{name}: the hub knows no such repository; trying {ids[-1]}, which is the same")
+        raise unknown[0]
+
+    def _ask(self, repository: str, revision: str, retries: int) -> Snapshot:
+        def ask() -> Any:
+            try:
+                return HfApi().dataset_info(repository, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            except HFValidationError:
+                raise
+            except (ValueError, KeyError, TypeError) as error:
+                raise UnexpectedAnswer(f"what answers is not a hub ({type(error).__name__})") from None
+
+        info = self._persist(f"{repository} at {revision}", ask, retries_unreachable=retries)
+        if not is_commit(info.sha or ""):
+            raise UnexpectedAnswer("the answer names no commit")
+        return Snapshot(repository, info.id, revision, info.sha, tuple(it.rfilename for it in info.siblings or ()))
+
+    def locate(self, snapshot: Snapshot, name: str) -> HubFile:
+        """The hash and size of a file, from the cache or the hub; UserError when the commit has no such file."""
+        pointer, what = snapshot.pointer(name), f"{name} of {snapshot}"
+        if pointer.exists():
+            return HubFile(snapshot, name, pointer.resolve().name, pointer.stat().st_size)
+        if snapshot.names is not None and name not in snapshot.names:
+            raise UserError(f"{what}: the repository has no such file; {near(name, snapshot.names)}")
+        try:
+            found = self._persist(
+                what, lambda: get_hf_file_metadata(_url(snapshot, name), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            )
+            if not found.etag or found.size is None:
+                raise UnexpectedAnswer("the answer tells neither a file's hash nor its size")
+        except FAILURES as error:
+            raise explain(error, what, snapshot.repository) from None
+        return HubFile(snapshot, name, found.etag, found.size)
+
+    def fetch(self, file: HubFile) -> dict[str, Any]:
+        """Bring a file into the cache, verified; what scripts.data.source_record.describe_file says of it.
+
+        A file that is not what the hub's hash says is removed from the cache and fetched again, once.
+        """
+        for is_last in (False, True):
+            self._download(file)
+            described = describe_file(file.pointer)
+            if file.is_intact(described):
+                return described
+            path = file.remove()
+            say(f"{path}: damaged, not the content of {file}; removed")
+            if not is_last:
+                file = self.locate(file.snapshot, file.name)
+        raise UserError(f"{file.name} of {file.snapshot}: came damaged twice; check the disk of {path.parent}")
+
+    def _download(self, file: HubFile) -> None:
+        if file.pointer.exists():
+            say(f"{file}: {amount(file.size)}, already in the cache")
+            return
+        for path in (file.lock, file.blob, file.pointer):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(file.lock):
+            if file.blob.exists():
+                say(f"{file}: {amount(file.size)}, already in the cache under another name")
+            else:
+                what = f"{file.name} of {file.snapshot}"
+                try:
+                    self._persist(what, lambda: self._stream(file), lambda: file.bytes_here)
+                except FAILURES as error:
+                    raise explain(error, what, file.snapshot.repository) from None
+                file.part.replace(file.blob)
+            file.publish()
+
+    def _stream(self, file: HubFile) -> None:
+        """Append to what came so far until the file has its size."""
+        have = file.bytes_here
+        if have > file.size:
+            have = 0
+        if have == file.size > 0:
+            return
+        headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+        url, timeout = _url(file.snapshot, file.name), constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+            if response.status_code == httpx2.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                file.part.unlink()
+                raise EndedEarly("the hub does not know the place to go on from; from the start")
+            hf_raise_for_status(response)
+            if response.status_code != httpx2.codes.PARTIAL_CONTENT:
+                have = 0
+            say(f"{file}: {amount(file.size)}" + (f", going on after {amount(have)}" if have else ""))
+            self._write(file, response, have)
+        if file.bytes_here < file.size:
+            raise EndedEarly(f"ended after {file.bytes_here} of {file.size} bytes")
+
+    def _write(self, file: HubFile, response: httpx2.Response, have: int) -> None:
+        started = reported = time.monotonic()
+        first = have
+        with explain_write_errors(file.part):
+            target = file.part.open("ab" if have else "wb", buffering=0)
+        with target:
+            for chunk in response.iter_bytes():
+                if self._stop.is_set():
+                    raise Stopped
+                view = memoryview(chunk)
+                while view:
+                    with explain_write_errors(file.part):
+                        view = view[target.write(view) :]
+                have += len(chunk)
+                now = time.monotonic()
+                if now - reported >= REPORT_SECONDS:
+                    reported, rate = now, (have - first) / (now - started)
+                    left = (file.size - have) / rate / 60
+                    say(f"{file}: {amount(have)} of {amount(file.size)}, {amount(rate)}/s, {left:.0f} min left")
+        say(f"{file}: {amount(have - first)} came in {time.monotonic() - started:.0f} s")
+
+    def _persist(
+        self,
+        what: str,
+        attempt: Callable[[], T],
+        progress: Callable[[], int] = lambda: 0,
+        retries_unreachable: int = len(WAITS),
+    ) -> T:
+        """What `attempt` gives, tried again after failures that may pass; new bytes start the count anew."""
+        failures, before = 0, progress()
+        while True:
+            if self._stop.is_set():
+                raise Stopped
+            try:
+                return attempt()
+            except FAILURES as error:
+                now = progress()
+                failures, before = 1 if now > before else failures + 1, now
+                retries = retries_unreachable if isinstance(error, UNREACHABLE) else len(WAITS)
+                wait = asked_wait(error) or WAITS[min(failures, len(WAITS)) - 1]
+                if not may_pass(error) or failures > retries or wait > LONGEST_WAIT:
+                    raise
+                say(f"{what}: {brief(error)}; attempt {failures + 1} of {retries + 1} in {wait} s")
+                if self._stop.wait(wait):
+                    raise Stopped from None
+
+
+def say(line: str) -> None:
+    """One line of progress on stderr, whole even when several threads speak."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _url(snapshot: Snapshot, name: str) -> str:
+    return hf_hub_url(snapshot.repository, name, repo_type="dataset", revision=snapshot.commit)
+
+
+def near(name: str, names: tuple[str, ...]) -> str:
+    """The names most like a file's, those of the same name in another folder first."""
+    same = [other for other in names if PurePosixPath(other).name == PurePosixPath(name).name]
+    near = list(dict.fromkeys([*same, *difflib.get_close_matches(name, names, n=3, cutoff=0.4)]))
+    return f"near it: {', '.join(near[:3])}" if near else f"it has {', '.join(names[:10]) or 'none at all'}"
+
+
+def amount(count: float) -> str:
+    """A number of bytes for people."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"

@@ -1,0 +1,155 @@
+"""The hub's cache on this machine, laid out as huggingface_hub lays it out.
+
+``blobs/<etag>`` are the contents, ``snapshots/<commit>/<file>`` links to them, ``refs/<branch>`` the commit that a
+branch last meant. An ETag is the SHA-256 of the content, or git's SHA-1 of a small file, so what lies there can be
+verified without the hub.
+"""
+
+import hashlib
+import os
+import re
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants
+
+from scripts.files import link_or_copy
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A dataset repository at one commit.
+
+    `asked` is the id it was asked for by, `repository` the one that the hub gives it. `names` are its files; None where
+    the cache alone was asked.
+    """
+
+    asked: str
+    repository: str
+    revision: str
+    commit: str
+    names: tuple[str, ...] | None
+
+    @property
+    def folder(self) -> Path:
+        """The repository's folder in the cache."""
+        return _folder(self.repository)
+
+    def pointer(self, file: str) -> Path:
+        """Where the cache has a file of this commit."""
+        return self.folder / "snapshots" / self.commit / file
+
+    def remember(self) -> None:
+        """Note for offline use which commit the revision is, and under which id an old one now goes, where that can be.
+
+        The cache may be read-only, may be on a file system without links, or have an older folder under the old id.
+        """
+        if self.names is None:
+            return
+        reference = self.folder / "refs" / self.revision
+        with suppress(OSError):
+            if self.revision != self.commit:
+                reference.parent.mkdir(parents=True, exist_ok=True)
+                fresh = reference.with_name(f"{reference.name}.{secrets.token_hex(4)}.tmp")
+                fresh.write_text(self.commit)
+                fresh.replace(reference)
+        with suppress(OSError):
+            if self.asked != self.repository:
+                _folder(self.asked).symlink_to(self.folder.name)
+
+    def __str__(self) -> str:
+        at = self.commit[:12] if self.revision == self.commit else f"{self.revision} ({self.commit[:12]})"
+        return f"{self.repository} at {at}"
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a snapshot: its ETag, which is a hash of its content, and its size."""
+
+    snapshot: Snapshot
+    name: str
+    etag: str
+    size: int
+
+    @property
+    def pointer(self) -> Path:
+        """Where the cache has the file."""
+        return self.snapshot.pointer(self.name)
+
+    @property
+    def blob(self) -> Path:
+        """Where the cache has the content."""
+        return self.snapshot.folder / "blobs" / self.etag
+
+    @property
+    def part(self) -> Path:
+        """Where the cache has what came of the content so far."""
+        return self.blob.with_name(f"{self.etag}.incomplete")
+
+    @property
+    def lock(self) -> Path:
+        """The lock that whoever downloads the content holds."""
+        folder = self.snapshot.folder
+        return folder.with_name(".locks") / folder.name / f"{self.etag}.lock"
+
+    @property
+    def bytes_here(self) -> int:
+        """How much of the content has come."""
+        if self.pointer.exists() or self.blob.exists():
+            return self.size
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    def publish(self) -> None:
+        """Let the snapshot have its file, whose content is there."""
+        self.pointer.unlink(missing_ok=True)
+        try:
+            self.pointer.symlink_to(os.path.relpath(self.blob, self.pointer.parent))
+        except OSError:
+            link_or_copy(self.blob, self.pointer)
+
+    def is_intact(self, described: dict[str, Any]) -> bool:
+        """Whether the file in the cache, as scripts.data.source_record.describe_file sees it, is the hub's."""
+        if re.fullmatch("[0-9a-f]{64}", self.etag):
+            return described["sha256"] == self.etag
+        if re.fullmatch("[0-9a-f]{40}", self.etag):
+            content = self.pointer.read_bytes()
+            return (
+                hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest() == self.etag
+            )
+        return described["bytes"] == self.size
+
+    def remove(self) -> Path:
+        """Take the file and its content out of the cache; the path that the content had."""
+        path = self.pointer.resolve()
+        self.pointer.unlink()
+        path.unlink(missing_ok=True)
+        return path
+
+    def __str__(self) -> str:
+        return f"{self.snapshot.repository}/{self.name}"
+
+
+def cached_snapshot(repository: str, revision: str, files: list[str]) -> Snapshot | None:
+    """The commit that a revision last meant, when the cache has these files of it."""
+    folder = _folder(repository)
+    commit = revision
+    if not is_commit(revision):
+        reference = folder / "refs" / revision
+        commit = reference.read_text().strip() if reference.is_file() else ""
+    if not is_commit(commit):
+        return None
+    served = folder.resolve().name.removeprefix("datasets--").replace(constants.REPO_ID_SEPARATOR, "/")
+    snapshot = Snapshot(repository, served, revision, commit, names=None)
+    return snapshot if all(snapshot.pointer(file).exists() for file in files) else None
+
+
+def is_commit(revision: str) -> bool:
+    """Whether a revision is a whole commit hash, which never means another commit."""
+    return re.fullmatch("[0-9a-f]{40}", revision) is not None
+
+
+def _folder(repository: str) -> Path:
+    return Path(constants.HF_HUB_CACHE, constants.REPO_ID_SEPARATOR.join(["datasets", *repository.split("/")]))

@@ -1,0 +1,240 @@
+"""Lay OpenGVLab/MMPR out as NeMo-RL's MPO loader reads it, and check every row by the loader's own rules.
+
+The loader takes the folder above the meta file's as the base of the paths in it. It reads every subset's annotations,
+skips a row that has not exactly one image or whose image is not there, shuffles with seed 42, and holds out 2000 rows
+or a tenth. So the meta file lies in ``meta/``, beside ``MMPR/images`` and ``MMPR/annotations``, which it names.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import posixpath
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from scripts.data.archives import extract_folder, files_below
+from scripts.data.index import remove_files, require_files, rows_to_read, write_index
+from scripts.data.parallel import in_order
+from scripts.data.rows import parse_row
+from scripts.errors import UserError, run_program
+from scripts.files import read_json, replace_directory, write_json
+from scripts.recipe.models import MMPR_HOLDOUT
+
+META = "meta/meta_public.json"
+SEED = 42
+SHOWN = 10
+
+
+@dataclass
+class Subset:
+    """One subset of the meta file, and what the loader does with its rows."""
+
+    subset: str
+    root: str
+    annotation: str
+    rows: int = 0
+    kept: int = 0
+    several_images: int = 0
+    missing_images: int = 0
+    sha256: str = ""
+
+
+def held_out(kept: int) -> int:
+    """How many of the rows that the loader keeps it takes for validation."""
+    return min(MMPR_HOLDOUT, kept // 10)
+
+
+def prepare_mmpr(
+    source: Path, record: Path, output: Path, threads: int = 1, missing: float = 0.0, sample: int | None = None
+) -> None:
+    """Make `output` hold the images, the annotations, the meta file and the index of the splits.
+
+    `missing` is the largest share of rows whose image may be missing; `sample`, for a trial, how many rows to train on,
+    about as many of each subset, with no other images. UserError, and no manifest, when the data are incomplete or the
+    loader would not find them.
+    """
+    require_files(source, ("meta.json", "annotations.zip", "images.zip"))
+    remove_files(output, (META,))
+    meta = _rewritten(source / "meta.json")
+    extract_folder(source / "annotations.zip", "annotations", output / "MMPR/annotations", threads)
+    if lost := [entry["annotation"] for entry in meta.values() if not (output / entry["annotation"]).is_file()]:
+        raise UserError(
+            f"{source}/annotations.zip: has no annotations for {len(lost)} of {len(meta)} subsets of meta.json: "
+            f"{_listed(lost)}; fetch both files at one revision"
+        )
+    if sample is not None:
+        meta = _sampled(output, meta, rows_to_read(sample, MMPR_HOLDOUT))
+    wanted = None if sample is None else _images_of(output, meta)
+    images = extract_folder(source / "images.zip", "images", output / "MMPR/images", threads, wanted)
+    subsets = check_subsets(output, meta, threads)
+    kept = sum(subset.kept for subset in subsets)
+    _judge(subsets, kept, missing, source)
+    for subset in () if sample else subsets:
+        if (told := meta[subset.subset].get("length", subset.rows)) != subset.rows:
+            print(f"{subset.annotation}: {subset.rows} rows, but meta.json says {told}", flush=True)
+    write_json(output / META, meta)
+    totals = {
+        key: sum(getattr(subset, key) for subset in subsets) for key in ("rows", "several_images", "missing_images")
+    }
+    checked = {"format": "mmpr", "subsets": len(subsets), **totals, "kept": kept, "images": images.files}
+    print(f"{output}: {json.dumps(checked)}", flush=True)
+    validation = held_out(kept)
+    write_index(
+        output,
+        record,
+        [asdict(subset) for subset in subsets] + [{"images": asdict(images)}],
+        [{"loader": "mmpr", "seed": SEED, "rows": validation}],
+        (kept - validation, validation),
+        checked,
+    )
+
+
+def check_subsets(base: Path, meta: dict[str, dict[str, Any]], processes: int = 1) -> list[Subset]:
+    """Count, by the loader's rules and in several processes, what becomes of every row below `base`."""
+    subsets = [Subset(name, entry["root"], entry["annotation"]) for name, entry in meta.items()]
+    by_root = sorted(range(len(subsets)), key=lambda place: subsets[place].root)
+    found = in_order(partial(_check_subset, base), [subsets[place] for place in by_root], processes)
+    checked = dict(zip(by_root, found, strict=True))
+    return [checked[place] for place in range(len(subsets))]
+
+
+def _rewritten(path: Path) -> dict[str, dict[str, Any]]:
+    """The published meta file with the paths that the extracted folders have."""
+    meta = read_json(path)
+    if not isinstance(meta, dict) or not meta:
+        raise UserError(f"{path}: must be an object of subsets; fetch it again")
+    rewritten = {}
+    for name, entry in meta.items():
+        told = entry if isinstance(entry, dict) else {}
+        root, annotation = _below(told.get("root"), "images"), _below(told.get("annotation"), "annotations")
+        if root is None or annotation is None:
+            raise UserError(f"{path}: subset {name} needs a root in images/ and an annotation in annotations/")
+        rewritten[name] = told | {"root": root, "annotation": annotation}
+    return rewritten
+
+
+def _below(path: Any, folder: str) -> str | None:
+    """A published path, which may begin on its authors' disks, from MMPR's folder of this name on."""
+    parts = PurePosixPath(path.replace("\\", "/")).parts if isinstance(path, str) else ()
+    places = [place for place, part in enumerate(parts) if part == folder]
+    if not places or ".." in parts:
+        return None
+    place = next((place for place in places if parts[place - 1].startswith("MMPR")), places[0])
+    return "/".join(("MMPR", *parts[place:]))
+
+
+def _sampled(base: Path, meta: dict[str, dict[str, Any]], rows: int) -> dict[str, dict[str, Any]]:
+    """The meta file of a trial: of every subset the same number of rows, its first ones, in files of their own."""
+    sampled = {}
+    with replace_directory(base / "MMPR/sample") as fresh:
+        for name, entry in meta.items():
+            path = Path(entry["annotation"]).relative_to("MMPR/annotations")
+            (fresh / path).parent.mkdir(parents=True, exist_ok=True)
+            with (base / entry["annotation"]).open("rb") as file:
+                (fresh / path).write_bytes(b"".join(islice(file, -(-rows // len(meta)))))
+            sampled[name] = entry | {"annotation": f"MMPR/sample/{path}"}
+    return sampled
+
+
+def _images_of(base: Path, meta: dict[str, dict[str, Any]]) -> set[str]:
+    """The images that the annotations name, by their paths below ``MMPR/images``."""
+    return {
+        posixpath.normpath(f"{entry['root']}/{image}").removeprefix("MMPR/images/")
+        for entry in meta.values()
+        for _, _, images in _rows(base / entry["annotation"])
+        for image in images
+    }
+
+
+def _check_subset(base: Path, subset: Subset) -> Subset:
+    annotation, root, told = base / subset.annotation, base / subset.root, hashlib.sha256()
+    for number, line, images in _rows(annotation):
+        told.update(line)
+        subset.rows += 1
+        if len(images) != 1:
+            subset.several_images += 1
+        elif images[0] in _images_below(root) or (root / images[0]).is_file():
+            subset.kept += 1
+        elif (root / images[0]).exists():
+            raise UserError(
+                f"{annotation}:{number}: image {images[0]!r} is a folder, which the loader takes for an image"
+            )
+        else:
+            subset.missing_images += 1
+    subset.sha256 = told.hexdigest()
+    return subset
+
+
+@lru_cache(maxsize=1)
+def _images_below(root: Path) -> set[str]:
+    return files_below(root)
+
+
+def _rows(annotation: Path) -> Iterator[tuple[int, bytes, list[str]]]:
+    """The annotations' lines with their images; UserError for a row that the loader would stop at."""
+    with annotation.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            row = parse_row(line.rstrip(b"\r\n"), annotation, number)
+            image = row.get("image")
+            images = [image] if isinstance(image, str) else image
+            texts = (
+                row.get("question"),
+                row.get("chosen"),
+                row.get("rejected"),
+                *(images if isinstance(images, list) else [None]),
+            )
+            if not all(isinstance(text, str) for text in texts):
+                raise UserError(
+                    f"{annotation}:{number}: needs the texts image (one or a list), question, chosen and rejected; the "
+                    "loader would stop here; is it another version of MMPR?"
+                )
+            yield number, line, images
+
+
+def _judge(subsets: list[Subset], kept: int, missing: float, source: Path) -> None:
+    """UserError when more images are missing than may be, or too few rows are left."""
+    rows = sum(subset.rows for subset in subsets)
+    lost = sum(subset.missing_images for subset in subsets)
+    if lost > missing * rows:
+        where = [f"{it.subset} ({it.missing_images} of {it.rows})" for it in subsets if it.missing_images]
+        raise UserError(
+            f"{source}/images.zip: lacks the images of {lost} of {rows} rows, which the loader would skip: "
+            f"{_listed(where)}; fetch both archives at one revision, or let it pass (missing_images of the blend)"
+        )
+    if held_out(kept) == 0:
+        raise UserError(
+            f"{source}: of {rows} rows the loader keeps {kept}, too few to hold any out; is it all of MMPR?"
+        )
+
+
+def _listed(items: list[str]) -> str:
+    return ", ".join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
+
+
+def main() -> None:
+    """Command line of the preparation."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.data.mmpr", description=__doc__.split("\n")[0])
+    parser.add_argument("--source", type=Path, required=True, help="folder of meta.json, annotations.zip, images.zip")
+    parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
+    parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
+    parser.add_argument("--missing-images", type=float, default=0.0, help="share of rows that may lack their image")
+    parser.add_argument("--sample", type=int, help="for a trial: rows to train on, of all subsets alike")
+    arguments = parser.parse_args()
+    prepare_mmpr(
+        arguments.source,
+        arguments.source_record,
+        arguments.output,
+        arguments.threads,
+        arguments.missing_images,
+        arguments.sample,
+    )
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,116 @@
+"""Lay OpenGVLab/MMPR-Tiny out as NeMo-RL's loader reads it, and check that it will find every row's image.
+
+The loader joins its cache folder and the path of a row's first image, skips no row, and takes for validation the first
+rows: as many as are held out, or a tenth. It fetches nothing when ``.mmpr_ready`` is there.
+"""
+
+import argparse
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyarrow import ArrowException
+
+from scripts.data.archives import extract_folder, files_below
+from scripts.data.index import remove_files, require_files, rows_to_read, write_index
+from scripts.errors import UserError, run_program
+from scripts.files import filled_by_program, sha256_file, write_text
+
+TABLE = "mmpr_tiny.parquet"
+IMAGES = "MMPR-Tiny/images"
+READY = ".mmpr_ready"
+COLUMNS = ["prompt", "reward_model", "images"]
+SHOWN = 10
+
+
+def prepare_mmpr_tiny(
+    source: Path, record: Path, output: Path, holdout: int, threads: int = 1, sample: int | None = None
+) -> None:
+    """Make `output` hold the images, the table, the loader's mark and the index of the splits.
+
+    `sample`, for a trial, is how many rows to train on: the table's first after those held out. UserError, and neither
+    mark nor manifest, when a row lacks what the loader takes from it.
+    """
+    require_files(source, (TABLE, "images.zip"))
+    remove_files(output, (READY, TABLE))
+    images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
+    rows, several = _check_rows(source / TABLE, output)
+    kept = rows if sample is None else min(rows, rows_to_read(sample, holdout))
+    validation = min(holdout, kept // 10)
+    if validation == 0:
+        raise UserError(f"{source / TABLE}: {kept} rows are too few to hold any out; is it all of MMPR-Tiny?")
+    with filled_by_program(output / TABLE) as fresh:
+        if kept == rows:
+            shutil.copyfile(source / TABLE, fresh)
+        else:
+            pq.write_table(pq.read_table(source / TABLE).slice(0, kept), fresh)
+    write_text(output / READY, "ready\n")
+    checked = {"format": "mmpr_tiny", "rows": rows, "kept": kept, "several_images": several, "images": images.files}
+    print(f"{output}: {json.dumps(checked)}", flush=True)
+    write_index(
+        output,
+        record,
+        [{"table": TABLE, "rows": kept, "sha256": sha256_file(output / TABLE)}, {"images": asdict(images)}],
+        [{"loader": "mmpr_tiny", "first_rows": validation}],
+        (kept - validation, validation),
+        checked,
+    )
+
+
+def _check_rows(table: Path, base: Path) -> tuple[int, int]:
+    """How many rows the table has, and how many of them name several images, of which the loader takes the first."""
+    known = {f"{IMAGES}/{path}" for path in files_below(base / IMAGES)}
+    rows = several = 0
+    problems = []
+    try:
+        for batch in pq.ParquetFile(table).iter_batches(batch_size=1024, columns=COLUMNS):
+            for row in batch.to_pylist():
+                if problem := _problem(row, base, known):
+                    problems.append(f"row {rows}: {problem}")
+                else:
+                    several += len(row["images"]) > 1
+                rows += 1
+    except (ArrowException, KeyError) as error:
+        raise UserError(f"{table}: damaged, or not MMPR-Tiny's table ({error}); delete it and fetch it again") from None
+    if problems:
+        shown = "\n  ".join(problems[:SHOWN])
+        more = f"\n  and {len(problems) - SHOWN} rows more" if len(problems) > SHOWN else ""
+        raise UserError(
+            f"{table}: the loader would stop at {len(problems)} of {rows} rows; fetch the table and images.zip at one "
+            f"revision\n  {shown}{more}"
+        )
+    return rows, several
+
+
+def _problem(row: dict[str, Any], base: Path, known: set[str]) -> str | None:
+    images, prompt, reward = (row[column] for column in ("images", "prompt", "reward_model"))
+    image = images[0].get("path") if images and isinstance(images[0], dict) else None
+    if not isinstance(image, str):
+        return "images names no path"
+    if image not in known and not (base / image).is_file():
+        return f"image {image} is not in images.zip"
+    asked = next((it["content"] for it in prompt or () if it.get("role") == "user"), None)
+    if not isinstance(asked, str) or not asked:
+        return "prompt has no text of the user"
+    answer = reward.get("ground_truth") if isinstance(reward, dict) else None
+    return None if isinstance(answer, str) and answer else "reward_model has no text ground_truth"
+
+
+def main() -> None:
+    """Command line of the preparation."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.data.mmpr_tiny", description=__doc__.split("\n")[0])
+    parser.add_argument("--source", type=Path, required=True, help=f"folder of {TABLE} and images.zip")
+    parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
+    parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
+    parser.add_argument("--holdout", type=int, required=True, help="rows for validation, as the stage's data.val_size")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
+    arguments = parser.parse_args()
+    prepare_mmpr_tiny(arguments.source, arguments.source_record, arguments.output, arguments.holdout, arguments.threads)
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,47 @@
+"""Work shared out to processes, its results in order."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from itertools import chain, islice
+from typing import TypeVar
+
+from scripts.errors import CutOffError
+
+Item, Result = TypeVar("Item"), TypeVar("Result")
+AHEAD = 3
+
+
+def default_workers() -> int:
+    """As many as there are CPUs for this process, four at most."""
+    return min(4, len(os.sched_getaffinity(0)))
+
+
+def in_order(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """The results of `function` in the order of the items, of which few are under way at once.
+
+    One worker, or one item, is this process itself. A process that is killed ends it all with a CutOffError.
+    """
+    items = iter(items)
+    first = list(islice(items, 2))
+    if workers == 1 or len(first) < 2:
+        yield from map(function, chain(first, items))
+        return
+    with ProcessPoolExecutor(workers) as pool:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for item in chain(first, items):
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > AHEAD * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool:
+            raise CutOffError(
+                "a process that shared the work was killed; out of memory? run it again, or with --workers 1"
+            ) from None
+        finally:
+            for future in waiting:
+                future.cancel()

@@ -1,0 +1,379 @@
+"""The check of a blend: every quirk of JSON, one table of all bad rows, the same whatever the number of processes."""
+
+import json
+import os
+import re
+import signal
+import sys
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scripts.data import blocks, check
+from scripts.data.check import Rules, check_files, describe
+from scripts.data.parallel import AHEAD, default_workers, in_order
+from scripts.data.rows import RowError, _decode_exactly, decode_row, decode_rows, key_of
+from scripts.errors import CutOffError, UserError, run_program
+from tests.unit.test_contract import GOOD, PAIR, RANKED, changed, good
+
+MATH = "math_with_judge_simple_agent"
+SURE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def row(**changes):
+    return good(MATH) | changes
+
+
+def line_of(value) -> bytes:
+    return json.dumps(value).encode()
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the program as from the command line; its status and what it printed on either stream."""
+
+    def with_arguments(*arguments):
+        monkeypatch.setattr(sys, "argv", ["check", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            run_program(check.main)
+        said = capsys.readouterr()
+        if isinstance(ended.value.code, str):
+            return 1, said.out, said.err + ended.value.code
+        return ended.value.code, said.out, said.err
+
+    return with_arguments
+
+
+# --- quirks of JSON ---
+
+QUIRKS = {
+    b"": "blank line; remove it",
+    b"  \t": "blank line; remove it",
+    b'\xef\xbb\xbf{"a": 1}': "begins with a byte order mark; remove it",
+    b'{"a": 1}\r': "has a carriage return at byte 8, where some readers would cut it",
+    b'{"a":\r 1}': "has a carriage return at byte 5, where some readers would cut it",
+    b'{"a": "\xff"}': "not UTF-8 at byte 7; the file is damaged",
+    b'{"\xc3": 1}': "not UTF-8 at byte 2; the file is damaged",
+    b'{"a": "\xed\xa0\x80"}': "not UTF-8 at byte 7; the file is damaged",
+    b'{"a": 1': "not valid JSON (Expecting ',' delimiter: line 1 column 8 (char 7)); a truncated line?",
+    b'{"a": 1} {}': "not valid JSON (Extra data: line 1 column 10 (char 9))",
+    b"{'a': 1}": "not valid JSON (Expecting property name",
+    b'{"a": 01}': "not valid JSON (Expecting ',' delimiter",
+    b'{"a": "\t"}': "not valid JSON (Invalid control character at: line 1 column 8 (char 7))",
+    b'{"a": 1}\x00': "not valid JSON (Extra data",
+    b"[" * 100_000: "not valid JSON (nested too deeply)",
+    b"[1]": "a row must be a JSON object, not list",
+    b"null": "a row must be a JSON object, not NoneType",
+    b'{"a": NaN}': "NaN is no JSON value; write null or leave the key out",
+    b'{"a": [-Infinity]}': "-Infinity is no JSON value",
+    b'{"a": 1e999}': "the number 1e999 is out of range",
+    b'{"a": 18446744073709551616}': "the integer 18446744073709551616 takes more than 64 bits; write it as a string",
+    b'{"a": {"b": [-9223372036854775809]}}': "the integer -9223372036854775809 takes more than 64 bits",
+    b'{"a": '
+    + b"9" * 5000
+    + b"}": "the integer 999999999999999999999999999999... (5000 characters) takes more than 64 bits",
+    b'{"a": 1, "b": 2, "a": 1}': "the key a is there twice in one object; readers differ on which counts",
+    b'{"x": [{"a": {"c": 1}, "a": {}}]}': "the key a is there twice in one object",
+    b'{"a": 1, "\\u0061": 1}': "the key a is there twice in one object",
+    b'{"a": ":", "a": "\\u003a:"}': "the key a is there twice in one object",
+    b'{"a": {"b": "\\ud800"}}': "$.a.b: half of a surrogate pair, which no UTF-8 text can hold",
+    b'{"a": ["x", "\\udc00\\ud800"]}': "$.a[1]: half of a surrogate pair",
+    b'{"\\ud800": 1}': "$.?: half of a surrogate pair",
+}
+PLAIN = [
+    b"{}",
+    b' {"a" : [1, -0, 1.5e3, true, null]} ',
+    b'{"a": 18446744073709551615, "b": -9223372036854775808}',
+    b'{"a": "99999999999999999999999", "b": ":\\u003a:", "c": "\\u003A"}',
+    b'{"a": "\\ud83d\\ude00 \\u2028 \\u0000 \\r\\n", "\xc3\xbc": "\xe2\x80\xa8"}',
+    b'{"a": {"a": {"a": 1}}, "b": [{"a": 1}, {"a": 1}]}',
+    b'{"a": 1e-999}',
+]
+
+
+@pytest.mark.parametrize("line", QUIRKS, ids=lambda line: line[:30])
+def test_a_quirk_is_refused_with_its_place(line):
+    for given_line in (line, [line, b"{}"]):
+        with pytest.raises(RowError) as error:
+            if isinstance(given_line, bytes):
+                decode_row(given_line)
+            else:
+                ((_, found), (_, fine)) = decode_rows(b"\n".join(given_line))
+                assert fine == {}
+                raise found
+        assert str(error.value).startswith(QUIRKS[line])
+
+
+@pytest.mark.parametrize("line", PLAIN, ids=lambda line: line[:30])
+def test_what_is_json_is_read_as_python_reads_it(line):
+    assert decode_row(line) == json.loads(line)
+    assert decode_rows(line) == [(line, json.loads(line))]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(st.characters(), max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(':a\\"\ud800', max_size=2), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def lines(draw):
+    """A line of JSON, often damaged: another byte, a piece cut out, a piece put in twice."""
+    text = json.dumps({"a": draw(VALUES), ":": draw(VALUES)}, ensure_ascii=draw(st.booleans()))
+    line = bytearray(text.encode("utf-8", "surrogatepass"))
+    for _ in range(draw(st.integers(0, 2))):
+        place, end = sorted(draw(st.tuples(*[st.integers(0, max(0, len(line) - 1))] * 2)))
+        how = draw(st.sampled_from(("byte", "cut", "twice")))
+        if how == "byte" and line:
+            line[place] ^= 1 << draw(st.integers(0, 7))
+        else:
+            line[place:end] = b"" if how == "cut" else bytes(line[place:end]) * 2
+    return bytes(line).replace(b"\n", b" ")
+
+
+@given(lines())
+@settings(max_examples=400, deadline=None)
+def test_the_fast_reader_and_the_exact_one_agree(line):
+    try:
+        exact = _decode_exactly(line, None)
+    except RowError as error:
+        with pytest.raises(RowError, match=re.escape(str(error))):
+            decode_row(line)
+    else:
+        assert decode_row(line) == exact == json.loads(line)
+
+
+# --- the table of bad rows ---
+
+
+def test_all_bad_rows_of_all_splits_stand_in_one_table_and_nothing_is_written(run, write_rows, tmp_path):
+    bad = changed(row(), "expected_answer", 34)
+    cut = b'{"a"'
+    train = write_rows("train-split.jsonl", [row(), bad, row(), cut])
+    other = row(agent_ref={"type": "responses_api_agents", "name": "maths_agent"})
+    validation = write_rows("val-split.jsonl", [other, row()])
+    status, said, table = run(
+        "--split", train, validation, "--environments", MATH, "--output", tmp_path / "out/check.json"
+    )
+    assert (status, said) == (1, "")
+    assert table.splitlines() == [
+        "error: 3 of 6 rows cannot be trained on:",
+        f"  row{' ' * (len(str(train)) - 1)}  key           environment                   problem",
+        f"  {train}:2  {key_of(line_of(bad))}  {MATH}  $.expected_answer: expected str, got int",
+        f"  {train}:4  -             -                             not valid JSON (Expecting ':' delimiter: "
+        "line 1 column 5 (char 4)); a truncated line? fetch the file again",
+        f"  {validation}:1    {key_of(line_of(other))}  maths_agent                   "
+        f"$.agent_ref.name: is none of the blend's environments; did you mean {MATH}?",
+        "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here",
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_long_table_shows_fifty_rows_and_counts_all_by_environment_and_problem(write_rows):
+    rows = [row(expected_answer=number) for number in range(70)] + [b""] * 3 + [row(question=None)] * 5
+    with pytest.raises(UserError) as error:
+        check_files([write_rows("split.jsonl", rows)], Rules(), 1)
+    table = str(error.value).splitlines()
+    assert table[0] == "78 of 78 rows cannot be trained on:"
+    assert [line.split()[0].rpartition(":")[2] for line in table[2:52]] == [str(number) for number in range(1, 51)]
+    assert table[52:57] == [
+        "and 28 more; all 78:",
+        "  rows  environment                   problem",
+        f"  70    {MATH}  $.expected_answer",
+        f"  5     {MATH}  $.question",
+        "  3     -                             blank line; remove it",
+    ]
+
+
+def test_a_good_blend_is_counted_and_recorded(run, write_rows, tmp_path):
+    unknown = {
+        "agent_ref": {"type": "responses_api_agents", "name": "own_agent"},
+        "responses_create_params": {"input": "x"},
+    }
+    split = write_rows("train-split.jsonl", [row(), good("mcqa_simple_agent"), row(), unknown])
+    status, said, warned = run("--split", split, "--output", tmp_path / "check.json")
+    assert (status, warned) == (0, "")
+    assert said.splitlines() == [
+        f"{split}: 4 rows",
+        f"          2  {MATH}",
+        "          1  mcqa_simple_agent",
+        "          1  own_agent  (no contract of its own)",
+    ]
+    assert json.loads((tmp_path / "check.json").read_text()) == {
+        "kind": "prompts",
+        "rows": 4,
+        "splits": {
+            "train-split.jsonl": {
+                "rows": 4,
+                "environments": {MATH: 2, "mcqa_simple_agent": 1, "own_agent": 1},
+                "without_contract": {"own_agent": 1},
+                "allowed": {},
+            }
+        },
+    }
+
+
+def test_an_environment_without_a_contract_still_has_what_every_row_has(write_rows):
+    bare = {"agent_ref": {"type": "responses_api_agents", "name": "own_agent"}}
+    with pytest.raises(UserError, match=r"split.jsonl:1 .* own_agent +\$.responses_create_params: is missing"):
+        check_files([write_rows("split.jsonl", [bare])], Rules(), 1)
+
+
+def test_a_bad_row_that_is_allowed_passes_and_a_key_of_no_bad_row_is_warned_of(run, write_rows, tmp_path):
+    bad, other = row(expected_answer=34), row(question=None)
+    split = write_rows("val-split.jsonl", [row(), bad, bad, other])
+    keys = [key_of(line_of(bad)), key_of(line_of(other)), key_of(line_of(row())), "0" * 12]
+    status, said, warned = run("--split", split, "--allow", *keys, "--output", tmp_path / "check.json")
+    assert status == 0 and said.startswith(f"{split}: 4 rows, 3 of them bad but allowed\n")
+    assert warned.splitlines() == [
+        f"warning: no bad row has the key {key}, which is allowed; take it out" for key in sorted(keys[2:])
+    ]
+    (record,) = json.loads((tmp_path / "check.json").read_text())["splits"].values()
+    assert record["allowed"] == dict(sorted(zip(keys, (2, 1), strict=False)))
+    assert run("--split", split, "--allow", *keys[1:])[0] == 1
+
+
+def test_a_line_that_cannot_be_read_cannot_be_allowed(write_rows):
+    line = b'{"a": 1, "a": 2}'
+    with pytest.raises(UserError, match=r"split.jsonl:1 +- +- +the key a is there twice"):
+        check_files([write_rows("split.jsonl", [line])], Rules(allow=frozenset([key_of(line)])), 1)
+
+
+def test_a_problem_is_one_line_of_moderate_length(write_rows):
+    rows = [
+        changed(good("mcqa_simple_agent"), "expected_answer", "long\n" * 1000),
+        row(agent_ref={"type": "x\ny", "name": "a\nb"}),
+    ]
+    with pytest.raises(UserError) as error:
+        check_files([write_rows("split.jsonl", rows)], Rules(), 1)
+    table = str(error.value).splitlines()
+    assert len(table) == 5 and max(map(len, table)) < 500 and " a b " in table[3]
+
+
+def test_a_file_without_rows_or_that_is_not_there_is_named(run, write_rows, tmp_path):
+    empty = write_rows("empty.jsonl", [])
+    assert run("--split", empty) == (1, "", f"error: {empty}: no rows; the blend is empty")
+    missing = tmp_path / "missing.jsonl"
+    assert run("--split", missing) == (1, "", f"error: {missing}: No such file or directory")
+
+
+# --- a blend as published ---
+
+
+def test_a_source_may_hold_placeholders_and_line_ends_of_windows_and_end_without_one(run, tmp_path):
+    placeholder = {"agent_ref": {"type": "responses_api_agents", "name": MATH}, "_hf_placeholder": {"row": 1}}
+    source = tmp_path / "blend.jsonl"
+    source.write_bytes(b"\xef\xbb\xbf" + line_of(row()) + b"\r\n" + line_of(placeholder) + b"\r\n" + line_of(row()))
+    status, said, _ = run("--source", source)
+    assert (status, said.splitlines()[0]) == (0, f"{source}: 3 rows, 1 of them to be filled in")
+    status, _, table = run("--split", source)
+    assert status == 1 and table.count(f"{source}:") == 2
+    assert "byte order mark" in table and "carriage return" in table
+
+
+# --- kinds of rows ---
+
+
+def test_preferences_have_one_form_which_the_first_row_chooses(run, write_rows, tmp_path):
+    pairs = write_rows("train-split.jsonl", [PAIR] * 3)
+    assert run("--split", pairs, "--kind", "preferences", "--output", tmp_path / "check.json")[0] == 0
+    assert json.loads((tmp_path / "check.json").read_text())["splits"]["train-split.jsonl"]["environments"] == {}
+    assert run("--split", write_rows("ranked.jsonl", [RANKED] * 3), "--kind", "preferences")[0] == 0
+    mixed = write_rows("val-split.jsonl", [PAIR, RANKED])
+    status, _, table = run("--split", pairs, mixed, "--kind", "preferences")
+    assert status == 1 and table.count("cannot be trained on") == 1
+    assert re.search(rf"{mixed}:2 .*: is a context with ranked completions, but the first row is a prompt with", table)
+
+
+def test_demonstrations_bear_one_of_the_blends_environments(run, write_rows):
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    shown = {"agent_ref": {"type": "responses_api_agents", "name": MATH}, "messages": messages}
+    split = write_rows("split.jsonl", [shown, shown])
+    assert run("--split", split, "--kind", "demonstrations", "--environments", MATH)[0] == 0
+    assert run("--split", split, "--kind", "demonstrations", "--environments", "mcqa_simple_agent")[0] == 1
+    assert run("--split", split)[0] == 1
+
+
+# --- several processes ---
+
+
+def test_one_worker_and_three_find_the_same(write_rows, monkeypatch):
+    rows = [row(id=number) if number % 7 else row(expected_answer=number) for number in range(3000)]
+    split, other = write_rows("split.jsonl", rows), write_rows("other.jsonl", rows[1:7] * 100)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 20_000)
+    tables = []
+    for workers in (1, 3):
+        with pytest.raises(UserError) as error:
+            check_files([split, other], Rules(), workers)
+        tables.append(str(error.value))
+    assert tables[0] == tables[1] and f"{split}:8 " in tables[0]
+    allow = frozenset(key_of(line_of(bad)) for bad in rows[::7])
+    records = [describe(check_files([split, other], Rules(allow=allow), workers), Rules()) for workers in (1, 3)]
+    assert records[0] == records[1] and records[0]["rows"] == 3600
+
+
+def test_results_come_in_order_and_few_items_are_under_way():
+    asked = count()
+    results = in_order(abs, (-number for number in iter(lambda: next(asked), 100)), 2)
+    assert next(results) == 0 and next(asked) <= AHEAD * 2 + 2
+    assert list(in_order(abs, [-3, -1, -2], 3)) == [3, 1, 2] and list(in_order(abs, [], 3)) == []
+    assert 1 <= default_workers() <= 4
+
+
+def die(number):
+    if number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_a_process_that_is_killed_ends_the_work_instead_of_hanging_it():
+    with pytest.raises(CutOffError, match="a process that shared the work was killed"):
+        list(in_order(die, range(9), 2))
+
+
+# --- whatever a row holds ---
+
+
+@st.composite
+def damaged(draw):
+    """A good row of some environment with a key dropped, a value swapped, or its bytes damaged."""
+    value = good(draw(st.sampled_from(sorted(GOOD))))
+    for _ in range(draw(st.integers(1, 3))):
+        node, keys = value, list(value)
+        while keys:
+            key = draw(st.sampled_from(keys))
+            below = node[key]
+            if isinstance(below, dict | list) and below and draw(st.booleans()):
+                node, keys = below, list(below) if isinstance(below, dict) else list(range(len(below)))
+                continue
+            if draw(st.booleans()):
+                del node[key]
+            else:
+                node[key] = draw(
+                    st.sampled_from((None, True, 0, -1.5, "", "{", "[]", "text", [], {}, [[]], [{}], {"a": None}))
+                )
+            break
+    line = bytearray(json.dumps(value).encode())
+    how = draw(st.sampled_from(("whole", "cut", "bit")))
+    if how == "cut":
+        del line[draw(st.integers(0, len(line))) :]
+    elif how == "bit":
+        line[draw(st.integers(0, len(line) - 1))] ^= 1 << draw(st.integers(0, 7))
+    return bytes(line)
+
+
+@given(line=damaged())
+@SURE
+def test_a_damaged_row_passes_or_is_named_and_nothing_else_happens(line, tmp_path):
+    split = tmp_path / "split.jsonl"
+    split.write_bytes(line_of(row()) + b"\n" + line + b"\n" + line_of(row()) + b"\n")
+    for rules in (Rules(), Rules("demonstrations"), Rules("preferences"), Rules(is_published=True)):
+        try:
+            (tally,) = check_files([split], rules, 1).values()
+        except UserError as error:
+            assert re.search(rf"\n  {split}:\d ", str(error))
+        else:
+            assert tally.rows >= 3 and rules.kind == "prompts"

@@ -1,0 +1,627 @@
+"""Download: the hub's own client against a small hub on this machine that fails in every way a hub does."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import huggingface_hub
+import pytest
+import xxhash
+import yaml
+from huggingface_hub import constants
+
+from scripts.data import download, hub
+from scripts.data.download import fetch_source, tables_named
+from scripts.data.hub_errors import explain
+from scripts.data.placeholders import TABLES
+from scripts.data.synthesize import write_source
+from scripts.errors import UserError
+from scripts.recipe.load import load_recipe
+from scripts.recipe.models import FolderSource, HubSource, Recipe
+from tests.conftest import ROOT, SHORT
+from tests.hub import Fault, Hub
+
+OLD, NEW = hub.SAME_REPOSITORY
+DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
+SMALL, LARGE = b'{"id": 1}\n', b'{"id": 1}\n' * 30_000
+MINE = "hf_0123456789"
+
+
+def row_of(dataset: str) -> bytes:
+    return json.dumps({"id": 2, "dataset": dataset, "_hf_placeholder": {"row": 0}}).encode() + b"\n"
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """A hub, this process's client turned to it with a cache of its own, no token, and no waiting between attempts."""
+    with Hub() as running:
+        monkeypatch.setattr(constants, "ENDPOINT", running.url)
+        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "home/token"))
+        monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "home/agents.json"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub, "WAITS", (0.01,) * 7)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    """A recipe of blends `a` and `b`, with what is said over it."""
+
+    def make(repository: str = "org/data", revision: str = "main", **changes) -> Recipe:
+        source = HubSource(kind="hub", repository=repository, revision=revision)
+        blend = short.blends["rlvr1"]
+        return short.model_copy(update={"source": source, "blends": {"a": blend, "b": blend}} | changes)
+
+    short = load_recipe(SHORT)
+    return make
+
+
+@pytest.fixture
+def fetched(tmp_path, recipe):
+    """The record of a recipe's download to a folder."""
+
+    def fetch(*arguments, **changes) -> dict:
+        fetch_source(recipe(*arguments, **changes), tmp_path / "source")
+        return json.loads((tmp_path / "source/record.json").read_text())
+
+    return fetch
+
+
+def refusal(action, *arguments, **changes) -> str:
+    with pytest.raises(UserError) as error:
+        action(*arguments, **changes)
+    return str(error.value)
+
+
+def described(content: bytes) -> dict:
+    sha256, xxh3 = hashlib.sha256(content).hexdigest(), xxhash.xxh3_128_hexdigest(content)
+    return {"bytes": len(content), "sha256": sha256, "xxh3": xxh3}
+
+
+# --- what comes ---
+
+
+def test_only_the_blends_come_pinned_to_the_branchs_commit_and_described(served, fetched, tmp_path):
+    commit = served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE, "other.bin": LARGE + b"x"})
+    record = fetched()
+    assert record == {
+        "blends": {name: {"source": "org/data", "revision": commit} for name in ("a", "b")},
+        "tables": {},
+        "files": {"a.jsonl": described(SMALL), "b.jsonl": described(LARGE)},
+    }
+    assert list(record["files"]) == ["a.jsonl", "b.jsonl"]
+    assert (tmp_path / "source/b.jsonl").read_bytes() == LARGE
+    assert sorted(path.name for path in (tmp_path / "source").iterdir()) == [
+        "a.jsonl",
+        "b.jsonl",
+        "record.json",
+        "tables",
+    ]
+    assert not served.asked("other.bin") and len(served.asked("/api/datasets")) == 1
+    assert all(commit in path for path, _ in served.asked("/resolve/"))
+
+
+def test_the_hubs_own_client_finds_what_was_fetched_in_its_cache(served, fetched):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    fetched()
+    for name, content in (("a.jsonl", SMALL), ("b.jsonl", LARGE)):
+        path = huggingface_hub.hf_hub_download("org/data", name, repo_type="dataset", local_files_only=True)
+        assert Path(path).read_bytes() == content
+    scanned = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
+    assert not scanned.warnings and {it.repo_id for it in scanned.repos} == {"org/data"}
+
+
+def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_several_files(
+    served, fetched, recipe, tmp_path
+):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL})
+    images = {"mmpr_tiny.parquet": b"rows", "images.zip": LARGE, "more.zip": LARGE}
+    commit = served.repositories["OpenGVLab/MMPR-Tiny"].commit(images)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/there.jsonl").write_bytes(SMALL * 2)
+    a = recipe().blends["a"]
+    tiny = HubSource(kind="hub", repository="OpenGVLab/MMPR-Tiny", revision=commit)
+    here = FolderSource(kind="folder", path=str(tmp_path / "folder"))
+    record = fetched(
+        blends={
+            "a": a,
+            "b": a.model_copy(update={"source": tiny, "format": "mmpr_tiny"}),
+            "c": a.model_copy(update={"source": here, "file": "there.jsonl"}),
+        }
+    )
+    assert record["blends"]["b"] == {"source": "OpenGVLab/MMPR-Tiny", "revision": commit}
+    assert record["blends"]["c"] == {"source": str(tmp_path / "folder"), "revision": "folder"}
+    assert list(record["files"]) == ["a.jsonl", "b/images.zip", "b/mmpr_tiny.parquet", "c.jsonl"]
+    assert (tmp_path / "source/b/images.zip").read_bytes() == LARGE
+    assert (tmp_path / "source/c.jsonl").read_bytes() == SMALL * 2
+
+
+def test_four_files_come_at_once(served, fetched, recipe):
+    blends = dict.fromkeys("abcdef", recipe().blends["a"])
+    served.repositories["org/data"].commit({f"{name}.jsonl": LARGE + name.encode() for name in blends})
+    served.faults["GET storage"] = [Fault(seconds=0.1)] * len(blends)
+    fetched(blends=blends)
+    assert served.most_at_once == 4
+
+
+def test_the_command_fetches_with_a_token_that_no_other_host_no_log_and_no_record_sees(served, tmp_path):
+    served.tokens[MINE] = True
+    served.repositories["org/data"].gated = True
+    served.repositories["org/data"].commit({"sft.jsonl": SMALL, "rlvr1.jsonl": LARGE, "rlhf.jsonl": SMALL * 2})
+    process = start_download(served, tmp_path, HF_TOKEN=MINE)
+    printed, said = process.communicate()
+    assert process.returncode == 0, said
+    assert (tmp_path / "source/rlvr1.jsonl").read_bytes() == LARGE
+    assert len(said.splitlines()) == 6 and "org/data/rlvr1.jsonl: 300.0 kB\n" in said
+    assert all(headers["Authorization"] == f"Bearer {MINE}" for _, headers in served.asked("/datasets/"))
+    assert served.asked("signed=1") and all("Authorization" not in headers for _, headers in served.asked("signed=1"))
+    assert MINE not in printed + said + (tmp_path / "source/record.json").read_text()
+
+
+def start_download(served, tmp_path, **environment) -> subprocess.Popen:
+    """The command, on the short recipe with its blends at org/data."""
+    text = yaml.safe_load(SHORT.read_text()) | {"source": {"kind": "hub", "repository": "org/data"}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(text))
+    command = [sys.executable, "-m", "scripts.data.download"]
+    command += ["--recipe", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "source")]
+    variables = os.environ | {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home")} | environment
+    return subprocess.Popen(command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+# --- both ids of the Super blend, and renamed repositories ---
+
+
+@pytest.mark.parametrize(("asked", "other"), [(OLD, NEW), (NEW, OLD)])
+@pytest.mark.parametrize("token", [None, MINE])
+def test_where_one_id_of_the_super_blend_is_not_found_the_other_is_taken(
+    asked, other, token, served, fetched, capsys, monkeypatch
+):
+    if token:
+        served.tokens[token] = True
+        monkeypatch.setenv("HF_TOKEN", token)
+    commit = served.repositories[other].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    record = fetched(asked)
+    assert record["blends"]["a"] == {"source": other, "revision": commit}
+    assert f"{asked}: the hub knows no such repository; trying {other}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_asked_again", [OLD, NEW])
+def test_a_redirect_to_a_repositorys_new_id_is_followed_and_remembered_offline(
+    is_asked_again, served, fetched, monkeypatch
+):
+    commit = served.repositories[NEW].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.renamed[OLD] = NEW
+    record = fetched(OLD)
+    assert record["blends"]["a"] == {"source": NEW, "revision": commit}
+    assert record == fetched(NEW)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetched(is_asked_again) == record
+    assert not huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).warnings
+
+
+def test_a_renamed_repository_is_the_same_offline(served, fetched, monkeypatch):
+    served.repositories["org/new"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.renamed["org/old"] = "org/new"
+    record = fetched("org/old")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetched("org/old") == record and record["blends"]["a"]["source"] == "org/new"
+
+
+def test_neither_id_is_one_message_about_the_one_in_the_recipe_or_the_one_that_exists(served, fetched):
+    assert f"{NEW} at main, from {served.url}: there is no such repository" in refusal(fetched, NEW)
+    served.faults[f"/api/datasets/{OLD}"] = [Fault(status=403, headers=(("X-Error-Code", "GatedRepo"),))]
+    assert f"{OLD} at main, from {served.url}: it is gated" in refusal(fetched, NEW)
+
+
+# --- interruptions ---
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(keep=100_000)],
+        [Fault(keep=100_000, lies=True)],
+        [Fault(keep=100_000), Fault(keep=50_000), Fault(drop=True), Fault(keep=1)],
+        [Fault(keep=100_000), *[Fault(keep=1000)] * 20],
+    ],
+    ids=["cut", "cut but told whole", "cut in several ways", "cut more often than an attempt without progress may be"],
+)
+def test_a_cut_body_goes_on_where_it_ended(faults, served, fetched, tmp_path):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.faults["GET storage"] = list(faults)
+    fetched()
+    assert (tmp_path / "source/b.jsonl").read_bytes() == LARGE
+    ranges = [headers.get("Range") for _, headers in served.asked("signed=1")]
+    assert ranges[:2] == [None, "bytes=100000-"] and len(ranges) == len(faults) + 1
+
+
+def test_a_hub_that_falls_silent_is_asked_again(served, fetched, capsys, monkeypatch):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.faults["GET storage"] = [Fault(seconds=1)]
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
+    assert fetched()["files"]["b.jsonl"] == described(LARGE)
+    assert f"): {served.url} does not answer in time; attempt 2 of 8" in capsys.readouterr().err
+
+
+def test_a_long_download_tells_how_far_it_is(served, fetched, capsys, monkeypatch):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.faults["GET storage"] = [Fault(keep=100_000)]
+    monkeypatch.setattr(hub, "REPORT_SECONDS", 0)
+    fetched()
+    said = capsys.readouterr().err
+    assert "org/data/b.jsonl: 300.0 kB\n" in said and "org/data/b.jsonl: 300.0 kB, going on after 100.0 kB\n" in said
+    assert re.search(r"org/data/b.jsonl: 300.0 kB of 300.0 kB, [0-9.]+ [kM]B/s, 0 min left\n", said)
+    assert re.search(r"org/data/b.jsonl: 200.0 kB came in 0 s\n", said)
+
+
+def test_a_body_that_starts_anew_where_its_rest_was_asked_is_whole_all_the_same(served, fetched, tmp_path):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.faults["GET storage"] = [Fault(keep=100_000), Fault(ignores_range=True)]
+    fetched()
+    assert (tmp_path / "source/b.jsonl").read_bytes() == LARGE
+    assert len(served.asked("signed=1")) == 2
+
+
+def test_a_killed_download_leaves_nothing_half_made_and_the_next_goes_on_where_it_ended(served, tmp_path):
+    content = LARGE * 20
+    served.repositories["org/data"].commit({"sft.jsonl": SMALL, "rlvr1.jsonl": content, "rlhf.jsonl": SMALL * 2})
+    served.faults["GET storage"] = [Fault(seconds=0.1)]
+    process = start_download(served, tmp_path)
+    deadline = time.monotonic() + 20
+    part = tmp_path / "home/hub/datasets--org--data/blobs" / f"{hashlib.sha256(content).hexdigest()}.incomplete"
+    while not part.exists() or part.stat().st_size == 0:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    came = part.stat().st_size
+    assert not (tmp_path / "source").exists() and 0 < came < len(content)
+    process = start_download(served, tmp_path)
+    _, said = process.communicate()
+    assert process.returncode == 0, said
+    assert [headers.get("Range") for _, headers in served.asked("signed=1")] == [None, f"bytes={came}-"]
+    assert (tmp_path / "source/rlvr1.jsonl").read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "recipe.yaml", "source"]
+
+
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [("/api/datasets", 429), ("HEAD hub", 500), ("GET hub /datasets", 503), ("GET storage", 429), ("GET storage", 500)],
+)
+def test_a_hub_that_throttles_or_fails_is_asked_again(where, status, served, fetched, capsys):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.faults[where] = [Fault(status=status)] * 3
+    assert fetched()["files"]["b.jsonl"] == described(LARGE)
+    said = capsys.readouterr().err
+    assert said.count(f"({status}); attempt ") == 3 and "of 8 in 0.01 s" in said
+
+
+@pytest.mark.parametrize(
+    "header", [("Retry-After", "1"), ("ratelimit", '"api";r=0;t=1')], ids=["Retry-After", "rate limit"]
+)
+def test_a_throttling_hub_is_left_alone_for_as_long_as_it_asks(header, served, fetched, capsys):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.faults["/api/datasets"] = [Fault(status=429, headers=(header,))]
+    started = time.monotonic()
+    fetched()
+    assert time.monotonic() - started >= 1
+    assert "org/data at main: the hub throttles (429); attempt 2 of 8 in 1 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        (Fault(status=429), "the hub throttles (429): run again later"),
+        (Fault(status=500), "the hub fails (500), for longer than we waited: run again later"),
+        (Fault(keep=0), "given up after several attempts"),
+        (Fault(keep=0, lies=True), "given up after several attempts: ended after 0 of 300000 bytes"),
+    ],
+)
+def test_patience_ends_after_eight_attempts_that_brought_nothing(fault, why, served, fetched, tmp_path):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.faults["GET storage"] = [fault] * 50
+    message = refusal(fetched)
+    assert "b.jsonl of org/data at main (" in message and f"), from {served.url}: {why}" in message
+    assert len(served.asked("signed=1")) == 8 and not (tmp_path / "source").exists()
+
+
+def test_a_hub_that_asks_to_wait_for_an_hour_is_told_at_once(served, fetched):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL})
+    served.faults["/api/datasets"] = [Fault(status=429, headers=(("Retry-After", "3600"),))]
+    assert "the hub throttles (429): run again in 3600 s" in refusal(fetched)
+    assert len(served.requests) == 1
+
+
+def test_one_files_failure_ends_the_others_whose_bytes_are_kept(served, fetched, tmp_path):
+    commit = served.repositories["org/data"].commit({"a.jsonl": LARGE * 20, "b.jsonl": LARGE})
+    served.faults[f"GET storage /{hashlib.sha256(LARGE * 20).hexdigest()}"] = [Fault(seconds=0.1)]
+    served.faults[f"GET hub /datasets/org/data/resolve/{commit}/b.jsonl"] = [Fault(status=403, seconds=0.5)]
+    started = time.monotonic()
+    assert "the hub refuses it (403: fault), and no token is set (HF_TOKEN)" in refusal(fetched)
+    assert time.monotonic() - started < 5  # the whole of the slow file takes nine seconds
+    assert not (tmp_path / "source").exists()
+
+
+# --- damage ---
+
+
+def test_a_damaged_body_is_fetched_again_once(served, fetched, capsys):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.faults["GET storage"] = [Fault(damage=True)]
+    assert fetched()["files"]["b.jsonl"] == described(LARGE)
+    assert "damaged, not the content of org/data/b.jsonl; removed" in capsys.readouterr().err
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 2})
+    served.faults["GET storage"] = [Fault(damage=True)] * 2
+    assert "b.jsonl of org/data at main (" in (message := refusal(fetched)) and "came damaged twice" in message
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.jsonl", SMALL), ("b.jsonl", LARGE)])
+@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"X" + content[1:]])
+def test_a_damaged_file_of_the_cache_is_named_and_fetched_again(
+    name, content, damage, served, fetched, capsys, monkeypatch
+):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    fetched()
+    (pointer,) = Path(constants.HF_HUB_CACHE).rglob(f"snapshots/*/{name}")
+    blob = pointer.resolve()
+    blob.write_bytes(damage(content))
+    assert fetched()["files"][name] == described(content)
+    assert f"{blob}: damaged, not the content of org/data/{name}; removed" in capsys.readouterr().err
+    blob.write_bytes(damage(content))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "HF_HUB_OFFLINE is set, and the cache" in refusal(fetched)
+
+
+# --- the cache, offline ---
+
+
+def test_what_is_cached_is_not_downloaded_again_and_a_moved_branch_brings_what_changed(served, fetched):
+    first = served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    fetched()
+    before = len(served.asked("resolve"))
+    assert fetched()["blends"]["a"]["revision"] == first and len(served.asked("resolve")) == before
+    second = served.repositories["org/data"].commit({"a.jsonl": SMALL * 2, "b.jsonl": LARGE})
+    record = fetched()
+    assert record["blends"]["a"]["revision"] == second and record["files"]["a.jsonl"] == described(SMALL * 2)
+    assert len(served.asked("signed=1")) == 1  # the large file has not changed
+
+
+def test_a_whole_commit_of_the_cache_needs_no_hub(served, fetched, capsys):
+    commit = served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    record = fetched(revision=commit)
+    served.requests.clear()
+    assert fetched(revision=commit) == record and served.requests == []
+    assert "older" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_offline", [True, False], ids=["HF_HUB_OFFLINE", "unreachable"])
+def test_without_the_hub_a_branch_is_the_commit_that_the_cache_remembers(
+    is_offline, served, fetched, capsys, monkeypatch
+):
+    commit = served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    record = fetched()
+    served.repositories["org/data"].commit({"a.jsonl": SMALL * 2, "b.jsonl": LARGE})
+    if is_offline:
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    else:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert fetched() == record
+    said = capsys.readouterr().err
+    assert f"org/data at main ({commit[:12]}): the hub cannot be asked; taken from the cache" in said
+    assert "attempt" not in said
+
+
+def test_without_the_hub_what_is_not_cached_is_named(served, fetched, monkeypatch, capsys):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    message = refusal(fetched)
+    assert "org/data at main" in message and f"the cache {constants.HF_HUB_CACHE} does not have it" in message
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "org/data at main, from http://127.0.0.1:9: no connection (" in refusal(fetched)
+    assert capsys.readouterr().err.count("; attempt ") == 2
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [
+        (None, "it is gated, and no token is set: accept its terms at {url}/datasets/org/data, export HF_TOKEN"),
+        ("hf_outside", "it is gated, and the account of your token has not been let in: accept its terms at"),
+        (
+            "hf_expired",
+            "the hub refuses your token (HF_TOKEN, or the one of `hf auth login`), which is wrong or expired",
+        ),
+        ("hf_bad\ttoken", "has characters that no token has"),
+    ],
+)
+def test_a_gated_repository_and_a_bad_token_are_told_apart_and_no_token_shown(
+    token, why, served, fetched, monkeypatch, capsys
+):
+    served.tokens["hf_outside"] = False
+    served.repositories["org/data"].gated = True
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    message = refusal(fetched)
+    assert why.format(url=served.url) in message
+    assert not token or token not in message + capsys.readouterr().err
+
+
+def test_a_client_error_that_quotes_the_token_is_told_without_it(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", MINE)
+    error = httpx2.LocalProtocolError(f"Illegal header value b'Bearer {MINE}'")
+    assert "Illegal header value b'Bearer ***'" in str(explain(error, "a.jsonl", "org/data"))
+
+
+@pytest.mark.parametrize(
+    ("repository", "revision", "why"),
+    [
+        (
+            "org/dta",
+            "main",
+            "org/dta at main, from {url}: there is no such repository, or it is private and no token is set",
+        ),
+        ("org/hidden", "main", "org/hidden at main, from {url}: there is no such repository, or it is private"),
+        ("org/data", "v2", "org/data at v2, from {url}: it has no such revision"),
+        ("not an id", "main", "not an id at main, from {url}: Repo id must"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_named(repository, revision, why, served, fetched):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL})
+    served.repositories["org/hidden"].private = True
+    served.repositories["org/hidden"].commit({"a.jsonl": SMALL})
+    assert why.format(url=served.url) in refusal(fetched, repository, revision)
+
+
+def test_a_missing_file_is_named_with_the_nearest_before_any_file_is_fetched(served, fetched):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "data/b.jsonl": LARGE, "README.md": b""})
+    message = refusal(fetched)
+    assert "b.jsonl of org/data at main (" in message
+    assert "the repository has no such file; near it: data/b.jsonl, a.jsonl" in message
+    assert not served.asked("/resolve/")
+
+
+def test_what_is_no_hub_is_named(served, fetched):
+    served.faults["/api/datasets"] = [Fault(status=204)]
+    assert f"org/data at main, from {served.url}: what answers is not a hub" in refusal(fetched)
+
+
+@pytest.mark.parametrize("full", ["cache", "output"])
+def test_a_disk_without_room_is_named_before_the_download(
+    full, served, fetched, small_disk, monkeypatch, tmp_path, recipe
+):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 10})
+    if full == "cache":
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk / "hub"))
+        message = refusal(fetched)
+        assert f"the hub's cache {small_disk}/hub (HF_HOME says where it is): 3.0 MB are to come and " in message
+    else:
+        message = refusal(fetch_source, recipe(), small_disk / "source")
+        assert f"{small_disk}: 3.0 MB are to come and " in message
+    assert "are free; make room" in message and not served.asked("signed=1")
+    assert not list(small_disk.iterdir())
+
+
+def test_a_disk_that_fills_up_while_a_file_comes_is_named_and_the_next_goes_on(
+    served, fetched, small_disk, monkeypatch, tmp_path
+):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 10})
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk / "hub"))
+    monkeypatch.setattr(download, "_check_space", lambda *_: None)
+    message = refusal(fetched)
+    assert f"cannot be written ({os.strerror(errno.ENOSPC)}); make room" in message
+    (part,) = small_disk.rglob(f"{hashlib.sha256(LARGE * 10).hexdigest()}.incomplete")
+    came = part.stat().st_size
+    assert 0 < came < len(LARGE) * 10 and not (tmp_path / "source").exists()
+    subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
+    fetched()
+    assert served.asked("signed=1")[-1][1]["Range"] == f"bytes={came}-"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.getuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=False).returncode
+    ):
+        pytest.skip("needs root, to mount a small disk")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+# --- tables ---
+
+
+def test_only_the_tables_that_placeholder_rows_name_come_at_the_recipes_revision(served, fetched, tmp_path):
+    table, other = TABLES[DAPO], TABLES[SKYWORK]
+    served.repositories["org/data"].commit({"a.jsonl": SMALL + row_of(DAPO) + SMALL, "b.jsonl": LARGE})
+    pinned = served.repositories[table.repository].commit({table.file: b"first"})
+    latest = served.repositories[table.repository].commit({table.file: b"second"})
+    assert fetched()["tables"] == {table.repository: latest}
+    record = fetched(tables={table.repository: pinned})
+    assert record["tables"] == {table.repository: pinned}
+    assert record["files"][f"tables/{table.local_path}"] == described(b"first")
+    assert (tmp_path / "source/tables" / table.local_path).read_bytes() == b"first"
+    assert not served.asked(other.repository)
+    message = refusal(fetched, tables={"BytedTsinghua/DAPO-Math-17k": "main"})
+    assert f"no placeholder refers to this repository; did you mean {table.repository}?" in message
+
+
+def test_the_tables_of_a_folder_come_from_it_or_from_the_hub(served, fetched, tmp_path):
+    dapo, skywork = TABLES[DAPO], TABLES[SKYWORK]
+    folder = tmp_path / "folder"
+    path = folder / "tables" / dapo.local_path
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"here")
+    (folder / "a.jsonl").write_bytes(row_of(DAPO) + row_of(SKYWORK))
+    (folder / "b.jsonl").write_bytes(SMALL)
+    source = FolderSource(kind="folder", path=str(folder))
+    message = refusal(fetched, source=source)
+    assert f"{skywork.repository} at main" in message and f"or put the table below {folder}/tables" in message
+    commit = served.repositories[skywork.repository].commit({skywork.file: b"there"})
+    assert fetched(source=source)["tables"] == {dapo.repository: "folder", skywork.repository: commit}
+    (folder / "b.jsonl").rename(folder / "bb.jsonl")
+    assert f"{folder}/b.jsonl: no such file, but the recipe's source should have it; near it: bb.jsonl" in refusal(
+        fetched, source=source
+    )
+    assert "gone: no such folder" in refusal(fetched, source=FolderSource(kind="folder", path=f"{folder}/gone"))
+
+
+def test_a_mention_of_a_placeholder_is_none_and_what_no_table_has_is_left_to_the_fill(tmp_path):
+    path = tmp_path / "blend.jsonl"
+    mention = {"dataset": DAPO, "question": "what is _hf_placeholder?", "nested": {"_hf_placeholder": 1}}
+    odd = [{"_hf_placeholder": {}, "dataset": 3}, {"_hf_placeholder": {}}, {"_hf_placeholder": {}, "dataset": "x"}]
+    lines = [json.dumps(row).encode() for row in (mention, *odd)]
+    path.write_bytes(b"\n".join([*lines, b'{"_hf_placeholder": ', b'{"dataset": "\xff", "_hf_placeholder": 1}']))
+    assert tables_named(path) == set()
+    path.write_bytes(path.read_bytes() + b"\n" + row_of(SKYWORK).rstrip())
+    assert tables_named(path) == {TABLES[SKYWORK]}
+
+
+# --- what a recipe may say ---
+
+
+@pytest.mark.parametrize(
+    ("blend", "at"),
+    [
+        ({"source": {"kind": "hub", "repository": "org/data"}}, "blends.rlvr1.source"),
+        ({"format": "mmpr_tiny", "environments": []}, "blends.rlvr1.format"),
+    ],
+)
+def test_a_synthetic_recipe_cannot_have_a_blend_of_the_hub_or_of_images(blend, at, tmp_path):
+    text = yaml.safe_load(SHORT.read_text())
+    text["blends"]["rlvr1"] |= blend
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(text))
+    message = refusal(load_recipe, tmp_path / "recipe.yaml")
+    assert f"{at}: the recipe's blends are synthetic, which this one cannot be" in message
+
+
+def test_a_synthetic_source_has_a_record_of_the_same_form(tmp_path):
+    recipe = load_recipe(SHORT)
+    write_source(recipe, tmp_path)
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["blends"] == {name: {"source": "synthetic", "revision": "synthetic-0"} for name in recipe.blends}
+    assert record["tables"] == {table.repository: "synthetic-0" for table in TABLES.values()}
+    paths = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "record.json"]
+    assert record["files"] == {str(path.relative_to(tmp_path)): described(path.read_bytes()) for path in paths}
+
+
+def test_a_synthetic_recipe_is_not_downloaded(tmp_path):
+    assert "scripts.data.synthesize makes them" in refusal(fetch_source, load_recipe(SHORT), tmp_path / "source")

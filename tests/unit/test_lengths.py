@@ -1,0 +1,94 @@
+"""Token lengths: every kind of row is counted, the long rows are all found, whatever is sampled."""
+
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from scripts.data import blocks, lengths
+from scripts.data.lengths import BYTES, token_lengths, tokenizer_at_hand
+from scripts.errors import UserError
+from scripts.recipe.models import PretrainedModel, ScratchModel
+from tests.conftest import ROOT
+
+SCRATCH = ScratchModel(
+    hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
+)
+
+
+@pytest.fixture
+def by_words(tmp_path):
+    """A tokenizer with one token a word."""
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return str(tmp_path / "tokenizer.json")
+
+
+def prompt(words: int, **params) -> dict:
+    return {"responses_create_params": {"input": [{"role": "user", "content": "word " * words}], **params}}
+
+
+@pytest.mark.parametrize(
+    ("row", "tokens"),
+    [
+        (prompt(3), 3),
+        ({"responses_create_params": {"input": "two words"}}, 2),
+        (prompt(3, tools=[{"name": "a b"}]), 5),
+        ({"responses_create_params": {"input": [{"role": "user", "content": [{"type": "text", "text": "a b"}]}]}}, 2),
+        ({"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]}, 3),
+        ({"prompt": "a", "chosen": "b c", "rejected": "d e f"}, 4),
+        (
+            {
+                "context": [{"role": "user", "content": "a"}],
+                "completions": [{"completion": "b"}, {"completion": "c d"}],
+            },
+            3,
+        ),
+    ],
+)
+def test_the_texts_of_every_kind_of_row_are_counted(row, tokens, by_words, write_rows):
+    found = token_lengths(write_rows("split.jsonl", [row]), 1, by_words, 100)
+    assert found.tokens == [tokens] and found.too_long == []
+
+
+def test_every_row_that_is_too_long_is_named_though_few_are_sampled(by_words, write_rows, monkeypatch):
+    monkeypatch.setattr(lengths, "SAMPLE", 5)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
+    split = write_rows("split.jsonl", [prompt(50 if number % 20 == 7 else 3) for number in range(100)])
+    for workers in (1, 2):
+        found = token_lengths(split, 100, by_words, 50, workers)
+        assert found.too_long == [(line, 50) for line in (8, 28, 48, 68, 88)]
+        assert len(found.tokens) < 100 and found.describe()["longest_seen"] == 50
+
+
+def test_a_model_from_scratch_has_a_token_a_byte(write_rows):
+    assert tokenizer_at_hand(SCRATCH) == BYTES
+    found = token_lengths(
+        write_rows("split.jsonl", [prompt(2), {"prompt": "ä", "chosen": "", "rejected": ""}]), 2, BYTES, 9
+    )
+    assert found.describe() == {"p50": 10, "p90": 10, "p99": 10, "longest_seen": 10, "rows_counted": 2, "too_long": 1}
+
+
+def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_path, monkeypatch):
+    assert tokenizer_at_hand(PretrainedModel(name=str(tmp_path))) == by_words
+    assert tokenizer_at_hand(PretrainedModel(name=str(tmp_path / "none"))) is None
+    assert tokenizer_at_hand(PretrainedModel(name="nobody/has-this")) is None
+
+
+def test_a_row_that_is_none_and_a_tokenizer_that_is_none_are_named(by_words, write_rows, tmp_path):
+    split = write_rows("split.jsonl", [prompt(1), b"{"])
+    with pytest.raises(UserError, match=r"split.jsonl:2: not valid JSON"):
+        token_lengths(split, 2, by_words, 1)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(UserError, match=r"other.json: not a tokenizer"):
+        token_lengths(split, 2, str(tmp_path / "other.json"), 1)
+
+
+def test_the_program_prints_percentiles_and_the_long_rows(by_words, write_rows, tmp_path):
+    split = write_rows("split.jsonl", [prompt(4), prompt(9)])
+    command = [sys.executable, "-m", "scripts.data.lengths", "--split", str(split), "--tokenizer", str(tmp_path)]
+    done = subprocess.run([*command, "--limit", "9"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == [f"{split}:2: 9 tokens"]
+    assert "p50 9, p90 9, p99 9, longest_seen 9, rows_counted 2, too_long 1" in done.stdout
