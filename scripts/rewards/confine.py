@@ -16,7 +16,7 @@ import resource
 import struct
 import sys
 import sysconfig
-from errno import ENOSYS, EPERM
+from errno import ENOSYS, ENOTTY, EPERM
 from functools import cache
 from pathlib import Path
 
@@ -53,7 +53,11 @@ _REFUSED = {
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
+    "shmctl": (31, 195),
+    "semctl": (66, 191),
+    "msgctl": (71, 187),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     "creat": (85, None),
     "truncate": (76, 45),
     "unlink": (87, None),
@@ -86,6 +90,9 @@ _REFUSED = {
     "lsetxattr": (189, 6),
     "removexattr": (197, 14),
     "lremovexattr": (198, 15),
+    "fsetxattr": (190, 7),
+    "fremovexattr": (199, 16),
+    "open_by_handle_at": (304, 265),
     "mount": (165, 40),
     "umount2": (166, 39),
     "move_mount": (429, 429),
@@ -111,8 +118,15 @@ _REFUSED = {
     "adjtimex": (159, 171),
     "clock_adjtime": (305, 266),
     "sethostname": (170, 161),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "syslog": (103, 116),
+    "vhangup": (153, 58),
+    "iopl": (172, None),
+    "ioperm": (173, None),
 }
 _ABSENT = {"clone3": (435, 435), "openat2": (437, 437)}  # their arguments lie in memory, where no filter looks
+_NO_TERMINAL = {"ioctl": (16, 29)}  # it may set a file's flags as well
 _OPEN = {"open": (2, None, 1), "openat": (257, 56, 2)}  # the last number: which argument has the flags
 _CLONE = (56, 220)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -186,7 +200,7 @@ def _prctl(option: int, first: int, second: int) -> None:
 def _filter() -> bytes:
     """The filter's instructions: each a code, two jumps and an operand."""
     column = list(_ARCHITECTURES).index(platform.machine())
-    refuse, pretend_absent = _REFUSE | EPERM, _REFUSE | ENOSYS
+    refuse, pretend_absent, no_terminal = _REFUSE | EPERM, _REFUSE | ENOSYS, _REFUSE | ENOTTY
 
     def when(number: int | None, *then: tuple[int, int, int, int]) -> list[tuple[int, int, int, int]]:
         return [] if number is None else [(_IF_EQUAL, 0, len(then), number), *then]
@@ -214,7 +228,7 @@ def _filter() -> bytes:
         (_RETURN, 0, 0, refuse),
         (_RETURN, 0, 0, _ALLOW),
     )
-    for calls, answer in ((_REFUSED, refuse), (_ABSENT, pretend_absent)):
+    for calls, answer in ((_REFUSED, refuse), (_ABSENT, pretend_absent), (_NO_TERMINAL, no_terminal)):
         for numbers in calls.values():
             code += when(numbers[column], (_RETURN, 0, 0, answer))
     code.append((_RETURN, 0, 0, _ALLOW))

@@ -55,6 +55,7 @@ def test_a_program_computes_reads_its_input_and_prints(sandbox):
         ("import atexit\natexit.register(print, 'last')\nprint('first')", "first\nlast\n"),
         ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('a'))).start()", "a\n"),
         ("import sys\nprint('x', file=sys.stderr)\nprint('y')", "y\n"),
+        ("import os, sys\nprint(sys.stdin.isatty(), open(os.__file__).isatty())", "False False\n"),
         ("if __name__ == '__main__':\n    print(1)", "1\n"),
         ("def f(n):\n    return n and 1 + f(n - 1)\nprint(f(20000))", "20000\n"),
     ],
@@ -124,12 +125,13 @@ def test_a_call_of_another_architecture_ends_it(sandbox):
         "os.mkdir('folder')",
         "os.symlink('a', 'b')",
         "os.memfd_create('memory')",
+        "os.setxattr(sys.executable, 'user.a', b'1')",
     ],
 )
 def test_it_changes_no_file(sandbox, tmp_path, line):
     path = tmp_path / "data"
     path.write_text("kept")
-    outcome = sandbox.call("import os\n" + line.format(path=str(path)))
+    outcome = sandbox.call("import os, sys\n" + line.format(path=str(path)))
     assert outcome.ended == "raised" and outcome.error.startswith("PermissionError")
     assert path.read_text() == "kept" and path.stat().st_mode & 0o777 != 0
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
