@@ -90,13 +90,14 @@ def _kept(event: dict[str, Any], wanted: dict[str, Any]) -> bool:
 
 def _window(constraint: str) -> tuple[float, float]:
     """The earliest start and the latest end that a constraint allows."""
-    match constraint.split(" "):
-        case ["before", time]:
+    kind, _, times = constraint.partition(" ")
+    match kind, times.split(" and "):
+        case "before", [time]:
             return -math.inf, minutes(time)
-        case ["after" | "at", time]:
+        case "after" | "at", [time]:
             return minutes(time), math.inf
-        case ["between", time, "and", later]:
+        case "between", [time, later]:
             return minutes(time), minutes(later)
-        case ["before" | "after" | "between" | "at", *_]:
+        case "before" | "after" | "between" | "at", _:
             raise ValueError(f"constraint {constraint!r}")
     return -math.inf, math.inf

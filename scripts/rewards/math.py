@@ -13,7 +13,7 @@ from scripts.rewards.sandbox import sandbox
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of time limits that the sandbox keeps
 SECONDS = 10.0
 _INTEGER = re.compile(r"-?\d{1,15}")
-_ONLY_A_BOX = re.compile(r"\s*\\boxed\{\s*(.*?)\s*\}\s*")
+_BOXED_INTEGER = re.compile(r"\s*\\boxed\{\s*(-?\d{1,15})\s*\}\s*")
 
 
 def verify(row: dict[str, Any], response: str) -> float:
@@ -32,9 +32,9 @@ def check(row: dict[str, Any]) -> str | None:
 
 @lru_cache(maxsize=65536)
 def _verify(expected: str, response: str) -> float:
-    box = _ONLY_A_BOX.fullmatch(response)
-    if box and _INTEGER.fullmatch(box[1]) and _INTEGER.fullmatch(expected):
-        return float(int(box[1]) == int(expected))
+    integer = _BOXED_INTEGER.fullmatch(response)
+    if integer and _INTEGER.fullmatch(expected):
+        return float(int(integer[1]) == int(expected))
     return sandbox("scripts.rewards.math:judge").call(expected, response, seconds=SECONDS).value or 0.0
 
 

@@ -4,7 +4,6 @@ The scorers are those of the package reasoning-gym (envs/reasoning-gym.txt). Som
 runs in a confined process (`scripts.rewards.sandbox`).
 """
 
-import re
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -13,7 +12,6 @@ from scripts.rewards.confine import unavailable
 from scripts.rewards.sandbox import sandbox
 
 SECONDS = 10.0
-_BOXED = re.compile(r"\\boxed\{([^}]+)\}")
 
 
 def verify(row: dict[str, Any], response: str) -> float:
@@ -43,10 +41,17 @@ def answer_of(response: str) -> str:
     while "<answer>" in rest:
         inside, closed, rest = rest.partition("<answer>")[2].partition("</answer>")
         answer = inside if closed else answer
-    if answer is None:
-        boxed = _BOXED.search(response)
-        answer = boxed[1] if boxed else response
-    return answer.strip()
+    return (answer if answer is not None else _first_boxed(response) or response).strip()
+
+
+def _first_boxed(text: str) -> str | None:
+    """What stands in the first box that is not empty, to its first closing brace."""
+    start = text.find(r"\boxed{")
+    while start >= 0 and (end := text.find("}", start)) >= 0:
+        if inside := text[start + len(r"\boxed{") : end]:
+            return inside
+        start = text.find(r"\boxed{", end)
+    return None
 
 
 def score(answer: str, entry: dict[str, Any]) -> float:

@@ -163,7 +163,7 @@ def wanted(constraint: str | None = None, duration: int = 60) -> dict:
     return {"duration": duration, "min_time": "10:00", "max_time": "16:00", "constraint": constraint}
 
 
-TWO = {"exp_cal_state": {"0": wanted("before 1:45pm"), "1": wanted("at 14:00", 30)}}
+TWO = {"exp_cal_state": {"0": wanted("before 1:45 pm"), "1": wanted("at 14:00", 30)}}
 
 
 @pytest.mark.parametrize(
@@ -744,7 +744,7 @@ def test_patterns_that_never_end_find_nothing():
 # any response at all
 
 ROWS = {
-    Environment.MCQA: {"options": [{"A": "x"}], "expected_answer": "A", "grading_mode": "lenient_answer_colon_md"},
+    Environment.MCQA: {"options": [{"A": "x"}], "expected_answer": "A", "grading_mode": "lenient_boxed"},
     Environment.CALENDAR: TWO,
     Environment.STRING_MATCH: {"expected_answer": "x"},
     Environment.WORKPLACE: workplace_row(MAIL),
@@ -765,3 +765,21 @@ ODD = st.lists(
 def test_every_response_has_a_reward_between_nothing_and_one(text):
     for environment, row in ROWS.items():
         assert 0.0 <= VERIFIERS[environment].verify(row, text) <= 1.0
+
+
+LONG = [
+    opening + filling * 50_000
+    for opening in ("", r"\boxed{", r"\boxed{\text{", "Answer:", "[{", "<tool_call>{", "<answer>", "final answer")
+    for filling in (" ", "\n", "*", r"\boxed{", r"\text{", "<tool_call>{", "}</tool_call>", "[", "}", "1,", "answer:")
+]
+
+
+def test_no_long_response_keeps_a_verifier_busy():
+    started = time.monotonic()
+    for text in LONG:
+        reasoning_gym.answer_of(text)
+        math._BOXED_INTEGER.fullmatch(text)
+        for environment, row in ROWS.items():
+            if environment is not Environment.INSTRUCTION_FOLLOWING:
+                VERIFIERS[environment].verify(row, text + r"}x}")
+    assert time.monotonic() - started < 120
