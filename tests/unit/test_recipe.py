@@ -86,8 +86,8 @@ def test_a_cycle_is_named_stage_by_stage(mistaken):
         ("name: tiny", "name: [tiny", "not valid YAML"),
         (
             "rlvr1: {algorithm: grpo,",
-            "rlvr1: {algorithm: grpo, policy: {train_global_batch_size: 32},",
-            "train_global_batch_size is 32, but num_prompts_per_step x num_generations_per_prompt = 256",
+            "rlvr1: {algorithm: grpo, policy: {train_global_batch_size: 48},",
+            "train_global_batch_size is 48, but num_prompts_per_step x num_generations_per_prompt = 256 is no multiple",
         ),
         (
             "{metric: held_out_change, min: -0.1, action: stop}",
