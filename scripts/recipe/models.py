@@ -93,6 +93,22 @@ IMAGE_FILES = {
 }
 
 
+class Reasoning(Strict):
+    """Demonstrations with less reasoning than they came with; the answer after it stays."""
+
+    strip_share: Share = Field(0.1, description="Share of the rows with reasoning that lose it.")
+    truncate_share: Share = Field(0.03, description="Share of them that keep the beginning of it.")
+    budgets: list[PositiveInt] = Field(
+        [64, 256, 1024], min_length=1, description="Words to keep; each truncated row gets one that it exceeds."
+    )
+
+    @model_validator(mode="after")
+    def _shares_add_up(self) -> "Reasoning":
+        if self.strip_share + self.truncate_share > 1:
+            raise PydanticCustomError("shares", "strip_share and truncate_share are more than 1 together")
+        return self
+
+
 class Blend(Strict):
     """One set of training data."""
 
@@ -113,6 +129,7 @@ class Blend(Strict):
         None, description="Instead of the recipe's."
     )
     file: str | None = Field(None, description="Its file in the source; none: the blend's name with .jsonl.")
+    reasoning: Reasoning | None = Field(None, description="Demonstrations: how much reasoning some lose; none: none.")
     rows: PositiveInt | None = Field(None, description="Rows to synthesize, held-out rows included.")
     pictures: Share = Field(
         0.0, description="Share of the synthesized math and multiple-choice rows that ask about a picture."
@@ -132,6 +149,12 @@ class Blend(Strict):
         if self.format == "jsonl":
             return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
+
+    @model_validator(mode="after")
+    def _reasoning_is_demonstrated(self) -> "Blend":
+        if self.reasoning is not None and self.kind != "demonstrations":
+            raise PydanticCustomError("reasoning", "reasoning is for demonstrations; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _fits_its_format(self) -> "Blend":
