@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from scripts.data.prompts import open_picture, pictures_of, prompt_of, render_prompt
+from scripts.data.prompts import open_picture, prompt_of, render_prompt
 from scripts.errors import UserError
 from scripts.recipe.judges import Judges
 from scripts.rewards.judge import Panel
@@ -19,6 +19,7 @@ from scripts.train.trl_callback import ENVIRONMENT_PREFIX, UNREAD_VERDICTS
 from scripts.train.trl_setup import (
     expand_pictures,
     model_and_processor,
+    pictures_by_row,
     shared_arguments,
     training_rows,
     updates_per_step,
@@ -33,6 +34,12 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     model, processor = model_and_processor(job)
     rows = training_rows(job, job.max_num_steps * grpo["num_prompts_per_step"])
     longest_prompt = policy["max_total_sequence_length"] - policy["generation"]["max_new_tokens"]
+    pictures = pictures_by_row(job, [prompt_of(row) for row in rows], processor)
+    if any(pictures) and not all(pictures):
+        raise UserError(
+            f"{job.train_split}:{pictures.index([]) + 1}: shows no picture, but other rows do, which TRL cannot mix; "
+            "give them a blend and a stage of their own"
+        )
     prompts = expand_pictures([render_prompt(row, processor) for row in rows], processor)
     for number, ids in enumerate(tokenizer_of(processor)(prompts)["input_ids"], start=1):
         if len(ids) > longest_prompt:
@@ -45,21 +52,19 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         model=model,
         reward_funcs=[environment_reward(grpo["num_generations_per_prompt"], panel_of(job))],
         args=_arguments(job),
-        train_dataset=_dataset(rows, prompts),
+        train_dataset=_dataset(rows, prompts, pictures),
         processing_class=processor,
     )
     trainer.normalize_rewards = grpo["normalize_rewards"]
     return trainer
 
 
-def _dataset(rows: list[dict[str, Any]], prompts: list[str]) -> Dataset:
+def _dataset(rows: list[dict[str, Any]], prompts: list[str], pictures: list[list[str]]) -> Dataset:
     """The rows as TRL takes them: prompts in the chat template, or messages with their pictures where there are any."""
     texts = [json.dumps(row) for row in rows]
-    messages = [prompt_of(row) for row in rows]
-    pictures = [pictures_of(one) for one in messages]
     if not any(pictures):
         return Dataset.from_list([{"prompt": prompt, "row": text} for prompt, text in zip(prompts, texts, strict=True)])
-    columns = {"messages": [json.dumps(one) for one in messages], "pictures": pictures, "row": texts}
+    columns = {"messages": [json.dumps(prompt_of(row)) for row in rows], "pictures": pictures, "row": texts}
     return Dataset.from_dict(columns).with_transform(_with_pictures)
 
 

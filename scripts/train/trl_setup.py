@@ -5,9 +5,11 @@ from typing import Any
 
 from PIL import Image
 
+from scripts.data.prompts import Messages, pictures_of
 from scripts.data.rows import read_rows
+from scripts.errors import UserError
 from scripts.train.backend import TrainingJob
-from scripts.train.policy import load_processor
+from scripts.train.policy import load_processor, tokenizer_of
 from scripts.train.scratch import make_model, make_processor
 
 
@@ -59,6 +61,15 @@ def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
         processor = make_processor(job.config)
         return make_model(job.config, processor), processor
     return str(job.parent_model), load_processor(job.parent_model)
+
+
+def pictures_by_row(job: TrainingJob, conversations: list[Messages], processor: Any) -> list[list[str]]:
+    """The pictures that each row of the training split shows; UserError for the first one that the model cannot see."""
+    pictures = [pictures_of(messages) for messages in conversations]
+    if tokenizer_of(processor) is processor and any(pictures):
+        number = next(number for number, uris in enumerate(pictures, start=1) if uris)
+        raise UserError(f"{job.train_split}:{number}: shows a picture, but the recipe's model has no vision")
+    return pictures
 
 
 def expand_pictures(texts: list[str], processor: Any) -> list[str]:

@@ -7,10 +7,16 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from scripts.data.prompts import as_chat, open_picture, pictures_of, render
+from scripts.data.prompts import as_chat, open_picture, render
 from scripts.train.backend import TrainingJob
 from scripts.train.policy import tokenizer_of
-from scripts.train.trl_setup import expand_pictures, model_and_processor, shared_arguments, training_rows
+from scripts.train.trl_setup import (
+    expand_pictures,
+    model_and_processor,
+    pictures_by_row,
+    shared_arguments,
+    training_rows,
+)
 
 
 def make_trainer(job: TrainingJob) -> SFTTrainer:
@@ -19,7 +25,10 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
     batch = policy["train_global_batch_size"]
     model, processor = model_and_processor(job)
     rows = training_rows(job, job.max_num_steps * batch)
+    pictures = pictures_by_row(job, [as_chat(row["messages"]) for row in rows], processor)
     tokenized = tokenize_demonstrations(rows, processor, policy["max_total_sequence_length"])
+    if tokenizer_of(processor) is not processor:
+        tokenized = [row | {"pictures": uris} for row, uris in zip(tokenized, pictures, strict=True)]
     if job.nodes > 1:
         tokenized = fill_last_batch(tokenized, batch)
     arguments = SFTConfig(
@@ -42,23 +51,17 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
 
 
 def tokenize_demonstrations(rows: list[dict[str, Any]], processor: Any, max_length: int) -> list[dict[str, list[Any]]]:
-    """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt.
-
-    Where the model sees, a row keeps its pictures, which are read when their batch comes.
-    """
+    """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt."""
     tokenizer = tokenizer_of(processor)
     conversations = [as_chat(row["messages"]) for row in rows]
     prompts = [render(messages[:-1], processor, add_generation_prompt=True) for messages in conversations]
     texts = [render(messages, processor) for messages in conversations]
     prompt_ids = tokenizer(expand_pictures(prompts, processor), add_special_tokens=False)["input_ids"]
     ids = tokenizer(expand_pictures(texts, processor), add_special_tokens=False)["input_ids"]
-    tokenized = [
+    return [
         {"input_ids": full[:max_length], "labels": ([-100] * len(prompt) + full[len(prompt) :])[:max_length]}
         for prompt, full in zip(prompt_ids, ids, strict=True)
     ]
-    if tokenizer is processor:
-        return tokenized
-    return [row | {"pictures": uris} for row, uris in zip(tokenized, map(pictures_of, conversations), strict=True)]
 
 
 class _PictureCollator:

@@ -193,6 +193,21 @@ def test_a_pair_that_is_too_long_is_named(stages, tmp_path):
         train(replace(job, train_split=rows))
 
 
+def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
+    (_, _, seen), (_, _, text) = (next(read_rows(stages.split(blend))) for blend in ("vision", "text"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in (seen, text)))
+    job = stages.job("vision", "vision.mixed", STEPS, **stages.parent)
+    with pytest.raises(UserError, match=r"rows.jsonl:2: shows no picture, but other rows do, which TRL cannot mix"):
+        train(replace(job, train_split=rows))
+    blind = stages.job("sft", "sft.blind", STEPS)
+    blind.config["model"]["vision"] = None
+    with pytest.raises(
+        UserError, match=r"train-split.jsonl:\d+: shows a picture, but the recipe's model has no vision"
+    ):
+        train(blind)
+
+
 def test_nodes_that_cannot_share_a_step_are_refused(stages):
     config = stages.job("dpo", "dpo.nodes", STEPS).config
     check_nodes("dpo", config, 4)
