@@ -13,7 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from scripts.rewards.registry import reward_groups
-from scripts.train import trl_backend
+from scripts.train import trl_backend, trl_grpo
 from scripts.train.backend import read_job
 from scripts.train.stop import StopRequest
 
@@ -49,7 +49,7 @@ def main() -> None:
     for path, step in json.loads(Path(plan).read_text()):
         job = read_job(Path(path))
         first = int(job.resume_from.name.removeprefix("step_")) if job.resume_from else 0
-        trl_backend.reward_groups = recording(job.run / f"rewarded.{rank}.jsonl")
+        trl_grpo.reward_groups = recording(job.run / f"rewarded.{rank}.jsonl")
         trl_backend.train_rank(replace(job, stop=StopAt(first, step)))
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Stages of the short recipe as training jobs of their own, without Snakemake."""
+"""Stages of a short recipe as training jobs of their own, without Snakemake."""
 
 import json
 import random
@@ -19,16 +19,17 @@ from tests.conftest import SHORT
 class Stages:
     """Makes jobs below a directory, each with its run directory there. The blends are mixed."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, recipe: Path = SHORT) -> None:
         self.directory = directory
-        self.recipe = load_recipe(SHORT)
+        self.recipe = load_recipe(recipe)
         write_source(self.recipe, directory / "source")
         for name, blend in self.recipe.blends.items():
             mixed = directory / f"{name}.jsonl"
             lines = (directory / "source" / mixed.name).read_bytes().splitlines(keepends=True)
             random.Random(1).shuffle(lines)
             mixed.write_bytes(b"".join(lines))
-            fill_blend(mixed, directory / "source/tables", directory / name, blend.holdout)
+            is_rewarded = blend.kind != "preferences"
+            fill_blend(mixed, directory / "source/tables", directory / name, blend.holdout, is_rewarded=is_rewarded)
 
     def split(self, blend: str) -> Path:
         """The training split of a blend."""

@@ -1,8 +1,9 @@
 """How many tokens a split's rows have, and which rows are too long for a stage.
 
 Counted are the texts of a row's prompt with its tools, of a demonstration's conversation, or of a preference's prompt
-with its longer answer; what a chat template adds to them is not. Rows that have no more bytes than the limit has tokens
-need no counting to be short enough; the percentiles are those of about two thousand rows, chosen by their content.
+with its longer answer; neither what a chat template adds to them nor pictures are. Rows that have no more bytes than
+the limit has tokens need no counting to be short enough; the percentiles are those of about two thousand rows, chosen
+by their content.
 """
 
 import argparse
@@ -116,7 +117,7 @@ def _texts_of(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """The texts in a value, roles and types left out."""
+    """The texts in a value; roles, types and pictures left out."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -124,7 +125,7 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(one)
     elif isinstance(value, dict):
         for key, one in value.items():
-            if key not in ("role", "type", "id", "call_id", "status"):
+            if key not in ("role", "type", "id", "call_id", "status", "image_url", "detail"):
                 yield from _strings(one)
 
 

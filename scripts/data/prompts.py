@@ -1,20 +1,63 @@
-"""How a row becomes the text that a policy reads."""
+"""How a row becomes what a policy reads: text in its chat template, and pictures."""
 
+import base64
+import binascii
+import io
 from typing import Any
 
+from PIL import Image, UnidentifiedImageError
+
+from scripts.errors import UserError
+
 Row = dict[str, Any]
+Messages = list[dict[str, Any]]
 
 
-def render_prompt(row: Row, tokenizer: Any) -> str:
-    """The prompt of a row in the policy's chat template, ready for the assistant's answer.
+def prompt_of(row: Row) -> Messages:
+    """The messages of a row's prompt as a chat template reads them; a string is one user message."""
+    messages = row["responses_create_params"]["input"]
+    return as_chat([{"role": "user", "content": messages}] if isinstance(messages, str) else messages)
 
-    `tokenizer` is a Hugging Face tokenizer with a chat template; the row's tools, if any, are handed to the
-    template. A ``responses_create_params.input`` that is a string is one user message.
-    """
-    params = row["responses_create_params"]
-    messages = params["input"]
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    return tokenizer.apply_chat_template(
-        messages, tools=params.get("tools") or None, tokenize=False, add_generation_prompt=True
-    )
+
+def as_chat(messages: Messages) -> Messages:
+    """Messages whose content parts are named as chat templates name them, not as the Responses API does."""
+    return [
+        message | {"content": [_part(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    if part["type"] == "input_image":
+        return {"type": "image", "image": part["image_url"]}
+    return {"type": "text", "text": part["text"]}
+
+
+def pictures_of(messages: Messages) -> list[str]:
+    """The data URIs of the pictures in messages as `as_chat` gives them, in order."""
+    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    return [part["image"] for content in contents for part in content if part["type"] == "image"]
+
+
+def open_picture(uri: str) -> Image.Image:
+    """The picture of a data URI; UserError when it is none."""
+    header, _, data = uri.partition(";base64,")
+    try:
+        if not header.startswith("data:image/"):
+            raise ValueError("no data URI")
+        return Image.open(io.BytesIO(base64.b64decode(data, validate=True))).convert("RGB")
+    except (ValueError, binascii.Error, UnidentifiedImageError) as error:
+        raise UserError(f"a row's picture, {uri[:60]}..., cannot be read ({error}); give it as a data URI") from None
+
+
+def render(messages: Messages, processor: Any, **options: Any) -> str:
+    """Messages in the policy's chat template; `processor` is its Hugging Face tokenizer or processor."""
+    return processor.apply_chat_template(messages, tokenize=False, **options)
+
+
+def render_prompt(row: Row, processor: Any) -> str:
+    """The prompt of a row in the policy's chat template, ready for the answer; its tools go to the template."""
+    tools = row["responses_create_params"].get("tools") or None
+    return render(prompt_of(row), processor, tools=tools, add_generation_prompt=True)

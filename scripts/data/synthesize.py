@@ -2,7 +2,8 @@
 
 Rows follow NeMo-Gym's contract (``agent_ref``, ``responses_create_params``, the verifier's fields). A share of the
 math rows are ``_hf_placeholder`` rows into two parquet tables laid out as DAPO-Math-17k and Skywork-OR1 are.
-The last `holdout` rows of a blend bear prompts that no training row of any blend bears.
+The last `holdout` rows of a blend bear prompts that no training row of any blend bears. A preference prefers the right
+answer to a spoilt one.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 
 from scripts.data.placeholders import TABLES
 from scripts.data.source_record import describe_file
-from scripts.data.tasks import FAMILIES, Task, make_task, spoil
+from scripts.data.tasks import FAMILIES, PICTURE_FAMILIES, Task, hallucinate, make_task, spoil
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, write_json
 from scripts.recipe.load import load_recipe
@@ -66,6 +67,8 @@ def is_held_out(environment: Environment, prompt: str) -> bool:
 
 def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -> list[dict[str, Any]]:
     """The rows of one blend, in training order."""
+    if blend.kind == "preferences" and blend.pictures:
+        raise UserError(f"blend {name}: synthetic preferences have no pictures; leave out blends.{name}.pictures")
     if blend.rows is None or blend.rows <= blend.holdout:
         raise UserError(
             f"blend {name}: a synthetic blend needs rows greater than its holdout ({blend.holdout}), has {blend.rows}; "
@@ -81,10 +84,12 @@ def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -
     while len(rows) < blend.rows:
         held_out = len(rows) >= training_rows
         environment = rng.choice(blend.environments)
-        task = make_task(environment, rng)
-        if is_held_out(environment, task.prompt) != held_out or (held_out and task.prompt in seen):
+        has_picture = environment in PICTURE_FAMILIES and blend.pictures > 0 and rng.random() < blend.pictures
+        task = make_task(environment, rng, has_picture)
+        asked = f"{task.prompt}{task.image or ''}"
+        if is_held_out(environment, asked) != held_out or (held_out and asked in seen):
             continue
-        seen.add(task.prompt)
+        seen.add(asked)
         spoilt = not held_out and len(rows) >= CLEAN_SHARE * training_rows and rng.random() < SPOILT_SHARE
         rows.append(_row(task, environment, blend, spoilt, rng, recipe.source.placeholder_share, tables))
     return rows
@@ -100,16 +105,24 @@ def _row(
     tables: _Tables,
 ) -> dict[str, Any]:
     agent = {"agent_ref": {"type": "responses_api_agents", "name": str(environment)}}
+    if blend.kind == "preferences":
+        return {"prompt": task.prompt, "chosen": task.answer, "rejected": _spoil(task, environment, blend, rng)}
     if blend.kind == "demonstrations":
-        answer = spoil(environment, task.answer, rng) if spoilt else task.answer
-        messages = [{"role": "user", "content": task.prompt}, {"role": "assistant", "content": answer}]
+        answer = _spoil(task, environment, blend, rng) if spoilt else task.answer
+        messages = [{"role": "user", "content": task.content}, {"role": "assistant", "content": answer}]
         return {**agent, "messages": messages}
-    if environment is Environment.MATH and rng.random() < placeholder_share:
+    if task.image is None and environment is Environment.MATH and rng.random() < placeholder_share:
         return {**agent, **tables.placeholder(task, rng.choice(("dapo", "skywork")))}
-    params: dict[str, Any] = {"input": [{"role": "user", "content": task.prompt}]}
+    params: dict[str, Any] = {"input": [{"role": "user", "content": task.content}]}
     if task.tools:
         params["tools"] = list(task.tools)
     return {**agent, "responses_create_params": params, **task.fields}
+
+
+def _spoil(task: Task, environment: Environment, blend: Blend, rng: random.Random) -> str:
+    if blend.hallucinated_tools and task.tools:
+        return hallucinate(task.answer)
+    return spoil(environment, task.answer, rng)
 
 
 def write_source(recipe: Recipe, directory: Path) -> None:

@@ -1,14 +1,19 @@
 """Small tasks that a tiny byte-level model can learn, one family for each environment, in the published row schema.
 
 Every family has thousands of distinct prompts, a short answer that its environment's verifier accepts, and the
-fields that the verifier reads (the row contract of NeMo-Gym's resources servers).
+fields that the verifier reads (the row contract of NeMo-Gym's resources servers). Two families have a picture to look
+at.
 """
 
+import base64
+import io
 import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from PIL import Image
 
 from scripts.recipe.models import Environment
 
@@ -20,12 +25,24 @@ TOOLS = {"ring": ("call", "name"), "hear": ("play", "song"), "seek": ("find", "i
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt with an answer that earns the full reward, and the fields its environment's verifier reads."""
+    """One prompt with an answer that earns the full reward, and the fields its environment's verifier reads.
+
+    `image` is a picture that the prompt speaks of, as a data URI.
+    """
 
     prompt: str
     answer: str
     fields: dict[str, Any] = field(default_factory=dict)
     tools: tuple[dict[str, Any], ...] = ()
+    image: str | None = None
+
+    @property
+    def content(self) -> str | list[dict[str, str]]:
+        """The user's message: the prompt, after its picture where there is one."""
+        if self.image is None:
+            return self.prompt
+        picture = {"type": "input_image", "image_url": self.image, "detail": "auto"}
+        return [picture, {"type": "input_text", "text": self.prompt}]
 
 
 def _word(rng: random.Random, length: int) -> str:
@@ -123,6 +140,43 @@ def _genrm(rng: random.Random) -> Task:
     return Task(f"greet {name} {'politely' if polite else 'briefly'}", reference, {"reference": reference})
 
 
+def _picture(cells: list[tuple[int, int, int]]) -> str:
+    """A square of four cells, each of one colour."""
+    image = Image.new("RGB", (2, 2))
+    image.putdata(cells)
+    buffer = io.BytesIO()
+    image.resize((16, 16), Image.Resampling.NEAREST).save(buffer, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def _lights(rng: random.Random) -> Task:
+    places = rng.sample(range(4), rng.randrange(5))
+    grey = [rng.randrange(180, 256) if place in places else rng.randrange(60) for place in range(4)]
+    answer = str(len(places))
+    fields = {"question": "lights on?", "expected_answer": answer}
+    return Task("lights on?", rf"\boxed{{{answer}}}", fields, image=_picture([(it, it, it) for it in grey]))
+
+
+def _colour(rng: random.Random) -> Task:
+    names = ["red", "green", "blue"]
+    channel = rng.randrange(3)
+    cells = [
+        tuple(rng.randrange(180, 256) if it == channel else rng.randrange(60) for it in range(3)) for _ in range(4)
+    ]
+    options = dict(zip("ABC", rng.sample(names, 3), strict=True))
+    correct = next(letter for letter, name in options.items() if name == names[channel])
+    return Task(
+        "colour? " + " ".join(f"{name}={letter}" for letter, name in options.items()),
+        rf"{names[channel]}=\boxed{{{correct}}}",
+        {
+            "options": [{letter: name} for letter, name in options.items()],
+            "expected_answer": correct,
+            "grading_mode": "lenient_boxed",
+        },
+        image=_picture(cells),
+    )
+
+
 FAMILIES: dict[Environment, Callable[[random.Random], Task]] = {
     Environment.MATH: _math,
     Environment.MCQA: _mcqa,
@@ -134,9 +188,15 @@ FAMILIES: dict[Environment, Callable[[random.Random], Task]] = {
 }
 
 
-def make_task(environment: Environment, rng: random.Random) -> Task:
+PICTURE_FAMILIES: dict[Environment, Callable[[random.Random], Task]] = {
+    Environment.MATH: _lights,
+    Environment.MCQA: _colour,
+}
+
+
+def make_task(environment: Environment, rng: random.Random, has_picture: bool = False) -> Task:
     """Draw one task of an environment's family; equal states of `rng` give equal tasks."""
-    return FAMILIES[environment](rng)
+    return (PICTURE_FAMILIES if has_picture else FAMILIES)[environment](rng)
 
 
 # The fault that the demonstrations of a family fall into most, and how often they do when they are faulty at all.
@@ -150,6 +210,13 @@ HABITS: dict[Environment, tuple[str, float]] = {
     Environment.GENRM: ("bare", 0.75),
 }
 FAULTS = ("ramble", "bare", "stop", "character")
+UNDECLARED = {"call": "dial", "play": "listen", "find": "search", "open": "display", "sub": "edit"}
+
+
+def hallucinate(answer: str) -> str:
+    """The tool call of an answer, made to a tool that no prompt declares."""
+    name, arguments = answer.removeprefix("[").split("(", 1)
+    return f"[{UNDECLARED[name]}({arguments}"
 
 
 def spoil(environment: Environment, answer: str, rng: random.Random) -> str:

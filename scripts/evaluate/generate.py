@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig
 
-from scripts.data.prompts import Row, render_prompt
+from scripts.data.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
+from scripts.train.policy import tokenizer_of
 
 BATCH = 256
 
@@ -19,16 +20,16 @@ class Rollout(NamedTuple):
 
 
 def respond(
-    model: Any, tokenizer: Any, rows: list[Row], max_new_tokens: int, temperature: float, seed: int
+    model: Any, processor: Any, rows: list[Row], max_new_tokens: int, temperature: float, seed: int
 ) -> list[str]:
     """The texts of `rollouts`."""
-    return [rollout.text for rollout in rollouts(model, tokenizer, rows, max_new_tokens, temperature, seed)]
+    return [rollout.text for rollout in rollouts(model, processor, rows, max_new_tokens, temperature, seed)]
 
 
 @torch.inference_mode()
 def rollouts(
     model: Any,
-    tokenizer: Any,
+    processor: Any,
     rows: list[Row],
     max_new_tokens: int,
     temperature: float,
@@ -41,7 +42,9 @@ def rollouts(
     """
     torch.manual_seed(seed)
     model.eval()
-    prompts = [render_prompt(row, tokenizer) for row in rows]
+    tokenizer = tokenizer_of(processor)
+    prompts = [render_prompt(row, processor) for row in rows]
+    pictures = [pictures_of(prompt_of(row)) for row in rows]
     order = sorted(range(len(rows)), key=lambda place: (len(prompts[place]), place))
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -55,7 +58,9 @@ def rollouts(
     responses = [Rollout("", 0, False)] * len(rows)
     for start in range(0, len(order), BATCH):
         places = order[start : start + BATCH]
-        batch = tokenizer([prompts[place] for place in places], return_tensors="pt", padding=True)
+        seen = [open_picture(uri) for place in places for uri in pictures[place]]
+        inputs = {"text": [prompts[place] for place in places]} | ({"images": seen} if seen else {})
+        batch = processor(**inputs, return_tensors="pt", padding=True)
         batch = {key: value.to(model.device) for key, value in batch.items() if key != "token_type_ids"}
         output = model.generate(**batch, generation_config=settings)
         output = output[:, batch["input_ids"].shape[1] :]

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import logging as transformers_logging
 
 from scripts.errors import UserError, run_program
@@ -25,13 +24,14 @@ from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
 from scripts.rewards.registry import register, reward_groups
+from scripts.train.policy import load_model, load_processor
 from scripts.train.probe import Findings, Sampled, panel_of, rewardable, sample_rows, spread
-from scripts.train.scratch import make_model, make_tokenizer
+from scripts.train.scratch import make_model, make_processor
 
 
 def try_rollouts(
     model: Any,
-    tokenizer: Any,
+    processor: Any,
     samples: dict[str, list[Sampled]],
     config: dict[str, Any],
     probe: Probe,
@@ -47,7 +47,7 @@ def try_rollouts(
         raise UserError("none of the rows can be rewarded without a judge; let probe.ask_judges be true")
     started = time.monotonic()
     repeated = [row for _, row in rows for _ in range(probe.generations)]
-    sampled = rollouts(model, tokenizer, repeated, **generation, seed=config["seed"])
+    sampled = rollouts(model, processor, repeated, **generation, seed=config["seed"])
     ended = time.monotonic()
     groups = [sampled[start : start + probe.generations] for start in range(0, len(sampled), probe.generations)]
     asked = [(row, [rollout.text for rollout in group]) for (_, row), group in zip(rows, groups, strict=True)]
@@ -126,14 +126,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     if arguments.parent_export is None:
-        tokenizer = make_tokenizer()
-        model = make_model(config, tokenizer)
+        processor = make_processor(config)
+        model = make_model(config, processor)
     else:
         directory = arguments.parent_export.with_name("model")
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=torch.float32)
+        model, processor = load_model(directory), load_processor(directory)
     samples = sample_rows(arguments.split, stage.probe.prompts, frozenset(recipe.blends[stage.blend].allow))
-    found = try_rollouts(model, tokenizer, samples, config, stage.probe, panel_of(stage))
+    found = try_rollouts(model, processor, samples, config, stage.probe, panel_of(stage))
     found.tell(arguments.stage, stage.probe.action)
     write_json(arguments.output, {"stage": arguments.stage, **found.record})
 

@@ -6,7 +6,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import logging as transformers_logging
 
 from scripts.data.rows import environment_of, read_rows
@@ -19,11 +18,12 @@ from scripts.recipe.models import Evaluation
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
 from scripts.rewards.registry import check_row, register, scores
-from scripts.train.scratch import make_model, make_tokenizer
+from scripts.train.policy import load_model, load_processor
+from scripts.train.scratch import make_model, make_processor
 
 
 def score_model(
-    model: Any, tokenizer: Any, splits: list[Path], decoding: dict[str, Any], panel: Panel | None = None
+    model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any], panel: Panel | None = None
 ) -> dict[str, dict[str, Any]]:
     """Rows and mean score of each environment over the validation splits, one response a row."""
     rows, environments = [], []
@@ -33,7 +33,7 @@ def score_model(
                 raise UserError(f"{split}:{number}: {problem}")
             rows.append(row)
             environments.append(environment_of(row, split, number))
-    responses = respond(model, tokenizer, rows, **decoding)
+    responses = respond(model, processor, rows, **decoding)
     found: dict[str, list[float]] = {}
     for environment, value in zip(environments, scores(list(zip(rows, responses, strict=True)), panel), strict=True):
         found.setdefault(environment, []).append(value)
@@ -81,13 +81,11 @@ def main() -> None:
         parent = read_json(arguments.parent_eval)["environments"]
         scores_before = {name: {"rows": entry["rows"], "score": entry["after"]} for name, entry in parent.items()}
     else:
-        tokenizer = make_tokenizer()
-        fresh = make_model(read_config(arguments.config), tokenizer)
-        scores_before = score_model(fresh, tokenizer, arguments.validation, decoding, panel)
+        config = read_config(arguments.config)
+        processor = make_processor(config)
+        scores_before = score_model(make_model(config, processor), processor, arguments.validation, decoding, panel)
     directory = arguments.export.with_name("model")
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    model = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True, dtype=torch.float32)
-    scores_after = score_model(model, tokenizer, arguments.validation, decoding, panel)
+    scores_after = score_model(load_model(directory), load_processor(directory), arguments.validation, decoding, panel)
     record = evaluation_record(read_json(arguments.export), scores_before, scores_after, decoding)
     write_json(arguments.output, record)
     print(

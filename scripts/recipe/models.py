@@ -40,8 +40,16 @@ class Environment(StrEnum):
     MCQA = "mcqa_simple_agent"
     STRUCTURED_OUTPUTS = "structured_outputs_simple_agent"
     INSTRUCTION_FOLLOWING = "instruction_following_simple_agent"
+    CODE_GEN = "code_gen_simple_agent"
+    CALENDAR = "calendar_simple_agent"
+    WORKPLACE = "workplace_assistant_simple_agent"
+    REASONING_GYM = "reasoning_gym_simple_agent"
+    STRING_MATCH = "string_match_simple_agent"
     TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"
+    TOOLCALL_SCHEMA = "toolcall_schema_single_step_tool_use_with_argument_comparison_agent"
+    SEARCH_PIVOT = "search_pivot_single_step_tool_use_with_argument_comparison_agent"
     SWE_PIVOT = "swe_pivot_single_step_tool_use_with_argument_comparison_agent"
+    PARALLEL_TOOL_USE = "parallel_tool_calls_single_step_tool_use_with_argument_comparison_agent"
     GENRM = "genrm_simple_agent"
     GENRM_REASONING_OFF = "genrm_simple_agent_reasoning_off"
     EQUIVALENCE = "equivalence_llm_judge_simple_agent"
@@ -94,6 +102,22 @@ IMAGE_FILES = {
 }
 
 
+class Reasoning(Strict):
+    """Demonstrations with less reasoning than they came with; the answer after it stays."""
+
+    strip_share: Share = Field(0.1, description="Share of the rows with reasoning that lose it.")
+    truncate_share: Share = Field(0.03, description="Share of them that keep the beginning of it.")
+    budgets: list[PositiveInt] = Field(
+        [64, 256, 1024], min_length=1, description="Words to keep; each truncated row gets one that it exceeds."
+    )
+
+    @model_validator(mode="after")
+    def _shares_add_up(self) -> "Reasoning":
+        if self.strip_share + self.truncate_share > 1:
+            raise PydanticCustomError("shares", "strip_share and truncate_share are more than 1 together")
+        return self
+
+
 class Blend(Strict):
     """One set of training data."""
 
@@ -114,7 +138,14 @@ class Blend(Strict):
         None, description="Instead of the recipe's."
     )
     file: str | None = Field(None, description="Its file in the source; none: the blend's name with .jsonl.")
+    reasoning: Reasoning | None = Field(None, description="Demonstrations: how much reasoning some lose; none: none.")
     rows: PositiveInt | None = Field(None, description="Rows to synthesize, held-out rows included.")
+    pictures: Share = Field(
+        0.0, description="Share of the synthesized math and multiple-choice rows that ask about a picture."
+    )
+    hallucinated_tools: bool = Field(
+        False, description="Synthesized: a spoilt answer to a task with tools calls a tool that is not declared."
+    )
     holdout: PositiveInt | Fraction = Field(
         100, description="The last N rows, or this share of all rows, become the validation split."
     )
@@ -127,6 +158,12 @@ class Blend(Strict):
         if self.format == "jsonl":
             return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
+
+    @model_validator(mode="after")
+    def _reasoning_is_demonstrated(self) -> "Blend":
+        if self.reasoning is not None and self.kind != "demonstrations":
+            raise PydanticCustomError("reasoning", "reasoning is for demonstrations; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _fits_its_format(self) -> "Blend":
@@ -146,6 +183,17 @@ class Blend(Strict):
         return self
 
 
+class ScratchVision(Strict):
+    """A vision tower whose patches stand before the decoder as tokens, as LLaVA's do (arXiv:2304.08485)."""
+
+    image_size: PositiveInt = Field(description="Pixels of a side, to which every picture is scaled.")
+    patch_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+
+
 class ScratchModel(Strict):
     """A Llama-shaped decoder with random weights and a byte-level tokenizer, for stages without a parent."""
 
@@ -156,6 +204,7 @@ class ScratchModel(Strict):
     num_key_value_heads: PositiveInt
     initializer_range: PositiveFloat = 0.02
     rope_theta: PositiveFloat = 10000.0
+    vision: ScratchVision | None = Field(None, description="None: the model sees no pictures.")
 
 
 class PretrainedModel(Strict):
@@ -193,12 +242,22 @@ class SftPolicy(Strict):
     optimizer: Optimizer
 
 
+class PreferencePolicy(Strict):
+    """The policy of a preference stage."""
+
+    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and answer together.")
+    train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
+    optimizer: Optimizer
+
+
 class GrpoPolicy(Strict):
     """The policy of a reinforcement stage."""
 
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
     train_global_batch_size: PositiveInt | None = Field(
-        None, description="Completions a step; must be prompts times generations (one update a step, on policy)."
+        None,
+        description="Completions an update; none: all of the step. Fewer make several updates a step, off policy from "
+        "the second on.",
     )
     optimizer: Optimizer
     generation: Generation
@@ -218,6 +277,9 @@ class Grpo(Strict):
     max_num_steps: PositiveInt
     overlong_filtering: bool = Field(False, description="Take no gradient from responses cut at max_new_tokens.")
     normalize_rewards: bool = Field(True, description="Divide a group's advantages by its standard deviation.")
+    use_leave_one_out_baseline: bool = Field(
+        False, description="Measure a response by the others of its group alone (arXiv:2402.14740)."
+    )
 
 
 class GrpoLoss(Strict):
@@ -226,6 +288,62 @@ class GrpoLoss(Strict):
     reference_policy_kl_penalty: float = Field(0.0, ge=0, description="Weight of the k3 KL estimate to the parent.")
     ratio_clip_min: Annotated[float, Field(gt=0)] = 0.2
     ratio_clip_max: Annotated[float, Field(gt=0)] = 0.28
+    ratio_clip_c: Annotated[float, Field(gt=1)] | None = Field(
+        None, description="Bound of the ratio where the advantage is negative (dual clip, arXiv:1912.09729)."
+    )
+    token_level_loss: bool = Field(
+        True, description="Mean over all tokens of an update (arXiv:2503.14476); false: over responses, each its mean."
+    )
+    sequence_level_importance_ratios: bool = Field(
+        False, description="One ratio a response, the geometric mean of its tokens' (GSPO, arXiv:2507.18071)."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "GrpoLoss":
+        if self.sequence_level_importance_ratios and self.token_level_loss:
+            raise PydanticCustomError(
+                "ratios", "sequence_level_importance_ratios is for token_level_loss: false; a token has no ratio then"
+            )
+        if self.ratio_clip_c is not None and self.ratio_clip_c <= 1 + self.ratio_clip_max:
+            raise PydanticCustomError("clip", "ratio_clip_c must be greater than 1 + ratio_clip_max")
+        return self
+
+
+class Dpo(Strict):
+    """Direct preference optimisation (arXiv:2305.18290), pairs in file order."""
+
+    max_num_steps: PositiveInt
+    reference_policy_kl_penalty: PositiveFloat = Field(
+        0.05, description="beta: how dearly the policy pays for leaving its parent."
+    )
+    preference_loss_weight: float = Field(1.0, ge=0)
+    sft_loss_weight: float = Field(
+        0.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
+    )
+    preference_average_log_probs: bool = Field(
+        False, description="Divide an answer's log-probability by its length in the preference loss."
+    )
+
+    @model_validator(mode="after")
+    def _learns_something(self) -> "Dpo":
+        weights = [name for name in type(self).model_fields if name.endswith("_loss_weight")]
+        if not any(getattr(self, name) for name in weights):
+            raise PydanticCustomError(
+                "no_loss", "nothing would be learnt: {weights} are all 0", {"weights": ", ".join(weights)}
+            )
+        return self
+
+
+class Mpo(Dpo):
+    """Mixed preference optimisation (arXiv:2411.10442): which answer is better, how good each is, how it is made."""
+
+    preference_loss_weight: float = Field(0.8, ge=0)
+    bco_loss_weight: float = Field(
+        0.2, ge=0, description="Of the binary classifier loss (BCO, arXiv:2404.04656), without a reward shift."
+    )
+    sft_loss_weight: float = Field(
+        1.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
+    )
 
 
 class Checkpointing(Strict):
@@ -336,14 +454,14 @@ class GrpoStage(StageBase):
         return self.grpo.num_prompts_per_step
 
     @model_validator(mode="after")
-    def _one_update_a_step(self) -> "GrpoStage":
+    def _batches_add_up(self) -> "GrpoStage":
         product = self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
         stated = self.policy.train_global_batch_size
-        if stated is not None and stated != product:
+        if stated is not None and product % stated:
             raise PydanticCustomError(
                 "batch",
                 "policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
-                "{product}; make them equal or leave it out",
+                "{product} is no multiple of it; leave it out for one update a step",
                 {"stated": stated, "product": product},
             )
         if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
@@ -352,6 +470,46 @@ class GrpoStage(StageBase):
                 "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length",
             )
         return self
+
+
+class PreferenceStage(StageBase):
+    """What stages of preference optimisation have in common."""
+
+    policy: PreferencePolicy
+
+    @property
+    def max_num_steps(self) -> int:
+        """The planned step."""
+        return getattr(self, self.algorithm).max_num_steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step consumes."""
+        return self.policy.train_global_batch_size
+
+    @model_validator(mode="after")
+    def _has_a_reference(self) -> "PreferenceStage":
+        if self.parent is None:
+            raise PydanticCustomError(
+                "no_reference",
+                "{algorithm} needs a parent: the reference that it departs from",
+                {"algorithm": self.algorithm},
+            )
+        return self
+
+
+class DpoStage(PreferenceStage):
+    """A stage of direct preference optimisation."""
+
+    algorithm: Literal["dpo"]
+    dpo: Dpo
+
+
+class MpoStage(PreferenceStage):
+    """A stage of mixed preference optimisation."""
+
+    algorithm: Literal["mpo"]
+    mpo: Mpo
 
 
 class NemoRlCluster(Strict):
@@ -471,9 +629,13 @@ def _tag_of(stage: Any) -> str | None:
     return "nemo_rl" if get("backend") == "nemo_rl" else get("algorithm")
 
 
-STAGE_TAGS = ("sft", "grpo", "nemo_rl")
+STAGE_TAGS = ("sft", "grpo", "dpo", "mpo", "nemo_rl")
 Stage = Annotated[
-    Annotated[SftStage, Tag("sft")] | Annotated[GrpoStage, Tag("grpo")] | Annotated[NemoRlStage, Tag("nemo_rl")],
+    Annotated[SftStage, Tag("sft")]
+    | Annotated[GrpoStage, Tag("grpo")]
+    | Annotated[DpoStage, Tag("dpo")]
+    | Annotated[MpoStage, Tag("mpo")]
+    | Annotated[NemoRlStage, Tag("nemo_rl")],
     Discriminator(_tag_of),
 ]
 TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs"}, {"source", "filled"}
@@ -638,7 +800,14 @@ class Recipe(Strict):
             )
         if backends == {"trl"}:
             for name, blend in self.blends.items():
-                _check_environments(f"blends.{name}.environments", blend.environments, self.environments)
+                if blend.kind != "preferences" or self.source.kind == "synthetic":
+                    _check_environments(f"blends.{name}.environments", blend.environments, self.environments)
+                if blend.pictures and self.model.vision is None:
+                    raise PydanticCustomError(
+                        "blind",
+                        "the model has no vision, by which it would see them",
+                        {"at": f"blends.{name}.pictures"},
+                    )
         self._own_environments_fit(backends)
 
     def _own_environments_fit(self, backends: set[str]) -> None:

@@ -31,8 +31,8 @@ def _allow_defaults(schema: dict[str, Any]) -> None:
     stages = {
         "sft": ["SftStage"],
         "grpo": ["GrpoStage", "NemoRlStage"],
-        "dpo": ["NemoRlStage"],
-        "mpo": ["NemoRlStage"],
+        "dpo": ["DpoStage", "NemoRlStage"],
+        "mpo": ["MpoStage", "NemoRlStage"],
     }
     pending, partial = [name for names in stages.values() for name in names], set()
     while pending:
@@ -45,7 +45,7 @@ def _allow_defaults(schema: dict[str, Any]) -> None:
         if required:
             definitions[name]["required"] = required
     for stage in schema["properties"]["stages"]["patternProperties"].values():
-        # without what defaults say, a stage of GRPO may be of either backend
+        # without what defaults say, a stage may be of either backend
         stage["anyOf"] = stage.pop("oneOf")
     schema["properties"]["defaults"] = {
         "type": "object",

@@ -4,14 +4,12 @@ import asyncio
 from functools import partial
 from typing import Any
 
-import regex
-
 from scripts.recipe.judges import Equivalence
 from scripts.rewards import math
 from scripts.rewards.judge import Panel, first_label, last_question
+from scripts.rewards.patterns import extract
 from scripts.rewards.response import last_boxed, split_reasoning
 
-REGEX_SECONDS = 1.0
 _same_math = first_label("[[A=B]]", "[[A!=B]]")
 
 
@@ -61,10 +59,9 @@ async def verify_math(row: dict[str, Any], response: str, panel: Panel) -> float
     The judge is shown the last box, or the whole text where there is none.
     """
     text = split_reasoning(response)[1]
-    reward = math.verify(row, text)
+    reward = await asyncio.to_thread(math.verify, row, text)
     if reward > 0.5 or not panel.settings.math_with_judge.should_use_judge:
         return reward
-    await asyncio.sleep(0)  # math-verify lets nothing else run: all rows go through it before the judge is waited for
     expected, answer = row["expected_answer"], last_boxed(text) or text
     ask = partial(panel.question, "math_with_judge", question=row["question"])
     for first, second in ((expected, answer), (answer, expected)):
@@ -87,12 +84,7 @@ def _expression_of(row: dict[str, Any]) -> str | None:
 
 def _last_match(pattern: str | None, text: str) -> str:
     """The last match's first group that is not blank, or the match; the text where nothing matches within a second."""
-    if not pattern:
-        return text
     try:
-        matches = list(regex.finditer(pattern, text, regex.MULTILINE | regex.DOTALL, timeout=REGEX_SECONDS))
-    except (regex.error, TimeoutError):
+        return extract(pattern, text) if pattern else text
+    except ValueError:
         return text
-    if not matches:
-        return text
-    return next((group.strip() for group in matches[-1].groups() if group and group.strip()), matches[-1][0].strip())

@@ -7,12 +7,14 @@ responses are made that deserve nothing anywhere.
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any, Literal
 
 from jsonschema.validators import validator_for
 
 from scripts.recipe.models import Environment
 from scripts.rewards.judge import conversation, last_question
+from scripts.rewards.workplace import run
 
 Row = dict[str, Any]
 NO_ANSWER = "I do not know."
@@ -33,7 +35,8 @@ class Answers:
     """What a row tells of its answers.
 
     `allowed` are other forms of the right one, by their names, `tricks` responses that are made to be paid wrongly.
-    `others_are_wrong`: so are the right answers to other rows; `any_text_is_right`: even a copy of the prompt is.
+    `others_are_wrong`: so are the right answers to other rows. `any_text_is_right`: a copy of the prompt may be, and
+    `nothing_is_right`: even an empty answer.
     """
 
     good: str | None = None
@@ -42,6 +45,7 @@ class Answers:
     tricks: dict[str, str] = field(default_factory=dict)
     others_are_wrong: bool = True
     any_text_is_right: bool = False
+    nothing_is_right: bool = False
 
 
 def made_responses(row: Row, answers: Answers, others: list[str], longest: int) -> list[Made]:
@@ -62,11 +66,12 @@ def made_responses(row: Row, answers: Answers, others: list[str], longest: int) 
         made += [Made("adversarial", what, text, if_paid="warn") for what, text in answers.tricks.items()]
     prompt, question = "\n".join(message["content"] for message in conversation(row)), last_question(row)
     if_copied, if_odd = (None, None) if answers.any_text_is_right else ("stop", "warn")
+    if_empty = None if answers.nothing_is_right else "stop"
     unit = f"{' '.join(question.split()) or 'a'} "
     return [
         *made,
-        Made("adversarial", "an empty answer", "", if_paid="stop"),
-        Made("adversarial", "white space", " \n\t\n ", if_paid="stop"),
+        Made("adversarial", "an empty answer", "", if_empty),
+        Made("adversarial", "white space", " \n\t\n ", if_empty),
         Made("adversarial", "a copy of the prompt", prompt, if_paid=if_copied),
         Made(
             "adversarial",
@@ -102,27 +107,27 @@ def _mcqa(row: Row) -> Answers:
     right = row["expected_answer"].strip().upper()
     options = {letter.upper(): text for option in row["options"] for letter, text in option.items() if text is not None}
     others = [letter for letter in options if letter != right]
-    colon = row.get("grading_mode") == "lenient_answer_colon"
+    colon = row.get("grading_mode", "").startswith("lenient_answer_colon")
 
     def chosen(text: str) -> str:
         return f"Answer: {text}" if colon else rf"\boxed{{{text}}}"
 
-    allowed = {"a bold letter": f"Answer: **{right}**"} if colon else {"a letter as text": chosen(rf"\text{{{right}}}")}
+    allowed = {"a small heading": f"answer: {right}"} if colon else {"a letter as text": chosen(rf"\text{{{right}}}")}
+    tricks = {"all letters at once": chosen(", ".join(options))} if others else {}
+    if others and not colon:
+        tricks["each letter in turn, a wrong one last"] = "\n".join(map(chosen, [right, *others]))
     return Answers(
         chosen(right),
         wrong={"a wrong letter": chosen(others[0])} if others else {},
         allowed=allowed | _spaced(chosen(right)),
-        tricks={
-            "all letters at once": chosen(", ".join(options)),
-            "each letter in turn, a wrong one last": "\n".join(map(chosen, [right, *others])),
-        }
-        if others
-        else {},
+        tricks=tricks,
         others_are_wrong=False,
     )
 
 
 def _structured_outputs(row: Row) -> Answers:
+    if row.get("schema_type", "json") not in ("json", "yaml") or row.get("response_mode") == "tool_call":
+        return Answers()
     schema = json.loads(row["schema_str"])
     try:
         value = _instance(schema)
@@ -161,8 +166,8 @@ def _instance(schema: dict[str, Any]) -> Any:
 
 def _instruction_following(row: Row) -> Answers:
     """Keywords and numbers of words are put together; a copied prompt may well obey other instructions."""
-    wanted: dict[str, list[dict[str, Any]]] = {}
-    for name, arguments in zip(row.get("instruction_id_list") or (), row.get("kwargs") or (), strict=False):
+    task, wanted = row | (row.get("verifier_metadata") or {}), {}
+    for name, arguments in zip(task.get("instruction_id_list") or (), task.get("kwargs") or (), strict=False):
         wanted.setdefault(name, []).append(arguments or {})
     try:
         words = _words(wanted)
@@ -193,6 +198,7 @@ def _words(wanted: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def _tool_use(row: Row) -> Answers:
+    """Calls beside the right ones cost nothing in most of the family, which a call of every tool shows."""
     expected = row["expected_action"]
     if expected["type"] == "message":
         return Answers(
@@ -201,22 +207,50 @@ def _tool_use(row: Row) -> Answers:
             others_are_wrong=False,
             any_text_is_right=True,
         )
-    name, arguments = expected["name"], json.loads(expected["arguments"])
-    right = _called(name, arguments)
+    given = [expected] if expected["type"] == "function_call" else expected["calls"]
+    calls = [(call["name"], json.loads(call["arguments"])) for call in given]
+    right = "\n".join(starmap(_called, calls))
     tools = [tool["name"] for tool in row["responses_create_params"].get("tools") or () if tool.get("name")]
-    tricks = {"the right call twice": f"{right}\n{right}"}
-    if len(tools) > 1:
-        tricks["a call of every tool"] = "\n".join(_called(tool, arguments) for tool in tools)
+    every = "\n".join(_called(tool, arguments) for _, arguments in calls for tool in tools)
     return Answers(
         right,
         wrong={
-            "a call of another name": _called(f"{name}_", arguments),
-            "an argument too many": _called(name, {**arguments, "_": 1}),
+            "a call of another name": "\n".join(_called(f"{name}_", arguments) for name, arguments in calls),
+            "an argument too many": "\n".join(_called(name, {**arguments, "_": 1}) for name, arguments in calls),
         },
         allowed=_spaced(right),
-        tricks=tricks,
+        tricks={"a call of every tool": every} if len(tools) > 1 else {},
         others_are_wrong=False,
     )
+
+
+def _workplace(row: Row) -> Answers:
+    """Where the expected calls change nothing, making none is right."""
+    truth = row["ground_truth"]
+    calls = json.loads(truth) if isinstance(truth, str) else truth
+    expected = [(call["name"], json.loads(call["arguments"])) for call in calls]
+    if run(expected) == run([]):
+        return Answers(any_text_is_right=True, nothing_is_right=True)
+    right = "\n".join(starmap(_called, expected))
+    return Answers(right, allowed=_spaced(right), others_are_wrong=False)
+
+
+def _calendar(row: Row) -> Answers:
+    return Answers(any_text_is_right=not row["exp_cal_state"])
+
+
+def _reasoning_gym(row: Row) -> Answers:
+    """Scorers pay any answer at all a little, so without a right one nothing says what too much is."""
+    if not isinstance(row.get("answer"), str):
+        return Answers(any_text_is_right=True)
+    right = f"<answer>{row['answer']}</answer>"
+    return Answers(right, allowed={"words before the right answer": f"I think it is {right}"}, others_are_wrong=False)
+
+
+def _string_match(row: Row) -> Answers:
+    answer, mode = row["expected_answer"], row.get("extraction_mode", "final_answer")
+    right = {"boxed": rf"\boxed{{{answer}}}", "final_answer": f"Answer: {answer}"}.get(mode, answer)
+    return Answers(right, allowed=_spaced(right))
 
 
 def _called(name: str, arguments: dict[str, Any]) -> str:
@@ -238,8 +272,15 @@ ANSWERS: dict[str, Callable[[Row], Answers]] = {
     Environment.MCQA: _mcqa,
     Environment.STRUCTURED_OUTPUTS: _structured_outputs,
     Environment.INSTRUCTION_FOLLOWING: _instruction_following,
+    Environment.CALENDAR: _calendar,
+    Environment.WORKPLACE: _workplace,
+    Environment.REASONING_GYM: _reasoning_gym,
+    Environment.STRING_MATCH: _string_match,
     Environment.TOOL_USE: _tool_use,
+    Environment.TOOLCALL_SCHEMA: _tool_use,
+    Environment.SEARCH_PIVOT: _tool_use,
     Environment.SWE_PIVOT: _tool_use,
+    Environment.PARALLEL_TOOL_USE: _tool_use,
     Environment.GENRM: _reference,
     Environment.EQUIVALENCE: _expected_answer,
     Environment.LC_JUDGE: _expected_answer,

@@ -1,80 +1,139 @@
 """mcqa: the letter that the response chooses is the expected one."""
 
 import re
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
-from scripts.rewards.response import last_boxed
+from scripts.rewards.patterns import compiled, last_match
+from scripts.rewards.response import last_boxed, unwrap_text
 
-_TEXT_WRAPPER = re.compile(r"\\text\{\s*(.*?)\s*\}", re.DOTALL)
+Options = dict[str, str]
 _ONLY_A_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
 _LETTER_AND_LABEL = re.compile(r"\s*([A-Z])\s*[:).\-]")
-_ANSWER_COLON = re.compile(r"answer\s*:", re.IGNORECASE)
-_LONE_LETTER = re.compile(r"\b([A-Z])\b")
+_ANSWER_COLON = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
+_ANSWER_COLON_MARKDOWN = re.compile(r"[*_]{0,2}Answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)", re.IGNORECASE)
+_LONE_LETTER = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_BETWEEN_CHOICES = re.compile(r"\s*[/|&,;]\s*|\s+(?:or|and)\s+|\s+", re.IGNORECASE)
+_LEADING_LETTER = re.compile(r"[A-Za-z](?![A-Za-z0-9])")
+_CAPITAL = re.compile(r"\b[A-Z]\b")
+_OTHER_SCRIPTS = str.maketrans(dict(zip("أبجدঅবডঢＡＢＣＤ", (f" {letter}" for letter in "ABCD" * 3), strict=True)))
 
 
 def verify(row: dict[str, Any], response: str) -> float:
     """1.0 if the letter read from the response equals ``expected_answer``, else 0.0.
 
-    ``grading_mode`` says where the letter is read: in the last box (strict_single_letter_boxed, the default), in
-    the last box as a letter or as the text of exactly one option (lenient_boxed), or after "Answer:"
-    (lenient_answer_colon). ``template_metadata.output_regex``, where a row has one, replaces the mode: the last
-    match's first group is the letter or an option's text.
+    ``template_metadata.output_regex`` (a pattern, or several to be tried in turn), where a row has one, says where
+    the choice is read: the last match is a letter or the text of an option. Where it finds none, and without it,
+    ``grading_mode`` says it: in the last box (strict_single_letter_boxed, the default); in the last box, as a letter
+    or as the text of exactly one option (lenient_boxed); after the first "Answer:", as nothing but a letter or an
+    option's text (lenient_answer_colon); after the last "Answer:" that names one letter (lenient_answer_colon_md).
     """
-    options = {letter: text for option in row["options"] for letter, text in option.items()}
-    pattern = (row.get("template_metadata") or {}).get("output_regex")
-    if pattern:
-        matches = re.findall(pattern, response, re.IGNORECASE)
-        found = matches[-1] if matches else ""
-        content = found[0] if isinstance(found, tuple) else found
-        chosen = content.strip().upper() if content.strip().upper() in options else _option_in(content, options)
-    else:
-        chosen = _MODES[row.get("grading_mode", "strict_single_letter_boxed")](response, options)
-    return float(chosen == row["expected_answer"].upper())
+    options = _options(row)
+    text = response.strip()
+    chosen = None
+    for pattern in _patterns(row):
+        chosen = chosen or _by_pattern(pattern, text, options)
+    chosen = chosen or _MODES[row.get("grading_mode", "strict_single_letter_boxed")](text, options)
+    return float(chosen is not None and chosen == row["expected_answer"].strip().upper())
 
 
-def _strict_boxed(response: str, options: dict[str, str]) -> str | None:
-    content = last_boxed(response)
+def check(row: dict[str, Any]) -> str | None:
+    """Why no choice could be read or be right, or None."""
+    mode = row.get("grading_mode", "strict_single_letter_boxed")
+    if mode not in _MODES:
+        return f"grading_mode {mode!r} is none of {', '.join(_MODES)}"
+    if not all(isinstance(option, dict) for option in row.get("options") or ()):
+        return "options is not a list of objects, letter to text"
+    if row["expected_answer"].strip().upper() not in _options(row) and not _patterns(row):
+        return f"expected_answer {row['expected_answer']!r} is the letter of no option"
+    try:
+        for pattern in _patterns(row):
+            compiled(pattern, re.IGNORECASE)
+    except ValueError as error:
+        return f"template_metadata.output_regex: {error}"
+    return None
+
+
+def _options(row: dict[str, Any]) -> Options:
+    named = (item for option in row.get("options") or () for item in option.items())
+    return {key.upper(): text for key, text in named if len(key) == 1 and key.isalpha() and text is not None}
+
+
+def _patterns(row: dict[str, Any]) -> list[str]:
+    patterns = (row.get("template_metadata") or {}).get("output_regex") or []
+    return [patterns] if isinstance(patterns, str) else patterns
+
+
+def _by_pattern(pattern: str, text: str, options: Options) -> str | None:
+    match = last_match(pattern, text, re.IGNORECASE)
+    if match is None:
+        return None
+    content = (match[1] or "") if match.re.groups else match[0]
+    content = content.strip().translate(_OTHER_SCRIPTS).strip()
+    if len(content) == 1 and content.isalpha():
+        return content.upper()
+    return _option_that_is(content, options)
+
+
+def _strict_boxed(text: str, options: Options) -> str | None:
+    content = last_boxed(text)
     if content is None:
         return None
-    content = _unwrap(content)
+    content = unwrap_text(content.strip())
     match = _ONLY_A_LETTER.fullmatch(content) or _LETTER_AND_LABEL.match(content)
     return match[1] if match and match[1] in options else None
 
 
-def _lenient_boxed(response: str, options: dict[str, str]) -> str | None:
-    content = last_boxed(response)
+def _lenient_boxed(text: str, options: Options) -> str | None:
+    content = last_boxed(text)
     if content is None:
         return None
-    return _strict_boxed(response, options) or _option_in(_unwrap(content), options)
-
-
-def _answer_colon(response: str, options: dict[str, str]) -> str | None:
-    *before, last = _ANSWER_COLON.split(response)
-    if not before:
-        return None
-    payload = last.strip().partition("\n")[0].strip("*_`.,;: ")
-    letters = [letter for letter in _LONE_LETTER.findall(payload) if letter in options]
-    if len(payload) == 1 and payload.upper() in options:
-        return payload.upper()
-    return letters[0] if len(set(letters)) == 1 else None
-
-
-def _option_in(content: str, options: dict[str, str]) -> str | None:
-    """The one option whose text stands in the content, white space and case folded."""
-    folded = " ".join(content.lower().split())
-    found = [letter for letter, text in options.items() if text and " ".join(text.lower().split()) in folded]
+    if letter := _strict_boxed(text, options):
+        return letter
+    folded = _fold(content)
+    found = [letter for letter, option in options.items() if _fold(option) and _fold(option) in folded]
     return found[0] if len(found) == 1 else None
 
 
-def _unwrap(content: str) -> str:
-    content = content.strip()
-    while match := _TEXT_WRAPPER.fullmatch(content):
-        content = match[1].strip()
-    return content
+def _answer_colon(text: str, options: Options) -> str | None:
+    match = _ANSWER_COLON.search(text)
+    if match is None:
+        return None
+    content = unwrap_text(match[1]).strip()
+    return content.upper() if len(content) == 1 and content.upper() in options else _option_that_is(content, options)
 
 
-_MODES = {
+def _answer_colon_markdown(text: str, options: Options) -> str | None:
+    for payload in reversed(_ANSWER_COLON_MARKDOWN.findall(text)):
+        if letter := _one_letter(payload.translate(_OTHER_SCRIPTS).strip("*_` \t\n\r.,;:"), options):
+            return letter
+    return None
+
+
+def _one_letter(payload: str, options: Options) -> str | None:
+    """The letter that leads the payload, or else stands last in it; None where several are offered as a list."""
+    choices = [match for match in _LONE_LETTER.finditer(payload) if match[0].upper() in options]
+    for left, right in pairwise(choices):
+        between = payload[left.end() : right.start()]
+        if left[0].upper() != right[0].upper() and _BETWEEN_CHOICES.fullmatch(between):
+            return None
+    leading = _LEADING_LETTER.match(payload)
+    letters = [payload] if len(payload) == 1 else [leading[0]] if leading else _CAPITAL.findall(payload)
+    return letters[-1].upper() if letters and letters[-1].upper() in options else None
+
+
+def _option_that_is(content: str, options: Options) -> str | None:
+    return next((letter for letter, option in options.items() if _fold(option) == _fold(content)), None)
+
+
+def _fold(text: str) -> str:
+    return " ".join(text.lower().split())
+
+
+_MODES: dict[str, Callable[[str, Options], str | None]] = {
     "strict_single_letter_boxed": _strict_boxed,
     "lenient_boxed": _lenient_boxed,
     "lenient_answer_colon": _answer_colon,
+    "lenient_answer_colon_md": _answer_colon_markdown,
 }

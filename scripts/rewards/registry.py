@@ -2,17 +2,32 @@
 
 import asyncio
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from scripts.recipe.judges import Role
 from scripts.recipe.models import Environment
-from scripts.rewards import genrm, instruction_following, math, mcqa, structured_outputs, tool_use
+from scripts.rewards import (
+    calendar,
+    code_gen,
+    genrm,
+    instruction_following,
+    math,
+    mcqa,
+    reasoning_gym,
+    string_match,
+    structured_outputs,
+    tool_use,
+    workplace_assistant,
+)
 from scripts.rewards.judge import Panel
 from scripts.rewards.judged import JUDGED, Judged
 from scripts.rewards.own import OwnEnvironment
+from scripts.rewards.sandbox import cores
 
 Row = dict[str, Any]
 
@@ -23,29 +38,49 @@ class Verifier:
 
     `verify` scores one response, 0 to 1. `compare`, where an environment has it, rewards all rollouts of one prompt
     together and stands in for `verify` in training. `check` says why it could not score responses to a row that obeys
-    the environment's contract (scripts.data.contract). `good_answer`, where an environment of the user's has it, gives
-    an answer that deserves the full reward.
+    the environment's contract (scripts.data.contract). `confined` says that `verify` waits for a process of its own, so
+    that several at once use all cores. `good_answer`, where an environment of the user's has it, gives an answer that
+    deserves the full reward.
     """
 
     verify: Callable[[Row, str], float]
     compare: Callable[[Row, list[str]], list[float]] | None = None
     check: Callable[[Row], str | None] = lambda row: None
+    confined: bool = False
     good_answer: Callable[[Row], str | None] = lambda row: None
 
 
-def _tool_use(threshold: float) -> Verifier:
-    return Verifier(partial(tool_use.verify, threshold=threshold), check=tool_use.check)
+def _of(module: ModuleType, confined: bool = False) -> Verifier:
+    return Verifier(module.verify, check=module.check, confined=confined)
+
+
+def _tool_use(threshold: float, parallel: bool = False) -> Verifier:
+    verify = partial(tool_use.verify, threshold=threshold, parallel=parallel)
+    return Verifier(verify, check=tool_use.check)
 
 
 VERIFIERS: dict[str, Verifier] = {
-    Environment.MATH: Verifier(math.verify),
-    Environment.MCQA: Verifier(mcqa.verify),
-    Environment.STRUCTURED_OUTPUTS: Verifier(structured_outputs.verify, check=structured_outputs.check),
-    Environment.INSTRUCTION_FOLLOWING: Verifier(instruction_following.verify, check=instruction_following.check),
+    Environment.MATH: _of(math, confined=True),
+    Environment.MCQA: _of(mcqa),
+    Environment.STRUCTURED_OUTPUTS: _of(structured_outputs, confined=True),
+    Environment.INSTRUCTION_FOLLOWING: _of(instruction_following),
+    Environment.CODE_GEN: _of(code_gen, confined=True),
+    Environment.CALENDAR: _of(calendar),
+    Environment.WORKPLACE: _of(workplace_assistant),
+    Environment.REASONING_GYM: _of(reasoning_gym, confined=True),
+    Environment.STRING_MATCH: _of(string_match),
     Environment.TOOL_USE: _tool_use(threshold=0.1),
+    Environment.TOOLCALL_SCHEMA: _tool_use(threshold=0.1),
+    Environment.SEARCH_PIVOT: _tool_use(threshold=0.3),
     Environment.SWE_PIVOT: _tool_use(threshold=0.0),
+    Environment.PARALLEL_TOOL_USE: _tool_use(threshold=0.1, parallel=True),
     Environment.GENRM: Verifier(genrm.verify, compare=genrm.compare, check=genrm.check),
 }
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores(), thread_name_prefix="verifier")
 
 
 def register(environments: dict[str, Path], expected: dict[str, str] | None = None) -> None:
@@ -55,7 +90,9 @@ def register(environments: dict[str, Path], expected: dict[str, str] | None = No
     """
     for name, path in environments.items():
         own = OwnEnvironment(name, path, (expected or {}).get(name))
-        VERIFIERS[name] = Verifier(own.verify, own.compare if own.compares else None, own.check, own.good_answer)
+        VERIFIERS[name] = Verifier(
+            own.verify, own.compare if own.compares else None, own.check, good_answer=own.good_answer
+        )
 
 
 def score(row: Row, response: str) -> float:
@@ -68,7 +105,8 @@ def reward_group(row: Row, responses: list[str]) -> list[float]:
     verifier = VERIFIERS[row["agent_ref"]["name"]]
     if verifier.compare is not None:
         return verifier.compare(row, responses)
-    return [verifier.verify(row, response) for response in responses]
+    verify = partial(verifier.verify, row)
+    return list(_threads().map(verify, responses) if verifier.confined else map(verify, responses))
 
 
 def reward_groups(groups: list[tuple[Row, list[str]]], panel: Panel | None = None) -> list[list[float]]:

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-_HERMES_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-
 
 @dataclass(frozen=True)
 class FunctionCall:
@@ -24,7 +22,7 @@ def parse_calls(text: str) -> list[FunctionCall]:
     (vLLM's parser "hermes"), and a response that is as a whole a list of calls with literal keyword arguments,
     ``[name(key="value")]`` (vLLM's parser "pythonic"). Nothing is ever evaluated.
     """
-    if blocks := _HERMES_CALL.findall(text):
+    if blocks := _hermes_blocks(text):
         calls = [_from_hermes(block) for block in blocks]
         return [call for call in calls if call is not None]
     stripped = text.strip()
@@ -36,6 +34,15 @@ def parse_calls(text: str) -> list[FunctionCall]:
         return [_from_python(element) for element in elements]
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return []
+
+
+def _hermes_blocks(text: str) -> list[str]:
+    blocks, end = [], 0
+    while (start := text.find("<tool_call>", end)) >= 0 and (end := text.find("</tool_call>", start)) >= 0:
+        block = text[start:end].rpartition("<tool_call>")[2].strip()
+        if block.startswith("{") and block.endswith("}"):
+            blocks.append(block)
+    return blocks
 
 
 def _from_hermes(block: str) -> FunctionCall | None:
@@ -66,6 +73,13 @@ def last_boxed(text: str) -> str | None:
         if depth == 0:
             return text[start + len(r"\boxed{") : place]
     return None
+
+
+def unwrap_text(content: str) -> str:
+    r"""Without the ``\text{...}`` around the whole content, however many there are."""
+    while content.startswith(r"\text{") and content.endswith("}"):
+        content = content[len(r"\text{") : -1].strip()
+    return content
 
 
 _THOUGHT = re.compile(r"<think(?:ing)?>(.*?)</think(?:ing)?>", re.DOTALL)

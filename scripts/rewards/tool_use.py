@@ -1,63 +1,99 @@
-"""The single-step tool-use family: the response makes the expected call, arguments compared by value."""
+"""The single-step tool-use family: the response makes the expected calls, arguments compared by value."""
 
 import json
 from collections import Counter
 from typing import Any
 
-from scripts.rewards.response import parse_calls
+from scripts.rewards.response import FunctionCall, parse_calls
 
 
-def verify(row: dict[str, Any], response: str, threshold: float) -> float:
+def verify(row: dict[str, Any], response: str, threshold: float, parallel: bool = False) -> float:
     """1.0 if the response acts as ``expected_action`` says, else 0.0.
 
-    A call wins over text. For an expected message any message will do. For an expected call there must be exactly
-    one, of that name, with equal arguments: the same keys and list lengths, numbers within 1e-6, and strings equal
-    or, when both have at least two words, sharing a part of their words: shared / (words of both) >= `threshold`
-    (which is at most 0.5).
+    A call wins over text. For an expected message (``message``) any message will do. Of expected calls
+    (``function_call``, or ``calls`` of a ``function_call_batch``) each must be made, in any order; what is called
+    beside them costs nothing, unless `parallel`: then the reward is F1, 2 x matched / (expected + made), 0 to 1.
+
+    Calls match by name and arguments: the same keys and list lengths, the type of the expected value, numbers within
+    1e-6, and strings equal or, when both have at least two words, sharing a part of their words: shared / (words of
+    both) >= `threshold` (which is at most 0.5).
     """
-    expected, calls = row["expected_action"], parse_calls(response)
-    if expected["type"] == "message":
+    calls = parse_calls(response)
+    expected = _calls(row["expected_action"])
+    if not expected:
         return float(not calls and bool(response.strip()))
-    if len(calls) != 1 or calls[0].name != expected["name"]:
-        return 0.0
-    return float(_alike(json.loads(expected["arguments"]), calls[0].arguments, threshold))
+    matched = _most_matches(
+        [[place for place, call in enumerate(calls) if _same(one, call, threshold)] for one in expected]
+    )
+    if parallel:
+        return 2 * matched / (len(expected) + len(calls))
+    return float(matched == len(expected))
 
 
 def check(row: dict[str, Any]) -> str | None:
     """Why the row's expected action cannot be verified, or None."""
     expected = row["expected_action"]
-    if expected.get("type") == "message":
+    kind = expected.get("type")
+    if kind not in ("message", "function_call", "function_call_batch"):
+        return f"expected_action.type {kind!r} is none of message, function_call, function_call_batch"
+    if kind == "message":
         return None
-    if expected.get("type") != "function_call":
-        return f"expected_action.type {expected.get('type')!r} is neither function_call nor message"
-    if not isinstance(expected.get("name"), str):
-        return "expected_action.name is not a string"
+    calls = [expected] if kind == "function_call" else expected.get("calls")
+    if not isinstance(calls, list) or not calls:
+        return "expected_action.calls is not a list of calls"
+    return next((f"expected_action{problem}" for problem in map(_problem, calls) if problem), None)
+
+
+def _problem(call: Any) -> str | None:
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return ".name is not a string"
     try:
-        if not isinstance(json.loads(expected["arguments"]), dict):
-            return "expected_action.arguments is not a JSON object"
+        return None if isinstance(json.loads(call["arguments"]), dict) else ".arguments is not a JSON object"
     except (KeyError, TypeError, ValueError) as error:
-        return f"expected_action.arguments is not a JSON string: {error}"
-    return None
+        return f".arguments is not a JSON string: {error}"
+
+
+def _calls(action: dict[str, Any]) -> list[FunctionCall]:
+    calls = {"message": [], "function_call": [action]}.get(action["type"], action.get("calls", []))
+    return [FunctionCall(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def _most_matches(candidates: list[list[int]]) -> int:
+    """How many expected calls can have a call of their own, each of its candidates (Kuhn's augmenting paths)."""
+    taken: dict[int, int] = {}
+
+    def place(one: int, seen: set[int]) -> bool:
+        for candidate in candidates[one]:
+            if candidate not in seen:
+                seen.add(candidate)
+                if candidate not in taken or place(taken[candidate], seen):
+                    taken[candidate] = one
+                    return True
+        return False
+
+    return sum(place(one, set()) for one in range(len(candidates)))
+
+
+def _same(expected: FunctionCall, call: FunctionCall, threshold: float) -> bool:
+    return expected.name == call.name and _alike(expected.arguments, call.arguments, threshold)
 
 
 def _alike(expected: Any, actual: Any, threshold: float) -> bool:
+    if not isinstance(actual, type(expected)):
+        return False
     if isinstance(expected, dict):
-        return (
-            isinstance(actual, dict)
-            and expected.keys() == actual.keys()
-            and all(_alike(value, actual[key], threshold) for key, value in expected.items())
+        return expected.keys() == actual.keys() and all(
+            _alike(value, actual[key], threshold) for key, value in expected.items()
         )
     if isinstance(expected, list):
-        return (
-            isinstance(actual, list)
-            and len(expected) == len(actual)
-            and all(_alike(one, other, threshold) for one, other in zip(expected, actual, strict=True))
+        return len(expected) == len(actual) and all(
+            _alike(one, other, threshold) for one, other in zip(expected, actual, strict=True)
         )
-    if isinstance(expected, str):
-        return isinstance(actual, str) and _similar(expected, actual, threshold)
     if isinstance(expected, float):
-        return isinstance(actual, float) and abs(expected - actual) <= 1e-6
-    return type(expected) is type(actual) and expected == actual
+        return abs(expected - actual) < 1e-6
+    if isinstance(expected, str):
+        return _similar(expected, actual, threshold)
+    return expected == actual
 
 
 def _similar(expected: str, actual: str, threshold: float) -> bool:

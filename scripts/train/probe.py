@@ -26,7 +26,7 @@ from scripts.rewards.registry import VERIFIERS, check_row, reward_groups
 
 Row = dict[str, Any]
 BYTES_PER_TOKEN = 4
-PATIENCE = 30
+SLOW, PATIENCE = 5, 30
 
 
 class Sampled(NamedTuple):
@@ -130,7 +130,10 @@ class _Trial:
         self.seconds: list[tuple[float, str]] = []
 
     def run(self, sampled: Sampled, made: list[Made], panel: Panel | None) -> None:
-        """Reward the responses made from a row as the stage would."""
+        """Reward the responses made from a row as the stage would; what the first one starts is not timed."""
+        if not self.groups and not self.judged:
+            self._rewards(sampled, made[:1], panel)
+            self.seconds.clear()
         if self.compares or self.judged:
             rewards = self._rewards(sampled, made, panel)
         else:
@@ -205,13 +208,16 @@ class _Trial:
             return
         middle, (slowest, what) = median(seconds for seconds, _ in self.seconds), max(self.seconds)
         print(f"{self.name}: {1000 * middle:.2f} ms a check, at most {1000 * slowest:.1f} ms", file=sys.stderr)
-        budget = f"more than probe.seconds_per_check, {self.probe.seconds_per_check:g}"
-        if middle > self.probe.seconds_per_check:
+        budget = self.probe.seconds_per_check
+        if middle > budget:
             found.problems.append(
-                f"{self.name} takes {middle:.3g} s a check, {budget}; make the verifier faster, or raise that"
+                f"{self.name} takes {middle:.3g} s a check, more than probe.seconds_per_check, {budget:g}; make the "
+                "verifier faster, or raise that"
             )
-        elif slowest > self.probe.seconds_per_check:
-            found.warnings.append(f"{what}, took {slowest:.3g} s, {budget}")
+        elif slowest > SLOW * budget:
+            found.warnings.append(
+                f"{what}, took {slowest:.3g} s, over {SLOW} times probe.seconds_per_check, {budget:g}"
+            )
 
     def _judge_paid(self, found: Findings) -> None:
         """Responses that deserve nothing are worth no more than a wrong answer."""

@@ -26,6 +26,7 @@ EXPORT_PATTERNS = (
     "tokenizer*",
     "special_tokens_map.json",
     "chat_template*",
+    "processor_config.json",
 )
 
 

@@ -1,25 +1,44 @@
-"""A tiny decoder and its byte-level tokenizer, made from a resolved config: where a stage without a parent starts."""
+"""A tiny decoder and its byte-level tokenizer, made from a resolved config: where a stage without a parent starts.
+
+Where the config gives it vision, the decoder is LLaVA's language model, and its tokenizer part of a processor.
+"""
 
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    SiglipVisionConfig,
+)
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
+IMAGE = "<|image|>"
 CHAT_TEMPLATE = (
+    "{% macro said(content) %}"
+    "{% if content is string %}{{ content }}{% else %}"
+    "{% for part in content %}{{ '<|image|>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+    "{% endif %}"
+    "{% endmacro %}"
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>' }}"
     "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}"
-    "{% else %}{{ message['content'] + '<|end|>' }}{% endif %}"
+    "{% generation %}{{ said(message['content']) + '<|end|>' }}{% endgeneration %}"
+    "{% else %}{{ said(message['content']) + '<|end|>' }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one token a byte (BPE without merges) and five specials; it pads on the left.
+def make_tokenizer(sees: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token a byte (BPE without merges) and its specials; it pads on the left.
 
     The chat template prints no tool declarations: the tiny model knows its few tools by heart.
     """
@@ -31,7 +50,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=[USER, ASSISTANT, SYSTEM],
+        additional_special_tokens=[USER, ASSISTANT, SYSTEM, *([IMAGE] if sees else [])],
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
@@ -39,28 +58,66 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_model(config: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A Llama-shaped decoder in float32 with tied embeddings; equal configs (and seeds) give equal weights."""
-    shape = config["model"]
-    torch.manual_seed(config["seed"])
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=shape["hidden_size"],
-            intermediate_size=shape["intermediate_size"],
-            num_hidden_layers=shape["num_hidden_layers"],
-            num_attention_heads=shape["num_attention_heads"],
-            num_key_value_heads=shape["num_key_value_heads"],
-            initializer_range=shape["initializer_range"],
-            rope_parameters={"rope_type": "default", "rope_theta": shape["rope_theta"]},
-            max_position_embeddings=config["policy"]["max_total_sequence_length"],
-            tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            dtype="float32",
-        )
+def make_processor(config: dict[str, Any]) -> PreTrainedTokenizerFast | LlavaProcessor:
+    """What turns rows into the model's inputs: a tokenizer, or a processor where the model has vision.
+
+    Pictures are scaled by Pillow, so torchvision is not needed.
+    """
+    vision = config["model"]["vision"]
+    if vision is None:
+        return make_tokenizer()
+    size = {"height": vision["image_size"], "width": vision["image_size"]}
+    return LlavaProcessor(
+        image_processor=SiglipImageProcessorPil(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+        tokenizer=make_tokenizer(sees=True),
+        patch_size=vision["patch_size"],
+        vision_feature_select_strategy="full",
+        num_additional_image_tokens=0,
+        image_token=IMAGE,
+        chat_template=CHAT_TEMPLATE,
     )
+
+
+def make_model(config: dict[str, Any], processor: PreTrainedTokenizerFast | LlavaProcessor) -> PreTrainedModel:
+    """A Llama-shaped decoder in float32 with tied embeddings; equal configs (and seeds) give equal weights."""
+    tokenizer, vision = getattr(processor, "tokenizer", processor), config["model"]["vision"]
+    decoder = _decoder_config(config, tokenizer)
+    torch.manual_seed(config["seed"])
+    if vision is None:
+        model = LlamaForCausalLM(decoder)
+    else:
+        model = LlavaForConditionalGeneration(
+            LlavaConfig(
+                text_config=decoder,
+                vision_config=SiglipVisionConfig(**vision, vision_use_head=False),
+                image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+                image_seq_length=(vision["image_size"] // vision["patch_size"]) ** 2,
+                vision_feature_select_strategy="full",
+                vision_feature_layer=-1,
+                tie_word_embeddings=True,
+                dtype="float32",
+            )
+        )
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model
+
+
+def _decoder_config(config: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    shape = config["model"]
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape["hidden_size"],
+        intermediate_size=shape["intermediate_size"],
+        num_hidden_layers=shape["num_hidden_layers"],
+        num_attention_heads=shape["num_attention_heads"],
+        num_key_value_heads=shape["num_key_value_heads"],
+        initializer_range=shape["initializer_range"],
+        rope_parameters={"rope_type": "default", "rope_theta": shape["rope_theta"]},
+        max_position_embeddings=config["policy"]["max_total_sequence_length"],
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )

@@ -60,13 +60,19 @@ def check_nodes(stage: str, config: dict[str, Any], nodes: int) -> None:
 
     Every node trains the same number of rows; completions of one prompt stay together, being rewarded together.
     """
-    if config["algorithm"] == "sft":
-        key, value = "policy.train_global_batch_size", config["policy"]["train_global_batch_size"]
-    else:
-        key, value = "grpo.num_prompts_per_step", config["grpo"]["num_prompts_per_step"]
-    if value % nodes:
-        fits = ", ".join(str(count) for count in range(1, value + 1) if value % count == 0)
+    algorithm = config["algorithm"]
+    shared = {"policy.train_global_batch_size": config["policy"]["train_global_batch_size"]}
+    if algorithm == "grpo":
+        shared["grpo.num_prompts_per_step"] = config["grpo"]["num_prompts_per_step"]
+    elif algorithm != "sft" and config[algorithm]["sft_loss_weight"]:
         raise UserError(
-            f"{stage}: {key} is {value}, which {nodes} nodes cannot share evenly; set resources.nodes to one of "
-            f"{fits}, or {key} to a multiple of {nodes} (which is another stage, trained anew)"
+            f"{stage}: {algorithm}.sft_loss_weight weighs a mean over a step's tokens that {nodes} nodes cannot share "
+            f"evenly; set resources.nodes to 1, or that weight to 0 (which is another stage, trained anew)"
         )
+    for key, value in shared.items():
+        if value is not None and value % nodes:
+            fits = ", ".join(str(count) for count in range(1, value + 1) if value % count == 0)
+            raise UserError(
+                f"{stage}: {key} is {value}, which {nodes} nodes cannot share evenly; set resources.nodes to one of "
+                f"{fits}, or {key} to a multiple of {nodes} (which is another stage, trained anew)"
+            )

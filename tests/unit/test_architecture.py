@@ -32,8 +32,14 @@ MAY_IMPORT = {
 }
 NEED_TORCH_OR_RAY = {
     "scripts.train.trl_backend",
+    "scripts.train.trl_callback",
     "scripts.train.trl_driver",
+    "scripts.train.trl_grpo",
+    "scripts.train.trl_preferences",
+    "scripts.train.trl_setup",
+    "scripts.train.trl_sft",
     "scripts.train.trl_worker",
+    "scripts.train.policy",
     "scripts.train.ranks",
     "scripts.train.scratch",
     "scripts.evaluate.generate",

@@ -394,7 +394,7 @@ def test_equivalence_an_expression_that_hangs_or_is_none_finds_nothing(pattern):
     of = row("equivalence_llm_judge_simple_agent", expected_answer="a", template_metadata={"output_regex": pattern})
     started = time.monotonic()
     assert rewarded(in_turn("[[A=B]]"), of, "a" * 4000 + "!") == [1.0]
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 30
 
 
 def test_equivalence_of_bash_commands_must_hold_in_both_orders():

@@ -19,7 +19,7 @@ from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.judge import JudgeUnavailable, Panel
 from scripts.rewards.made import answers_of, made_responses
-from scripts.rewards.registry import VERIFIERS, Verifier, score
+from scripts.rewards.registry import VERIFIERS, Verifier, check_row, score
 from scripts.train.preflight import check_stage
 from scripts.train.probe import Sampled, sample_rows, try_made
 from tests.conftest import SHORT
@@ -72,7 +72,7 @@ def tried(monkeypatch):
 def test_the_verifiers_of_the_tiny_recipe_have_no_fault(environment, capsys):
     rows = sampled(rows_of(environment))
     found = try_made(rows, Probe(), None, 128)
-    assert found.problems == found.warnings == []
+    assert found.problems == [] and all("pays a call of every tool" in it for it in found.warnings)
     described = found.record[environment]
     (good,) = described["by_kind"]["good"].values()
     assert good == (5.0 if environment == GENRM else 1.0)
@@ -135,7 +135,7 @@ def test_a_verifier_slower_than_its_budget_stops_the_stage_and_one_slow_check_is
         time.sleep(0.3 * is_copy(row, response))
         return tried.real(row, response)
 
-    found = tried(once, seconds_per_check=0.2, rows=math_rows()[:2])
+    found = tried(once, seconds_per_check=0.05, rows=math_rows()[:2])
     assert found.problems == []
     assert any("rewarding a copy of the prompt, took 0.3" in warning for warning in found.warnings)
 
@@ -182,6 +182,56 @@ def test_a_copy_of_the_prompt_is_a_right_answer_where_any_text_is():
     assert score(row, made["a copy of the prompt"].text) == 1.0 and made["a copy of the prompt"].if_paid is None
     assert made["an empty answer"].if_paid == "stop"
     assert try_made(sampled([row] * 4), Probe(), None, 100).problems == []
+
+
+FUNCTION = {"type": "function_call", "name": "find", "arguments": '{"item": "key"}'}
+MORE_ROWS = {
+    "string_match_simple_agent": [{"expected_answer": f"town {n}", "extraction_mode": "boxed"} for n in range(3)],
+    "calendar_simple_agent": [{"exp_cal_state": {}}],
+    "workplace_assistant_simple_agent": [
+        {"ground_truth": []},
+        {
+            "ground_truth": [
+                {
+                    "name": "email_send_email",
+                    "arguments": '{"recipient": "a.b@atlas.com", "subject": "s", "body": "b"}',
+                }
+            ]
+        },
+    ],
+    "toolcall_schema_single_step_tool_use_with_argument_comparison_agent": [{"expected_action": FUNCTION}],
+    "parallel_tool_calls_single_step_tool_use_with_argument_comparison_agent": [
+        {"expected_action": {"type": "function_call_batch", "calls": [FUNCTION, FUNCTION | {"name": "open"}]}}
+    ],
+    "instruction_following_simple_agent": [
+        {"verifier_metadata": {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}},
+        {"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": ["tea", "milk"]}]},
+    ],
+    "mcqa_simple_agent": [
+        {"options": [{"A": "x"}, {"B": "y"}], "expected_answer": "B", "grading_mode": "lenient_answer_colon"},
+        {"options": [{"A": "x"}, {"B": "y"}], "expected_answer": "a"},
+    ],
+    "structured_outputs_simple_agent": [
+        {"schema_str": json.dumps(schema), "schema_type": kind}
+        for kind in ("json", "yaml", "xml")
+        for schema in (
+            {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}, "minItems": 2}}},
+            {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"anyOf": [{"type": "string"}]}}},
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("environment", MORE_ROWS)
+def test_no_verifier_is_found_at_fault_on_rows_as_they_are_published(environment):
+    rows = [
+        {"agent_ref": {"name": environment}, "responses_create_params": {"input": "what, then?"}} | fields
+        for fields in MORE_ROWS[environment]
+    ]
+    assert all(check_row(row) is None for row in rows)
+    found = try_made(sampled(rows), Probe(seconds_per_check=20), None, 200)
+    assert found.problems == found.warnings == []
+    assert set(found.record[environment]["by_kind"].get("good", {"": 1.0}).values()) == {1.0}
 
 
 # Judges.

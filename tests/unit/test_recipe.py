@@ -86,8 +86,8 @@ def test_a_cycle_is_named_stage_by_stage(mistaken):
         ("name: tiny", "name: [tiny", "not valid YAML"),
         (
             "rlvr1: {algorithm: grpo,",
-            "rlvr1: {algorithm: grpo, policy: {train_global_batch_size: 32},",
-            "train_global_batch_size is 32, but num_prompts_per_step x num_generations_per_prompt = 256",
+            "rlvr1: {algorithm: grpo, policy: {train_global_batch_size: 48},",
+            "train_global_batch_size is 48, but num_prompts_per_step x num_generations_per_prompt = 256 is no multiple",
         ),
         (
             "{metric: held_out_change, min: -0.1, action: stop}",
@@ -180,11 +180,68 @@ def test_schemas_for_editors_and_conda_environments_are_in_step():
         assert path.read_text() == text, f"{path.name} is not what the models and pins say; run: make schema"
 
 
+NANO = TINY.with_name("tiny-nano.yaml")
+OMNI = TINY.with_name("tiny-omni.yaml")
+
+
+def test_the_other_tiny_recipes_are_valid_chains():
+    assert load_recipe(NANO).stage_order() == ["sft", "rlvr", "rlhf", "dpo"]
+    assert load_recipe(OMNI).stage_order() == ["sft", "mpo", "text", "vision"]
+    assert resolve_stage(load_recipe(NANO), "dpo")["dpo"] == {
+        "max_num_steps": 40,
+        "reference_policy_kl_penalty": 0.05,
+        "preference_loss_weight": 1.0,
+        "sft_loss_weight": 0.2,
+        "preference_average_log_probs": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("recipe", "old", "new", "expected"),
+    [
+        (NANO, "parent: rlhf\n    blend: dpo", "blend: dpo", "dpo needs a parent: the reference that it departs from"),
+        (
+            NANO,
+            "blend: dpo\n    dpo:",
+            "blend: rlvr\n    dpo:",
+            "dpo trains on preferences, but blend rlvr holds prompts",
+        ),
+        (NANO, "sft_loss_weight: 0.2", "bco_loss_weight: 0.2", "bco_loss_weight: unknown key"),
+        (
+            NANO,
+            "preference_loss_weight: 1.0, sft_loss_weight: 0.2",
+            "preference_loss_weight: 0",
+            "nothing would be learnt",
+        ),
+        (OMNI, "bco_loss_weight: 0.2", "reward_shift_momentum: 0.99", "reward_shift_momentum: unknown key"),
+        (OMNI, ", token_level_loss: false", "", "sequence_level_importance_ratios is for token_level_loss: false"),
+        (
+            OMNI,
+            "token_level_loss: false",
+            "token_level_loss: false, ratio_clip_c: 1.2",
+            "greater than 1 + ratio_clip_max",
+        ),
+        (OMNI, "token_level_loss: false", "use_importance_sampling_correction: true", "unknown key"),
+        (OMNI, "train_global_batch_size: 64}", "train_global_batch_size: 48}", "256 is no multiple of it"),
+        (NANO, "  rlhf: {rows: 300,", "  rlhf: {rows: 300, pictures: 0.5,", "the model has no vision"),
+    ],
+)
+def test_what_an_algorithm_cannot_do_is_refused(tmp_path, recipe, old, new, expected):
+    text, path = recipe.read_text(), tmp_path / recipe.name
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(UserError) as error:
+        load_recipe(path)
+    assert expected in str(error.value) and str(error.value).startswith(f"{path}:")
+
+
 def test_the_shipped_files_obey_their_schemas():
     from jsonschema import Draft202012Validator
 
     for name, path in (
         ("recipe", TINY),
+        ("recipe", NANO),
+        ("recipe", OMNI),
         ("site", ROOT / "config/sites/laptop.yaml"),
         ("config", ROOT / "config/config.yaml"),
         ("images", ROOT / "config/images.yaml"),

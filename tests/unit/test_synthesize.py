@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from scripts.data.fill import fill_blend
+from scripts.data.prompts import open_picture, pictures_of, prompt_of
 from scripts.data.synthesize import is_held_out, write_source
-from scripts.data.tasks import FAMILIES, make_task, spoil
+from scripts.data.tasks import FAMILIES, TOOLS, make_task, spoil
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Environment
 from scripts.rewards.registry import check_row, score
+from scripts.rewards.response import parse_calls
 from tests.conftest import ROOT
 
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
@@ -94,3 +96,50 @@ def test_a_blend_whose_rows_only_a_judge_could_score_is_not_synthesized(tmp_path
 def test_one_prompt_in_ten_is_held_out():
     share = sum(is_held_out(Environment.MATH, str(number)) for number in range(5000)) / 5000
     assert 0.08 < share < 0.12
+
+
+# --- preferences, undeclared tools, pictures ---
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """The synthetic sources of the recipes with preferences, by name."""
+    found = {}
+    for name in ("tiny-nano", "tiny-omni"):
+        found[name] = tmp_path_factory.mktemp(name)
+        write_source(load_recipe(ROOT / f"config/recipes/{name}.yaml"), found[name])
+    return found
+
+
+def test_a_preference_prefers_what_earns_the_reward_and_rejects_undeclared_tools(others):
+    calls = [row for row in rows_of(others["tiny-nano"] / "dpo.jsonl") if row["chosen"].startswith("[")]
+    assert calls
+    for row in calls:
+        (right,), (wrong,) = parse_calls(row["chosen"]), parse_calls(row["rejected"])
+        declared = {tool for tool, _ in TOOLS.values()}
+        assert right.name in declared and wrong.name not in declared and right.arguments == wrong.arguments
+    for row in rows_of(others["tiny-omni"] / "mpo.jsonl"):
+        assert set(row) == {"prompt", "chosen", "rejected"} and row["chosen"] != row["rejected"]
+
+
+def test_pictures_are_data_uris_that_show_what_the_answer_says(others):
+    rows = rows_of(others["tiny-omni"] / "vision.jsonl")
+    counted = 0
+    for row in rows:
+        (uri,) = pictures_of(prompt_of(row))
+        pixels = list(open_picture(uri).resize((2, 2), 0).getdata())
+        if row["agent_ref"]["name"] == Environment.MATH:
+            assert sum(max(pixel) >= 180 for pixel in pixels) == int(row["expected_answer"])
+            counted += 1
+        else:
+            (shown,) = {pixel.index(max(pixel)) for pixel in pixels}
+            options = {letter: name for option in row["options"] for letter, name in option.items()}
+            assert options[row["expected_answer"]] == ("red", "green", "blue")[shown]
+    assert 0.4 < counted / len(rows) < 0.6
+    prompts = [json.dumps(row["responses_create_params"]) for row in rows]
+    assert not set(prompts[:-100]) & set(prompts[-100:])
+
+
+def test_a_picture_that_is_no_data_uri_is_refused():
+    with pytest.raises(UserError, match=r"https://example.org/a.png..., cannot be read"):
+        open_picture("https://example.org/a.png")

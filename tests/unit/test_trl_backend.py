@@ -13,7 +13,8 @@ from tests.judge_server import serve
 torch = pytest.importorskip("torch")
 
 from scripts.train.scratch import make_model, make_tokenizer  # noqa: E402
-from scripts.train.trl_backend import _fill_last_batch, _panel, _tokenize, environment_reward  # noqa: E402
+from scripts.train.trl_grpo import environment_reward, panel_of  # noqa: E402
+from scripts.train.trl_sft import fill_last_batch, tokenize_demonstrations  # noqa: E402
 
 CONFIG = {
     "seed": 1,
@@ -25,6 +26,7 @@ CONFIG = {
         "num_key_value_heads": 1,
         "initializer_range": 0.02,
         "rope_theta": 100.0,
+        "vision": None,
     },
     "policy": {"max_total_sequence_length": 64},
 }
@@ -51,7 +53,7 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
 
     def reward(url: str, *completions: str) -> list[float]:
         server = JudgeServer(base_url=url, max_retries=0)
-        panel = _panel(SimpleNamespace(config={"judges": judges}, judge_servers={"general": server}))
+        panel = panel_of(SimpleNamespace(config={"judges": judges}, judge_servers={"general": server}))
         return environment_reward(2, panel)(
             completions=list(completions),
             row=[json.dumps(row)] * len(completions),
@@ -63,25 +65,25 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")
-    assert _panel(SimpleNamespace(config={}, judge_servers={})) is None
+    assert panel_of(SimpleNamespace(config={}, judge_servers={})) is None
 
 
 def test_only_the_assistants_tokens_are_learnt():
     tokenizer = make_tokenizer()
     row = {"messages": [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "ok"}]}
-    (tokenized,) = _tokenize([row], tokenizer, max_length=64)
+    (tokenized,) = tokenize_demonstrations([row], tokenizer, max_length=64)
     assert tokenizer.decode(tokenized["input_ids"]) == "<|user|>hé<|end|><|assistant|>ok<|end|>"
     learnt = [token for token in tokenized["labels"] if token != -100]
     assert tokenizer.decode(learnt) == "ok<|end|>"
-    (cut,) = _tokenize([row], tokenizer, max_length=3)
+    (cut,) = tokenize_demonstrations([row], tokenizer, max_length=3)
     assert len(cut["input_ids"]) == len(cut["labels"]) == 3
 
 
 def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_learnt():
     rows = [{"input_ids": [number, 7], "labels": [-100, 7]} for number in range(6)]
-    filled = _fill_last_batch(rows, 4)
+    filled = fill_last_batch(rows, 4)
     assert filled[:6] == rows and filled[6:] == [{"input_ids": [0], "labels": [-100]}] * 2
-    assert _fill_last_batch(rows, 3) == rows
+    assert fill_last_batch(rows, 3) == rows
 
 
 def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():

@@ -17,7 +17,7 @@ from scripts.recipe.models import Recipe
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
-PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if path.stem != "tiny")
+PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if not path.stem.startswith("tiny"))
 CONFIG = "examples/nemo_gym/stage.yaml"
 AT = "config/recipes/made.yaml: stages.rlvr"
 

@@ -1,0 +1,35 @@
+"""Preference rows in NeMo-RL's two forms: a prompt with a chosen and a rejected answer, or ranked completions."""
+
+from dataclasses import dataclass
+from typing import Any
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Preference:
+    """A prompt and the messages of a better and a worse answer to it."""
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages
+
+
+def preference_of(row: dict[str, Any]) -> Preference:
+    """The preference that a row of either form states."""
+    if "completions" not in row:
+        return Preference(
+            _as_messages(row["prompt"], "user"),
+            _as_messages(row["chosen"], "assistant"),
+            _as_messages(row["rejected"], "assistant"),
+        )
+    better, worse = sorted(row["completions"], key=lambda one: one["rank"])
+    return Preference(
+        _as_messages(row["context"], "user"),
+        _as_messages(better["completion"], "assistant"),
+        _as_messages(worse["completion"], "assistant"),
+    )
+
+
+def _as_messages(said: str | Messages, role: str) -> Messages:
+    return [{"role": role, "content": said}] if isinstance(said, str) else said

@@ -1,0 +1,32 @@
+"""A policy in Hugging Face format, read from a folder: its model, and what turns rows into the model's inputs."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The model in float32."""
+    sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    return kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+
+
+def load_processor(folder: Path) -> Any:
+    """The processor of a model that sees, the tokenizer of one that does not."""
+    kind = AutoProcessor if (folder / "processor_config.json").exists() else AutoTokenizer
+    return kind.from_pretrained(folder, local_files_only=True)
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer, whether it is that already or a processor's."""
+    return getattr(processor, "tokenizer", processor)

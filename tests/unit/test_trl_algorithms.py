@@ -1,0 +1,220 @@
+"""Every algorithm of backend trl: what it hands to TRL, that it resumes to the same bits, and what it logs."""
+
+import json
+import random
+import socket
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402
+
+from scripts.data.preferences import preference_of  # noqa: E402
+from scripts.data.rows import read_rows  # noqa: E402
+from scripts.errors import UserError  # noqa: E402
+from scripts.evaluate.generate import respond  # noqa: E402
+from scripts.train import trl_grpo  # noqa: E402
+from scripts.train.backend import write_job  # noqa: E402
+from scripts.train.metrics import SCHEMA, write_metrics  # noqa: E402
+from scripts.train.policy import load_model, load_processor  # noqa: E402
+from scripts.train.publish import export_checkpoint, publish_checkpoint  # noqa: E402
+from scripts.train.rundir import Checkpoint  # noqa: E402
+from scripts.train.scratch import make_tokenizer  # noqa: E402
+from scripts.train.trl_backend import train  # noqa: E402
+from scripts.train.trl_cluster import check_nodes  # noqa: E402
+from scripts.train.trl_grpo import leave_one_out  # noqa: E402
+from scripts.train.trl_preferences import losses, tokenize_pairs  # noqa: E402
+from tests.conftest import ROOT  # noqa: E402
+from tests.ranks import StopAt  # noqa: E402
+from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
+
+SFT_STEPS, STEPS, STOP = 60, 4, 2
+PAIR = {"prompt": "2 or 3?", "chosen": "3", "rejected": "2"}
+RANKED = {
+    "context": [{"role": "user", "content": "2 or 3?"}],
+    "completions": [
+        {"rank": 1, "completion": [{"role": "assistant", "content": "2"}]},
+        {"rank": 0, "completion": [{"role": "assistant", "content": "3"}]},
+    ],
+}
+
+
+def lengths(groups, panel):
+    """Rewards that differ even where nothing was learnt."""
+    return [[float(len(response)) for response in responses] for _, responses in groups]
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """The stages, and the checkpoint that all but the first start from; longer responses earn more."""
+    made = Stages(tmp_path_factory.mktemp("algorithms"), ROOT / "tests/algorithms.yaml")
+    train(made.job("sft", "sft", SFT_STEPS))
+    made.parent = {"parent_model": checkpoint(made.directory / "sft", SFT_STEPS)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trl_grpo, "reward_groups", lengths)
+        yield made
+
+
+@pytest.fixture(scope="module", params=["sft", "dpo", "mpo", "text", "vision"])
+def trained(request, stages):
+    """A stage's name and its run directory after an undisturbed training."""
+    job = stages.job(request.param, f"{request.param}.straight", STEPS, **stages.parent)
+    train(job)
+    return request.param, job.run
+
+
+def test_an_interrupted_training_ends_with_the_same_bits(stages, trained):
+    name, straight = trained
+    job = stages.job(name, f"{name}.resumed", STEPS, **stages.parent)
+    train(replace(job, stop=StopAt(0, STOP)))
+    assert [step["step"] for step in logged(job.run)] == list(range(1, STOP + 1))
+    train(replace(job, resume_from=checkpoint(job.run, STOP)))
+    assert weights_hash(job.run, STEPS) == weights_hash(straight, STEPS)
+    assert [step["step"] for step in logged(job.run)] == list(range(1, STEPS + 1))
+
+
+def test_every_weight_that_the_stage_uses_is_trained(stages, trained):
+    name, straight = trained
+    before, after = (
+        load_file(path / "model.safetensors") for path in (stages.parent["parent_model"], checkpoint(straight, STEPS))
+    )
+    still = {key for key in before if torch.equal(before[key], after[key]) and "post_layernorm" not in key}
+    assert all("vision_tower" in key or "projector" in key for key in still)
+    assert bool(still) == (name not in ("sft", "vision"))
+
+
+def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
+    name, straight = trained
+    for entry in logged(straight):
+        assert set(entry) <= set(SCHEMA.names)
+        rewarded = name in ("text", "vision")
+        assert ("reward_mean" in entry) == bool(entry["environment_rewards"]) == rewarded
+        assert {"loss", "grad_norm", "lr", "entropy", "seconds"} <= set(entry)
+    write_metrics(straight / "metrics.jsonl", tmp_path / "metrics.parquet", STEPS)
+
+
+def test_an_export_sees_without_the_run_directory(stages, trained, tmp_path):
+    name, straight = trained
+    sealed = Checkpoint(STEPS, checkpoint(straight, STEPS))
+    publish_checkpoint(sealed, tmp_path / "ckpt", stage=name, identity="0" * 16, facts={}, parents={})
+    export_checkpoint(tmp_path / "ckpt", tmp_path / "hf")
+    model, processor = (load(tmp_path / "hf/model") for load in (load_model, load_processor))
+    rows = [row for blend in ("text", "vision") for _, _, row in read_rows(stages.split(blend))][::7]
+    responses = respond(model, processor, rows, max_new_tokens=6, temperature=0.0, seed=0)
+    assert len(responses) == len(rows) and responses == respond(
+        model, processor, rows, max_new_tokens=6, temperature=0.0, seed=0
+    )
+
+
+def test_preferences_start_at_the_parent(stages, trained):
+    """The first step's loss is that of equal log-ratios, which pins the weights of the mixed losses too."""
+    name, straight = trained
+    if name == "dpo":
+        assert logged(straight)[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
+    if name == "mpo":
+        without_sft = 0.8 * 0.6931 + 0.2 * 2 * 0.6931
+        assert logged(straight)[0]["loss"] > without_sft
+
+
+def test_two_ranks_learn_the_pairs_that_one_process_learns_and_resume_to_the_same_bits(stages):
+    steps = 8  # the 50 pairs fill 6 batches; the 2 left over are dropped
+    alone = stages.job("dpo", "dpo.alone", steps, **stages.parent)
+    train(alone)
+    straight, resumed = (stages.job("dpo", f"dpo.{name}", steps, nodes=2, **stages.parent) for name in ("two", "again"))
+    plan = [(straight, None), (resumed, STOP), (replace(resumed, resume_from=checkpoint(resumed.run, STOP)), None)]
+    files = [(stages.directory / f"job.{number}.json", job, stop) for number, (job, stop) in enumerate(plan)]
+    for file, job, _ in files:
+        write_job(file, job)
+    (stages.directory / "plan.json").write_text(json.dumps([[str(file), stop] for file, _, stop in files]))
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+    command = [sys.executable, "-m", "tests.ranks", stages.directory / "plan.json"]
+    ranks = [subprocess.Popen([*command, rank, port], cwd=ROOT, stdout=subprocess.DEVNULL) for rank in "01"]
+    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    assert weights_hash(resumed.run, steps) == weights_hash(straight.run, steps)
+    for one, other in zip(logged(alone.run), logged(straight.run), strict=True):
+        for name in ("loss", "grad_norm", "entropy", "lr"):
+            assert other[name] == pytest.approx(one[name], rel=1e-3), f"{name} of step {one['step']}"
+
+
+# --- what is handed to TRL ---
+
+
+def nemo_rl_advantages(rewards: list[float], normalize: bool) -> list[float]:
+    """NeMo-RL's leave-one-out advantages of one group, written with plain lists."""
+    advantages = []
+    for place, reward in enumerate(rewards):
+        others = rewards[:place] + rewards[place + 1 :]
+        deviation = statistics.stdev(others) if normalize else 0.0
+        difference = reward - statistics.fmean(others)
+        advantages.append(difference / (deviation + 1e-6) if deviation > 0 else difference)
+    return advantages
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_leave_one_out_baseline_is_nemo_rls_centred_or_not(normalize):
+    rng = random.Random(0)
+    groups = [[rng.random() * 5 for _ in range(4)] for _ in range(3)] + [[1, 0, 0, 0], [2, 2, 2, 2]]
+    rewards = torch.tensor(groups, dtype=torch.float32)
+    expected = [it for group in groups for it in nemo_rl_advantages([float(one) for one in group], normalize)]
+    for given in (rewards, rewards - rewards.mean(1, keepdim=True)):
+        assert leave_one_out(given.flatten(), 4, normalize).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_losses_without_a_weight_are_not_computed():
+    settings = {"preference_average_log_probs": False, "preference_loss_weight": 1.0, "sft_loss_weight": 0.0}
+    assert losses(settings) == (["sigmoid"], [1.0])
+    assert losses(settings | {"preference_average_log_probs": True}) == (["sigmoid_norm"], [1.0])
+    mixed = settings | {"preference_loss_weight": 0.8, "bco_loss_weight": 0.2, "sft_loss_weight": 1.0}
+    assert losses(mixed) == (["sigmoid", "bco_pair", "sft"], [0.8, 0.2, 1.0])
+
+
+def test_both_forms_of_a_preference_become_the_same_tokens():
+    tokenizer = make_tokenizer()
+    first, second = tokenize_pairs([preference_of(PAIR), preference_of(RANKED)], tokenizer)
+    assert first == second
+    assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
+        "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
+        "chosen_ids": "3<|end|>",
+        "rejected_ids": "2<|end|>",
+    }
+
+
+def test_a_pair_that_is_too_long_is_named(stages, tmp_path):
+    job = stages.job("dpo", "dpo.long", STEPS, **stages.parent)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in (PAIR, PAIR | {"chosen": "3" * 90})))
+    with pytest.raises(UserError, match=r"rows.jsonl:2: prompt and answer have \d+ tokens, more than the 64"):
+        train(replace(job, train_split=rows))
+
+
+def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
+    (_, _, seen), (_, _, text) = (next(read_rows(stages.split(blend))) for blend in ("vision", "text"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(row) + "\n" for row in (seen, text)))
+    job = stages.job("vision", "vision.mixed", STEPS, **stages.parent)
+    with pytest.raises(UserError, match=r"rows.jsonl:2: shows no picture, but other rows do, which TRL cannot mix"):
+        train(replace(job, train_split=rows))
+    blind = stages.job("sft", "sft.blind", STEPS)
+    blind.config["model"]["vision"] = None
+    with pytest.raises(
+        UserError, match=r"train-split.jsonl:\d+: shows a picture, but the recipe's model has no vision"
+    ):
+        train(blind)
+
+
+def test_nodes_that_cannot_share_a_step_are_refused(stages):
+    config = stages.job("dpo", "dpo.nodes", STEPS).config
+    check_nodes("dpo", config, 4)
+    with pytest.raises(UserError, match=r"train_global_batch_size is 8, which 3 nodes cannot share"):
+        check_nodes("dpo", config, 3)
+    mixed = stages.job("mpo", "mpo.nodes", STEPS).config
+    with pytest.raises(UserError, match=r"mpo.sft_loss_weight weighs a mean over a step's tokens that 2 nodes"):
+        check_nodes("mpo", mixed, 2)
+    several = stages.job("text", "text.nodes", STEPS).config
+    check_nodes("text", several, 4)

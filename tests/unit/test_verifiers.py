@@ -1,0 +1,785 @@
+"""Each environment's rules: what they accept, what they refuse, where they begin, and what tries to trick them."""
+
+import json
+import time
+from importlib.util import find_spec
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.recipe.models import Environment
+from scripts.rewards import (
+    calendar,
+    code_gen,
+    instruction_following,
+    math,
+    patterns,
+    reasoning_gym,
+    string_match,
+    structured_outputs,
+    tool_use,
+    workplace,
+    workplace_assistant,
+)
+from scripts.rewards.instructions import INSTRUCTIONS, obeys
+from scripts.rewards.registry import VERIFIERS, reward_group
+from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
+
+# math_with_judge
+
+
+@pytest.mark.parametrize(
+    ("expected", "response", "reward"),
+    [
+        (r"\(\frac{1}{3}\)", r"\boxed{\frac{1}{3}}", 1.0),
+        ("$x^2$", r"\boxed{x^2}", 1.0),
+        ("-3", r"\boxed{-4}", 0.0),
+        ("7", "I say 8 at first, but it is 7", 1.0),
+    ],
+)
+def test_math_takes_the_delimiters_off(expected, response, reward):
+    assert math.verify({"expected_answer": expected}, response) == reward
+
+
+def test_math_a_response_that_asks_for_a_huge_number_ends_in_time(monkeypatch):
+    monkeypatch.setattr(math, "SECONDS", 3.0)
+    started = time.monotonic()
+    assert math.verify({"expected_answer": "7"}, r"\boxed{9^{9^{9^{9^9}}}}") == 0.0
+    assert time.monotonic() - started < 30
+    assert math.check({"expected_answer": " "}) is not None
+
+
+# code_gen
+
+
+def program(text: str) -> str:
+    return f"Here it is:\n```python\n{text}\n```\nDone."
+
+
+SQUARE = {"verifier_metadata": {"unit_tests": {"inputs": ["3\n", "-4\n"], "outputs": ["9\n", "16"]}}}
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        (program("print(int(input()) ** 2)"), 1.0),
+        (program("print(9)"), 0.0),
+        (program("x = 1") + program("print(int(input()) ** 2)"), 1.0),
+        (program("print(int(input()) ** 2)") + program("x = 1"), 0.0),
+        (program("n = int(input())\nprint(f'{n * n}.0')"), 1.0),
+        (program("print(pow(int(stdin.readline()), 2))"), 1.0),
+        (program("print(int(input()) ** 2, file=sys.stderr)"), 0.0),
+        (program("print(int(input()) ** 2)\n1 / 0"), 0.0),
+        (program("print(int(input()) ** 2)\nexit(1)"), 1.0),
+        ("print(int(input()) ** 2)", 0.0),
+        ("", 0.0),
+        ("```", 0.0),
+        ("<think>easy</think>" + program("print(int(input()) ** 2)"), 0.0),
+        (program("def"), 0.0),
+    ],
+)
+def test_code_gen_runs_the_last_block_on_every_test(response, reward):
+    assert code_gen.check(SQUARE) is None
+    assert code_gen.verify(SQUARE, response) == reward
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "same"),
+    [
+        ("1 2\n3", "1 2 \n3\n\n", True),
+        ("1.0 2", "1 2.00", True),
+        ("1\n\n2", "1\n2", False),
+        ("yes", "Yes", False),
+        ("50000000000000000", "50000000000000001", False),
+        ("1 2", "1 2 3", False),
+        ("", "", True),
+    ],
+)
+def test_code_gen_compares_lines_and_numbers(output, expected, same):
+    assert code_gen.same_output(output, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("def joined(a, b):\n    return a + b", 1.0),
+        ("class Solution:\n    def joined(self, a, b):\n        return a + b", 1.0),
+        ("def joined(a, b):\n    return [x for x in (a, b)]", 0.0),
+        ("def minus(a, b):\n    return a + b", 0.0),
+        ("def joined(a: List[int], b):\n    return tuple(a + b)", 1.0),
+    ],
+)
+def test_code_gen_calls_the_named_function(text, reward):
+    tests = {"fn_name": "joined", "inputs": ["[1]\n[2, 3]", "[]\n[]"], "outputs": ["[1, 2, 3]", "[]"]}
+    row = {"verifier_metadata": {"unit_tests": tests}}
+    assert code_gen.check(row) is None
+    assert code_gen.verify(row, program(text)) == reward
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "same"),
+    [
+        (1.0000001, 1, True),
+        (1.1, 1, False),
+        ("2", 2.0, True),
+        (True, 1, True),
+        ([1.0000001], [1], False),
+        (None, 0, False),
+    ],
+)
+def test_code_gen_compares_returned_values(value, expected, same):
+    assert code_gen.same_value(value, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("metadata", "why"),
+    [
+        ({}, "not an object"),
+        ({"unit_tests": {"inputs": "1", "outputs": []}}, "not both lists"),
+        ({"unit_tests": {"inputs": [], "outputs": []}}, "0 inputs and 0"),
+        ({"unit_tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0"),
+        ({"unit_tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "not JSON"),
+    ],
+)
+def test_code_gen_refuses_rows_without_usable_tests(metadata, why):
+    assert why in code_gen.check({"verifier_metadata": metadata})
+
+
+def test_code_gen_a_group_is_run_on_all_cores():
+    row = SQUARE | {"agent_ref": {"name": "code_gen_simple_agent"}}
+    right, wrong = program("print(int(input()) ** 2)"), program("print(1)")
+    assert reward_group(row, [right, wrong, "", right]) == [1.0, 0.0, 0.0, 1.0]
+
+
+# calendar
+
+
+def schedule(*events: tuple[int, str, int]) -> str:
+    return json.dumps([{"event_id": key, "start_time": start, "duration": length} for key, start, length in events])
+
+
+def wanted(constraint: str | None = None, duration: int = 60) -> dict:
+    return {"duration": duration, "min_time": "10:00", "max_time": "16:00", "constraint": constraint}
+
+
+TWO = {"exp_cal_state": {"0": wanted("before 1:45 pm"), "1": wanted("at 14:00", 30)}}
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        (schedule((0, "12:45pm", 60), (1, "2pm", 30)), 1.0),
+        ("So: " + schedule((0, "10am", 60), (1, "14:00", 30)) + " and " + schedule((0, "9am", 60)), 1.0),
+        (schedule((0, "12:46pm", 60), (1, "2pm", 30)), 0.0),
+        (schedule((0, "9:59am", 60), (1, "2pm", 30)), 0.0),
+        (schedule((0, "10am", 60), (1, "2:15pm", 30)), 0.0),
+        (schedule((0, "10am", 45), (1, "2pm", 30)), 0.0),
+        (schedule((0, "10am", 60)), 0.0),
+        (schedule((0, "10am", 60), (1, "2pm", 30), (2, "3pm", 30)), 0.0),
+        (schedule((0, "10am", 60), (2, "2pm", 30)), 0.0),
+        ("<think>" + schedule((0, "10am", 60), (1, "2pm", 30)), 0.0),
+        ("[]", 0.0),
+        ("", 0.0),
+        ("no list", 0.0),
+        ('[{"event_id": 0}]', 0.0),
+        ("[{" * 20_000, 0.0),
+    ],
+)
+def test_calendar_all_events_are_where_they_are_wanted(response, reward):
+    assert calendar.check(TWO) is None
+    assert calendar.verify(TWO, response) == reward
+
+
+def test_calendar_events_may_touch_but_not_overlap():
+    row = {"exp_cal_state": {"0": wanted(), "1": wanted()}}
+    assert calendar.verify(row, schedule((0, "10am", 60), (1, "11am", 60))) == 1.0
+    assert calendar.verify(row, schedule((0, "10am", 60), (1, "10:59am", 60))) == 0.0
+
+
+def test_calendar_nothing_expected_takes_any_answer():
+    assert calendar.verify({"exp_cal_state": {}}, "hello") == 1.0
+    assert calendar.verify({"exp_cal_state": {}}, "") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("12am", 0), ("12pm", 720), ("1:05pm", 785), ("09:30", 570), (" 9 am ", 540)]
+)
+def test_calendar_reads_times(text, expected):
+    assert calendar.minutes(text) == expected
+
+
+def test_calendar_refuses_what_it_cannot_check():
+    assert "ValueError" in calendar.check({"exp_cal_state": {"0": wanted("between noon and 2pm")}})
+    assert "KeyError" in calendar.check({"exp_cal_state": {"0": {"duration": 1}}})
+
+
+# string_match
+
+
+@pytest.mark.parametrize(
+    ("mode", "response", "reward"),
+    [
+        ("boxed", r"\boxed{Lyon} \boxed{\text{Paris}}", 1.0),
+        ("boxed", r"\boxed{Paris} \boxed{Lyon", 1.0),
+        ("boxed", "Paris", 0.0),
+        ("final_answer", "Answer: Lyon\nFinal answer: Paris.", 1.0),
+        ("final_answer", r"so \boxed{paris}", 1.0),
+        ("final_answer", "Paris", 0.0),
+        ("last_line", "Lyon\nParis\n\n", 1.0),
+        ("last_line", "", 0.0),
+        ("full_response", " 'PARIS' ", 1.0),
+        ("full_response", "It is Paris", 0.0),
+    ],
+)
+def test_string_match_takes_the_answer_where_the_mode_says(mode, response, reward):
+    row = {"expected_answer": "Paris", "extraction_mode": mode}
+    assert string_match.check(row) is None
+    assert string_match.verify(row, response) == reward
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "reward"),
+    [
+        ("1,200", "1200", 1.0),
+        ("12", "12.0", 1.0),
+        ("50%", r"50\%", 1.0),
+        ("x", r"$\mathrm{x}$", 1.0),
+        ("red, blue", "red blue", 1.0),
+        ("New York", "NY", 1.0),
+        ("12", "12 cm", 0.98),
+        ("a cm", "a", 1.0),
+        ("100", "100.5", 0.98),
+        ("100", "102", 0.0),
+        ("ｘ", "x", 1.0),
+        ("yes", "no", 0.0),
+    ],
+)
+def test_string_match_other_ways_of_writing_are_equal(expected, answer, reward):
+    row = {"expected_answer": expected, "extraction_mode": "full_response"}
+    assert string_match.verify(row, answer) == reward
+    assert string_match.verify(row | {"case_sensitive": True}, answer) == 0.0
+
+
+def test_string_match_is_quick_with_what_is_long():
+    row = {"expected_answer": "x" * 5000, "extraction_mode": "full_response"}
+    started = time.monotonic()
+    assert string_match.verify(row, r"\text{" * 50_000) == 0.0
+    assert string_match.verify(row, "x" * 5000) == 1.0
+    assert string_match.verify(row | {"extraction_mode": "boxed"}, r"\boxed{" * 20_000) == 0.0
+    assert time.monotonic() - started < 20
+    assert "extraction_mode 'x'" in string_match.check(row | {"extraction_mode": "x"})
+
+
+# structured_outputs
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "count": {"type": "integer"},
+        "ratio": {"type": "number"},
+        "open": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+}
+
+
+def structured(kind: str, schema: dict = SCHEMA, **more: object) -> dict:
+    return {"schema_type": kind, "schema_str": json.dumps(schema), **more}
+
+
+XML_SCHEMA = {"type": "object", "properties": {"record": SCHEMA}}
+XML = "<record><name/><count>3</count><ratio>0.5</ratio><open>true</open><tags><tag>a</tag></tags></record>"
+
+
+@pytest.mark.parametrize(
+    ("row", "good", "bad"),
+    [
+        (
+            structured("yaml"),
+            "name: x\ncount: 3\nratio: 0.5\nopen: true\ntags: [a]",
+            "name: x\ncount: '3'\nratio: 0.5\nopen: true\ntags: [a]",
+        ),
+        (
+            structured("toml"),
+            'name = "x"\ncount = 3\nratio = 0.5\nopen = true\ntags = []',
+            'name = "x"\ncount = 3\nratio = 0.5\nopen = true',
+        ),
+        (structured("xml", XML_SCHEMA), XML, XML.replace("<count>3", "<count>three")),
+        (structured("xml", XML_SCHEMA), XML.replace("<tags>", "<tags><tag>b</tag>"), XML + "x"),
+        (
+            structured("csv", {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}}),
+            "n\n1\n2\n",
+            "n\n1\ntwo\n",
+        ),
+    ],
+)
+def test_structured_outputs_reads_each_format(row, good, bad):
+    assert structured_outputs.check(row) is None
+    assert structured_outputs.verify(row, good) == 1.0
+    assert structured_outputs.verify(row, bad) == 0.0
+    assert structured_outputs.verify(row, "") == 0.0
+    assert structured_outputs.verify(row, "\0{[<\n{]") == 0.0
+
+
+def test_structured_outputs_the_arguments_of_a_call():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    row = structured("json", schema, response_mode="tool_call", tool_name="answer", tool_payload_key="it")
+    assert structured_outputs.verify(row, '[answer(it={"a": 1})]') == 1.0
+    for response in (
+        '[answer(it={"a": "1"})]',
+        '[other(it={"a": 1})]',
+        "[answer(a=1)]",
+        '{"a": 1}',
+        "[answer(), answer()]",
+    ):
+        assert structured_outputs.verify(row, response) == 0.0
+    assert structured_outputs.verify(structured("json", schema, response_mode="tool_call"), "[any(a=1)]") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("row", "response"),
+    [
+        (structured("json", {"type": "string", "pattern": "^(a+)+$"}), json.dumps("a" * 40 + "!")),
+        (
+            structured("yaml", {"type": "array", "items": {"type": "array", "uniqueItems": True}}),
+            "a: &a [x]\n"
+            + "\n".join(f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]" for n in range(9)),
+        ),
+        (
+            structured("xml"),
+            '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]><x>&b;</x>',
+        ),
+    ],
+)
+def test_structured_outputs_bombs_end_in_time(row, response, monkeypatch):
+    monkeypatch.setattr(structured_outputs, "SECONDS", 2.0)
+    started = time.monotonic()
+    assert structured_outputs.verify(row, response) == 0.0
+    assert time.monotonic() - started < 20
+
+
+def test_structured_outputs_fetches_no_schema_and_refuses_bad_patterns():
+    remote = structured("json", {"$ref": "http://127.0.0.1:9/schema.json"})
+    assert structured_outputs.verify(remote, "{}") == 0.0
+    assert "not a 'regex'" in structured_outputs.check(structured("json", {"pattern": "("}))
+
+
+def test_structured_outputs_is_strict_at_every_depth_of_objects_alone():
+    inner = {"type": "object", "properties": {"a": {}, "b": {}}}
+    nested = structured("json", {"type": "object", "properties": {"x": inner}})
+    assert structured_outputs.verify(nested, '{"x": {"a": 1}}') == 0.0
+    either = structured("json", {"anyOf": [inner]})
+    assert structured_outputs.verify(either, '{"a": 1}') == 1.0
+
+
+# instruction_following
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "good", "bad"),
+    [
+        ("language:response_language", {"language": "de"}, "Das ist ein deutscher Satz.", "This is an English one."),
+        (
+            "length_constraints:number_sentences",
+            {"num_sentences": 2, "relation": "at least"},
+            "Dr. X is in. Yes!",
+            "Mr. Y.",
+        ),
+        ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a *** *** b"),
+        (
+            "length_constraints:nth_paragraph_first_word",
+            {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
+            'a\n\n"then, b',
+            "a\n\nso then",
+        ),
+        ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[a] [b]", "[a [b]"),
+        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "x\nP. S. y", "PS y"),
+        ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "x\nP.P.S y", "P.S. y"),
+        ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n - b", "* a\n** b"),
+        ("detectable_format:constrained_response", {}, "My answer is no.", "My answer is perhaps."),
+        ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and **b**", "*a* ** **"),
+        (
+            "detectable_format:multiple_sections",
+            {"section_spliter": "SECTION", "num_sections": 2},
+            "SECTION 1 SECTION 2",
+            "SECTION 1",
+        ),
+        ("detectable_format:title", {}, "x\n<<A title>>", "<<>>"),
+        ("combination:two_responses", {}, "a\n******\nb", "a\n******\na"),
+        ("combination:repeat_prompt", {"prompt_to_repeat": "Say it."}, "say it. Well", "Well. Say it."),
+        (
+            "change_case:capital_word_frequency",
+            {"capital_frequency": 2, "capital_relation": "less than"},
+            "ONE two",
+            "ONE TWO",
+        ),
+        (
+            "copy:repeat_phrase",
+            {"phrase": "the red old cat", "small_n": 2},
+            "the red old cat, the new old cat",
+            "the red old cat " * 2,
+        ),
+        ("copy:copy", {"prompt_to_repeat": "It"}, " it\n", "it."),
+        ("copy:copying_simple", {"prompt_to_repeat": "It"}, "IT", "It it"),
+        ("copy:copying_multiple", {"prompt_to_repeat": "It", "N": 2}, "it ****** it", "it"),
+        ("new:copy_span_idx", {"prompt_to_repeat": "abcdef", "n_start": 1, "n_end": 3}, "BC", "abc"),
+        ("detectable_format:sentence_hyphens", {}, "One.-Two.", "One. - Two."),
+        ("detectable_format:square_brackets", {}, "[a] [b]", "[a] b"),
+        ("detectable_format:bigram_wrapping", {}, "<<a b>> <<c d>>", "<<a b c>>"),
+        ("keywords:no_adjacent_consecutive", {}, "a c", "a b"),
+        ("keywords:word_once", {"keyword": "cat"}, "A cat", "Cat cat"),
+        (
+            "keywords:word_count_different_numbers",
+            {"keyword": "a", "frequency": 2, "relation": "less than"},
+            "a",
+            "a a",
+        ),
+        ("keywords:exclude_word_harder", {"keyword": "cat"}, "category", "a cat is"),
+        ("keywords:palindrome", {}, "a level", "no such"),
+        ("keywords:keyword_specific_position", {"keyword": "cat", "n": 2, "m": 3}, "One. Is a cat.", "One. A cat."),
+        ("keywords:start_end", {}, "So it is so", "So it is"),
+        ("paragraphs:paragraphs", {}, "a\n***\nb", "a\n\nb"),
+        ("paragraphs:paragraphs2", None, "a\n\nb", "a\n***\nb"),
+        ("first_word:first_word_sent", {"first_word": "Now"}, "Now it is. now it was.", "Now it is. Then it was."),
+        ("first_word:first_word_answer", {"first_word": "now"}, "Now then", "Then now"),
+        ("last_word:last_word_sent", {"last_word": "end"}, "An end. The END!", "An end. The start."),
+        ("last_word:last_word_answer", {"last_word": "end"}, "the (end)", "end it"),
+        ("punctuation:punctuation_dot", {}, "a!", "a."),
+        ("punctuation:punctuation_exclamation", {}, "a.", "a!"),
+        ("count:lowercase_counting", {"N": 1}, "One two Three", "one two"),
+        ("count:counting_composition", {"n_sent": 1, "n_words": 3}, "a b.***c d.***e f.", "a b.***c d."),
+        ("count:count_unique", {}, "each word once", "word and word"),
+        ("count:count_increment_word", {"keyword1": "a1", "keyword2": "b2"}, "a1 b2 B2", "a1 b2"),
+        ("letters:letter_counting", {"N": 3, "relation": "at least"}, "a1bc", "ab"),
+        ("letters:letter_counting2", {"letter": "A", "let_frequency": 1, "let_relation": "less than"}, "b", "a"),
+    ],
+)
+def test_instructions_of_ifeval_and_its_sequels(name, arguments, good, bad):
+    row = {"verifier_metadata": {"instruction_id_list": [name], "kwargs": [arguments], "prompt": ""}}
+    assert instruction_following.check(row) is None
+    assert instruction_following.verify(row, good) == 1.0
+    assert instruction_following.verify(row, bad) == 0.0
+
+
+def test_instructions_each_has_a_test():
+    source = "".join(path.read_text() for path in __import__("pathlib").Path(__file__).parent.glob("test_*.py"))
+    assert [name for name in INSTRUCTIONS if f'"{name}"' not in source] == []
+
+
+ARGUMENTS = {"keyword": "a", "keywords": ["a"], "forbidden_words": ["a"], "phrase": "a b c", "relation": "at least"}
+
+
+@pytest.mark.parametrize(
+    "text", ["a " * 50_000, "*" * 100_000, "[" * 100_000, "<" * 100_000, "." * 100_000, "\n" * 100_000]
+)
+def test_instructions_are_quick_with_what_is_long(text):
+    started = time.monotonic()
+    for name, checker in INSTRUCTIONS.items():
+        taken = {key: ARGUMENTS.get(key, 2) for key in checker.__code__.co_varnames[1 : checker.__code__.co_argcount]}
+        taken |= {key: "at least" for key in taken if "relation" in key}
+        taken |= {key: "a" for key in taken if key in (
+            "letter", "first_word", "last_word", "keyword1", "keyword2", "end_phrase", "prompt_to_repeat",
+            "postscript_marker", "section_spliter", "instruction",
+        )}  # fmt: skip
+        if "language" in taken:
+            taken["language"] = "en"
+        obeys(name, text, taken)
+    assert time.monotonic() - started < 30
+
+
+def test_sentences_words_and_language():
+    assert split_sentences("Mr. A. Smith paid $3.50 at a.com. Really?! Yes") == [
+        "Mr. A. Smith paid $3.50 at a.com.",
+        "Really?",
+        "!",
+        "Yes",
+    ]
+    assert count_sentences('He said "no." She (too) left... "Why?!" - Because') == 4
+    assert count_sentences("") == 0
+    assert tokens("I don't, it's A.") == ["I", "do", "n't", ",", "it", "'s", "A", "."]
+    assert language("12 345") is None
+
+
+def test_instructions_an_unknown_language_is_refused():
+    row = {"instruction_id_list": ["language:response_language"], "kwargs": [{"language": "xx"}]}
+    assert "'xx' is none of" in instruction_following.check(row)
+    assert "neither binary" in instruction_following.check(row | {"kwargs": [{}], "grading_mode": "x"})
+    assert "not both lists" in instruction_following.check({})
+
+
+# the tool-use family
+
+
+def calls(*made: tuple[str, dict]) -> str:
+    return "".join(f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>" for name, given in made)
+
+
+def batch(*expected: tuple[str, dict]) -> dict:
+    listed = [{"type": "function_call", "name": name, "arguments": json.dumps(given)} for name, given in expected]
+    return {"expected_action": {"type": "function_call_batch", "calls": listed}}
+
+
+A, B, C = ("f", {"a": 1}), ("f", {"a": 2}), ("g", {})
+
+
+@pytest.mark.parametrize(
+    ("made", "reward", "parallel"),
+    [
+        ((A, B), 1.0, 1.0),
+        ((B, A), 1.0, 1.0),
+        ((A,), 0.0, 2 / 3),
+        ((A, A), 0.0, 0.5),
+        ((B, C, A), 1.0, 0.8),
+        ((C,), 0.0, 0.0),
+    ],
+)
+def test_tool_use_a_batch_is_compared_in_any_order(made, reward, parallel):
+    row = batch(A, B)
+    assert tool_use.check(row) is None
+    assert tool_use.verify(row, calls(*made), 0.1) == reward
+    assert tool_use.verify(row, calls(*made), 0.1, parallel=True) == parallel
+
+
+def test_tool_use_finds_the_pairing_that_matches_most():
+    row = batch(("f", {"q": "red cat dog"}), ("f", {"q": "red cat"}))
+    assert tool_use.verify(row, calls(("f", {"q": "red cat"}), ("f", {"q": "dog hen"})), 0.1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "reward"),
+    [
+        ("swe_pivot_single_step_tool_use_with_argument_comparison_agent", [1.0, 1.0, 1.0]),
+        ("single_step_tool_use_with_argument_comparison_agent", [0.0, 1.0, 1.0]),
+        ("toolcall_schema_single_step_tool_use_with_argument_comparison_agent", [0.0, 1.0, 1.0]),
+        ("search_pivot_single_step_tool_use_with_argument_comparison_agent", [0.0, 0.0, 1.0]),
+    ],
+)
+def test_tool_use_each_environment_has_its_threshold(name, reward):
+    row = {"expected_action": {"type": "function_call", "name": "f", "arguments": '{"q": "a b c d e"}'}}
+    said = ["v w x y z", "a w x y b", "a b c y z"]  # 0, 2 and 3 shared of 10
+    assert [VERIFIERS[Environment(name)].verify(row, calls(("f", {"q": text}))) for text in said] == reward
+
+
+def test_tool_use_an_integer_takes_a_truth_value_but_not_a_float():
+    row = {"expected_action": {"type": "function_call", "name": "f", "arguments": '{"a": 1}'}}
+    assert [tool_use.verify(row, calls(("f", {"a": value})), 0.1) for value in (1, True, 1.0, "1")] == [1, 1, 0, 0]
+
+
+def test_tool_use_refuses_an_empty_batch():
+    assert "not a list" in tool_use.check({"expected_action": {"type": "function_call_batch", "calls": []}})
+    assert ".name" in tool_use.check({"expected_action": {"type": "function_call_batch", "calls": [{}]}})
+
+
+# workplace_assistant
+
+MAIL = ("email_send_email", {"recipient": "Bob@x.com", "subject": "Hi", "body": "See you"})
+STATUS = (
+    "customer_relationship_manager_update_customer",
+    {"customer_id": "00000001", "field": "status", "new_value": "Won"},
+)
+LOOK = ("email_search_emails", {"query": "bob"})
+
+
+def workplace_row(*expected: tuple[str, dict]) -> dict:
+    return {"ground_truth": [{"name": name, "arguments": json.dumps(given)} for name, given in expected]}
+
+
+@pytest.mark.parametrize(
+    ("expected", "made", "reward"),
+    [
+        ((MAIL,), (MAIL,), 1.0),
+        ((MAIL,), (LOOK, MAIL, LOOK), 1.0),
+        ((MAIL,), (("email_send_email", MAIL[1] | {"body": "SEE YOU"}),), 1.0),
+        ((MAIL,), (("email_send_email", MAIL[1] | {"body": "See you!"}),), 0.0),
+        ((MAIL,), (MAIL, MAIL), 0.0),
+        ((MAIL,), (), 0.0),
+        ((MAIL,), (MAIL, ("email_send_email", MAIL[1] | {"recipient": "nobody"})), 1.0),
+        ((STATUS, MAIL), (MAIL, STATUS), 1.0),
+        ((STATUS,), ((STATUS[0], STATUS[1] | {"new_value": "Lost"}), STATUS), 1.0),
+        ((STATUS,), ((STATUS[0], STATUS[1] | {"new_value": "won"}),), 0.0),
+        ((STATUS,), ((STATUS[0], STATUS[1] | {"customer_id": "00000002"}),), 0.0),
+        ((LOOK,), (), 1.0),
+        ((LOOK,), (STATUS,), 0.0),
+    ],
+)
+def test_workplace_compares_what_the_calls_leave_behind(expected, made, reward):
+    row = workplace_row(*expected)
+    assert workplace_assistant.check(row) is None
+    assert workplace_assistant.verify(row, calls(*made)) == reward
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "changed"),
+    [
+        ("email_forward_email", {"email_id": "00000001", "recipient": "a@b.c"}, {"email_id": "00000002"}),
+        ("email_reply_email", {"email_id": "00000001", "body": "Yes"}, {"body": "No"}),
+        ("email_delete_email", {"email_id": "00000001"}, {"email_id": "00000002"}),
+        (
+            "calendar_create_event",
+            {"event_name": "E", "participant_email": "a@b.c", "event_start": "2023-12-01 09:00:00", "duration": "30"},
+            {"duration": "0"},
+        ),
+        (
+            "calendar_update_event",
+            {"event_id": "00000001", "field": "duration", "new_value": "30"},
+            {"field": "colour"},
+        ),
+        ("calendar_delete_event", {"event_id": "00000001"}, {"event_id": "1"}),
+        (
+            "analytics_create_plot",
+            {"time_min": "2023-10-01", "time_max": "2023-11-01", "value_to_plot": "total_visits", "plot_type": "bar"},
+            {"plot_type": "pie"},
+        ),
+        (
+            "project_management_create_task",
+            {
+                "task_name": "T",
+                "assigned_to_email": "a@b.c",
+                "list_name": "Backlog",
+                "due_date": "d",
+                "board": "Design",
+            },
+            {"board": "design"},
+        ),
+        (
+            "project_management_update_task",
+            {"task_id": "1", "field": "board", "new_value": "Design"},
+            {"new_value": "X"},
+        ),
+        ("project_management_delete_task", {"task_id": "1"}, {"task_id": ""}),
+        (
+            "customer_relationship_manager_add_customer",
+            {"customer_name": "N", "assigned_to_email": "a@b.c", "status": "Lead"},
+            {"status": "lead"},
+        ),
+        ("customer_relationship_manager_delete_customer", {"customer_id": "1"}, {"extra": 1}),
+    ],
+)
+def test_workplace_every_tool_that_changes_something(name, arguments, changed):
+    row = workplace_row((name, arguments))
+    assert workplace_assistant.verify(row, calls((name, arguments))) == 1.0
+    assert workplace_assistant.verify(row, calls((name, arguments | changed))) == 0.0
+    assert workplace_assistant.verify(row, "") == 0.0
+
+
+def test_workplace_has_27_tools_and_refuses_others():
+    assert len(workplace.TOOLS) == 27
+    assert "no tool" in workplace_assistant.check(workplace_row(("rm", {})))
+    assert "not a JSON string" in workplace_assistant.check({"ground_truth": [{"name": LOOK[0], "arguments": {}}]})
+
+
+def test_workplace_what_is_deleted_can_no_more_be_changed():
+    delete = ("email_delete_email", {"email_id": "1"})
+    reply = ("email_reply_email", {"email_id": "1", "body": "x"})
+    assert workplace_assistant.verify(workplace_row(delete), calls(delete, reply, delete)) == 1.0
+    assert workplace_assistant.verify(workplace_row(delete), calls(reply, delete)) == 0.0
+
+
+# reasoning_gym
+
+needs_reasoning_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        ("<answer>1</answer> <answer> 2 </answer>", "2"),
+        ("<answer>1</answer> <answer>2", "1"),
+        (r"so \boxed{ 3 }", "3"),
+        (" 4 ", "4"),
+        ("<answer>" * 50_000, ("<answer>" * 50_000)),
+    ],
+)
+def test_reasoning_gym_takes_the_answer_out(response, answer):
+    assert reasoning_gym.answer_of(response) == answer
+
+
+@needs_reasoning_gym
+def test_reasoning_gym_scores_with_the_tasks_own_scorer():
+    row = {"question": "2 + 3", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}
+    assert reasoning_gym.check(row) is None
+    assert reasoning_gym.verify(row, "<answer>5</answer>") == 1.0
+    assert reasoning_gym.verify(row, "<answer>6</answer>") < 1.0
+    assert "no task" in reasoning_gym.check(row | {"metadata": {"source_dataset": "x"}})
+
+
+@needs_reasoning_gym
+def test_reasoning_gym_a_scorer_that_fails_gives_nothing():
+    row = {"question": "", "answer": None, "metadata": {"source_dataset": "countdown"}}
+    assert reasoning_gym.verify(row, "<answer>__import__('os').abort()</answer>") == 0.0
+
+
+def test_reasoning_gym_tells_when_the_package_is_missing(monkeypatch):
+    monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
+    assert "envs/reasoning-gym.txt" in reasoning_gym.check({"metadata": {}})
+
+
+# patterns of the data
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "found"),
+    [
+        (r"Answer: (\w+)", "Answer: a\nAnswer: b", "b"),
+        (r"^A:\s*(.*?)$|B: (\w+)", "x\nB: two", "two"),
+        (r"\d+", "1 22", "22"),
+        (r"no (.)", "nothing", "nothing"),
+    ],
+)
+def test_patterns_extract_the_last_match(pattern, text, found):
+    assert patterns.extract(pattern, text) == found
+
+
+def test_patterns_that_never_end_find_nothing():
+    started = time.monotonic()
+    text = "a" * 5000 + "!"
+    assert patterns.extract(r"^(a+)+$", text) == text
+    assert time.monotonic() - started < 60
+    with pytest.raises(ValueError, match="no regular expression"):
+        patterns.extract("(", "")
+
+
+# any response at all
+
+ROWS = {
+    Environment.MCQA: {"options": [{"A": "x"}], "expected_answer": "A", "grading_mode": "lenient_boxed"},
+    Environment.CALENDAR: TWO,
+    Environment.STRING_MATCH: {"expected_answer": "x"},
+    Environment.WORKPLACE: workplace_row(MAIL),
+    Environment.TOOL_USE: batch(A),
+    Environment.PARALLEL_TOOL_USE: batch(A, B),
+    Environment.INSTRUCTION_FOLLOWING: {
+        "instruction_id_list": ["keywords:start_end", "detectable_format:title", "copy:repeat_phrase"],
+        "kwargs": [None, {}, {"phrase": "a b c", "small_n": 1}],
+        "grading_mode": "fraction",
+    },
+}
+ODD = st.lists(
+    st.sampled_from(["\\boxed{", "}", "Answer:", "[{", "[f(a=1)]", "<tool_call>{", "</tool_call>", "\0", "A", '"'])
+)
+
+
+@given(st.one_of(st.text(), ODD.map("".join)))
+def test_every_response_has_a_reward_between_nothing_and_one(text):
+    for environment, row in ROWS.items():
+        assert 0.0 <= VERIFIERS[environment].verify(row, text) <= 1.0
+
+
+LONG = [
+    opening + filling * 50_000
+    for opening in ("", r"\boxed{", r"\boxed{\text{", "Answer:", "[{", "<tool_call>{", "<answer>", "final answer")
+    for filling in (" ", "\n", "*", r"\boxed{", r"\text{", "<tool_call>{", "}</tool_call>", "[", "}", "1,", "answer:")
+]
+
+
+def test_no_long_response_keeps_a_verifier_busy():
+    started = time.monotonic()
+    for text in LONG:
+        reasoning_gym.answer_of(text)
+        math._BOXED_INTEGER.fullmatch(text)
+        for environment, row in ROWS.items():
+            if environment is not Environment.INSTRUCTION_FOLLOWING:
+                VERIFIERS[environment].verify(row, text + r"}x}")
+    assert time.monotonic() - started < 120
