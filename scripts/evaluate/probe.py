@@ -6,7 +6,6 @@ long rollouts are.
 """
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from statistics import fmean
@@ -52,12 +51,11 @@ def try_rollouts(
     groups = [sampled[start : start + probe.generations] for start in range(0, len(sampled), probe.generations)]
     asked = [(row, [rollout.text for rollout in group]) for (_, row), group in zip(rows, groups, strict=True)]
     rewards = reward_groups(asked, panel)
-    print(
-        f"{len(sampled)} rollouts in {ended - started:.2f} s, "
-        f"{1000 * (time.monotonic() - ended) / len(sampled):.2f} ms a check",
-        file=sys.stderr,
-    )
+    checking = time.monotonic() - ended
     found = Findings()
+    found.times = [
+        f"{len(sampled)} rollouts in {ended - started:.2f} s, {1000 * checking / len(sampled):.2f} ms a check"
+    ]
     for name in dict.fromkeys(name for name, _ in rows):
         places = [place for place, (environment, _) in enumerate(rows) if environment == name]
         found.record[name] = _described([(groups[place], rewards[place]) for place in places])

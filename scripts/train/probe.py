@@ -46,14 +46,16 @@ class Tried(NamedTuple):
 
 @dataclass
 class Findings:
-    """What a probe found: a small deterministic record, what stops the stage, what is worth a look."""
+    """What a probe found: a small deterministic record, what stops the stage, what is worth a look, how long it took."""
 
     record: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    times: list[str] = field(default_factory=list)
 
     def tell(self, stage: str, action: str) -> None:
-        """Print the warnings; UserError with the problems, unless they are to be warned of as well."""
+        """Print times and warnings; UserError with the problems, unless they are to be warned of as well."""
+        print("\n".join(self.times), file=sys.stderr)
         stops = self.problems if action == "stop" else []
         for finding in [*self.warnings, *(self.problems if action == "warn" else [])]:
             print(f"warning: {stage}: reward probe: {finding}", file=sys.stderr)
@@ -207,7 +209,7 @@ class _Trial:
         if self.judged or not self.seconds:
             return
         middle, (slowest, what) = median(seconds for seconds, _ in self.seconds), max(self.seconds)
-        print(f"{self.name}: {1000 * middle:.2f} ms a check, at most {1000 * slowest:.1f} ms", file=sys.stderr)
+        found.times.append(f"{self.name}: {1000 * middle:.2f} ms a check, at most {1000 * slowest:.1f} ms")
         budget = self.probe.seconds_per_check
         if middle > budget:
             found.problems.append(

@@ -78,6 +78,8 @@ def test_the_verifiers_of_the_tiny_recipe_have_no_fault(environment, capsys):
     assert good == (5.0 if environment == GENRM else 1.0)
     assert good > max(described["by_kind"]["bad"].values()) and described["variance"] > 0
     assert json.dumps(try_made(rows, Probe(), None, 128).record) == json.dumps(found.record)
+    assert capsys.readouterr().err == "" and "ms a check" in found.times[0]
+    found.tell("rlvr1", "stop")
     assert "ms a check" in capsys.readouterr().err
 
 
