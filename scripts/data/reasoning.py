@@ -25,20 +25,22 @@ def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, A
     """The row with the reasoning of its last message stripped, truncated, or (the very same row) as it was.
 
     Reasoning is what stands between <think> and </think>, or in the message's ``reasoning_content``. Stripped, it
-    leaves an empty block, as Nemotron's chat format shows an answer without reasoning.
+    leaves an empty block, as Nemotron's chat format shows an answer without reasoning. What is no conversation is left
+    to the check of the blend's rows.
     """
-    message = row["messages"][-1]
-    trace = _trace_of(message)
-    if not trace or not trace.strip():
+    messages = row.get("messages")
+    message = messages[-1] if isinstance(messages, list) and messages else None
+    trace = _trace_of(message) if isinstance(message, dict) else ""
+    if not trace.strip():
         return row
-    draw, choice = _draws(row["messages"], seed)
+    draw, choice = _draws(messages, seed)
     if draw < reasoning.strip_share:
         shorter = ""
     elif draw < reasoning.strip_share + reasoning.truncate_share:
         shorter = _truncate(trace, reasoning.budgets, choice)
     else:
         return row
-    return row if shorter == trace else row | {"messages": [*row["messages"][:-1], _with_trace(message, shorter)]}
+    return row if shorter == trace else row | {"messages": [*messages[:-1], _with_trace(message, shorter)]}
 
 
 def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
@@ -50,19 +52,19 @@ def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
     return line if controlled is row else json.dumps(controlled, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _trace_of(message: dict[str, Any]) -> str | None:
-    if message.get("reasoning_content"):
-        return message["reasoning_content"]
-    content = message.get("content")
+def _trace_of(message: dict[str, Any]) -> str:
+    said, content = message.get("reasoning_content"), message.get("content")
+    if said and isinstance(said, str):
+        return said
     found = _THINKING.search(content) if isinstance(content, str) else None
-    return found[1] if found else None
+    return found[1] if found else ""
 
 
 def _with_trace(message: dict[str, Any], trace: str) -> dict[str, Any]:
-    if message.get("reasoning_content"):
+    said = message.get("reasoning_content")
+    if said and isinstance(said, str):
         return message | {"reasoning_content": trace}
-    before, _, rest = message["content"].partition("<think>")
-    return message | {"content": f"{before}<think>{trace}</think>{rest.partition('</think>')[2]}"}
+    return message | {"content": _THINKING.sub(lambda _: f"<think>{trace}</think>", message["content"], count=1)}
 
 
 def _draws(messages: list[dict[str, Any]], seed: int) -> tuple[float, int]:

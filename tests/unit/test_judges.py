@@ -267,7 +267,7 @@ def test_another_judge_is_another_stage_and_another_address_is_not(tmp_path):
         return resolve_stage(load_recipe(path), "rlvr1")
 
     first = config("a", "http://one/v1")
-    assert first == config("a", "https://two:8000/v1") and "one" not in json.dumps(first)
+    assert first == config("a", "https://two:8000/v1") and "//one" not in json.dumps(first)
     assert first != config("b", "http://one/v1")
     assert "judges" not in resolve_stage(load_recipe(SHORT), "sft")
 

@@ -48,6 +48,12 @@ def test_what_has_no_reasoning_is_left_alone(answer):
     assert control(original, STRIP, 0) is original and control_line(line, STRIP, 0) is line
 
 
+@pytest.mark.parametrize("messages", [None, [], "<think>a</think>", ["<think>a</think>"], [{"content": 1}]])
+def test_what_is_no_conversation_is_left_to_the_check(messages):
+    line = json.dumps({"messages": messages, "thinking": "<think>a</think>"}).encode()
+    assert control_line(line, STRIP, 0) is line
+
+
 def test_a_trace_within_every_budget_is_left_alone():
     original = row(TRACE)
     assert control(original, Reasoning(strip_share=0, truncate_share=1, budgets=[4, 9]), 0) is original

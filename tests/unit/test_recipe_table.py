@@ -18,8 +18,8 @@ def test_the_document_is_what_the_recipes_say():
 
 
 def test_every_recipe_of_nemo_rl_is_in_it():
-    recipes = {path.stem for path in (ROOT / "config/recipes").glob("*.yaml")}
-    assert set(load_about()) == recipes - {"tiny"}
+    recipes = {path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if load_recipe(path).release}
+    assert set(load_about()) == recipes and "tiny" not in recipes
 
 
 def test_a_published_figure_stands_beside_ours():
