@@ -54,7 +54,7 @@ rule fill:
         options=options_of_fill,
         directory=subpath(output.manifest, parent=True),
     shell:
-        "python -m scripts.data.fill --source {input.blend:q} --holdout {params.holdout} {params.options}"
+        "python -m scripts.data.fill --source {input.blend:q} --holdout {params.holdout} {params.options:q}"
         " --workers {threads} --output {params.directory:q} 2> {log:q}"
 
 
