@@ -21,7 +21,7 @@ from scripts.launch.site_check import check_site
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.images import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config, scored_stage
-from scripts.recipe.resolve import resolve_stage, sync_configs
+from scripts.recipe.resolve import own_environments, resolve_stage, sync_configs
 from scripts.controller_lock import remove_dead_lock
 from scripts.snakemake_ancient import correct_ancient
 from scripts.snakemake_retry import decide_retries
@@ -128,6 +128,17 @@ def check_of(wildcards):
 def site_of_nemo_rl(wildcards):
     """The preflight's option for the site, which matters where NeMo-RL trains."""
     return ["--site", CONFIG.site] if RECIPE.stages[wildcards.stage].backend == "nemo_rl" else []
+
+
+def has_probe(stage):
+    """Whether the reward of a stage can be tried on rollouts here."""
+    return RECIPE.stages[stage].backend == "trl" and RECIPE.stages[stage].algorithm == "grpo"
+
+
+def probe_before_training(wildcards):
+    """The rollouts on which a stage's reward is tried, where the stage wants to wait for them."""
+    wanted = has_probe(wildcards.stage) and RECIPE.stages[wildcards.stage].probe.rollouts
+    return f"{RESULTS}/{wildcards.stage}/probe.json" if wanted else []
 
 
 def criteria_of(wildcards):

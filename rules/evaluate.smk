@@ -1,5 +1,6 @@
 # Held-out scores of each export, and the gate that judges the stage.
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
+OWN_ENVIRONMENTS = list(map(str, own_environments(RECIPE).values()))
 
 
 if RECIPE.release:
@@ -64,6 +65,7 @@ else:
             config=config_of_root,
             manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
             splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
+            environments=OWN_ENVIRONMENTS,
         output:
             f"{RESULTS}/{{stage}}/eval.json",
         log:
@@ -80,7 +82,7 @@ else:
         params:
             max_new_tokens=RECIPE.evaluation.max_new_tokens,
             temperature=RECIPE.evaluation.temperature,
-            recipe=CONFIG.recipe if RECIPE.evaluation.judges else [],
+            recipe=CONFIG.recipe if RECIPE.evaluation.judges or OWN_ENVIRONMENTS else [],
             judges=RECIPE.evaluation.judges.model_dump(mode="json") if RECIPE.evaluation.judges else [],
         shell:
             "python -m scripts.evaluate.score --export {input.export:q} --parent-eval {input.parent:q}"

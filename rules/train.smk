@@ -26,6 +26,35 @@ rule preflight:
         " --parent-record {input.parent:q} {params.site:q} --output {output:q} 2> {log:q}"
 
 
+# Training waits for it where the stage's probe.rollouts says so; otherwise it is made when somebody asks for the file.
+rule probe:
+    input:
+        config=f"{RESULTS}/{{stage}}/config.yaml",
+        manifest=of_blend("manifest.json"),
+        split=ancient(of_blend("train-split.jsonl")),
+        parent=of_parent("hf/record.json"),
+        preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),
+    output:
+        f"{RESULTS}/{{stage}}/probe.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/probe.log",
+    wildcard_constraints:
+        stage=one_of(filter(has_probe, STAGES)),
+    retries: 0
+    conda:
+        "../envs/trl.yaml"
+    threads: SITE.threads
+    resources:
+        **LIGHT,
+        trainings=trainings_of,
+    params:
+        recipe=CONFIG.recipe,
+    shell:
+        "python -m scripts.evaluate.probe --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+        " --config {input.config:q} --split {input.split:q} --parent-export {input.parent:q}"
+        " --threads {threads} --output {output:q} > {log:q} 2>&1"
+
+
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,
 # gates, the splits' time stamps) is ancient or left out: the manifest speaks for the splits. Snakemake empties the log
 # of a job that is tried again, so every attempt is also told to another file, which is what messages point to. `exec`:
@@ -38,6 +67,7 @@ rule train:
         split=ancient(of_blend("train-split.jsonl")),
         images=ancient(images_of_stage),
         preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),
+        probe=ancient(probe_before_training),
     output:
         ckpt=directory(f"{RESULTS}/{{stage}}/ckpt"),
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",

@@ -1,6 +1,6 @@
 """Responses of a policy in Hugging Face format to rows, in this process."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import GenerationConfig
@@ -11,10 +11,31 @@ from scripts.train.policy import tokenizer_of
 BATCH = 256
 
 
-@torch.inference_mode()
+class Rollout(NamedTuple):
+    """What a policy answered: the text, its tokens without the last, which ends it, and whether that is missing."""
+
+    text: str
+    tokens: int
+    is_cut: bool
+
+
 def respond(
     model: Any, processor: Any, rows: list[Row], max_new_tokens: int, temperature: float, seed: int
 ) -> list[str]:
+    """The texts of `rollouts`."""
+    return [rollout.text for rollout in rollouts(model, processor, rows, max_new_tokens, temperature, seed)]
+
+
+@torch.inference_mode()
+def rollouts(
+    model: Any,
+    processor: Any,
+    rows: list[Row],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    top_p: float = 1.0,
+) -> list[Rollout]:
     """One response a row, in the rows' order; temperature 0 is greedy. Equal arguments give equal responses.
 
     Rows are batched by length of their prompt, so that little is spent on padding.
@@ -30,10 +51,11 @@ def respond(
         do_sample=temperature > 0,
         temperature=temperature or None,
         top_k=0 if temperature > 0 else None,
+        top_p=top_p if temperature > 0 and top_p < 1 else None,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    responses = [""] * len(rows)
+    responses = [Rollout("", 0, False)] * len(rows)
     for start in range(0, len(order), BATCH):
         places = order[start : start + BATCH]
         seen = [open_picture(uri) for place in places for uri in pictures[place]]
@@ -41,7 +63,9 @@ def respond(
         batch = processor(**inputs, return_tensors="pt", padding=True)
         batch = {key: value.to(model.device) for key, value in batch.items() if key != "token_type_ids"}
         output = model.generate(**batch, generation_config=settings)
-        texts = tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
-        for place, text in zip(places, texts, strict=True):
-            responses[place] = text
+        output = output[:, batch["input_ids"].shape[1] :]
+        texts = tokenizer.batch_decode(output, skip_special_tokens=True)
+        for place, text, ids in zip(places, texts, output.tolist(), strict=True):
+            ends = tokenizer.eos_token_id in ids
+            responses[place] = Rollout(text, ids.index(tokenizer.eos_token_id) if ends else len(ids), not ends)
     return responses

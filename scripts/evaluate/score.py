@@ -15,9 +15,9 @@ from scripts.evaluate.record import evaluation_record
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Evaluation
-from scripts.recipe.resolve import read_config
+from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
-from scripts.rewards.registry import check_row, scores
+from scripts.rewards.registry import check_row, register, scores
 from scripts.train.policy import load_model, load_processor
 from scripts.train.scratch import make_model, make_processor
 
@@ -40,9 +40,12 @@ def score_model(
     return {name: {"rows": len(found[name]), "score": round(fmean(found[name]), 6)} for name in sorted(found)}
 
 
-def judges_of(recipe: Path | None) -> Panel | None:
-    """The judges that a recipe names for its evaluation."""
-    evaluation = load_recipe(recipe).evaluation if recipe else None
+def judges_of(path: Path | None) -> Panel | None:
+    """The judges that a recipe names for its evaluation; the user's own environments reward from now on as well."""
+    recipe = load_recipe(path) if path else None
+    if recipe:
+        register(own_environments(recipe))
+    evaluation = recipe.evaluation if recipe else None
     if not isinstance(evaluation, Evaluation) or evaluation.judges is None:
         return None
     return Panel(evaluation.judges, evaluation.judge_servers)
@@ -59,7 +62,9 @@ def main() -> None:
         "--config", type=Path, nargs="?", help="without a parent: config.yaml, to score the fresh model"
     )
     parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
-    parser.add_argument("--recipe", type=Path, nargs="?", help="the recipe, where its evaluation names judges")
+    parser.add_argument(
+        "--recipe", type=Path, nargs="?", help="the recipe, where it has judges or environments of its own"
+    )
     parser.add_argument("--max-new-tokens", type=int, required=True)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
     parser.add_argument("--seed", type=int, default=0)

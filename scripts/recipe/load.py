@@ -7,7 +7,7 @@ from scripts.errors import UserError
 from scripts.recipe.models import Config, NemoRlStage, Recipe, nearest
 from scripts.recipe.releases import Release, release_of
 from scripts.recipe.site import Site
-from scripts.recipe.yaml_file import line_of, read_yaml, validate
+from scripts.recipe.yaml_file import line_of, read_yaml, repository_root, validate
 
 
 def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -> Recipe:
@@ -21,6 +21,10 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
     if model is not None and isinstance(data, dict):
         data = data | {"model": {"name": model}}
     recipe = validate(Recipe, _with_defaults(data), path, node)
+    for name, file in recipe.environments.items():
+        if not (repository_root() / file).is_file():
+            line = line_of(node, ["environments", name], data)
+            raise UserError(f"{path}:{line}: environments.{name}: no such file: {repository_root() / file}")
     if recipe.release is None:
         return recipe
     release = release_of(recipe.release)

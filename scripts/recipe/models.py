@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
+from scripts.recipe.probe import Probe
 from scripts.recipe.strict import Strict, nearest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
@@ -435,6 +436,7 @@ class GrpoStage(StageBase):
     policy: GrpoPolicy
     judges: Judges | None = Field(None, description="None: only rows that need no judge are rewarded.")
     judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer. May change no weight.")
+    probe: Probe = Probe()
 
     @model_validator(mode="after")
     def _judges_are_served(self) -> "GrpoStage":
@@ -703,6 +705,9 @@ class Recipe(Strict):
         {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
     )
     model: ScratchModel | PretrainedModel
+    environments: dict[Name, str] = Field(
+        {}, description="Your own: the Python file, by name, whose functions reward the rows that bear the name."
+    )
     blends: dict[Name, Blend]
     evaluation: (
         Annotated[
@@ -796,13 +801,25 @@ class Recipe(Strict):
         if backends == {"trl"}:
             for name, blend in self.blends.items():
                 if blend.kind != "preferences" or self.source.kind == "synthetic":
-                    _check_environments(f"blends.{name}.environments", blend.environments)
+                    _check_environments(f"blends.{name}.environments", blend.environments, self.environments)
                 if blend.pictures and self.model.vision is None:
                     raise PydanticCustomError(
                         "blind",
                         "the model has no vision, by which it would see them",
                         {"at": f"blends.{name}.pictures"},
                     )
+        self._own_environments_fit(backends)
+
+    def _own_environments_fit(self, backends: set[str]) -> None:
+        for name in self.environments:
+            if backends == {"nemo_rl"}:
+                raise PydanticCustomError(
+                    "environments", "NeMo-RL's environments are NeMo-Gym's; leave them out", {"at": "environments"}
+                )
+            if name in list(Environment):
+                raise PydanticCustomError(
+                    "taken", "an environment has this name already; choose another", {"at": f"environments.{name}"}
+                )
 
     def _images_fit(self) -> None:
         for name, stage in self.stages.items():
@@ -851,16 +868,17 @@ class Recipe(Strict):
         return self.stage_order() if self.evaluation else []
 
 
-def _check_environments(at: str, names: list[str]) -> None:
-    """Refuse names that no verifier of ours bears, and none at all."""
+def _check_environments(at: str, names: list[str], own: Iterable[str]) -> None:
+    """Refuse names that neither a verifier of ours nor one of the user's `own` bears, and none at all."""
     if not names:
         raise PydanticCustomError("no_environment", "names no environment", {"at": at})
+    known = [*Environment, *own]
     for place, name in enumerate(names):
-        if name not in list(Environment):
+        if name not in known:
             raise PydanticCustomError(
                 "unknown_environment",
                 "'{name}' is not known{hint}",
-                {"at": f"{at}.{place}", "name": name, "hint": nearest(name, list(Environment))},
+                {"at": f"{at}.{place}", "name": name, "hint": nearest(name, known)},
             )
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import yaml
 
 from scripts.errors import UserError
-from scripts.files import read_json, write_text
+from scripts.files import read_json, sha256_file, write_text
 from scripts.recipe.models import Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.yaml_file import repository_root
 
 NO_EFFECT_ON_WEIGHTS = {
-    *("parent", "blend", "checkpointing", "resources", "gate", "judge_servers"),
+    *("parent", "blend", "checkpointing", "resources", "gate", "judge_servers", "probe"),
     *("cluster", "image", "logger", "pretrained_checkpoint"),
 }
 PREFETCHED_STEPS = 2
@@ -33,10 +33,21 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
         config["release"] = {"name": recipe.release, "revision": release_of(recipe.release).revision}
     else:
         config["release"] = backend_release(stage.backend)
+    if own := own_environments(recipe, stage_name):
+        config["environments"] = {name: sha256_file(path) for name, path in own.items()}
     config["seed"] = recipe.seed if stage.seed is None else stage.seed
     if stage.parent is None:
         config["model"] = recipe.model.model_dump(mode="json")
     return config
+
+
+def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str, Path]:
+    """The files of the user's own environments by name: those that reward a stage's rows, or all of the recipe."""
+    names = recipe.environments.keys()
+    if stage_name is not None:
+        blend = recipe.blends[recipe.stages[stage_name].blend]
+        names = names & blend.environments if blend.kind == "prompts" else set()
+    return {name: repository_root() / recipe.environments[name] for name in sorted(names)}
 
 
 def config_text(config: dict[str, Any]) -> str:

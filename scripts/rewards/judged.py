@@ -31,7 +31,7 @@ _JAILBREAK = Judged("safety", safety.verify_jailbreak)
 _OVER_REFUSAL = Judged("safety", safety.verify_over_refusal)
 _GENRM = Judged("genrm", genrm_compare.verify, genrm_compare.compare, genrm_compare.check_held_out)
 
-JUDGED: dict[Environment, Judged] = {
+JUDGED: dict[str, Judged] = {
     Environment.MATH: Judged("general", equivalence.verify_math),
     Environment.EQUIVALENCE: Judged("general", equivalence.verify_equivalence),
     Environment.LC_JUDGE: Judged("general", equivalence.verify_long_context),

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +26,7 @@ from scripts.rewards import (
 )
 from scripts.rewards.judge import Panel
 from scripts.rewards.judged import JUDGED, Judged
+from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.sandbox import cores
 
 Row = dict[str, Any]
@@ -37,13 +39,15 @@ class Verifier:
     `verify` scores one response, 0 to 1. `compare`, where an environment has it, rewards all rollouts of one prompt
     together and stands in for `verify` in training. `check` says why it could not score responses to a row that obeys
     the environment's contract (scripts.data.contract). `confined` says that `verify` waits for a process of its own, so
-    that several at once use all cores.
+    that several at once use all cores. `good_answer`, where an environment of the user's has it, gives an answer that
+    deserves the full reward.
     """
 
     verify: Callable[[Row, str], float]
     compare: Callable[[Row, list[str]], list[float]] | None = None
     check: Callable[[Row], str | None] = lambda row: None
     confined: bool = False
+    good_answer: Callable[[Row], str | None] = lambda row: None
 
 
 def _of(module: ModuleType, confined: bool = False) -> Verifier:
@@ -55,7 +59,7 @@ def _tool_use(threshold: float, parallel: bool = False) -> Verifier:
     return Verifier(verify, check=tool_use.check)
 
 
-VERIFIERS: dict[Environment, Verifier] = {
+VERIFIERS: dict[str, Verifier] = {
     Environment.MATH: _of(math, confined=True),
     Environment.MCQA: _of(mcqa),
     Environment.STRUCTURED_OUTPUTS: _of(structured_outputs, confined=True),
@@ -79,14 +83,26 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="verifier")
 
 
+def register(environments: dict[str, Path], expected: dict[str, str] | None = None) -> None:
+    """Let a user's own environments, by name, reward in this process the rows that bear their names.
+
+    UserError when a file cannot be used, or has not the SHA-256 that is expected of it.
+    """
+    for name, path in environments.items():
+        own = OwnEnvironment(name, path, (expected or {}).get(name))
+        VERIFIERS[name] = Verifier(
+            own.verify, own.compare if own.compares else None, own.check, good_answer=own.good_answer
+        )
+
+
 def score(row: Row, response: str) -> float:
     """The held-out score of one response, 0 to 1."""
-    return VERIFIERS[Environment(row["agent_ref"]["name"])].verify(row, response)
+    return VERIFIERS[row["agent_ref"]["name"]].verify(row, response)
 
 
 def reward_group(row: Row, responses: list[str]) -> list[float]:
     """The rewards of one prompt's rollouts, in their order."""
-    verifier = VERIFIERS[Environment(row["agent_ref"]["name"])]
+    verifier = VERIFIERS[row["agent_ref"]["name"]]
     if verifier.compare is not None:
         return verifier.compare(row, responses)
     verify = partial(verifier.verify, row)
@@ -122,7 +138,7 @@ def _apply(answered: list, panel: Panel | None, verify: Callable, judge: Callabl
         place: judged
         for place, (row, _) in enumerate(answered)
         if panel is not None
-        and (judged := JUDGED.get(Environment(row["agent_ref"]["name"]))) is not None
+        and (judged := JUDGED.get(row["agent_ref"]["name"])) is not None
         and judged.role in panel.roles
     }
     said = iter(panel.gather(judge(judged, *answered[place]) for place, judged in asked.items()) if asked else ())
@@ -135,9 +151,9 @@ def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) ->
     `roles` says which judges are named; `held_out`, that a single response is to be scored.
     """
     name = row["agent_ref"]["name"]
-    if name not in list(Environment):
+    judged, verifier = JUDGED.get(name), VERIFIERS.get(name)
+    if judged is None and verifier is None:
         return f"environment {name!r} has no verifier"
-    judged, verifier = JUDGED.get(Environment(name)), VERIFIERS.get(Environment(name))
     if judged is not None and judged.role in roles:
         return judged.check_held_out(row) if held_out else None
     if verifier is None:

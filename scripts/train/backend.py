@@ -23,7 +23,7 @@ class TrainingJob:
     ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
     `nodes` and `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on
     any number of them. Another number rounds otherwise, and of nodes draws other completions. `judge_servers` says
-    where the config's judges answer.
+    where the config's judges answer, `environments` where the files lie of the user's own ones in it.
     """
 
     stage: str
@@ -38,6 +38,7 @@ class TrainingJob:
     stop: StopRequest
     nodes: int = 1
     judge_servers: dict[Role, JudgeServer] = field(default_factory=dict)
+    environments: dict[str, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def write_job(path: Path, job: TrainingJob) -> None:
         "checkpointing": job.checkpointing.model_dump(mode="json"),
         "stop": {"deadline": job.stop.deadline, "file": _text(job.stop.file)},
         "judge_servers": {role: server.model_dump(mode="json") for role, server in job.judge_servers.items()},
+        "environments": {name: _text(path) for name, path in job.environments.items()},
     }
     write_json(path, record | {name: _text(record[name]) for name in _PATHS})
 
@@ -69,6 +71,7 @@ def read_job(path: Path) -> TrainingJob:
     record["checkpointing"] = Checkpointing.model_validate(record["checkpointing"])
     servers = record["judge_servers"].items()
     record["judge_servers"] = {role: JudgeServer.model_validate(server) for role, server in servers}
+    record["environments"] = {name: Path(path) for name, path in record["environments"].items()}
     record["stop"] = StopRequest(record["stop"]["deadline"], _path(record["stop"]["file"]))
     return TrainingJob(**record)
 

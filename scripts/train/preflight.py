@@ -1,4 +1,4 @@
-"""Check a stage before anything is spent on it: its parent's gate, its batches, the disk, what trains it.
+"""Check a stage before anything is spent on it: its parent's gate, its batches, the disk, what trains it, its reward.
 
 Its blend's rows have been held against their contract before (scripts.data.check).
 """
@@ -18,12 +18,13 @@ from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_json
 from scripts.recipe.judges import roles_of
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Recipe
-from scripts.recipe.resolve import planned_step, read_config
+from scripts.recipe.models import GrpoStage, Recipe
+from scripts.recipe.resolve import own_environments, planned_step, read_config
 from scripts.recipe.site import Site
-from scripts.rewards.registry import check_row
+from scripts.rewards.registry import check_row, register
 from scripts.train.disk import shortage
 from scripts.train.nemo_rl_checks import findings
+from scripts.train.probe import longest_response, panel_of, sample_rows, try_made
 
 SHOWN = 10
 
@@ -63,6 +64,7 @@ def check_stage(
         problems += _nemo_rl_problems(name, recipe, site, manifest.parents[2])
     blend = recipe.blends[stage.blend]
     if stage.backend == "trl" and blend.kind == "prompts":
+        register(own_environments(recipe, name), config.get("environments"))
         allow, checks = frozenset(blend.allow), [partial(check_row, roles=roles_of(stage.judges))]
         problems += _unrewarded(manifest.with_name("train-split.jsonl"), allow, checks)
         if stage.blend in recipe.evaluation_blends():
@@ -71,7 +73,7 @@ def check_stage(
     if problems:
         raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
     planned = planned_step(config, rows)
-    return {
+    record = {
         "stage": name,
         "train_rows": rows,
         "rows_per_step": stage.rows_per_step,
@@ -79,6 +81,12 @@ def check_stage(
         "epochs": math.ceil(planned * stage.rows_per_step / rows),
         "tokens": _token_lengths(recipe, name, config, manifest, splits) if blend.format == "jsonl" else None,
     }
+    if isinstance(stage, GrpoStage):
+        samples = sample_rows(manifest.with_name("train-split.jsonl"), stage.probe.rows, frozenset(blend.allow))
+        found = try_made(samples, stage.probe, panel_of(stage), longest_response(config))
+        found.tell(name, stage.probe.action)
+        record["reward_probe"] = found.record
+    return record
 
 
 def _token_lengths(

@@ -19,7 +19,7 @@ from scripts.launch.ray_cluster import run_on_cluster
 from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import check_stage_name, load_recipe, load_site
 from scripts.recipe.models import GrpoStage, Recipe, Stage
-from scripts.recipe.resolve import planned_step, read_config, rows_of_manifest
+from scripts.recipe.resolve import own_environments, planned_step, read_config, rows_of_manifest
 from scripts.recipe.site import Site
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
 from scripts.train.backend import Place, TrainingJob, load_backend, load_cluster_backend, recognise_checkpoints
@@ -103,6 +103,7 @@ def train_stage(
                     stop=stop,
                     nodes=len(attempt.job.nodes) if attempt.job else 1,
                     judge_servers=stage.judge_servers if isinstance(stage, GrpoStage) else {},
+                    environments=own_environments(recipe, stage_name),
                 ),
                 step,
                 attempt,

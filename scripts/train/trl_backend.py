@@ -19,6 +19,7 @@ from transformers import logging as transformers_logging
 
 from scripts.errors import UserError
 from scripts.files import sha256_text
+from scripts.rewards.registry import register
 from scripts.train import trl_grpo, trl_preferences, trl_sft
 from scripts.train.backend import TrainingJob
 from scripts.train.policy import load_model
@@ -45,6 +46,7 @@ def train_rank(job: TrainingJob) -> None:
     if world_size() != job.nodes:
         raise ValueError(f"{job.stage} is to train on {job.nodes} nodes, but {world_size()} ranks are up")
     _check_release(job.config["release"])
+    register(job.environments, job.config.get("environments"))
     torch.set_num_threads(job.threads)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     transformers_logging.set_verbosity_error()

@@ -44,6 +44,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.train.scratch",
     "scripts.evaluate.generate",
     "scripts.evaluate.score",
+    "scripts.evaluate.probe",
 }
 MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")
 

@@ -293,7 +293,7 @@ def checked(tmp_path):
         recipe = yaml.safe_load(SHORT.read_text())
         recipe["blends"]["rlhf"]["environments"] = [of["agent_ref"]["name"]]
         recipe["source"] = {"kind": "folder", "path": "."}
-        recipe["stages"]["rlhf"] |= stage
+        recipe["stages"]["rlhf"] |= stage | {"probe": {"ask_judges": False}}  # there is none to ask
         recipe["evaluation"] |= evaluation or {}
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         for split in ("train-split.jsonl", "val-split.jsonl"):

@@ -1,0 +1,136 @@
+"""A user's own environment: one Python file, whose functions reward the rows that bear its name.
+
+``verify(row, response)`` scores one response, 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of one
+prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
+``good_answer(row)`` gives an answer that deserves the full reward. The file is the user's code and runs in the process
+that asks for rewards.
+"""
+
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from hashlib import sha256
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from math import isfinite
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from scripts.errors import UserError
+from scripts.rewards.judge import last_question
+
+Row = dict[str, Any]
+FUNCTIONS = {
+    "verify": ("row", "response"),
+    "compare": ("row", "responses"),
+    "check": ("row",),
+    "good_answer": ("row",),
+}
+SHOWN = 60
+
+
+class OwnEnvironment:
+    """The functions of an environment's file; whatever they do wrong is a UserError that names the file and the row."""
+
+    def __init__(self, name: str, path: Path, expected: str | None = None) -> None:
+        """Load the file; UserError when that fails, or its SHA-256 is not the expected one."""
+        self._name, self._path = name, path
+        self._functions = self._functions_of(self._load(expected))
+
+    @property
+    def compares(self) -> bool:
+        """Whether all rollouts of a prompt are rewarded together."""
+        return "compare" in self._functions
+
+    def verify(self, row: Row, response: str) -> float:
+        """The score of one response, 0 to 1."""
+        value = self._number("verify", self._call("verify", row, response), row)
+        if not 0 <= value <= 1:
+            raise self._error("verify", f"returned {value!r}, which is not from 0 to 1", row)
+        return value
+
+    def compare(self, row: Row, responses: list[str]) -> list[float]:
+        """The rewards of one prompt's rollouts, in their order."""
+        values = self._call("compare", row, list(responses))
+        if isinstance(values, str) or not hasattr(values, "__iter__"):
+            raise self._error("compare", f"returned {values!r} instead of a list of rewards", row)
+        values = [self._number("compare", value, row) for value in values]
+        if len(values) != len(responses):
+            raise self._error("compare", f"returned {len(values)} rewards for {len(responses)} responses", row)
+        return values
+
+    def check(self, row: Row) -> str | None:
+        """Why the row cannot be rewarded, or None."""
+        return self._text("check", row)
+
+    def good_answer(self, row: Row) -> str | None:
+        """An answer that deserves the full reward, or None."""
+        return self._text("good_answer", row)
+
+    def _load(self, expected: str | None) -> ModuleType:
+        try:
+            source = self._path.read_bytes()
+        except OSError as error:
+            raise UserError(f"environment {self._name}: {self._path}: {error.strerror}") from None
+        if expected is not None and sha256(source).hexdigest() != expected:
+            raise UserError(
+                f"environment {self._name}: {self._path} has changed since the stage was planned; start again to train "
+                "with what it says now"
+            )
+        name = f"own_environment_{sha256(self._name.encode()).hexdigest()[:16]}"
+        loader = SourceFileLoader(name, str(self._path))
+        module = module_from_spec(spec_from_loader(name, loader))
+        sys.modules[name] = module
+        try:
+            exec(loader.source_to_code(source, str(self._path)), module.__dict__)  # noqa: S102
+        except (Exception, SystemExit) as error:
+            raise UserError(f"environment {self._name}: {self._told(error)}") from error
+        return module
+
+    def _functions_of(self, module: ModuleType) -> dict[str, Callable[..., Any]]:
+        functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
+        if "verify" not in functions:
+            raise UserError(f"environment {self._name}: {self._path} defines no function verify(row, response)")
+        for name, function in functions.items():
+            try:
+                inspect.signature(function).bind(*FUNCTIONS[name])
+            except TypeError as error:
+                takes = ", ".join(FUNCTIONS[name])
+                raise UserError(
+                    f"environment {self._name}: {self._path}: {name} must take ({takes}): {error}"
+                ) from None
+        return functions
+
+    def _call(self, name: str, row: Row, *arguments: Any) -> Any:
+        try:
+            return self._functions[name](row, *arguments)
+        except (Exception, SystemExit) as error:
+            raise self._error(name, f"raised at {self._told(error)}", row) from error
+
+    def _text(self, name: str, row: Row) -> str | None:
+        value = self._call(name, row) if name in self._functions else None
+        if value is not None and not isinstance(value, str):
+            raise self._error(name, f"returned {value!r}, which is neither a text nor None", row)
+        return value
+
+    def _number(self, name: str, value: Any, row: Row) -> float:
+        if not isinstance(value, Real) or not isfinite(value):
+            raise self._error(name, f"returned {value!r}, which is no finite number", row)
+        return float(value)
+
+    def _error(self, name: str, says: str, row: Row) -> UserError:
+        question = " ".join(last_question(row).split())
+        shown = question if len(question) <= SHOWN else f"{question[: SHOWN - 3]}..."
+        return UserError(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {shown!r})")
+
+    def _told(self, error: BaseException) -> str:
+        """Where in the file it was raised, and what."""
+        what = "".join(traceback.format_exception_only(error)[-1:]).strip()
+        if isinstance(error, SyntaxError) and error.filename == str(self._path):
+            return f"{self._path}:{error.lineno}: {what}"
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(self._path)), None)
+        return f"{self._path}:{line}: {what}" if line else f"{self._path}: {what}"

@@ -1,0 +1,200 @@
+"""A user's own environment is one Python file that the recipe names; what is wrong with it is said by file and row."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.errors import UserError
+from scripts.files import write_json
+from scripts.recipe.load import load_recipe
+from scripts.recipe.models import Checkpointing
+from scripts.recipe.resolve import own_environments, resolve_stage
+from scripts.rewards.registry import VERIFIERS, check_row, register, reward_group, scores
+from scripts.train.backend import TrainingJob, read_job, write_job
+from scripts.train.preflight import check_stage
+from scripts.train.stop import StopRequest
+from tests.conftest import ROOT, SHORT
+
+EXAMPLE = "config/environments/word_count.py"
+
+
+def row(words: object = 3, name: str = "word_count") -> dict:
+    agent = {"type": "responses_api_agents", "name": name}
+    return {"agent_ref": agent, "responses_create_params": {"input": f"say {words} of them"}, "words": words}
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    known = dict(VERIFIERS)
+    yield
+    VERIFIERS.clear()
+    VERIFIERS.update(known)
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """The short recipe with an environment of the user's in the blend rlvr1."""
+
+    def write(file: str | Path = EXAMPLE, name: str = "word_count", **changes: object):
+        values = yaml.safe_load(SHORT.read_text())
+        values["source"] = {"kind": "folder", "path": "."}
+        values["environments"] = {name: str(file)}
+        values["blends"]["rlvr1"]["environments"] = [name]
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(values | changes))
+        return load_recipe(path)
+
+    return write
+
+
+@pytest.fixture
+def own(tmp_path):
+    """An environment `mine` of given source text."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        register({"mine": path})
+        return path
+
+    return write
+
+
+def test_the_example_rewards_its_rows_wherever_rewards_are_asked_for():
+    register({"word_count": ROOT / EXAMPLE})
+    assert reward_group(row(2), ["one two", "one", "one one", "", "say 2"]) == [1, 0.5, 0, 0, 0]
+    assert scores([(row(2), "some words")]) == [1.0]
+    assert check_row(row(3)) is None
+    assert check_row(row("x")) == "words is 'x' instead of a number from 1 on"
+
+
+def test_what_the_file_says_is_part_of_the_config_of_stages_whose_blend_lists_it(recipe, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("def verify(row, response): return 0.0\n")
+    loaded = recipe(mine, "mine")
+    assert own_environments(loaded, "rlvr1") == own_environments(loaded) == {"mine": mine}
+    assert own_environments(loaded, "rlhf") == own_environments(loaded, "sft") == {}
+    before = resolve_stage(loaded, "rlvr1")
+    assert "environments" not in resolve_stage(loaded, "rlhf")
+    mine.touch()
+    assert resolve_stage(loaded, "rlvr1") == before
+    mine.write_text("def verify(row, response): return 1.0\n")
+    assert resolve_stage(loaded, "rlvr1")["environments"] != before["environments"]
+    with pytest.raises(UserError, match=r"mine.py has changed since the stage was planned"):
+        register(own_environments(loaded), before["environments"])
+
+
+def test_a_recipes_mistakes_are_named_by_line(recipe):
+    with pytest.raises(UserError, match=r"recipe.yaml:\d+: environments.mine: no such file: .*/nowhere.py"):
+        recipe("nowhere.py", "mine")
+    with pytest.raises(UserError, match=r"environments.mcqa_simple_agent: an environment has this name already"):
+        recipe(name="mcqa_simple_agent")
+    with pytest.raises(UserError, match=r"'word_count' is not known; did you mean word_counts\?"):
+        recipe(environments={"word_counts": EXAMPLE})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import no_such_module\n", r"mine.py:1: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("\ndef verify(row:\n", r"mine.py:\d: SyntaxError"),
+        ("import sys\nsys.exit(3)\n", r"mine.py:2: SystemExit: 3"),
+        ("def verfy(row, response): return 1.0\n", r"mine.py defines no function verify\(row, response\)"),
+        ("def verify(row): return 1.0\n", r"verify must take \(row, response\): too many positional arguments"),
+        ("verify = 3\n", r"verify must take \(row, response\): 3 is not a callable object"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_message(own, text, says):
+    with pytest.raises(UserError, match=says) as error:
+        own(text)
+    assert str(error.value).startswith("environment mine: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("return None", "verify of .*mine.py returned None, which is no finite number"),
+        ("return float('nan')", "returned nan, which is no finite number"),
+        ("return '1'", "returned '1', which is no finite number"),
+        ("return 1.5", "returned 1.5, which is not from 0 to 1"),
+        ("return 1 / row['zero']", r"verify of .*mine.py raised at .*mine.py:2: KeyError: 'zero'"),
+        ("return len(response) and json", r"raised at .*mine.py:2: NameError"),
+        ("raise SystemExit", r"raised at .*mine.py:2: SystemExit"),
+    ],
+)
+def test_what_verify_does_wrong_is_named_with_the_row(own, body, says):
+    own(f"def verify(row, response):\n    {body}\n")
+    with pytest.raises(UserError, match=says) as error:
+        reward_group(row(3, "mine"), ["a"])
+    assert "(the row that asks 'say 3 of them')" in str(error.value)
+
+
+def test_compare_rewards_a_group_together_and_stands_in_for_verify(own):
+    own("def verify(row, response): return True\ndef compare(row, responses): return [len(it) for it in responses]\n")
+    assert reward_group(row(3, "mine"), ["a", "bbb"]) == [1.0, 3.0]
+    assert scores([(row(3, "mine"), "a")]) == [1.0]
+    for returned, says in (("[1.0]", "returned 1 rewards for 2 responses"), ("3", "returned 3 instead of a list")):
+        own(f"def verify(row, response): return 1.0\ndef compare(row, responses): return {returned}\n")
+        with pytest.raises(UserError, match=says):
+            reward_group(row(3, "mine"), ["a", "b"])
+
+
+@pytest.fixture
+def job(recipe, tmp_path):
+    """Two steps of stage rlvr1 on the example's rows."""
+    loaded = recipe()
+    rows = [row(number % 4 + 2) for number in range(20)]
+    for name in ("train-split.jsonl", "val-split.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(it) + "\n" for it in rows))
+    write_json(tmp_path / "manifest.json", {name: {"rows": len(rows)} for name in ("train", "validation")})
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
+    return TrainingJob(
+        stage="rlvr1",
+        config=resolve_stage(loaded, "rlvr1") | {"model": loaded.model.model_dump(mode="json")},
+        train_split=tmp_path / "train-split.jsonl",
+        parent_model=None,
+        run=tmp_path / "run",
+        resume_from=None,
+        max_num_steps=2,
+        checkpointing=Checkpointing(save_period=1000),
+        threads=1,
+        stop=StopRequest(),
+        environments=own_environments(loaded, "rlvr1"),
+    )
+
+
+def test_the_preflight_tries_it_and_names_the_row_that_it_cannot_reward(job, recipe, tmp_path, capsys):
+    write_json(tmp_path / "parent.json", {"files": {}})
+
+    def check() -> dict:
+        place = (job.config, tmp_path / "manifest.json", tmp_path / "run", None, tmp_path / "parent.json")
+        return check_stage(recipe(), "rlvr1", *place)
+
+    tried = check()["reward_probe"]["word_count"]
+    assert tried["by_kind"]["good"] == {"the right answer": 1.0}
+    assert tried["by_kind"]["adversarial"]["a copy of the prompt"] == 0.0
+    split = tmp_path / "train-split.jsonl"
+    split.write_text(split.read_text() + json.dumps(row(-1)) + "\n")
+    with pytest.raises(UserError, match=r"train-split.jsonl:21: words is -1 instead of a number"):
+        check()
+
+
+def test_it_travels_with_the_job_to_where_ranks_train(job, tmp_path):
+    write_job(tmp_path / "job.json", job)
+    assert read_job(tmp_path / "job.json").environments == {"word_count": ROOT / EXAMPLE}
+
+
+def test_it_is_really_trained_with(job):
+    pytest.importorskip("torch")
+    from scripts.train.trl_backend import train
+
+    train(job)
+    steps = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in steps] == [1, 2]
+    assert all(0 <= step["environment_rewards"]["word_count"] <= 1 for step in steps)
+    assert (job.run / "checkpoints/step_2").is_dir()
+    with pytest.raises(UserError, match="has changed since the stage was planned"):
+        train(replace(job, config=job.config | {"environments": {"word_count": "0" * 64}}))
