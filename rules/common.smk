@@ -250,8 +250,12 @@ def holdout_of(wildcards):
 def options_of_fill(wildcards):
     """The filler's options that only some blends need."""
     blend = RECIPE.blends[wildcards.blend]
-    test = f"--test {blend.test}" if blend.test else ""
-    return " ".join([test, sample_option(), "--unrewarded" if blend.kind == "preferences" else ""])
+    options = ["--test", str(blend.test)] if blend.test else []
+    options += sample_option()
+    options += ["--unrewarded"] if blend.kind == "preferences" else []
+    if blend.reasoning:
+        options += ["--reasoning", blend.reasoning.model_dump_json(), "--seed", str(RECIPE.seed)]
+    return options
 
 
 def splits_of_blend(wildcards):
@@ -283,7 +287,7 @@ def missing_images_of(wildcards):
 
 def sample_option():
     """The option for a trial with few rows; none for all of them."""
-    return f"--sample {CONFIG.sample}" if CONFIG.sample else ""
+    return ["--sample", str(CONFIG.sample)] if CONFIG.sample else []
 
 
 def stage_labels(wildcards):

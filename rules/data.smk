@@ -54,7 +54,7 @@ rule fill:
         options=options_of_fill,
         directory=subpath(output.manifest, parent=True),
     shell:
-        "python -m scripts.data.fill --source {input.blend:q} --holdout {params.holdout} {params.options}"
+        "python -m scripts.data.fill --source {input.blend:q} --holdout {params.holdout} {params.options:q}"
         " --workers {threads} --output {params.directory:q} 2> {log:q}"
 
 
@@ -91,9 +91,9 @@ rule check:
         f"{RESULTS}/data/{{blend}}/check.json",
     log:
         f"{RESULTS}/logs/check-{{blend}}.log",
-    retries: 0
     wildcard_constraints:
         blend=one_of(blends_of("jsonl")),
+    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: 2

@@ -31,7 +31,7 @@ rule mmpr:
     shell:
         "python -m scripts.data.mmpr --source {params.published:q} --source-record {input.source:q}"
         " --output {params.directory:q} --threads {threads} --missing-images {params.missing_images}"
-        " {params.sample} > {log:q} 2>&1"
+        " {params.sample:q} > {log:q} 2>&1"
 
 
 rule mmpr_tiny:
@@ -64,4 +64,4 @@ rule mmpr_tiny:
     shell:
         "python -m scripts.data.mmpr_tiny --source {params.published:q} --source-record {input.source:q}"
         " --output {params.directory:q} --holdout {params.holdout} --threads {threads}"
-        " {params.sample} > {log:q} 2>&1"
+        " {params.sample:q} > {log:q} 2>&1"

@@ -27,6 +27,7 @@ from scripts.data.source_record import not_as_recorded
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, read_json, scratch_directory, write_json
+from scripts.recipe.models import Reasoning
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
 WRITE_BACK_BYTES = 32 << 20
@@ -79,14 +80,17 @@ def fill_blend(
     test: int = 0,
     sample: int | None = None,
     is_rewarded: bool = True,
+    reasoning: Reasoning | None = None,
+    seed: int = 0,
     hashes: Mapping[str, str] | None = None,
     workers: int = 1,
 ) -> dict[str, Any]:
     """Write the splits below `output`; returns what the manifest says of them. The same for any number of workers.
 
     `holdout`, `test` and `sample` are those of ``scripts.data.holdout.parts_of``; `is_rewarded`: every row must name
-    its environment; `hashes`: the XXH3-128 that source and tables should have, by path from the source's folder.
-    UserError names the bad rows, or what else is wrong, and leaves what stood there before.
+    its environment; `reasoning`: what demonstrations lose of theirs, decided by `seed`; `hashes`: the XXH3-128 that
+    source and tables should have, by path from the source's folder. UserError names the bad rows, or what else is
+    wrong, and leaves what stood there before.
     """
     parts, hashes = parts_of(source, holdout, test, sample), hashes or {}
     found: Counter[str] = Counter()
@@ -95,7 +99,8 @@ def fill_blend(
     paths = [output / FILES[name] for name in parts]
     with scratch_directory(output / "tables") as scratch, open_atomically(*paths) as files:
         splits = {name: Split(file) for name, file in zip(parts, files, strict=True)}
-        resolve = partial(resolve_block, tables=ExternalTables(tables, scratch, hashes), is_rewarded=is_rewarded)
+        external = ExternalTables(tables, scratch, hashes)
+        resolve = partial(resolve_block, tables=external, is_rewarded=is_rewarded, reasoning=reasoning, seed=seed)
         blocks = (block for part in parts.values() for block in blocks_of(source, part.start, part.end))
         for resolved in in_order(resolve, blocks, workers):
             data = resolved.block.read()
@@ -151,6 +156,8 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=0, help="rows before those that become a test split")
     parser.add_argument("--sample", type=int, help="only so many training rows, and a tenth as many held-out ones")
     parser.add_argument("--unrewarded", action="store_true", help="preferences, whose rows name no environment")
+    parser.add_argument("--reasoning", type=Reasoning.model_validate_json, help="a blend's reasoning option, as JSON")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of rows whose reasoning is cut")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="folder for the splits and manifest.json")
     arguments = parser.parse_args()
@@ -164,6 +171,8 @@ def main() -> None:
         arguments.test,
         arguments.sample,
         not arguments.unrewarded,
+        arguments.reasoning,
+        arguments.seed,
         {path: described["xxh3"] for path, described in record["files"].items()},
         arguments.workers,
     )

@@ -16,9 +16,11 @@ import xxhash
 
 from scripts.data.blocks import Block
 from scripts.data.placeholders import Unresolved, resolve
+from scripts.data.reasoning import control_line
 from scripts.data.rows import environment_of, parse_row
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
+from scripts.recipe.models import Reasoning
 
 SHOWN = 20
 BOM = codecs.BOM_UTF8
@@ -53,7 +55,7 @@ class _Seen(msgspec.Struct):
 
 
 _SEEN = msgspec.json.Decoder(_Seen)
-BAD = (_BadRow, Unresolved, msgspec.MsgspecError, UnicodeError, RecursionError)
+BAD = (_BadRow, Unresolved, msgspec.MsgspecError, ValueError, RecursionError)
 
 
 @dataclass
@@ -86,8 +88,13 @@ class ResolvedBlock:
         return b"".join([*pieces, view[at:]])
 
 
-def resolve_block(block: Block, tables: ExternalTables, is_rewarded: bool) -> ResolvedBlock:
-    """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it."""
+def resolve_block(
+    block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: Reasoning | None = None, seed: int = 0
+) -> ResolvedBlock:
+    """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it.
+
+    Demonstrations lose some of their reasoning where `reasoning` is given (scripts.data.reasoning).
+    """
     data = block.read()
     result = ResolvedBlock(block)
     has_returns, tables = b"\r" in data, replace(tables)
@@ -107,6 +114,8 @@ def resolve_block(block: Block, tables: ExternalTables, is_rewarded: bool) -> Re
             if has_returns and b"\r" in line:
                 raise _BadRow("a carriage return inside the row, where readers would cut it; remove it")
             instead = _resolve_row(line, result, tables, is_rewarded)
+            if reasoning is not None:
+                instead = control_line(instead, reasoning, seed)
         except BAD as error:
             if line.strip():
                 _refuse(result, number, line, is_rewarded, error)

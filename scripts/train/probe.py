@@ -46,7 +46,7 @@ class Tried(NamedTuple):
 
 @dataclass
 class Findings:
-    """What a probe found: a small deterministic record, what stops the stage, what is worth a look, and times."""
+    """What a probe found: a small record, what stops the stage, what is worth a look, how long it took."""
 
     record: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)

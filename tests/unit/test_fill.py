@@ -23,6 +23,7 @@ from scripts.data.synthesize import TABLE_SCHEMA
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
 from scripts.files import write_json
+from scripts.recipe.models import Reasoning
 from tests.conftest import ROOT
 
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
@@ -554,3 +555,23 @@ def test_a_damaged_table_is_refused_or_gives_texts(data, shared_tables, tmp_path
     else:
         row = json.loads((folder / "out/train-split.jsonl").read_text())
         assert isinstance(row["question"], str) and isinstance(row["expected_answer"], str)
+
+
+# --- reasoning control ---
+
+
+def test_demonstrations_lose_the_reasoning_that_the_blend_says(shared_tables, write_rows, tmp_path):
+    def row(number: int) -> dict:
+        answer = {"role": "assistant", "content": f"<think>one two three {number}</think>so"}
+        return {**AGENT, "messages": [{"role": "user", "content": "q"}, answer]}
+
+    blend = write_rows("shown.jsonl", [row(number) for number in range(200)])
+    reasoning = Reasoning(strip_share=0.5)
+    described = [
+        fill_blend(blend, shared_tables, tmp_path / str(seed), 1, reasoning=reasoning, seed=seed) for seed in (1, 1, 2)
+    ]
+    assert described[0] == described[1] != described[2]
+    rows = [json.loads(line) for line in (tmp_path / "1/train-split.jsonl").read_text().splitlines()]
+    stripped = [row for row in rows if row["messages"][-1]["content"] == "<think></think>so"]
+    assert 70 < len(stripped) < 130
+    assert [row for row in rows if row not in stripped] == [row(n) for n in range(199) if row(n) in rows]
