@@ -91,9 +91,9 @@ rule check:
         f"{RESULTS}/data/{{blend}}/check.json",
     log:
         f"{RESULTS}/logs/check-{{blend}}.log",
-    retries: 0
     wildcard_constraints:
         blend=one_of(blends_of("jsonl")),
+    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: 2

@@ -40,12 +40,9 @@ def score_model(
     return {name: {"rows": len(found[name]), "score": round(fmean(found[name]), 6)} for name in sorted(found)}
 
 
-def judges_of(path: Path | None) -> Panel | None:
-    """The judges that a recipe names for its evaluation; the user's own environments reward from now on as well."""
-    recipe = load_recipe(path) if path else None
-    if recipe:
-        register(own_environments(recipe))
-    evaluation = recipe.evaluation if recipe else None
+def judges_of(recipe: Path | None) -> Panel | None:
+    """The judges that a recipe names for its evaluation."""
+    evaluation = load_recipe(recipe).evaluation if recipe else None
     if not isinstance(evaluation, Evaluation) or evaluation.judges is None:
         return None
     return Panel(evaluation.judges, evaluation.judge_servers)
@@ -75,6 +72,8 @@ def main() -> None:
     transformers_logging.disable_progress_bar()
     decoding = {key: getattr(arguments, key) for key in ("max_new_tokens", "temperature", "seed")}
     panel = judges_of(arguments.recipe)
+    if arguments.recipe is not None:
+        register(own_environments(load_recipe(arguments.recipe)))
     if (arguments.parent_eval is None) == (arguments.config is None):
         raise UserError("give either --parent-eval or, for a stage without a parent, --config")
     if arguments.parent_eval is not None:

@@ -55,7 +55,8 @@ class Findings:
 
     def tell(self, stage: str, action: str) -> None:
         """Print times and warnings; UserError with the problems, unless they are to be warned of as well."""
-        print("\n".join(self.times), file=sys.stderr)
+        for line in self.times:
+            print(line, file=sys.stderr)
         stops = self.problems if action == "stop" else []
         for finding in [*self.warnings, *(self.problems if action == "warn" else [])]:
             print(f"warning: {stage}: reward probe: {finding}", file=sys.stderr)
