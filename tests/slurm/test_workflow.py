@@ -49,7 +49,7 @@ def test_the_chain_runs_to_its_report_and_a_stage_trains_on_two_hosts(trained, s
 
 def test_decisions_are_taken_beside_snakemake_and_the_rest_is_submitted(trained):
     submitted = set(re.findall(r"^ *rule (\w+):", trained.output, re.MULTILINE))
-    assert submitted == {"fill", "train", "export", "evaluate"}
+    assert submitted == {"fill", "check", "train", "export", "evaluate"}
 
 
 def test_nothing_is_left_to_do_afterwards_and_slurm_is_not_needed_to_see_that(trained, monkeypatch):

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -133,14 +135,14 @@ def test_a_run_goes_on_with_another_number_of_nodes(stages):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
+def cluster():
     """A Ray cluster of two nodes, both on this machine."""
     ip, port = ray.util.get_node_ip_address(), free_port()
     address = f"{ip}:{port}"
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
     start = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1", f"--node-ip-address={ip}"]
     start += ["--object-store-memory=100000000"]
-    folder = tmp_path_factory.mktemp("ray", numbered=False)
+    folder = Path(tempfile.mkdtemp())  # a short path: a socket's has room for 107 bytes
     nodes = []
     try:
         for options in (["--head", f"--port={port}", "--include-dashboard=false"], [f"--address={address}"]):
@@ -159,6 +161,7 @@ def cluster(tmp_path_factory):
         psutil.wait_procs(running, timeout=10)
         for node in nodes:
             node.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Cluster:
