@@ -19,6 +19,7 @@ from scripts.data.archives import extract_folder, files_below
 from scripts.data.index import remove_files, require_files, rows_to_read, write_index
 from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, sha256_file, write_text
+from scripts.recipe.models import IMAGE_FILES
 
 TABLE = "mmpr_tiny.parquet"
 IMAGES = "MMPR-Tiny/images"
@@ -35,7 +36,7 @@ def prepare_mmpr_tiny(
     `sample`, for a trial, is how many rows to train on: the table's first after those held out. UserError, and neither
     mark nor manifest, when a row lacks what the loader takes from it.
     """
-    require_files(source, (TABLE, "images.zip"))
+    require_files(source, IMAGE_FILES["mmpr_tiny"])
     remove_files(output, (READY, TABLE))
     images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
     rows, several = _check_rows(source / TABLE, output)
@@ -108,8 +109,16 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
     parser.add_argument("--holdout", type=int, required=True, help="rows for validation, as the stage's data.val_size")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
+    parser.add_argument("--sample", type=int, help="for a trial: rows to train on")
     arguments = parser.parse_args()
-    prepare_mmpr_tiny(arguments.source, arguments.source_record, arguments.output, arguments.holdout, arguments.threads)
+    prepare_mmpr_tiny(
+        arguments.source,
+        arguments.source_record,
+        arguments.output,
+        arguments.holdout,
+        arguments.threads,
+        arguments.sample,
+    )
 
 
 if __name__ == "__main__":

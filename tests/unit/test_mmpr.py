@@ -454,6 +454,15 @@ def test_a_trial_of_tiny_has_a_shorter_table(prepare_tiny):
     ]
 
 
+def test_the_program_takes_the_sample_that_its_rule_hands_it(prepare_tiny, tmp_path):
+    output = prepare_tiny([tiny_row(number) for number in range(40)])
+    command = [sys.executable, "-m", "scripts.data.mmpr_tiny", "--source", str(tmp_path / "source/vision")]
+    command += ["--source-record", str(tmp_path / "record.json"), "--output", str(output), "--holdout", "3"]
+    subprocess.run([*command, "--sample", "18"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    manifest = read_json(output / "manifest.json")
+    assert [manifest[side]["rows"] for side in ("train", "validation")] == [18, 2]
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
