@@ -14,6 +14,11 @@ class CutOffError(UserError):
     """Something from outside ended the work (a kill, a lost node): the next attempt may go well."""
 
 
+def shortened(text: str, length: int) -> str:
+    """A text of at most so many characters, for a message; dots stand for what is left out."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def run_program(main: Callable[[], int | None]) -> None:
     """Run a command-line program; a UserError ends it with one message, without a traceback.
 

@@ -20,7 +20,7 @@ from scripts.data.blocks import Block, blocks_of
 from scripts.data.contract import FORMS, Demonstration, Row, contract_of, form_of, problem_of
 from scripts.data.parallel import default_workers, in_order
 from scripts.data.rows import RowError, decode_row, decode_rows, key_of
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError, run_program, shortened
 from scripts.files import write_json
 from scripts.recipe.models import nearest
 
@@ -99,8 +99,7 @@ class Tally:
 
 def _tidy(text: str) -> str:
     """A text on one line of the table."""
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST_PROBLEM else f"{text[: LONGEST_PROBLEM - 3]}..."
+    return shortened(" ".join(text.split()), LONGEST_PROBLEM)
 
 
 def _gist(problem: str) -> str:

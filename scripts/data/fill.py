@@ -23,7 +23,7 @@ from scripts.data.blocks import blocks_of
 from scripts.data.holdout import Part, parts_of
 from scripts.data.parallel import default_workers, in_order
 from scripts.data.resolve import SHOWN, ResolvedBlock, resolve_block
-from scripts.data.source_record import not_as_recorded
+from scripts.data.source_record import not_as_recorded, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, read_json, scratch_directory, write_json
@@ -176,11 +176,7 @@ def main() -> None:
         {path: described["xxh3"] for path, described in record["files"].items()},
         arguments.workers,
     )
-    origin = record["blends"][source.stem]
-    write_json(
-        output / "manifest.json",
-        {"blend": output.name, "source": {"name": origin["source"], "revision": origin["revision"]}, **described},
-    )
+    write_json(output / "manifest.json", {"blend": output.name, "source": origin_of(record, source.stem), **described})
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from scripts.data.source_record import origin_of
 from scripts.errors import UserError
 from scripts.files import open_atomically, read_json, write_json
 
@@ -43,7 +44,7 @@ def write_index(
     `rows` are those that the loader takes for training and for validation; `checked` is what ``check.json`` tells. No
     environment of Gym rewards such rows, so the manifest names none.
     """
-    source = read_json(record)["blends"][output.name]
+    origin = origin_of(read_json(record), output.name)
     sides = {}
     with open_atomically(output / "train-split.jsonl", output / "val-split.jsonl") as files:
         for name, file, lines, count in zip(("train", "validation"), files, (train, validation), rows, strict=True):
@@ -52,5 +53,4 @@ def write_index(
             sha256 = hashlib.sha256(content).hexdigest()
             sides[name] = {"rows": count, "bytes": len(content), "sha256": sha256, "environments": {}}
     write_json(output / "check.json", {"blend": output.name, **checked})
-    origin = {"name": source["source"], "revision": source["revision"]}
     write_json(output / "manifest.json", {"blend": output.name, "source": origin, **sides})

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from scripts.data.blocks import Block, blocks_of
 from scripts.data.parallel import default_workers, in_order
-from scripts.data.rows import parse_row
+from scripts.data.rows import RowError, decode_row
 from scripts.errors import UserError, run_program
 from scripts.recipe.models import PretrainedModel, ScratchModel
 
@@ -97,10 +97,9 @@ def _count_block(block: Block, tokenizer: str, limit: int, every: int) -> Length
 
 def _row(line: bytes, block: Block, number: int) -> dict[str, Any]:
     try:
-        row = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        row = None
-    return row if isinstance(row, dict) else parse_row(line, block.path, block.lines_before() + number)
+        return decode_row(line)
+    except RowError as error:
+        raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
 
 
 def _texts_of(row: dict[str, Any]) -> Iterator[str]:

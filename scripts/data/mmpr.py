@@ -23,7 +23,7 @@ from scripts.data.parallel import in_order
 from scripts.data.rows import parse_row
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, replace_directory, write_json
-from scripts.recipe.models import MMPR_HOLDOUT
+from scripts.recipe.models import IMAGE_FILES, MMPR_HOLDOUT
 
 META = "meta/meta_public.json"
 SEED = 42
@@ -58,7 +58,7 @@ def prepare_mmpr(
     about as many of each subset, with no other images. UserError, and no manifest, when the data are incomplete or the
     loader would not find them.
     """
-    require_files(source, ("meta.json", "annotations.zip", "images.zip"))
+    require_files(source, IMAGE_FILES["mmpr"])
     remove_files(output, (META,))
     meta = _rewritten(source / "meta.json")
     extract_folder(source / "annotations.zip", "annotations", output / "MMPR/annotations", threads)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.data.contract import form_of
+
 Messages = list[dict[str, Any]]
 
 
@@ -17,7 +19,7 @@ class Preference:
 
 def preference_of(row: dict[str, Any]) -> Preference:
     """The preference that a row of either form states."""
-    if "completions" not in row:
+    if form_of(row) == "pair":
         return Preference(
             _as_messages(row["prompt"], "user"),
             _as_messages(row["chosen"], "assistant"),

@@ -7,6 +7,12 @@ from typing import Any
 import xxhash
 
 
+def origin_of(record: dict[str, Any], blend: str) -> dict[str, str]:
+    """What a manifest says of where its blend comes from, by the source's record."""
+    origin = record["blends"][blend]
+    return {"name": origin["source"], "revision": origin["revision"]}
+
+
 def describe_file(path: Path) -> dict[str, Any]:
     """A file's size in bytes, its SHA-256, and its XXH3 of 128 bits, which a later reader checks at no cost."""
     size, sha256, xxh3 = 0, hashlib.sha256(), xxhash.xxh3_128()

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scripts.errors import UserError
+from scripts.errors import UserError, shortened
 from scripts.rewards.judge import last_question
 
 Row = dict[str, Any]
@@ -123,8 +123,8 @@ class OwnEnvironment:
 
     def _error(self, name: str, says: str, row: Row) -> UserError:
         question = " ".join(last_question(row).split())
-        shown = question if len(question) <= SHOWN else f"{question[: SHOWN - 3]}..."
-        return UserError(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {shown!r})")
+        asks = shortened(question, SHOWN)
+        return UserError(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
 
     def _told(self, error: BaseException) -> str:
         """Where in the file it was raised, and what."""

@@ -132,14 +132,18 @@ def scores(answered: list[tuple[Row, str]], panel: Panel | None = None) -> list[
     return _apply(answered, panel, score, judge)
 
 
+def judged_by(name: str, panel: Panel | None) -> Judged | None:
+    """How the panel's judges reward the responses of an environment; None where none of them does."""
+    judged = JUDGED.get(name)
+    return judged if panel is not None and judged is not None and judged.role in panel.roles else None
+
+
 def _apply(answered: list, panel: Panel | None, verify: Callable, judge: Callable) -> list:
     """What `verify` or, where the panel has the judge of a row's environment, `judge` says of each row's responses."""
     asked = {
         place: judged
         for place, (row, _) in enumerate(answered)
-        if panel is not None
-        and (judged := JUDGED.get(row["agent_ref"]["name"])) is not None
-        and judged.role in panel.roles
+        if (judged := judged_by(row["agent_ref"]["name"], panel)) is not None
     }
     said = iter(panel.gather(judge(judged, *answered[place]) for place, judged in asked.items()) if asked else ())
     return [next(said) if place in asked else verify(*it) for place, it in enumerate(answered)]

@@ -16,17 +16,17 @@ from statistics import fmean, median, pvariance
 from typing import Any, NamedTuple
 
 from scripts.data.rows import environment_of, key_of, read_rows
-from scripts.errors import UserError
+from scripts.errors import UserError, shortened
 from scripts.recipe.models import GrpoStage
 from scripts.recipe.probe import Probe
 from scripts.rewards.judge import JudgeUnavailable, Panel
-from scripts.rewards.judged import JUDGED
 from scripts.rewards.made import Made, answers_of, made_responses
-from scripts.rewards.registry import VERIFIERS, check_row, reward_groups
+from scripts.rewards.registry import VERIFIERS, check_row, judged_by, reward_groups
 
 Row = dict[str, Any]
 BYTES_PER_TOKEN = 4
 SLOW, PATIENCE = 5, 30
+SHOWN = 80
 
 
 class Sampled(NamedTuple):
@@ -69,11 +69,6 @@ def panel_of(stage: GrpoStage) -> Panel | None:
     return Panel(stage.judges, stage.judge_servers) if stage.judges and stage.probe.ask_judges else None
 
 
-def is_judged(name: str, panel: Panel | None) -> bool:
-    """Whether an environment's responses are rewarded by one of these judges."""
-    return panel is not None and name in JUDGED and JUDGED[name].role in panel.roles
-
-
 def rewardable(samples: dict[str, list[Sampled]], panel: Panel | None) -> dict[str, list[Sampled]]:
     """The sampled rows, less those that only judges reward whom the panel lacks."""
     roles = panel.roles if panel else ()
@@ -112,8 +107,8 @@ def try_made(samples: dict[str, list[Sampled]], probe: Probe, panel: Panel | Non
     """
     found = Findings()
     for name, rows in rewardable(samples, panel).items():
-        judged = is_judged(name, panel)
-        trial = _Trial(name, probe, JUDGED[name].compare if judged else VERIFIERS[name].compare, judged)
+        judged = judged_by(name, panel)
+        trial = _Trial(name, probe, (judged or VERIFIERS[name]).compare, judged is not None)
         good_answer = VERIFIERS[name].good_answer if name in VERIFIERS else None
         answers = [answers_of(row, good_answer) for _, row in rows]
         for sampled, told in zip(rows, answers, strict=True):
@@ -200,8 +195,8 @@ class _Trial:
             first = next(tried for tried in self._tried if tried.made.kind == "good")
             found.problems.append(
                 f"{self.name} pays right answers {fmean(good):.3g} and wrong ones {fmean(bad):.3g} on average (the "
-                f"first: {first.place}, {first.reward:g} for {_short(first.made.text)}); mend what the rows expect, or "
-                "the verifier"
+                f"first: {first.place}, {first.reward:g} for {shortened(first.made.text, SHOWN)!r}); mend what the "
+                "rows expect, or the verifier"
             )
         self._judge_paid(found)
         self._judge_forms(found)
@@ -285,10 +280,6 @@ def spread(groups: list[list[float]]) -> dict[str, Any]:
 def longest_response(config: dict[str, Any]) -> int:
     """About how many characters the stage's policy may answer."""
     return BYTES_PER_TOKEN * config["policy"]["generation"]["max_new_tokens"]
-
-
-def _short(text: str, length: int = 80) -> str:
-    return repr(text if len(text) <= length else f"{text[: length - 3]}...")
 
 
 class TooSlow(BaseException):
