@@ -329,7 +329,8 @@ def test_the_judge_sees_the_conversation_and_the_answers_without_their_reasoning
         reward_groups([(row, ["<think>hm</think>A", "<think>cut off"])], panel(served.base_url))
     conversation = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
     answers = [{"role": "response_1", "content": "A"}, {"role": "response_2", "content": "None"}]
-    assert served.asked[0]["messages"] == [*conversation, *answers]
+    first = next(asked for asked in served.asked if asked["messages"][2]["content"] == "A")  # both are asked at once
+    assert first["messages"] == [*conversation, *answers]
 
 
 def test_a_principle_stands_before_the_answers_where_one_is_used():

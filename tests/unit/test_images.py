@@ -767,6 +767,7 @@ def test_no_more_run_at_a_time_than_asked_for(fetcher, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stopping_leaves_nothing_half_made(fetcher, number):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in a shell's background inherit that it is ignored
     fetch = fetcher('echo half > "$2"; exec sleep 60')
     process = subprocess.Popen(fetch.command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 20

@@ -3,6 +3,7 @@
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -293,7 +294,11 @@ def test_a_row_that_cannot_be_rewarded_here_is_refused():
         ("calendar", "calendar_simple_agent"),
         ("code_gen", "code_gen_simple_agent"),
         ("instruction_following", "instruction_following_simple_agent"),
-        ("reasoning_gym", "reasoning_gym_simple_agent"),
+        pytest.param(
+            "reasoning_gym",
+            "reasoning_gym_simple_agent",
+            marks=pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"),
+        ),
         ("structured_outputs", "structured_outputs_simple_agent"),
         ("workplace_assistant", "workplace_assistant_simple_agent"),
         ("single_step_tool_use_with_argument_comparison", "single_step_tool_use_with_argument_comparison_agent"),
