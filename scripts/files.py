@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 from scripts.errors import UserError
 
+WRITE_BUFFER = 1 << 18
+
 
 def canonical_json(value: Any) -> str:
     """JSON text that is equal for equal values: sorted keys, no spaces, no NaN."""
@@ -55,7 +57,7 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
             for path, temporary in zip(paths, temporaries, strict=True):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _remove_leftovers(path)
-                files.append(stack.enter_context(temporary.open("wb")))
+                files.append(stack.enter_context(temporary.open("wb", WRITE_BUFFER)))
             yield tuple(files)
             for file in files:
                 file.flush()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scripts.errors import UserError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 4 << 20
 LONGEST_LINE = 256 << 20
 
 

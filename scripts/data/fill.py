@@ -27,7 +27,7 @@ from scripts.data.source_record import not_as_recorded, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, read_json, scratch_directory, write_json
-from scripts.recipe.models import Reasoning
+from scripts.recipe.reasoning import Reasoning
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
 WRITE_BACK_BYTES = 32 << 20
@@ -44,11 +44,11 @@ class Split:
         self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
 
     def add(self, data: bytes, block: ResolvedBlock) -> None:
-        """Write a block's bytes and count its rows."""
-        self.file.write(data)
-        self.sha256.update(data)
+        """Write a block, whose bytes in the source are `data`, and count its rows."""
+        for piece in block.pieces(data):
+            self.bytes += self.file.write(piece)
+            self.sha256.update(piece)
         self.rows += block.rows
-        self.bytes += len(data)
         self.environments += block.environments
         self.row_hashes += block.row_hashes
         self.prompt_hashes += block.prompt_hashes
@@ -108,7 +108,7 @@ def fill_blend(
             bad_rows += resolved.bad_rows
             problems += resolved.problems[: SHOWN - len(problems)]
             if not bad_rows:
-                splits[_part_at(resolved.block.start, parts)].add(resolved.apply(data), resolved)
+                splits[_part_at(resolved.block.start, parts)].add(data, resolved)
                 found += resolved.placeholders
                 cleaned += resolved.cleaned
         expected = hashes.get(source.name) if sample is None else None

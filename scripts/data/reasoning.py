@@ -15,7 +15,7 @@ from typing import Any
 from scripts.data.rows import read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically
-from scripts.recipe.models import Reasoning
+from scripts.recipe.reasoning import Reasoning
 
 _THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _WORD = re.compile(r"\S+")

@@ -7,20 +7,20 @@ placeholder passes byte for byte.
 import codecs
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import xxhash
+from xxhash import xxh3_64_intdigest
 
 from scripts.data.blocks import Block
-from scripts.data.placeholders import Unresolved, resolve
+from scripts.data.placeholders import Lookup, Unresolved, resolve
 from scripts.data.reasoning import control_line
 from scripts.data.rows import environment_of, parse_row
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
-from scripts.recipe.models import Reasoning
+from scripts.recipe.reasoning import Reasoning
 
 SHOWN = 20
 BOM = codecs.BOM_UTF8
@@ -77,15 +77,14 @@ class ResolvedBlock:
     bad_rows: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def apply(self, data: bytes) -> bytes:
-        """The block's bytes with its changes."""
-        if not self.changes:
-            return data
-        pieces, at, view = [], 0, memoryview(data)
+    def pieces(self, data: bytes) -> list[bytes | memoryview]:
+        """The block's bytes with its changes, not joined: that much fresh memory costs more than all else here."""
+        pieces: list[bytes | memoryview] = []
+        at, view = 0, memoryview(data)
         for start, end, instead in self.changes:
-            pieces += [view[at:start], instead]
+            pieces += (view[at:start], instead)
             at = end
-        return b"".join([*pieces, view[at:]])
+        return [*pieces, view[at:]]
 
 
 def resolve_block(
@@ -97,23 +96,29 @@ def resolve_block(
     """
     data = block.read()
     result = ResolvedBlock(block)
-    has_returns, tables = b"\r" in data, replace(tables)
+    names: list[str] = []
+    has_returns = b"\r" in data
     start, number = 0, 0
     while start < len(data):
         newline = data.find(b"\n", start)
         end = len(data) if newline < 0 else newline
         raw = line = data[start:end]
         number += 1
-        if block.start == start == 0 and line.startswith(BOM):
-            line = line[len(BOM) :]
-            result.cleaned["byte order marks"] += 1
-        if has_returns and line.endswith(b"\r"):
-            line = line.rstrip(b"\r")
-            result.cleaned["carriage returns"] += 1
         try:
-            if has_returns and b"\r" in line:
-                raise _BadRow("a carriage return inside the row, where readers would cut it; remove it")
-            instead = _resolve_row(line, result, tables, is_rewarded)
+            if has_returns or start == 0:
+                line = _cleaned(line, block.start == start == 0, result)
+            seen = _SEEN.decode(line)
+            if not line.isascii():
+                line.decode()
+            if is_rewarded:
+                if seen.agent_ref is None:
+                    raise _BadRow("no agent_ref.name; every row names the environment that rewards it")
+                names.append(seen.agent_ref.name)
+            instead, asked = line, seen.asked
+            if seen.placeholder:
+                instead, asked = _resolve(line, tables.lookup, result)
+            result.row_hashes.append(xxh3_64_intdigest(instead))
+            result.prompt_hashes.append(xxh3_64_intdigest(asked))
             if reasoning is not None:
                 instead = control_line(instead, reasoning, seed)
         except BAD as error:
@@ -126,28 +131,29 @@ def resolve_block(
             if instead is not raw or newline < 0:
                 result.changes.append((start, end, instead + b"\n" * (newline < 0)))
         start = end + 1
+    result.rows = len(result.row_hashes)
+    result.environments.update(names)
     return result
 
 
-def _resolve_row(line: bytes, result: ResolvedBlock, tables: ExternalTables, is_rewarded: bool) -> bytes:
-    """Note what a row is; the row with its placeholder resolved, or the very same bytes."""
-    seen = _SEEN.decode(line)
-    if not line.isascii():
-        line.decode()
-    if is_rewarded and seen.agent_ref is None:
-        raise _BadRow("no agent_ref.name; every row names the environment that rewards it")
-    asked = seen.asked
-    if seen.placeholder:
-        row = resolve(msgspec.json.decode(line), tables.lookup)
-        line = msgspec.json.encode(row)
-        asked = msgspec.json.encode(row["responses_create_params"]["input"])
-        result.placeholders[row["dataset"]] += 1
-    result.rows += 1
-    if seen.agent_ref is not None and is_rewarded:
-        result.environments[seen.agent_ref.name] += 1
-    result.row_hashes.append(xxhash.xxh3_64_intdigest(line))
-    result.prompt_hashes.append(xxhash.xxh3_64_intdigest(asked))
+def _cleaned(line: bytes, is_first: bool, result: ResolvedBlock) -> bytes:
+    """The line without what is not its own."""
+    if is_first and line.startswith(BOM):
+        line = line[len(BOM) :]
+        result.cleaned["byte order marks"] += 1
+    if line.endswith(b"\r"):
+        line = line.rstrip(b"\r")
+        result.cleaned["carriage returns"] += 1
+    if b"\r" in line:
+        raise _BadRow("a carriage return inside the row, where readers would cut it; remove it")
     return line
+
+
+def _resolve(line: bytes, lookup: Lookup, result: ResolvedBlock) -> tuple[bytes, bytes]:
+    """The row with its placeholder resolved, and its prompt."""
+    row = resolve(msgspec.json.decode(line), lookup)
+    result.placeholders[row["dataset"]] += 1
+    return msgspec.json.encode(row), msgspec.json.encode(row["responses_create_params"]["input"])
 
 
 def _refuse(result: ResolvedBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:

@@ -5,25 +5,30 @@ a file that any number of processes then read single rows of.
 """
 
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
-from typing import BinaryIO
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from scripts.data.placeholders import TABLES
 from scripts.data.source_record import not_as_recorded, xxh3_file
 from scripts.errors import UserError
 
 BATCH_ROWS = 1 << 12
-PLACE = np.dtype([("start", "<i8"), ("bytes", "<i8")])  # of a text in the file; bytes -1: there is none
-BOTH = Struct("<4q")  # a row's places: of its question and of its answer
+PLACE = np.dtype([("start", "<i8"), ("question", "<i4"), ("answer", "<i4")])  # bytes of each; -1: there is none
+AS_PLACE = Struct("<qii")
+TEXT = pa.large_string()
+EMPTY = pa.scalar("", TEXT)
 
 
 @dataclass
@@ -45,22 +50,42 @@ class ExternalTables:
         for a text that is not UTF-8.
         """
         if repository not in self._unpacked:
-            self._unpacked[repository] = _open(str(self._unpack(repository, split)))
+            path = self._path(repository, split)
+            if not path.exists():
+                self._unpack(repository, split)
+            self._unpacked[repository] = _open(str(path))
         return self._unpacked[repository].read(row)
 
-    def _unpack(self, repository: str, split: str) -> Path:
-        """The table's file; whichever process needs it first writes it, and the others wait for that."""
-        path = self.scratch / f"{repository}.{split}".replace("/", "--")
-        with Path(f"{path}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.exists():
-                files = self._parquet_files(repository, split)
-                for file in files:
-                    expected = self.hashes.get(str(file.relative_to(self.directory.parent)))
-                    if expected not in (None, xxh3_file(file)):
-                        raise UserError(not_as_recorded(file))
-                _write(files, path)
-        return path
+    def _path(self, repository: str, split: str) -> Path:
+        return self.scratch / f"{repository}.{split}".replace("/", "--")
+
+    def _unpack(self, repository: str, split: str) -> None:
+        """Write the table's file, or wait for the process that does; meanwhile unpack what no process has begun."""
+        with self._lock_file(repository, split) as lock:
+            if not _locks(lock):
+                self._unpack_another()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            self._write(repository, split)
+
+    def _unpack_another(self) -> None:
+        for repository, split in {(table.repository, table.split) for table in TABLES.values()}:
+            if (self.directory / repository).is_dir():
+                with self._lock_file(repository, split) as lock, suppress(UserError):  # who needs it will say it
+                    if _locks(lock):
+                        self._write(repository, split)
+
+    def _lock_file(self, repository: str, split: str) -> IO[bytes]:
+        return Path(f"{self._path(repository, split)}.lock").open("wb")
+
+    def _write(self, repository: str, split: str) -> None:
+        if (path := self._path(repository, split)).exists():
+            return
+        files = self._parquet_files(repository, split)
+        for file in files:
+            expected = self.hashes.get(str(file.relative_to(self.directory.parent)))
+            if expected not in (None, xxh3_file(file)):
+                raise UserError(not_as_recorded(file))
+        _write(files, path)
 
     def _parquet_files(self, repository: str, split: str) -> list[Path]:
         folder = self.directory / repository
@@ -71,50 +96,52 @@ class ExternalTables:
 
 
 class _Unpacked:
-    """A table's texts, one after the other, and in a second file their places, question and answer by turns."""
+    """A table's texts, each row's answer behind its question, and in a second file the rows' places."""
 
     def __init__(self, path: str) -> None:
         self.texts = os.open(path, os.O_RDONLY)
-        self.places = os.open(f"{path}.places", os.O_RDONLY)
-        self.rows = os.fstat(self.places).st_size // BOTH.size
+        places = os.open(f"{path}.places", os.O_RDONLY)
+        self.rows = os.fstat(places).st_size // PLACE.itemsize
+        self.places = mmap.mmap(places, 0, prot=mmap.PROT_READ) if self.rows else b""
 
     def read(self, row: int) -> tuple[str | None, str | None]:
         if not 0 <= row < self.rows:
             raise IndexError(self.rows)
-        question, question_bytes, answer, answer_bytes = BOTH.unpack(os.pread(self.places, BOTH.size, row * BOTH.size))
-        return self._text(question, question_bytes), self._text(answer, answer_bytes)
-
-    def _text(self, start: int, size: int) -> str | None:
-        return None if size < 0 else os.pread(self.texts, size, start).decode()
+        start, question, answer = AS_PLACE.unpack_from(self.places, row * PLACE.itemsize)
+        texts = os.pread(self.texts, max(question, 0) + max(answer, 0), start)
+        return (
+            None if question < 0 else texts[:question].decode(),
+            None if answer < 0 else texts[max(question, 0) :].decode(),
+        )
 
 
 _open = lru_cache(_Unpacked)
+
+
+def _locks(file: IO[bytes]) -> bool:
+    """Whether this process now holds the lock, which it does not wait for."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _write(paths: list[Path], output: Path) -> None:
     fresh, at = output.with_name(f"{output.name}.new"), 0
     with fresh.open("wb") as texts, Path(f"{output}.places").open("wb") as places:
         for path in paths:
-            for questions, answers in _columns(path):
-                both = np.empty((len(questions), 2), PLACE)
-                for side, column in enumerate((questions, answers)):
-                    both[:, side], at = _append(column, texts, at)
-                places.write(both.tobytes())
+            for columns in _columns(path):
+                here = np.empty(len(columns[0]), PLACE)
+                for name, column in zip(("question", "answer"), columns, strict=True):
+                    here[name] = pc.binary_length(column).fill_null(-1)
+                both = pc.binary_join_element_wise(*(column.fill_null("") for column in columns), EMPTY)
+                offsets = np.frombuffer(both.buffers()[1], np.int64, len(both) + 1)
+                here["start"] = offsets[:-1] + at
+                at += texts.write(both.buffers()[2] or b"")
+                places.write(here.tobytes())
     fresh.rename(output)
     pa.default_memory_pool().release_unused()
-
-
-def _append(column: pa.Array, texts: BinaryIO, at: int) -> tuple[np.ndarray, int]:
-    """Write the column's texts, equal ones once; their places, and where the file now ends. `at`: where it ended."""
-    encoded = column.cast(pa.large_string()).dictionary_encode()
-    values, chosen = encoded.dictionary, encoded.indices
-    offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset : values.offset + len(values) + 1]
-    data = memoryview(values.buffers()[2] or b"")[offsets[0] : offsets[-1]]
-    texts.write(data)
-    here = np.empty(len(values) + 1, PLACE)  # one more, for what is not there
-    here["start"][:-1], here["bytes"][:-1] = offsets[:-1] - offsets[0] + at, np.diff(offsets)
-    here[-1] = (0, -1)
-    return here[chosen.fill_null(len(values)).to_numpy(zero_copy_only=False)], at + len(data)
 
 
 def _columns(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
@@ -125,9 +152,9 @@ def _columns(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
                 if column not in file.schema_arrow.names:
                     raise UserError(f"{path}: no column {column}; is this the published table?")
             for batch in file.iter_batches(BATCH_ROWS, columns=["prompt", "reward_model"], use_threads=False):
-                questions = _content_of_first(batch.column("prompt"))
-                yield questions, pc.struct_field(batch.column("reward_model"), "ground_truth")
-    except (pa.ArrowException, KeyError, OSError) as error:
+                answers = pc.struct_field(batch.column("reward_model"), "ground_truth")
+                yield _content_of_first(batch.column("prompt")).cast(TEXT), answers.cast(TEXT)
+    except (pa.ArrowException, AttributeError, KeyError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{path}: not a table with prompt[0].content and reward_model.ground_truth: {reason}; fetch it again"
@@ -136,7 +163,5 @@ def _columns(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
 
 def _content_of_first(prompts: pa.ListArray) -> pa.Array:
     """``prompt[0].content`` of each row; null where the prompt is null or empty."""
-    is_asked = pc.fill_null(pc.greater(pc.list_value_length(prompts), 0), False)
-    contents = pc.struct_field(pc.list_element(prompts.filter(is_asked), 0), "content")
-    places = pc.subtract(pc.cumulative_sum(is_asked.cast(pa.int64())), 1)
-    return contents.take(pc.if_else(is_asked, places, None))
+    is_asked = pc.greater(pc.list_value_length(prompts), 0)
+    return pc.struct_field(prompts.values, "content").take(pc.if_else(is_asked, prompts.offsets[:-1], None))

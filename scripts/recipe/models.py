@@ -25,10 +25,10 @@ from pydantic_core import PydanticCustomError
 
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.probe import Probe
+from scripts.recipe.reasoning import Reasoning, Share
 from scripts.recipe.strict import Strict, nearest
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
-Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 RowKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
 
@@ -100,22 +100,6 @@ IMAGE_FILES = {
     "mmpr": ("meta.json", "annotations.zip", "images.zip"),
     "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
 }
-
-
-class Reasoning(Strict):
-    """Demonstrations with less reasoning than they came with; the answer after it stays."""
-
-    strip_share: Share = Field(0.1, description="Share of the rows with reasoning that lose it.")
-    truncate_share: Share = Field(0.03, description="Share of them that keep the beginning of it.")
-    budgets: list[PositiveInt] = Field(
-        [64, 256, 1024], min_length=1, description="Words to keep; each truncated row gets one that it exceeds."
-    )
-
-    @model_validator(mode="after")
-    def _shares_add_up(self) -> "Reasoning":
-        if self.strip_share + self.truncate_share > 1:
-            raise PydanticCustomError("shares", "strip_share and truncate_share are more than 1 together")
-        return self
 
 
 class Blend(Strict):

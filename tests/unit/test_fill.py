@@ -23,7 +23,7 @@ from scripts.data.synthesize import TABLE_SCHEMA
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
 from scripts.files import write_json
-from scripts.recipe.models import Reasoning
+from scripts.recipe.reasoning import Reasoning
 from tests.conftest import ROOT
 
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"

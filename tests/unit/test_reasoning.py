@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from scripts.data.reasoning import control, control_line
-from scripts.recipe.models import Blend, Reasoning
+from scripts.recipe.models import Blend
+from scripts.recipe.reasoning import Reasoning
 from tests.conftest import ROOT
 
 STRIP = Reasoning(strip_share=1, truncate_share=0)
