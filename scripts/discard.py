@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from scripts.errors import UserError, run_program
+from scripts.files import amount
 from scripts.train.owner import describe, is_alive, read_owner
 from scripts.train.standing import tree_bytes
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.discard", description=__doc__)
     parser.add_argument("paths", type=Path, nargs="+", help="run.<identity> directories")
     for path in parser.parse_args().paths:
-        print(f"{path}: removed, {discard(path) / 1e6:.1f} MB")
+        print(f"{path}: removed, {amount(discard(path))}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,14 @@ from scripts.errors import UserError
 WRITE_BUFFER = 1 << 18
 
 
+def amount(count: float) -> str:
+    """A number of bytes for people."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
 def canonical_json(value: Any) -> str:
     """JSON text that is equal for equal values: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

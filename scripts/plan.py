@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.errors import UserError, run_program
+from scripts.files import amount
 from scripts.recipe.models import Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
@@ -168,14 +169,9 @@ def _aside(plan: Iterable[Planned]) -> list[str]:
     return [
         "",
         "set aside (comes back when that identity is asked for again):",
-        *(f"  {entry.path}  step {entry.step}  {megabytes(tree_bytes(entry.path))}" for entry in entries),
+        *(f"  {entry.path}  step {entry.step}  {amount(tree_bytes(entry.path))}" for entry in entries),
         "to remove one: python -m scripts.discard PATH",
     ]
-
-
-def megabytes(count: int) -> str:
-    """A size for people, in MB or GB."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from scripts.errors import UserError
-from scripts.files import fsync_directory, write_json
+from scripts.files import amount, fsync_directory, write_json
 
 MARK = ".extracted.json"
 CHUNK = 1 << 20
@@ -134,8 +134,8 @@ def _check_space(archive: Path, partial: Path, members: Members, held: set[str])
     free = shutil.disk_usage(partial).free
     if needed > free:
         raise UserError(
-            f"{archive}: its files need {needed / 1e9:.1f} GB more below {partial.parent}, but {free / 1e9:.1f} GB are "
-            "free; make room"
+            f"{archive}: its files need {amount(needed)} more below {partial.parent}, but {amount(free)} are free; "
+            "make room"
         )
 
 
@@ -157,7 +157,7 @@ def _extract(opened: ZipFile, partial: Path, members: Members, held: set[str], t
             list(pool.map(place, batch))
             done, size = done + len(batch), size + sum(info.file_size for _, info in batch)
             if done == len(members) or time.monotonic() - told > SECONDS_BETWEEN_LINES:
-                print(f"{opened.filename}: {done} of {len(members)} files, {size / 1e9:.2f} GB", flush=True)
+                print(f"{opened.filename}: {done} of {len(members)} files, {amount(size)}", flush=True)
                 told = time.monotonic()
 
 

@@ -12,12 +12,12 @@ import msgspec
 from huggingface_hub import constants
 
 from scripts.data.blocks import blocks_of
-from scripts.data.hub import HubClient, amount, near
+from scripts.data.hub import HubClient, near
 from scripts.data.hub_cache import HubFile, Snapshot
 from scripts.data.placeholders import TABLES, Table
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
-from scripts.files import explain_write_errors, link_or_copy, replace_directory, write_json
+from scripts.files import amount, explain_write_errors, link_or_copy, replace_directory, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import FolderSource, HubSource, Recipe, SyntheticSource, nearest
 

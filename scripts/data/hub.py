@@ -32,7 +32,7 @@ from scripts.data.hub_errors import (
 )
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError
-from scripts.files import explain_write_errors
+from scripts.files import amount, explain_write_errors
 
 SAME_REPOSITORY = ("nvidia/Nemotron-3-Super-RL-Training-Blends", "nvidia/Nemotron-RL-Super-Training-Blends")
 WAITS = (2, 4, 8, 16, 32, 60, 60)
@@ -237,11 +237,3 @@ def near(name: str, names: tuple[str, ...]) -> str:
     same = [other for other in names if PurePosixPath(other).name == PurePosixPath(name).name]
     near = list(dict.fromkeys([*same, *difflib.get_close_matches(name, names, n=3, cutoff=0.4)]))
     return f"near it: {', '.join(near[:3])}" if near else f"it has {', '.join(names[:10]) or 'none at all'}"
-
-
-def amount(count: float) -> str:
-    """A number of bytes for people."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} bytes"

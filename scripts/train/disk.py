@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from scripts.files import canonical_json, read_json, sha256_text
+from scripts.files import amount, canonical_json, read_json, sha256_text
 from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import planned_step, rows_of_manifest
 from scripts.train.rundir import checkpoints
@@ -54,8 +54,8 @@ def shortage(
     if needed <= free:
         return None
     return (
-        f"{run}: {most} checkpoints of {each / 1e6:.1f} MB need {needed / 1e6:.1f} MB, but {free / 1e6:.1f} MB are "
-        "free; make room, or keep fewer (checkpointing.keep_last_k, save_period)"
+        f"{run}: {most} checkpoints of {amount(each)} need {amount(needed)}, but {amount(free)} are free; "
+        "make room, or keep fewer (checkpointing.keep_last_k, save_period)"
     )
 
 

@@ -337,7 +337,7 @@ def test_what_was_set_aside_is_listed_and_comes_back(tree):
     tree.run("rlvr1", 4)
     lines = status_text(tree.project).splitlines()
     assert lines[-2:] == ["set aside (with sizes: python -m scripts.plan):", f"  results/tiny/rlvr1/run.{old}  step 12"]
-    assert re.search(rf"run\.{old}  step 12  \d\.\d MB\nto remove one: python -m", plan_text(tree.project))
+    assert re.search(rf"run\.{old}  step 12  \d+\.\d kB\nto remove one: python -m", plan_text(tree.project))
     tree.edit("seed: 9,", "seed: 1,")
     (tree.directory("rlvr1") / "ckpt/record.json").unlink()
     assert re.search(rf"rlvr1 +published again .* run.{old} comes back$", tree.plan("rlvr1"))

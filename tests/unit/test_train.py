@@ -575,9 +575,7 @@ def test_preflight_names_the_rows_that_no_verifier_here_can_reward_and_shows_ten
 
 
 def test_preflight_refuses_a_stage_whose_checkpoints_would_not_fit_on_the_disk(ready):
-    with pytest.raises(
-        UserError, match=r"run: 3 checkpoints of 1000000000000.0 MB need 3000000000000.0 MB, but .* MB are free"
-    ):
+    with pytest.raises(UserError, match=r"run: 3 checkpoints of 1000000.0 TB need 3000000.0 TB, but .* are free"):
         ready(parent_bytes=10**18)
 
 
