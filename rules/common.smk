@@ -130,6 +130,12 @@ def site_of_nemo_rl(wildcards):
     return ["--site", CONFIG.site] if RECIPE.stages[wildcards.stage].backend == "nemo_rl" else []
 
 
+def python_of(wildcards):
+    """The Python that trains a stage."""
+    stage = RECIPE.stages[wildcards.stage]
+    return SITE.vllm_python if stage.samples_by_vllm and SITE.vllm_python else "python"
+
+
 def has_probe(stage):
     """Whether the reward of a stage can be tried on rollouts here."""
     return RECIPE.stages[stage].backend == "trl" and RECIPE.stages[stage].algorithm == "grpo"

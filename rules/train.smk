@@ -20,10 +20,11 @@ rule preflight:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
         site=site_of_nemo_rl,
+        python=python_of,
     shell:
         "python -m scripts.train.preflight --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --config {input.config:q} --manifest {input.manifest:q} --run {params.run:q} --parent-gate {input.gate:q}"
-        " --parent-record {input.parent:q} {params.site:q} --output {output:q} 2> {log:q}"
+        " --parent-record {input.parent:q} {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
 
 
 # Training waits for it where the stage's probe.rollouts says so; otherwise it is made when somebody asks for the file.
@@ -83,13 +84,14 @@ rule train:
         publishes_only=publishes_only,
         waits_for=waits_for,
         site=CONFIG.site,
+        python=python_of,
         allocations=allocations_of,
     params:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
     shell:
-        "exec python -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
+        "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
         " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
         " --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
         " --publish-only {resources.publishes_only} --after-job {resources.waits_for}"

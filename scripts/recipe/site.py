@@ -92,6 +92,9 @@ class Site(Strict):
     name: Name
     description: str = ""
     threads: PositiveInt = Field(description="CPU threads of a training (of each worker) or an evaluation.")
+    vllm_python: str | None = Field(
+        None, description="The Python that trains where vLLM samples (envs/vllm.txt); none: Snakemake's own."
+    )
     slurm: Slurm | None = Field(None, description="None: everything runs on this machine.")
     stages: dict[Name, StageResources] = Field({}, description="Resources of single stages on this site.")
     nemo_rl: NemoRlSite | None = Field(None, description="For recipes whose backend is nemo_rl.")

@@ -25,6 +25,7 @@ from scripts.rewards.registry import check_row, register
 from scripts.train.disk import shortage
 from scripts.train.nemo_rl_checks import findings
 from scripts.train.probe import longest_response, panel_of, sample_rows, try_made
+from scripts.train.versions import problem_of
 
 SHOWN = 10
 
@@ -38,11 +39,12 @@ def check_stage(
     parent_gate: Path | None,
     parent_record: Path | None,
     site: Site | None = None,
+    python: str = sys.executable,
 ) -> dict[str, Any]:
     """The facts that were checked, as a small deterministic record; UserError lists everything that is wrong.
 
-    `site` is asked for where NeMo-RL trains: where its images, code and caches lie. What is merely worth a look is
-    printed.
+    `site` is asked for where NeMo-RL trains: where its images, code and caches lie; `python`, which trains the stage,
+    where vLLM samples. What is merely worth a look is printed.
     """
     stage = recipe.stages[name]
     problems = []
@@ -62,6 +64,8 @@ def check_stage(
         problems.append(lacking)
     if stage.backend == "nemo_rl":
         problems += _nemo_rl_problems(name, recipe, site, manifest.parents[2])
+    if stage.samples_by_vllm and (unfit := problem_of(python, config["release"])):
+        problems.append(unfit)
     blend = recipe.blends[stage.blend]
     if stage.backend == "trl" and blend.kind == "prompts":
         register(own_environments(recipe, name), config.get("environments"))
@@ -147,6 +151,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")
     parser.add_argument("--run", type=Path, required=True, help="the stage's run directory, there or not")
     parser.add_argument("--site", type=Path, help="the site, for a stage of NeMo-RL")
+    parser.add_argument("--python", default=sys.executable, help="the Python that trains the stage; default: this one")
     parser.add_argument("--output", type=Path, required=True, help="preflight.json")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
@@ -159,6 +164,7 @@ def main() -> None:
         arguments.parent_gate,
         arguments.parent_record,
         load_site(arguments.site, recipe) if arguments.site else None,
+        arguments.python,
     )
     write_json(arguments.output, record)
 

@@ -1,15 +1,15 @@
 """Backend `trl`: train with TRL's trainers, on the CPU.
 
-A GPU is left alone where there is one, so that a tiny model's weights do not depend on the machine. On one node this
-process trains; on several, one process a node does (`scripts.train.trl_cluster`), each with an equal part of every
-step's rows, and they keep equal weights. Each algorithm's trainer is made by a module of its own; what they share in a
-training's life (resuming, logging, sealing, stopping) is here and in `scripts.train.trl_callback`.
+A GPU is left alone where there is one, so that a tiny model's weights do not depend on the machine; only vLLM takes it,
+where that samples the rollouts (`scripts.train.trl_vllm`). On one node this process trains; on several, one process a
+node does (`scripts.train.trl_cluster`), each with an equal part of every step's rows, and they keep equal weights. Each
+algorithm's trainer is made by a module of its own; what they share in a training's life (resuming, logging, sealing,
+stopping) is here and in `scripts.train.trl_callback`.
 """
 
 import shutil
 import warnings
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from scripts.train.backend import TrainingJob
 from scripts.train.policy import load_model
 from scripts.train.ranks import rank, wait_for_all_ranks, world_size
 from scripts.train.trl_callback import StageCallback, rng_files
+from scripts.train.versions import check_versions
 
 TRAINERS = {
     "sft": trl_sft.make_trainer,
@@ -45,7 +46,7 @@ def train_rank(job: TrainingJob) -> None:
     """Train a stage as one of `job.nodes` ranks; torch.distributed is up where there are several."""
     if world_size() != job.nodes:
         raise ValueError(f"{job.stage} is to train on {job.nodes} nodes, but {world_size()} ranks are up")
-    _check_release(job.config["release"])
+    check_versions(job.config["release"])
     register(job.environments, job.config.get("environments"))
     torch.set_num_threads(job.threads)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
@@ -96,13 +97,3 @@ def _seed_where_no_state_was_saved(job: TrainingJob) -> None:
     """
     if job.resume_from and not (job.resume_from / rng_files(job.nodes)[rank()]).exists():
         set_seed(int(sha256_text(f"{job.config['seed']} {job.resume_from.name} {rank()}")[:8], 16))
-
-
-def _check_release(release: dict[str, str]) -> None:
-    for package, pinned in release.items():
-        installed = version(package).split("+")[0]
-        if installed != pinned:
-            raise UserError(
-                f"{package} {installed} is installed, but this stage is pinned to {pinned} (envs/trl.txt); "
-                "install the pinned requirements: make setup"
-            )

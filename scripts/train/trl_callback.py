@@ -14,6 +14,7 @@ from scripts.train.ranks import as_rank_0_says, rank, wait_for_all_ranks
 from scripts.train.retention import prune_checkpoints
 from scripts.train.rundir import seal_checkpoint
 from scripts.train.trl_setup import updates_per_step
+from scripts.train.trl_vllm import MISMATCH
 
 ENVIRONMENT_PREFIX = "environment/"
 UNREAD_VERDICTS = "judge/unread"
@@ -30,7 +31,7 @@ LOG_NAMES = {
     "grad_norm": "grad_norm",
     "learning_rate": "lr",
     UNREAD_VERDICTS: "judge_unread_share",
-}
+} | {name: name for name in MISMATCH}
 
 
 class StageCallback(TrainerCallback):

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scripts.errors import CutOffError, UserError
+from scripts.recipe.resolve import samples_by_vllm
 from scripts.train.backend import TrainingJob, write_job
 
 RunDriver = Callable[[list[str]], int]
@@ -61,6 +62,8 @@ def check_nodes(stage: str, config: dict[str, Any], nodes: int) -> None:
     Every node trains the same number of rows; completions of one prompt stay together, being rewarded together.
     """
     algorithm = config["algorithm"]
+    if samples_by_vllm(config):
+        raise UserError(f"{stage}: vLLM samples on one node; set resources.nodes to 1, not {nodes}")
     shared = {"policy.train_global_batch_size": config["policy"]["train_global_batch_size"]}
     if algorithm == "grpo":
         shared["grpo.num_prompts_per_step"] = config["grpo"]["num_prompts_per_step"]

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from scripts.data.prompts import open_picture, prompt_of, render_prompt
 from scripts.errors import UserError
 from scripts.recipe.judges import Judges
+from scripts.recipe.resolve import samples_by_vllm
 from scripts.rewards.judge import Panel
 from scripts.rewards.registry import reward_groups
 from scripts.train.backend import TrainingJob
@@ -24,6 +26,7 @@ from scripts.train.trl_setup import (
     training_rows,
     updates_per_step,
 )
+from scripts.train.trl_vllm import mismatch, prepare_engine, vllm_arguments
 
 Completion = str | list[dict[str, Any]]
 
@@ -47,7 +50,10 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
                 f"{job.train_split}:{number}: the prompt has {len(ids)} tokens, but max_total_sequence_length less "
                 f"max_new_tokens leaves {longest_prompt}; raise policy.max_total_sequence_length or drop the row"
             )
-    trainer_class = LeaveOneOutTrainer if grpo["use_leave_one_out_baseline"] else GRPOTrainer
+    trainer_class = LeaveOneOutTrainer if grpo["use_leave_one_out_baseline"] else MeasuringTrainer
+    by_vllm = samples_by_vllm(job.config)
+    if by_vllm:
+        prepare_engine()
     trainer = trainer_class(
         model=model,
         reward_funcs=[environment_reward(grpo["num_generations_per_prompt"], panel_of(job))],
@@ -56,6 +62,9 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         processing_class=processor,
     )
     trainer.normalize_rewards = grpo["normalize_rewards"]
+    if by_vllm:
+        trainer.corrects_sampling = job.config["loss_fn"]["use_importance_sampling_correction"]
+        set_seed(job.config["seed"])  # the engine has seeded what it draws from, always alike
     return trainer
 
 
@@ -110,11 +119,34 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         shuffle_dataset=False,
         remove_unused_columns=False,
         model_init_kwargs={"dtype": "float32"},
+        **(vllm_arguments(job.config) if samples_by_vllm(job.config) else {}),
         **shared_arguments(job),
     )
 
 
-class LeaveOneOutTrainer(GRPOTrainer):
+class MeasuringTrainer(GRPOTrainer):
+    """GRPO that logs how far the sampler of its rollouts differs from it, where vLLM is that.
+
+    TRL weights the loss by the ratio of the two, which is taken back unless `corrects_sampling`: it measures nothing
+    where it does not correct.
+    """
+
+    corrects_sampling = False
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if self.use_vllm:
+            measured = mismatch(
+                output["old_per_token_logps"], output["sampling_per_token_logps"], output["completion_mask"]
+            )
+            for name, value in measured.items():
+                self._metrics["train"][name].append(value)
+            if not self.corrects_sampling:
+                output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
+        return output
+
+
+class LeaveOneOutTrainer(MeasuringTrainer):
     """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
 
     normalize_rewards = True

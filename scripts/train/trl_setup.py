@@ -37,7 +37,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "seed": job.config["seed"],
         "data_seed": job.config["seed"],
         "gradient_accumulation_steps": 1,
-        "activation_checkpointing": False,
+        "gradient_checkpointing": False,  # activation_checkpointing in newer transformers, which know both
         "bf16": False,
         "use_cpu": True,
         "dataloader_num_workers": 0,

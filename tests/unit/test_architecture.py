@@ -38,6 +38,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.train.trl_preferences",
     "scripts.train.trl_setup",
     "scripts.train.trl_sft",
+    "scripts.train.trl_vllm",
     "scripts.train.trl_worker",
     "scripts.train.policy",
     "scripts.train.ranks",

@@ -221,7 +221,7 @@ def test_the_other_tiny_recipes_are_valid_chains():
             "token_level_loss: false, ratio_clip_c: 1.2",
             "greater than 1 + ratio_clip_max",
         ),
-        (OMNI, "token_level_loss: false", "use_importance_sampling_correction: true", "unknown key"),
+        (OMNI, "token_level_loss: false", "use_on_policy_kl_approximation: true", "unknown key"),
         (OMNI, "train_global_batch_size: 64,", "train_global_batch_size: 48,", "256 is no multiple of it"),
         (NANO, "  rlhf: {rows: 300,", "  rlhf: {rows: 300, pictures: 0.5,", "the model has no vision"),
     ],

@@ -1,0 +1,76 @@
+"""A stage whose rollouts vLLM samples, trained for real by the workflow, in the environment of envs/vllm.txt.
+
+STAGECOACH_VLLM_PYTHON names that environment's Python; without it, this Python is tried.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+from scripts.files import sha256_file
+from scripts.recipe.resolve import backend_release
+from scripts.train.versions import problem_of
+from tests.conftest import ROOT, Workflow
+
+PYTHON = os.environ.get("STAGECOACH_VLLM_PYTHON", sys.executable)
+LACKING = problem_of(PYTHON, backend_release("vllm"))
+STEPS = 4
+ROUNDING = 0.05
+
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=f"vLLM cannot be tried: {LACKING}")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A tree in which all of the stage is made that vLLM samples for: probe, training, held-out scores, figure."""
+    workflow = Workflow(tmp_path_factory.mktemp("vllm"))
+    shutil.copy(ROOT / "tests/vllm.yaml", workflow.root / "config/recipes/vllm.yaml")
+    site = workflow.root / "config/sites/laptop.yaml"
+    site.write_text(f"{site.read_text()}vllm_python: {PYTHON}\n")
+    (workflow.root / "config/config.yaml").write_text(
+        "recipe: config/recipes/vllm.yaml\nsite: config/sites/laptop.yaml\nrun: vllm\n"
+    )
+    workflow.results = workflow.root / "results/vllm"
+    workflow.snakemake(*(f"results/vllm/rlvr1/{name}" for name in ("probe.json", "eval.json", "curves.svg")))
+    return workflow
+
+
+def metrics_of(log) -> pd.DataFrame:
+    return pd.DataFrame([json.loads(line) for line in log.read_text().splitlines()]).set_index("step")
+
+
+def test_every_step_says_how_far_vllm_and_the_trainer_differ(trained):
+    metrics = pd.read_parquet(trained.results / "rlvr1/metrics.parquet")
+    assert list(metrics["step"]) == list(range(1, STEPS + 1))
+    assert metrics["token_mult_prob_error"].between(1, 1 + ROUNDING, inclusive="neither").all()
+    assert metrics["gen_kl_error"].between(0, ROUNDING, inclusive="neither").all()
+    assert metrics["sampling_importance_ratio"].between(1 - ROUNDING, 1 + ROUNDING).all()
+    assert "sampler beside trainer" in (trained.results / "rlvr1/curves.svg").read_text()
+
+
+def test_rollouts_come_from_the_weights_of_the_step_before(trained):
+    """Had vLLM kept the parent's weights, it would be about as far from the trainer as the parent is."""
+    metrics = pd.read_parquet(trained.results / "rlvr1/metrics.parquet").iloc[1:]
+    assert (metrics["kl"] > 1000 * metrics["gen_kl_error"]).all()
+
+
+def test_an_interrupted_training_ends_with_the_same_bits(trained, tmp_path):
+    stage = trained.results / "rlvr1"
+    command = [
+        *(PYTHON, "-m", "scripts.train.run", "--recipe", "config/recipes/vllm.yaml", "--stage", "rlvr1"),
+        *("--config", stage / "config.yaml", "--manifest", trained.results / "data/rlvr1/manifest.json"),
+        *("--parent-export", trained.results / "sft/hf/record.json"),
+        *("--run", tmp_path / "run", "--ckpt", tmp_path / "ckpt"),
+    ]
+    stopped = subprocess.run([*command, "--deadline", "0"], cwd=trained.root, check=False)
+    assert stopped.returncode == os.EX_TEMPFAIL and list(metrics_of(tmp_path / "run/metrics.jsonl").index) == [1]
+    subprocess.run(command, cwd=trained.root, check=True)
+    weights = f"checkpoints/step_{STEPS}/model.safetensors"
+    assert sha256_file(tmp_path / "run" / weights) == sha256_file(stage / "run" / weights)
+    resumed = metrics_of(tmp_path / "run/metrics.jsonl")
+    assert list(resumed.index) == list(range(1, STEPS + 1)) and resumed["gen_kl_error"].max() < ROUNDING
