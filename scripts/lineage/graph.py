@@ -121,9 +121,9 @@ def draw(graph: Graph, path: Path) -> None:
         for name, node in graph.nodes.items()
     }
     for start, end in graph.edges:
-        arrow = {"arrowstyle": "->", "color": "#555555", "patchA": boxes[start].get_bbox_patch()}
+        arrow = {"arrowstyle": "-|>", "color": "#555555", "patchA": boxes[start].get_bbox_patch()}
         arrow |= {"patchB": boxes[end].get_bbox_patch(), "shrinkA": 2, "shrinkB": 2}
-        axis.annotate("", places[end], xytext=places[start], arrowprops=arrow, zorder=0)
+        axis.annotate("", places[end], xytext=places[start], arrowprops=arrow, zorder=4)  # after the boxes
     save_figure(figure, path)
     plt.close(figure)
 
