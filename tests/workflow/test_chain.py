@@ -104,6 +104,31 @@ def test_a_forced_stage_that_is_already_trained_is_published_again_in_a_moment(c
     assert (copied.results / "rlvr1/run/metrics.jsonl").stat().st_mtime_ns == stamp
 
 
+def test_a_lineage_is_whole_and_another_commit_makes_no_stage_stale(copied):
+    target = "results/short/rlhf/ckpt"
+    assert "files are as recorded" in copied.run("python", "-m", "scripts.lineage", target).stdout
+    before = {path: path.read_bytes() for path in copied.results.glob("*/*/record.json")}
+    script = copied.root / "scripts/errors.py"
+    script.write_text(script.read_text() + "# another commit\n")
+    copied.snakemake("--force", "results/short/sft/ckpt")  # published again, by this code
+    assert {path: path.read_bytes() for path in before} == before
+    assert copied.planned() == set()
+    assert copied.planned("results/short/rlhf/hf/record.json") == set()
+
+
+def test_a_card_is_made_only_when_asked_for(copied):
+    assert not (copied.results / "rlhf/card.md").exists()
+    copied.snakemake("results/short/rlhf/card.md")
+    assert "## Lineage" in (copied.results / "rlhf/card.md").read_text()
+
+
+def test_tracking_is_planned_for_every_stage_where_the_config_names_a_project_and_nowhere_else(copied):
+    assert copied.planned(rule="track") == set()
+    config = copied.root / "config/config.yaml"
+    config.write_text(config.read_text() + "tracking: {project: post-training}\n")
+    assert copied.planned(rule="track") == set(STAGES) and copied.planned() == set()
+
+
 def test_losing_snakemakes_memory_trains_nothing(copied):
     before = {stage: copied.content(stage) for stage in STAGES}
     subprocess.run(["rm", "-r", ".snakemake"], cwd=copied.root, check=True)
