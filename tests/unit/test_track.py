@@ -66,7 +66,7 @@ def tracked(chain, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tracked")
     done = track(chain, folder, WANDB_MODE="offline")
     assert done.returncode == 0, done.stdout
-    (file,) = folder.glob("wandb/*/*.wandb")
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
     return SimpleNamespace(folder=folder, said=done.stdout, records=records_of(file))
 
 
