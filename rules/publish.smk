@@ -38,7 +38,7 @@ rule track:
         stage=one_of(TRACKED),
     retries: 0
     conda:
-        "../envs/controller.yaml"
+        "../envs/wandb.yaml"
     params:
         ckpt=subpath(input.record, parent=True),
         names=[word for key, value in TRACKING.items() for word in (f"--{key}", value)],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ADVICE = "W&B is not installed; python -m pip install --requirement envs/wandb.txt, or take tracking out of the config"
 INIT_SECONDS = 60.0
+FINISH_SECONDS = 600.0
 
 
 def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[str, Any]:
@@ -63,7 +64,8 @@ def _start(wandb: Any, link: Link, project: str, entity: str | None, folder: Pat
         "dir": folder,
     }
     quiet = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}
-    settings = wandb.Settings(console="off", silent=True, init_timeout=INIT_SECONDS, **quiet)
+    limits = {"init_timeout": INIT_SECONDS, "finish_timeout": FINISH_SECONDS}
+    settings = wandb.Settings(console="off", silent=True, **limits, **quiet)
     offline = os.environ.get("WANDB_MODE") == "offline"
     try:
         return wandb.init(**options, resume=None if offline else "allow", settings=settings)

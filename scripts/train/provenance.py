@@ -62,7 +62,7 @@ def image_of_stage(stage: Stage, site: Site | None, config: dict[str, Any]) -> d
     if stage.backend != "nemo_rl" or site is None or site.nemo_rl is None:
         return None
     name = image_of(stage.image, release_of(config["release"]["name"]), site.nemo_rl)
-    if not Path(name).is_absolute():
+    if not name.endswith(".sqsh"):
         return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
     record = Path(f"{name}.json")
     told = read_json(record) if record.is_file() else {}
