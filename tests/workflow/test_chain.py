@@ -22,6 +22,7 @@ def test_plain_snakemake_makes_everything(finished):
         evaluation = json.loads((directory / "eval.json").read_text())
         assert record["stage"] == stage
         assert record["step"] == {"sft": 30}.get(stage, 3)
+        assert [it["steps"] for it in record["trained_by"]] == [[1, record["step"]]]
         assert record["identity"] == json.loads((directory / "run/identity.json").read_text())["identity"]
         assert export["content"] == evaluation["content"] == (directory / "hf/model").resolve().name
         metrics = pd.read_parquet(directory / "metrics.parquet")
