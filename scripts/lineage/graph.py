@@ -7,9 +7,8 @@ from pathlib import Path
 from scripts.errors import UserError
 from scripts.files import write_text
 from scripts.lineage.chain import Chain, Link
-from scripts.lineage.text import code_name, dataset_name, image_name, model_name
+from scripts.lineage.text import code_name, datasets_of, image_name, model_name
 
-KINDS = ("dataset", "blend", "model", "checkpoint", "code", "image")
 FILLS = {
     "dataset": "#e8e8e8",
     "blend": "#fff2cc",
@@ -57,9 +56,8 @@ def graph_of(chain: Chain) -> Graph:
         if data := link.record.get("data"):
             lines = (f"blend {data['blend']}", f"manifest {data['manifest'][:12]}")
             blend = graph.join("blend", lines, name)
-            graph.join("dataset", ("dataset", dataset_name(data["source"])), blend)
-            for table, revision in data["tables"].items():
-                graph.join("dataset", ("dataset", f"{table}@{revision or 'unknown'}"), blend)
+            for dataset in datasets_of(data):
+                graph.join("dataset", ("dataset", dataset), blend)
         for span in link.record.get("trained_by", ()):
             graph.join("code", ("code", code_name(span["code"])), name)
             if span["image"]:
@@ -93,7 +91,7 @@ def mermaid_text(graph: Graph) -> str:
         )
         lines.append(f'  {name}["{label}"]:::{node.kind}')
     lines += [f"  {start} --> {end}" for start, end in graph.edges]
-    lines += [f"  classDef {kind} fill:{FILLS[kind]},stroke:#555,color:#000" for kind in KINDS]
+    lines += [f"  classDef {kind} fill:{fill},stroke:#555,color:#000" for kind, fill in FILLS.items()]
     return "\n".join(lines) + "\n"
 
 

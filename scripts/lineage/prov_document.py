@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scripts.errors import UserError
 from scripts.files import write_text
 from scripts.lineage.chain import Chain, Link
-from scripts.lineage.text import code_name, dataset_name, image_name, model_name
+from scripts.lineage.text import code_name, datasets_of, image_name, model_name
 
 if TYPE_CHECKING:
     from prov.model import ProvDocument
@@ -56,23 +56,17 @@ def _add(document: ProvDocument, link: Link) -> None:
     if data := record.get("data"):
         blend = things.add("blend", data["manifest"], data["blend"], {"manifest": data["manifest"]})
         document.used(training, blend)
-        names = [dataset_name(data["source"]), *(f"{name}@{revision}" for name, revision in data["tables"].items())]
-        for name in names:
+        for name in datasets_of(data):
             document.wasDerivedFrom(blend, things.add("dataset", name, name))
     for span in record.get("trained_by", ()):
-        code = span["code"] or {}
-        agent = document.agent(
-            _name("code", code_name(span["code"])),
-            things.facts("Stagecoach", code) | {"prov:type": document.valid_qualified_name("prov:SoftwareAgent")},
-        )
-        document.wasAssociatedWith(training, agent)
+        document.wasAssociatedWith(training, things.software(code_name(span["code"]), span["code"] or {}))
         if span["image"]:
             name = image_name(span["image"])
             document.used(training, things.add("image", name, name, span["image"]))
 
 
 class _Things:
-    """Adds entities to a document, each once."""
+    """Adds entities and agents to a document, each once."""
 
     def __init__(self, document: ProvDocument) -> None:
         self.document = document
@@ -81,6 +75,11 @@ class _Things:
         name = _name(kind, identifier)
         known = self.document.get_record(name)
         return known[0] if known else self.document.entity(name, self.facts(label, {"kind": kind, **(told or {})}))
+
+    def software(self, identifier: str, told: dict[str, Any]) -> Any:
+        name, kind = _name("code", identifier), self.document.valid_qualified_name("prov:SoftwareAgent")
+        known = self.document.get_record(name)
+        return known[0] if known else self.document.agent(name, self.facts("Stagecoach", told) | {"prov:type": kind})
 
     def facts(self, label: str, told: dict[str, Any]) -> dict[str, Any]:
         """Attributes: a label, and what is told under the namespace."""

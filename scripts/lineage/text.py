@@ -35,9 +35,10 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
     if data := record.get("data"):
         facts = record["facts"]
         splits = f"train {facts['train_split'][:16]}, validation {facts['validation_split'][:16]}"
-        yield "data", f"{data['blend']} of {dataset_name(data['source'])}; {splits}; manifest {data['manifest'][:16]}"
-        for name, revision in data["tables"].items():
-            yield "table", f"{name}@{revision or 'unknown'}"
+        dataset, *tables = datasets_of(data)
+        yield "data", f"{data['blend']} of {dataset}; {splits}; manifest {data['manifest'][:16]}"
+        for table in tables:
+            yield "table", table
     for span in record.get("trained_by", ()):
         first, last = span["steps"]
         yield "code", f"{code_name(span['code'])} (steps {first} to {last})"
@@ -47,9 +48,11 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
         yield "model", model_name(link)
 
 
-def dataset_name(source: dict[str, Any] | None) -> str:
-    """A dataset with its revision."""
-    return f"{source['name']}@{source['revision']}" if source else "an unrecorded source"
+def datasets_of(data: dict[str, Any]) -> list[str]:
+    """The dataset that a blend is from, then the tables that filled its placeholders, each with its revision."""
+    source = data["source"]
+    tables = [f"{name}@{revision or 'unknown'}" for name, revision in data["tables"].items()]
+    return [f"{source['name']}@{source['revision']}" if source else "an unrecorded source", *tables]
 
 
 def code_name(code: dict[str, Any] | None) -> str:
