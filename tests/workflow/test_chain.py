@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -128,6 +129,13 @@ def test_tracking_is_planned_for_every_stage_where_the_config_names_a_project_an
     config = copied.root / "config/config.yaml"
     config.write_text(config.read_text() + "tracking: {project: post-training}\n")
     assert copied.planned(rule="track") == set(STAGES) and copied.planned() == set()
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="envs/wandb.txt is installed")
+def test_tracking_without_its_library_is_refused_before_anything_runs(fresh):
+    output = fresh.snakemake("--config", "tracking={project: post-training}", check=False)
+    assert "tracking in config/config.yaml needs W&B: python -m pip install" in output
+    assert not (fresh.results / "data").exists()
 
 
 def test_losing_snakemakes_memory_trains_nothing(copied):
