@@ -17,6 +17,7 @@ include: "rules/layout.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
+include: "rules/publish.smk"
 include: "rules/images.smk"
 
 
@@ -32,6 +33,8 @@ localrules:
     environments_figure,
     summary,
     report_html,
+    card,
+    track,
 
 
 onstart:
@@ -49,3 +52,4 @@ rule all:
         f"{RESULTS}/report.html",
         f"{RESULTS}/summary.csv",
         expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),
+        expand(f"{RESULTS}/{{stage}}/tracking.json", stage=TRACKED),

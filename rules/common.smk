@@ -3,6 +3,7 @@ import os
 import re
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
@@ -172,6 +173,10 @@ def check_before_submitting():
         wrong = "has no slurm section" if SITE.slurm is None else "trains through Slurm: snakemake --profile slurm"
         raise WorkflowError(
             f"site {CONFIG.site} {wrong}, but the executor is {executor}; set site in config/config.yaml"
+        )
+    if CONFIG.tracking and not workflow.deployment_settings.deployment_method and find_spec("wandb") is None:
+        raise WorkflowError(
+            "tracking in config/config.yaml needs W&B: python -m pip install --requirement envs/wandb.txt"
         )
     if SITE.slurm is not None:
         try:

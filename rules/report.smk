@@ -81,7 +81,7 @@ rule report_html:
     conda:
         "../envs/controller.yaml"
     params:
-        settings=[f"{key}={value}" for key, value in config.items() if value is not None],
+        settings=[f"{key}={value}" for key, value in config.items() if value is not None and key != "tracking"],
     shell:
         'snakemake --snakefile "$STAGECOACH_SNAKEFILE" --config {params.settings:q} --nolock --cores 1'
         " --report {output:q} -- {input:q} > {log:q} 2>&1"

@@ -1,7 +1,8 @@
-"""A small Hugging Face hub on 127.0.0.1: what huggingface_hub asks of one for data sets, and faults on demand.
+"""A small Hugging Face hub on 127.0.0.1: what huggingface_hub asks of one, and faults on demand.
 
 It answers ``/api/datasets/<id>/revision/<revision>`` and ``/datasets/<id>/resolve/<commit>/<file>`` as the hub does: small
-files itself, files of git LFS by a redirect to another host, whose links it signs and which must not see the token.
+files itself, files of git LFS by a redirect to another host, whose links it signs and which must not see the token. What
+it takes when models are pushed is in tests/hub_uploads.py.
 """
 
 import hashlib
@@ -15,7 +16,8 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-LFS_BYTES = 1000
+from tests.hub_uploads import LFS_BYTES, Uploads
+
 FULL = 200
 
 
@@ -63,6 +65,10 @@ class Hub:
         self.renamed: dict[str, str] = {}
         self.tokens: dict[str, bool] = {}
         """Valid tokens, and whether gated data sets let them in."""
+        self.writers: set[str] = set()
+        """The tokens among them that may write."""
+        self.stored: dict[str, bytes] = {}
+        """What was uploaded by git LFS, by SHA-256."""
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         """By a piece of the path: what goes wrong with its next requests, one after the other."""
         self.requests: list[tuple[str, str, Message]] = []
@@ -104,7 +110,7 @@ class Hub:
             self.most_at_once = max(self.most_at_once, self._at_once)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Uploads, BaseHTTPRequestHandler):
     hub: Hub
     role: str
 
@@ -216,5 +222,5 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in (headers | {"Content-Length": str(len(body))}).items():
             self.send_header(key, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             self.wfile.write(body)

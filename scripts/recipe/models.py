@@ -721,6 +721,9 @@ class Recipe(Strict):
     name: Name
     description: str = ""
     seed: int = 0
+    license: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")] | None = Field(
+        None, description="Of the trained models, by the hub's name of it, for their cards; none: the cards state none."
+    )
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
     tables: dict[str, str] = Field(
@@ -922,6 +925,15 @@ def _misnamed(at: str, what: str, name: str, valid: Iterable[str]) -> PydanticCu
     )
 
 
+class Tracking(Strict):
+    """Where published stages are logged in Weights & Biases. The API key stays in the environment (WANDB_API_KEY)."""
+
+    project: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,128}$")]
+    entity: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,128}$")] | None = Field(
+        None, description="Team or user; none: the account's own."
+    )
+
+
 class Config(Strict):
     """config/config.yaml: what a user edits first."""
 
@@ -935,6 +947,7 @@ class Config(Strict):
     seed: int | None = Field(None, description="Instead of the recipe's.")
     model: str | None = Field(None, description="Name of the pretrained model to start from, instead of the recipe's.")
     over_budget: bool = Field(False, description="Train although the plan exceeds the site's budget_gpu_hours.")
+    tracking: Tracking | None = Field(None, description="Log published stages to W&B; none: nothing is logged.")
 
     @property
     def folder(self) -> str:

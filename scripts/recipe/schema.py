@@ -14,7 +14,7 @@ from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import repository_root
 
 MODELS = {"recipe": Recipe, "site": Site, "config": Config, "images": Images}
-ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl")}
+ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl"), "wandb": ("controller", "wandb")}
 
 
 def schema_text(name: str) -> str:

@@ -11,10 +11,21 @@ from scripts.errors import UserError
 from scripts.launch.slurm import own_job_id
 
 
-def begin_attempt(run: Path, step: int, call: int = 0, nodes: int = 1) -> None:
-    """Note that an attempt begins at a step; without an end line it was killed. `call`: which call it belongs to."""
+def begin_attempt(
+    run: Path,
+    step: int,
+    call: int = 0,
+    nodes: int = 1,
+    code: dict[str, Any] | None = None,
+    image: dict[str, Any] | None = None,
+) -> None:
+    """Note that an attempt begins at a step; without an end line it was killed.
+
+    `call`: which call it belongs to; `code` and `image`: what trains, as scripts.train.provenance tells.
+    """
     place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes}
-    _append(run, {"event": "begin", "step": step, "call": call, **place, "time": time.time()})
+    what = {"code": code, "image": image}
+    _append(run, {"event": "begin", "step": step, "call": call, **place, **what, "time": time.time()})
 
 
 def end_attempt(run: Path, step: int, outcome: str) -> None:
@@ -39,7 +50,7 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if entry["event"] == "begin":
-            kept = ("host", "time", "call", "slurm_job", "nodes")
+            kept = ("host", "time", "call", "slurm_job", "nodes", "code", "image")
             attempts.append({"from": entry["step"], "outcome": "killed"} | {key: entry.get(key) for key in kept})
         elif attempts:
             attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"], "ended": entry.get("time")}

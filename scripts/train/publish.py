@@ -31,17 +31,25 @@ EXPORT_PATTERNS = (
 
 
 def publish_checkpoint(
-    checkpoint: Checkpoint, ckpt: Path, stage: str, identity: str, facts: dict[str, Any], parents: list[dict[str, Any]]
+    checkpoint: Checkpoint,
+    ckpt: Path,
+    stage: str,
+    identity: str,
+    facts: dict[str, Any],
+    parents: list[dict[str, Any]],
+    origin: dict[str, Any] | None = None,
 ) -> None:
     """Make `ckpt` hold ``record.json`` and ``weights``, a link to the checkpoint in the run directory.
 
-    The record holds no time and no path, so publishing the same checkpoint twice gives equal bytes.
+    The record holds no time and no path, so publishing the same checkpoint twice gives equal bytes. `parents` and
+    `origin` are those of scripts.train.provenance.
     """
     record = {
         "stage": stage,
         "step": checkpoint.step,
         "identity": identity,
         "facts": facts,
+        **(origin or {}),
         "parents": parents,
         "files": read_json(checkpoint.path / FILES),
     }

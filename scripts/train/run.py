@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from scripts.errors import CutOffError, UserError, run_program
 from scripts.files import read_json, sha256_file
@@ -25,6 +24,7 @@ from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_va
 from scripts.train.backend import Place, TrainingJob, load_backend, load_cluster_backend, recognise_checkpoints
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.owner import hold
+from scripts.train.provenance import code_revision, image_of_stage, origin_of_checkpoint, parents_of
 from scripts.train.publish import publish_checkpoint
 from scripts.train.rundir import Checkpoint, checkpoints, newest_checkpoint, open_run_directory
 from scripts.train.stop import StopRequest
@@ -128,14 +128,16 @@ def train_stage(
                 f"{stage_name}: its config, data or parent changed while it trained; what is trained is kept in {run}: "
                 "start again to train what the recipe says now"
             )
-        publish_checkpoint(newest, ckpt, stage_name, identity, facts, _parents(parent_export))
+        origin = origin_of_checkpoint(settings, manifest, run, newest.step)
+        publish_checkpoint(newest, ckpt, stage_name, identity, facts, parents_of(parent_export), origin)
     print(f"{stage_name}: published {ckpt} (step {planned})", flush=True)
     return 0
 
 
 def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage) -> Checkpoint | None:
     """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
-    begin_attempt(job.run, step, attempt.call, job.nodes)
+    image = image_of_stage(stage, attempt.site, job.config)
+    begin_attempt(job.run, step, attempt.call, job.nodes, code_revision(), image)
     outcome = "failed"
     try:
         if job.config["backend"] == "nemo_rl":
@@ -167,13 +169,6 @@ def _check_split(manifest: Path) -> None:
     split = manifest.with_name("train-split.jsonl")
     if sha256_file(split) != read_json(manifest)["train"]["sha256"]:
         raise UserError(f"{split}: not the file that {manifest} describes; delete both, and Snakemake splits again")
-
-
-def _parents(export: Path | None) -> list[dict[str, Any]]:
-    if export is None:
-        return []
-    record = read_json(export)
-    return [{key: record[key] for key in ("stage", "step", "identity", "content")}]
 
 
 def run_driver_of(job: TrainingJob, attempt: Attempt) -> Callable[[list[str]], int]:

@@ -29,6 +29,10 @@ MAY_IMPORT = {
     "plan": BASE | {"status", "recipe", "train"},
     "doctor": BASE | {"recipe", "launch", "train", "status"},
     "discard": BASE | {"train"},
+    "lineage": BASE | {"recipe", "train", "report"},
+    "card": BASE | {"recipe", "train", "lineage"},
+    "push": BASE | {"data", "train", "lineage", "card"},
+    "track": BASE | {"lineage"},
 }
 NEED_TORCH_OR_RAY = {
     "scripts.train.trl_backend",

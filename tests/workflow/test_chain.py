@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +23,7 @@ def test_plain_snakemake_makes_everything(finished):
         evaluation = json.loads((directory / "eval.json").read_text())
         assert record["stage"] == stage
         assert record["step"] == {"sft": 30}.get(stage, 3)
+        assert [it["steps"] for it in record["trained_by"]] == [[1, record["step"]]]
         assert record["identity"] == json.loads((directory / "run/identity.json").read_text())["identity"]
         assert export["content"] == evaluation["content"] == (directory / "hf/model").resolve().name
         metrics = pd.read_parquet(directory / "metrics.parquet")
@@ -102,6 +104,38 @@ def test_a_forced_stage_that_is_already_trained_is_published_again_in_a_moment(c
     output = copied.snakemake("--force", "results/short/rlvr1/ckpt")
     assert "already trained; publishing it" in output
     assert (copied.results / "rlvr1/run/metrics.jsonl").stat().st_mtime_ns == stamp
+
+
+def test_a_lineage_is_whole_and_another_commit_makes_no_stage_stale(copied):
+    target = "results/short/rlhf/ckpt"
+    assert "files are as recorded" in copied.run("python", "-m", "scripts.lineage", target).stdout
+    before = {path: path.read_bytes() for path in copied.results.glob("*/*/record.json")}
+    script = copied.root / "scripts/errors.py"
+    script.write_text(script.read_text() + "# another commit\n")
+    copied.snakemake("--force", "results/short/sft/ckpt")  # published again, by this code
+    assert {path: path.read_bytes() for path in before} == before
+    assert copied.planned() == set()
+    assert copied.planned("results/short/rlhf/hf/record.json") == set()
+
+
+def test_a_card_is_made_only_when_asked_for(copied):
+    assert not (copied.results / "rlhf/card.md").exists()
+    copied.snakemake("results/short/rlhf/card.md")
+    assert "## Lineage" in (copied.results / "rlhf/card.md").read_text()
+
+
+def test_tracking_is_planned_for_every_stage_where_the_config_names_a_project_and_nowhere_else(copied):
+    assert copied.planned(rule="track") == set()
+    config = copied.root / "config/config.yaml"
+    config.write_text(config.read_text() + "tracking: {project: post-training}\n")
+    assert copied.planned(rule="track") == set(STAGES) and copied.planned() == set()
+
+
+@pytest.mark.skipif(find_spec("wandb") is not None, reason="envs/wandb.txt is installed")
+def test_tracking_without_its_library_is_refused_before_anything_runs(fresh):
+    output = fresh.snakemake("--config", "tracking={project: post-training}", check=False)
+    assert "tracking in config/config.yaml needs W&B: python -m pip install" in output
+    assert not (fresh.results / "data").exists()
 
 
 def test_losing_snakemakes_memory_trains_nothing(copied):

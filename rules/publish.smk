@@ -1,0 +1,48 @@
+# What leaves the run: model cards, made when asked for, and the log in Weights & Biases, made when configured.
+TRACKED = STAGES if CONFIG.tracking else []
+TRACKING = CONFIG.tracking.model_dump(exclude_none=True) if CONFIG.tracking else {}
+
+
+rule card:
+    input:
+        export=f"{RESULTS}/{{stage}}/hf/record.json",
+        record=f"{RESULTS}/{{stage}}/ckpt/record.json",
+        evaluation=evaluation_of,
+        gate=f"{RESULTS}/{{stage}}/gate.json",
+    output:
+        f"{RESULTS}/{{stage}}/card.md",
+    log:
+        f"{RESULTS}/{{stage}}/logs/card.log",
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    params:
+        export=subpath(input.export, parent=True),
+        license=["--license", RECIPE.license] if RECIPE.license else [],
+    shell:
+        "python -m scripts.card {params.export:q} {params.license:q} --output {output:q} 2> {log:q}"
+
+
+# W&B's key stays in the environment; what W&B keeps in files lies beside the stage.
+rule track:
+    input:
+        record=f"{RESULTS}/{{stage}}/ckpt/record.json",
+        export=f"{RESULTS}/{{stage}}/hf/record.json",
+        metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
+        evaluation=evaluation_of,
+    output:
+        f"{RESULTS}/{{stage}}/tracking.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/track.log",
+    wildcard_constraints:
+        stage=one_of(TRACKED),
+    retries: 0
+    conda:
+        "../envs/wandb.yaml"
+    params:
+        ckpt=subpath(input.record, parent=True),
+        names=[word for key, value in TRACKING.items() for word in (f"--{key}", value)],
+        folder=subpath(output[0], parent=True),
+    shell:
+        "python -m scripts.track {params.ckpt:q} {params.names:q} --folder {params.folder:q} --output {output:q}"
+        " > {log:q} 2>&1"

@@ -1,0 +1,201 @@
+"""Write the model card of a published stage in Hugging Face's format.
+
+Data, stages, parameters, scores, limits and lineage are taken from the records of the run; what these do not tell is
+not in the card.
+"""
+
+import argparse
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from scripts.errors import UserError, run_program
+from scripts.files import read_json, write_text
+from scripts.lineage.chain import Chain, Link, export_of, read_chain
+from scripts.lineage.text import chain_text
+from scripts.recipe.resolve import config_text
+from scripts.recipe.settings import leaves
+from scripts.train.hugging_face import tensors_of
+
+TEMPLATE = Path(__file__).with_name("card.md.jinja")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+FOLDER = "folder"
+
+
+def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
+    """The card of an export; `license_id` is one of the hub's, none: the card states none.
+
+    UserError where the stage, its export or its held-out scores are not of one checkpoint.
+    """
+    chain = read_chain(hf)
+    link, exported = chain.last, export_of(chain.last)
+    if exported is None:
+        raise UserError(
+            f"{link.directory / 'hf'}: no export of the published checkpoint; snakemake {link.directory}/hf"
+        )
+    evaluation = _evaluation(link, exported)
+    card = ModelCard.from_template(
+        _metadata(chain, evaluation, license_id),
+        template_path=str(TEMPLATE),
+        name=_name(link),
+        stage=link.name,
+        step=link.record["step"],
+        blends=list(_blends(chain)),
+        stages=list(_stages(chain)),
+        model=_model(link.directory / "hf/model"),
+        configs=[(it.name, config_text(config)) for it in chain.links.values() if (config := it.read_config())],
+        evaluation=evaluation,
+        limits=list(_limits(chain, evaluation)),
+        lineage=chain_text(chain),
+    )
+    return ModelCard(_without_folders(str(card), chain))  # read again: metadata, model index and all
+
+
+def _without_folders(text: str, chain: Chain) -> str:
+    """The text with the last name alone of every absolute path that the records hold."""
+    configs = [config for link in chain.links.values() if (config := link.read_config())]
+    told = [value for config in configs for _, value in leaves(config)]
+    told += [it["source"]["name"] for link in chain.links.values() if (it := link.record.get("data")) and it["source"]]
+    paths = {value for value in told if isinstance(value, str) and value.startswith("/")}
+    for path in sorted(paths, key=len, reverse=True):
+        text = text.replace(path, Path(path).name)
+    return text
+
+
+def _name(link: Link) -> str:
+    return f"{link.directory.resolve().parent.name}-{link.name}"
+
+
+def _evaluation(link: Link, exported: dict[str, Any]) -> dict[str, Any] | None:
+    path = link.directory / "eval.json"
+    evaluation = read_json(path) if path.is_file() else None
+    if evaluation and evaluation["content"] != exported["content"]:
+        raise UserError(f"{path}: scores another export than {link.directory / 'hf'}; snakemake {path}")
+    return evaluation
+
+
+def _metadata(chain: Chain, evaluation: dict[str, Any] | None, license_id: str | None) -> ModelCardData:
+    """The card's YAML; only names that the hub can know are datasets and base models."""
+    configs = [config for link in chain.links.values() if (config := link.read_config())]
+    sources = [data["source"] for link in chain.links.values() if (data := link.record.get("data"))]
+    datasets = sorted({it["name"] for it in sources if it and it["revision"] != FOLDER and _is_hub_id(it["name"])})
+    base = [config["model"]["name"] for config in configs if "name" in config.get("model", {})]
+    tags = dict.fromkeys(["stagecoach", *(config["algorithm"] for config in configs)])
+    return ModelCardData(
+        license=license_id,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=next(filter(_is_hub_id, base), None),
+        datasets=datasets or None,
+        tags=list(tags),
+        model_name=_name(chain.last) if evaluation else None,
+        eval_results=list(_results(evaluation)) if evaluation else None,
+    )
+
+
+def _is_hub_id(name: str) -> bool:
+    return HUB_ID.fullmatch(name) is not None
+
+
+def _results(evaluation: dict[str, Any]) -> Iterator[EvalResult]:
+    for name, entry in evaluation["environments"].items():
+        yield EvalResult(
+            task_type="text-generation",
+            dataset_type=name,
+            dataset_name=f"held-out rows of {name}",
+            dataset_split="validation",
+            dataset_args={"rows": entry["rows"]},
+            metric_type="mean_reward",
+            metric_name="mean reward, 0 to 1",
+            metric_value=entry["after"],
+        )
+
+
+def _blends(chain: Chain) -> Iterator[dict[str, Any]]:
+    """A row for each stage's blend: where it is from, and how many rows it has."""
+    for link in chain.links.values():
+        if not (data := link.record.get("data")):
+            continue
+        path = link.blend / "manifest.json"
+        manifest = read_json(path) if path.is_file() else {}
+        source = data["source"] or {"name": "unrecorded", "revision": "unrecorded"}
+        is_folder = source["revision"] == FOLDER
+        yield {
+            "stage": link.name,
+            "blend": data["blend"],
+            "source": f"{Path(source['name']).name} (a folder)" if is_folder else source["name"],
+            "revision": "" if is_folder else source["revision"],
+            "tables": ", ".join(f"{name}@{revision}" for name, revision in data["tables"].items()),
+            "train": manifest.get("train", {}).get("rows"),
+            "held_out": manifest.get("validation", {}).get("rows"),
+            "trained_on": manifest.get("validation", {}).get("prompts_trained_on", 0),
+        }
+
+
+def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
+    for link in chain.links.values():
+        config, release = link.read_config() or {}, link.record.get("release") or {}
+        yield {
+            "name": link.name,
+            "parents": ", ".join(link.parents)
+            or ("the base model" if "name" in config.get("model", {}) else "fresh weights"),
+            "algorithm": config.get("algorithm", ""),
+            "steps": link.record["step"],
+            "seed": link.record.get("seed"),
+            "release": ", ".join(f"{name} {version}" for name, version in sorted(release.items())),
+            "identity": link.record["identity"],
+        }
+
+
+def _model(folder: Path) -> dict[str, Any]:
+    """Size and kind of the exported model, by its own files."""
+    config, tensors = read_json(folder / "config.json"), tensors_of(folder)
+    return {
+        "parameters": sum(math.prod(shape) for _, shape in tensors.values()),
+        "types": sorted({dtype for dtype, _ in tensors.values()}),
+        "architecture": ", ".join(config.get("architectures") or [config.get("model_type", "unknown")]),
+        "context": config.get("max_position_embeddings"),
+    }
+
+
+def _limits(chain: Chain, evaluation: dict[str, Any] | None) -> Iterator[str]:
+    """What the records say against the model, one sentence each."""
+    if evaluation is None:
+        yield "No held-out scores were taken."
+    else:
+        rows = sum(entry["rows"] for entry in evaluation["environments"].values())
+        yield (
+            f"The scores are mean rewards of the training's own environments on {rows} held-out rows; they say nothing "
+            "of other tasks."
+        )
+        for name, entry in evaluation["environments"].items():
+            if entry["before"] is not None and entry["after"] < entry["before"]:
+                yield f"{name} scores lower after the last stage ({entry['before']:.3f} to {entry['after']:.3f})."
+    gate = chain.last.directory / "gate.json"
+    if gate.is_file() and (verdict := read_json(gate)["verdict"]) != "pass":
+        yield f"The last stage did not meet all its success criteria: {verdict}."
+    for blend in _blends(chain):
+        if blend["trained_on"]:
+            yield f"{blend['trained_on']} held-out prompts of blend {blend['blend']} are trained on too."
+    spans = [span for link in chain.links.values() for span in link.record.get("trained_by", ())]
+    if any(span["code"] is None or span["code"]["dirty"] is not False for span in spans):
+        yield "Not all of its training can be traced to a commit of the code; the lineage names the scripts' hashes."
+    yield "Bias, safety and truthfulness were not evaluated."
+
+
+def main() -> None:
+    """Command line of the model card."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.card", description=__doc__.split("\n")[0])
+    parser.add_argument("export", type=Path, help="such as results/tiny/rlhf/hf")
+    parser.add_argument("--license", help="by the hub's name, such as apache-2.0; none: the card states none")
+    parser.add_argument("--output", type=Path, required=True, help="such as README.md")
+    arguments = parser.parse_args()
+    write_text(arguments.output, str(model_card(arguments.export, arguments.license)))
+
+
+if __name__ == "__main__":
+    run_program(main)

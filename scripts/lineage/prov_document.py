@@ -1,0 +1,91 @@
+"""A chain in W3C PROV, by the library `prov`: datasets, splits, checkpoints and exports, and the trainings between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scripts.errors import UserError
+from scripts.files import write_text
+from scripts.lineage.chain import Chain, Link
+from scripts.lineage.text import code_name, datasets_of, image_name, model_name
+
+if TYPE_CHECKING:
+    from prov.model import ProvDocument
+
+NAMESPACE = "urn:stagecoach:"
+ADVICE = "the library prov is not installed; python -m pip install --requirement envs/prov.txt"
+
+
+def prov_document(chain: Chain) -> ProvDocument:
+    """The chain as a PROV document; UserError where the optional library is missing."""
+    try:
+        from prov.model import ProvDocument  # noqa: PLC0415  (optional)
+    except ImportError:
+        raise UserError(f"--prov: {ADVICE}") from None
+    document = ProvDocument()
+    document.add_namespace("stagecoach", NAMESPACE)
+    for link in chain.links.values():
+        _add(document, link)
+    return document
+
+
+def write_prov(chain: Chain, path: Path) -> None:
+    """Write the chain as PROV-JSON."""
+    write_text(path, prov_document(chain).serialize(indent=2) + "\n")
+
+
+def _add(document: ProvDocument, link: Link) -> None:
+    """A stage: its training, which used data, code, image and what it starts from, and what was generated."""
+    record, things = link.record, _Things(document)
+    told = {key: record[key] for key in ("step", "seed") if record.get(key) is not None}
+    if "facts" in record:
+        told["config"] = record["facts"]["config"]
+    training = document.activity(_name("training", record["identity"]), None, None, things.facts(link.name, told))
+    checkpoint = things.add("checkpoint", record["identity"], link.name, {"step": record["step"]})
+    document.wasGeneratedBy(checkpoint, training)
+    for parent in record.get("parents", ()):
+        export = things.add("export", parent["content"], parent["stage"])
+        document.used(training, export)
+        document.wasDerivedFrom(checkpoint, export)
+    if link.content:
+        export = things.add("export", link.content, link.name)
+        document.wasDerivedFrom(export, checkpoint)
+    if not link.parents:
+        document.used(training, things.add("model", model_name(link), model_name(link)))
+    if data := record.get("data"):
+        blend = things.add("blend", data["manifest"], data["blend"], {"manifest": data["manifest"]})
+        document.used(training, blend)
+        for name in datasets_of(data):
+            document.wasDerivedFrom(blend, things.add("dataset", name, name))
+    for span in record.get("trained_by", ()):
+        document.wasAssociatedWith(training, things.software(code_name(span["code"]), span["code"] or {}))
+        if span["image"]:
+            name = image_name(span["image"])
+            document.used(training, things.add("image", name, name, span["image"]))
+
+
+class _Things:
+    """Adds entities and agents to a document, each once."""
+
+    def __init__(self, document: ProvDocument) -> None:
+        self.document = document
+
+    def add(self, kind: str, identifier: str, label: str, told: dict[str, Any] | None = None) -> Any:
+        name = _name(kind, identifier)
+        known = self.document.get_record(name)
+        return known[0] if known else self.document.entity(name, self.facts(label, {"kind": kind, **(told or {})}))
+
+    def software(self, identifier: str, told: dict[str, Any]) -> Any:
+        name, kind = _name("code", identifier), self.document.valid_qualified_name("prov:SoftwareAgent")
+        known = self.document.get_record(name)
+        return known[0] if known else self.document.agent(name, self.facts("Stagecoach", told) | {"prov:type": kind})
+
+    def facts(self, label: str, told: dict[str, Any]) -> dict[str, Any]:
+        """Attributes: a label, and what is told under the namespace."""
+        known = {f"stagecoach:{key}": value for key, value in told.items() if value is not None}
+        return {"prov:label": label} | known
+
+
+def _name(kind: str, identifier: str) -> str:
+    return f"stagecoach:{kind}/{''.join(it if it.isalnum() or it in '-._/@' else '_' for it in identifier)}"

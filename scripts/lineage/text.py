@@ -1,0 +1,79 @@
+"""A chain as a tree of text."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from scripts.lineage.chain import Chain, Link
+
+
+def chain_text(chain: Chain) -> str:
+    """The checkpoint, what it was trained on and by, and below it what it starts from."""
+    return "\n".join(_lines(chain, chain.last))
+
+
+def _lines(chain: Chain, link: Link) -> Iterator[str]:
+    record = link.record
+    yield f"{link.name}  step {record['step']}  identity {record['identity']}  content {link.content or '-'}"
+    branches = [[f"{head:<7} {words}"] for head, words in facts_of(link)]
+    branches += [list(_lines(chain, chain.links[name])) for name in link.parents]
+    for place, branch in enumerate(branches):
+        is_last = place == len(branches) - 1
+        yield f"{'└─' if is_last else '├─'} {branch[0]}"
+        for line in branch[1:]:
+            yield f"{'  ' if is_last else '│ '} {line}"
+
+
+def facts_of(link: Link) -> Iterator[tuple[str, str]]:
+    """What a stage was trained by and on: a word and what it is, one line each."""
+    record = link.record
+    if "facts" in record:
+        yield "config", f"sha256 {record['facts']['config'][:16]}"
+    if "seed" in record:
+        yield "seed", str(record["seed"])
+    if record.get("release"):
+        yield "release", " ".join(f"{name} {version}" for name, version in sorted(record["release"].items()))
+    if data := record.get("data"):
+        facts = record["facts"]
+        splits = f"train {facts['train_split'][:16]}, validation {facts['validation_split'][:16]}"
+        dataset, *tables = datasets_of(data)
+        yield "data", f"{data['blend']} of {dataset}; {splits}; manifest {data['manifest'][:16]}"
+        for table in tables:
+            yield "table", table
+    for span in record.get("trained_by", ()):
+        first, last = span["steps"]
+        yield "code", f"{code_name(span['code'])} (steps {first} to {last})"
+        if span["image"]:
+            yield "image", f"{image_name(span['image'])} (steps {first} to {last})"
+    if not link.parents:
+        yield "model", model_name(link)
+
+
+def datasets_of(data: dict[str, Any]) -> list[str]:
+    """The dataset that a blend is from, then the tables that filled its placeholders, each with its revision."""
+    source = data["source"]
+    tables = [f"{name}@{revision or 'unknown'}" for name, revision in data["tables"].items()]
+    return [f"{source['name']}@{source['revision']}" if source else "an unrecorded source", *tables]
+
+
+def code_name(code: dict[str, Any] | None) -> str:
+    """A revision of Stagecoach."""
+    if code is None:
+        return "not recorded"
+    if code["commit"] is None:
+        return f"no git; scripts {code['scripts'][:16]}"
+    return f"{code['commit'][:12]}, changed since: scripts {code['scripts'][:16]}" if code["dirty"] else code["commit"]
+
+
+def image_name(image: dict[str, Any]) -> str:
+    """A container image, by its digest or hash where one is known."""
+    if image["digest"]:
+        return f"{image['name'].partition('@')[0]}@{image['digest']}"
+    return f"{image['name']} (sha256 {image['sha256'][:16]})" if image["sha256"] else f"{image['name']} (no digest)"
+
+
+def model_name(link: Link) -> str:
+    """The model that a first stage starts from."""
+    model = (link.read_config() or {}).get("model")
+    if model is None:
+        return "not recorded"
+    return model.get("name", "from scratch, of the shape that the config gives")

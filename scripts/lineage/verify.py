@@ -1,0 +1,154 @@
+"""Whether what lies on disk is what the records of a chain say: every hash, and every hash of hashes."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from scripts.errors import UserError
+from scripts.files import canonical_json, read_json, sha256_text
+from scripts.lineage.chain import Chain, Link, export_of
+from scripts.recipe.resolve import read_config
+from scripts.train.identity import identity_of
+
+CHUNK_BYTES = 4 << 20
+SHOWN_FROM_SECONDS = 2.0
+MEGATRON = "megatron"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A file, the size and hash that a record says it has (None: it does not say), and which record."""
+
+    path: Path
+    size: int | None
+    sha256: str | None
+    record: Path
+
+
+@dataclass
+class Findings:
+    """What was found: the number of files and bytes that were read, and one line for each that is not as recorded."""
+
+    files: int = 0
+    bytes: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(chain: Chain) -> Findings:
+    """Compare all that the chain's records tell with what lies on disk. A file of several names is read once."""
+    links = chain.links.values()
+    problems = [line for link in links for line in _contradictions(link)]
+    return _compare([item for link in links for item in _files_of(link)], problems)
+
+
+def verify_export(link: Link) -> Findings:
+    """Compare a stage's export alone with its record."""
+    return _compare(list(_exported(link)), list(_export_contradictions(link)))
+
+
+def _compare(recorded: list[Recorded], problems: list[str]) -> Findings:
+    wanted, found = list(dict.fromkeys(recorded)), Findings(problems=problems)
+    hashed: dict[tuple[int, int], str] = {}
+    total = sum(item.path.stat().st_size for item in wanted if item.sha256 and item.path.is_file())
+    bar = {"unit": "B", "unit_scale": True, "delay": SHOWN_FROM_SECONDS, "leave": False, "disable": None}
+    with tqdm(total=total, desc="verifying", **bar) as progress:
+        for item in wanted:
+            if problem := _problem_of(item, hashed, progress, found):
+                found.problems.append(problem)
+    return found
+
+
+def _problem_of(item: Recorded, hashed: dict[tuple[int, int], str], progress: tqdm, found: Findings) -> str | None:
+    found.files += 1
+    if not item.path.is_file():
+        return f"{item.path}: missing ({item.record} lists it)"
+    status = item.path.stat()
+    if item.size is not None and status.st_size != item.size:
+        return f"{item.path}: has {status.st_size} bytes, but {item.record} says {item.size}"
+    if item.sha256 is None:
+        return None
+    key = (status.st_dev, status.st_ino)
+    if key in hashed:
+        progress.update(status.st_size)
+    else:
+        hashed[key] = _sha256(item.path, progress)
+        found.bytes += status.st_size
+    if hashed[key] != item.sha256:
+        return f"{item.path}: has the SHA-256 {hashed[key][:16]}, but {item.record} says {item.sha256[:16]}"
+    return None
+
+
+def _sha256(path: Path, progress: tqdm) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            progress.update(len(chunk))
+    return digest.hexdigest()
+
+
+def _files_of(link: Link) -> Iterator[Recorded]:
+    """Every file of a stage whose hash is recorded: weights, export, splits, manifest, source."""
+    if not link.on_disk:
+        return
+    record = link.directory / "ckpt/record.json"
+    yield from _listed(link.record["files"], link.directory / "ckpt/weights", record)
+    yield from _exported(link)
+    if link.blend is None:
+        return
+    facts, manifest = link.record["facts"], link.blend / "manifest.json"
+    yield Recorded(link.blend / "train-split.jsonl", None, facts["train_split"], record)
+    yield Recorded(link.blend / "val-split.jsonl", None, facts["validation_split"], record)
+    yield Recorded(manifest, None, link.record["data"]["manifest"], record)
+    source = link.blend.with_name("source")
+    if (source / "record.json").is_file():
+        yield from _listed(read_json(source / "record.json")["files"], source, source / "record.json")
+
+
+def _exported(link: Link) -> Iterator[Recorded]:
+    """The files of the export; none where it only stands for the checkpoint, whose files it lists."""
+    exported, folder = export_of(link), link.directory / "hf/model"
+    if exported and not (folder / MEGATRON).exists():
+        yield from _listed(exported["files"], folder, link.directory / "hf/record.json")
+
+
+def _listed(files: dict[str, Any], folder: Path, record: Path) -> Iterator[Recorded]:
+    for name, described in files.items():
+        yield Recorded(folder / name, described["bytes"], described["sha256"], record)
+
+
+def _contradictions(link: Link) -> Iterator[str]:
+    """Where the records contradict each other, or the config is not what was trained."""
+    record = link.directory / "ckpt/record.json"
+    if not link.on_disk:
+        what = "is of another checkpoint" if record.is_file() else "missing"
+        yield f"{record}: {what}; the stage after it started from {link.record['identity']}, step {link.record['step']}"
+        return
+    facts = link.record["facts"]
+    if identity_of(facts) != link.record["identity"]:
+        yield f"{record}: its facts hash to {identity_of(facts)}, but it calls itself {link.record['identity']}"
+    for parent in link.record["parents"]:
+        if parent["content"] != facts["parent_export"]:
+            yield f"{record}: starts from {facts['parent_export']}, but names {parent['content']} as {parent['stage']}"
+    try:
+        if sha256_text(canonical_json(read_config(link.config))) != facts["config"]:
+            yield f"{link.config}: not the config that {record} says was trained"
+    except UserError:
+        yield f"{link.config}: missing or unreadable ({record} says what it hashes to)"
+    yield from _export_contradictions(link)
+
+
+def _export_contradictions(link: Link) -> Iterator[str]:
+    path, exported = link.directory / "hf/record.json", export_of(link)
+    if exported is None:
+        if link.content is not None:
+            yield f"{path}: missing, or of another checkpoint; the stage after it started from {link.content}"
+        return
+    if sha256_text(canonical_json(exported["files"]))[:16] != exported["content"]:
+        yield f"{path}: its files do not hash to its content {exported['content']}"
+    if exported["content"] != link.content:
+        yield f"{path}: has the content {exported['content']}, but the stage after it started from {link.content}"

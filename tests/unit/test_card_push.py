@@ -1,0 +1,189 @@
+"""A stage's model card tells what its records tell; a push brings exactly the recorded export and the card to the hub."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub import ModelCard
+
+from scripts.card import model_card
+from scripts.errors import UserError
+from scripts.files import read_json, sha256_file, write_json
+from tests.conftest import ROOT
+from tests.hub import Fault, Hub
+from tests.published import copy_chain, make_chain
+
+WRITER, READER = "hf_mayWrite0123456789", "hf_mayRead0123456789"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_chain(tmp_path_factory.mktemp("made") / "short", "sft", "rlvr1")
+
+
+@pytest.fixture
+def chain(made, tmp_path):
+    return copy_chain(made, tmp_path / "short")
+
+
+# --- the card ---
+
+
+def test_the_cards_metadata_is_read_back_by_the_hubs_client_with_every_score(made):
+    card = ModelCard(str(model_card(made / "rlvr1/hf", "apache-2.0")))
+    told = card.data.to_dict()
+    assert (told["license"], told["library_name"], told["tags"]) == ("apache-2.0", "transformers", ["stagecoach", "sft", "grpo"])  # fmt: skip
+    assert card.data.model_name == "short-rlvr1" and "base_model" not in told and "datasets" not in told
+    assert {it.dataset_type: it.metric_value for it in card.data.eval_results} == {"math": 0.6, "genrm": 0.4}
+
+
+def test_the_card_shows_data_stages_parameters_scores_limits_and_lineage(made):
+    text = model_card(made / "rlvr1/hf").text
+    titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert titles == ["Data", "Stages", "Parameters", "Scores", "Limits", "Lineage"]
+    assert "| rlvr1 | rlvr1 | synthetic | synthetic-0 |" in text and "| 60 | 20 |" in text
+    assert "| sft | fresh weights | sft | 3 | 3 |" in text and "| rlvr1 | sft | grpo | 3 | 3 |" in text
+    assert "320 parameters (F32)" in text and "num_generations_per_prompt: 4" in text
+    assert "| math | 20 | 0.500 | 0.600 |" in text and "| mean of the environments | | 0.500 | 0.500 |" in text
+    assert "- genrm scores lower after the last stage (0.500 to 0.400)." in text
+    assert "- The last stage did not meet all its success criteria: warn." in text
+    assert "└─ sft  step 3  identity" in text
+
+
+def test_hub_names_become_metadata_and_paths_of_this_machine_never_get_into_the_card(chain):
+    record = read_json(chain / "rlvr1/ckpt/record.json")
+    record["data"]["source"] = {"name": "org/blends", "revision": "a" * 40}
+    write_json(chain / "rlvr1/ckpt/record.json", record)
+    record = read_json(chain / "sft/ckpt/record.json")
+    record["data"]["source"] = {"name": "/home/me/rows", "revision": "folder"}
+    write_json(chain / "sft/ckpt/record.json", record)
+    config = chain / "sft/run/config.yaml"
+    config.write_text(config.read_text() + "aside: {name: /home/me/model}\n")
+    card = model_card(chain / "rlvr1/hf")
+    assert card.data.datasets == ["org/blends"]
+    assert "/home/me" not in str(card) and "rows (a folder)" in card.text and "name: model" in card.text
+
+
+def test_a_card_of_scores_of_another_export_is_refused(chain):
+    evaluation = read_json(chain / "rlvr1/eval.json")
+    write_json(chain / "rlvr1/eval.json", evaluation | {"content": "0" * 16})
+    with pytest.raises(UserError, match=r"eval.json: scores another export than .*; snakemake .*eval.json"):
+        model_card(chain / "rlvr1/hf")
+
+
+def test_a_stage_without_scores_has_a_card_that_says_so(chain):
+    (chain / "rlvr1/eval.json").unlink()
+    card = model_card(chain / "rlvr1/hf")
+    assert "- No held-out scores were taken." in card.text and card.data.eval_results is None
+
+
+# --- the push ---
+
+
+@pytest.fixture
+def hub():
+    with Hub() as running:
+        running.tokens |= {WRITER: True, READER: True}
+        running.writers.add(WRITER)
+        yield running
+
+
+@pytest.fixture
+def push(hub, chain, tmp_path):
+    """Run the program against the hub; all it prints."""
+
+    def run(*options: str, token: str | None = WRITER) -> subprocess.CompletedProcess:
+        home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | home
+        command = [sys.executable, "-m", "scripts.push", str(chain / "rlvr1/hf"), "--repository", "org/model", *options]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment | ({"HF_TOKEN": token} if token else {}),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        assert WRITER not in done.stdout and READER not in done.stdout and "Traceback" not in done.stdout
+        return done
+
+    return run
+
+
+def test_a_push_brings_the_recorded_files_and_the_card_in_one_commit_to_a_private_repository(hub, push, chain):
+    done = push("--license", "mit")
+    assert done.returncode == 0, done.stdout
+    repository, exported = hub.repositories["org/model"], read_json(chain / "rlvr1/hf/record.json")
+    head = repository.branches["main"]
+    assert done.stdout.strip() == f"{hub.url}/org/model/commit/{head}" and repository.private
+    files = repository.commits[head]
+    assert files.keys() == {*exported["files"], "README.md"} and len(repository.commits) == 2
+    for name in exported["files"]:
+        assert files[name] == (chain / "rlvr1/hf/model" / name).read_bytes()
+    assert ModelCard(files["README.md"].decode()).data.license == "mit"
+    assert sha256_file(chain / "rlvr1/hf/model/model.safetensors") in hub.stored  # by git LFS
+
+
+def test_pushed_again_no_large_file_is_sent_twice(hub, push):
+    push("--public")
+    assert not hub.repositories["org/model"].private
+    sent = len(hub.asked(method="PUT"))
+    assert push("--branch", "next").returncode == 0 and len(hub.asked(method="PUT")) == sent > 0
+    assert "README.md" in hub.repositories["org/model"].commits[hub.repositories["org/model"].branches["next"]]
+
+
+def test_a_card_of_ones_own_is_pushed_as_it_is(hub, push, chain, tmp_path):
+    text = str(model_card(chain / "rlvr1/hf", "mit")).replace("Bias, safety", "Bias")
+    (tmp_path / "mine.md").write_text(text)
+    assert push("--card", str(tmp_path / "mine.md")).returncode == 0
+    repository = hub.repositories["org/model"]
+    assert repository.commits[repository.branches["main"]]["README.md"].decode() == text
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing", "listed"])
+def test_an_export_that_is_not_as_recorded_is_not_pushed_and_the_hub_is_not_even_asked(hub, push, chain, damage):
+    weights = chain / "rlvr1/hf/model/model.safetensors"
+    if damage == "changed":
+        content = weights.read_bytes()
+        weights.unlink()
+        weights.write_bytes(content[:-1] + b"x")
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        record = read_json(chain / "rlvr1/hf/record.json")
+        record["files"]["config.json"]["sha256"] = "0" * 64
+        write_json(chain / "rlvr1/hf/record.json", record)
+    done = push()
+    assert done.returncode == 1 and "not pushed, it is not as its record says:" in done.stdout
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("token", "expected"),
+    [
+        (None, "no token: export HF_TOKEN with one that may write"),
+        (READER, "the hub refuses it (403: your token may only read); may your token"),
+        ("hf_expired", "the hub refuses it (401"),
+    ],
+)
+def test_a_token_that_may_not_write_is_one_clear_message(hub, push, token, expected):
+    done = push(token=token)
+    assert done.returncode == 1 and done.stdout.startswith("error: ") and expected in done.stdout
+    assert not hub.stored and "hf_expired" not in done.stdout
+
+
+def test_a_hub_that_fails_in_the_middle_leaves_no_half_pushed_model_and_the_next_push_goes_on(hub, push):
+    hub.faults["/commit/"] = [Fault(status=500)]
+    done = push()
+    assert done.returncode == 1 and "run it again" in done.stdout
+    assert [*hub.repositories["org/model"].commits.values()] == [{}]
+    assert push().returncode == 0
+
+
+def test_a_card_that_the_hub_finds_invalid_is_not_pushed(hub, push, tmp_path):
+    (tmp_path / "mine.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    done = push("--card", str(tmp_path / "mine.md"))
+    assert done.returncode == 1 and "Invalid metadata in README.md" in done.stdout
+    assert [*hub.repositories["org/model"].commits.values()] == [{}]

@@ -1,0 +1,233 @@
+"""A checkpoint's record tells where it comes from; the lineage shows it, and finds whatever is not as recorded."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from scripts.errors import UserError
+from scripts.files import read_json, write_json
+from scripts.lineage.chain import read_chain
+from scripts.lineage.graph import dot_text, graph_of, mermaid_text, write_graph
+from scripts.lineage.prov_document import write_prov
+from scripts.lineage.text import chain_text
+from scripts.recipe.load import load_recipe
+from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.site import NemoRlSite, Site
+from scripts.train.attempts import begin_attempt, end_attempt
+from scripts.train.provenance import code_revision, image_of_stage, trained_by
+from scripts.train.publish import export_checkpoint
+from tests.conftest import ROOT
+from tests.published import copy_chain, make_chain, publish
+
+CODE = {"commit": "c" * 40, "dirty": False, "scripts": "5" * 64}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make_chain(tmp_path_factory.mktemp("made") / "short", "sft", "rlvr1")
+
+
+@pytest.fixture
+def chain(made, tmp_path):
+    return copy_chain(made, tmp_path / "short")
+
+
+def lineage(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "scripts.lineage", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+
+
+# --- what the record tells ---
+
+
+def test_the_record_tells_the_whole_chain_back_to_datasets_code_config_and_seeds(made):
+    record = read_json(made / "rlvr1/ckpt/record.json")
+    (parent,) = record["parents"]
+    assert (parent["stage"], parent["content"]) == ("sft", record["facts"]["parent_export"])
+    for told in (record, parent):
+        assert told["seed"] == 3 and told["release"]["torch"] and len(told["facts"]["config"]) == 64
+        assert told["data"]["source"] == {"name": "synthetic", "revision": "synthetic-0"}
+        assert told["trained_by"] == [{"steps": [1, 3], "code": code_revision(), "image": None}]
+    assert set(record["data"]["tables"].values()) == {"synthetic-0"} and parent["data"]["tables"] == {}
+
+
+def test_published_again_by_other_code_the_record_keeps_its_bytes_and_the_exports_record_tells_no_code(chain):
+    record, export = chain / "sft/ckpt/record.json", chain / "sft/hf/record.json"
+    before = record.read_bytes(), export.read_bytes()
+    begin_attempt(chain / "sft/run", 3, code=CODE)  # another commit looks at it, and finds it trained
+    publish(chain, "sft")
+    export_checkpoint(chain / "sft/ckpt", chain / "sft/hf")
+    assert (record.read_bytes(), export.read_bytes()) == before
+    assert not read_json(export).keys() & {"trained_by", "data", "seed"}
+
+
+def test_each_step_is_told_of_the_attempt_whose_training_of_it_is_in_the_checkpoint(tmp_path):
+    other = CODE | {"commit": "d" * 40}
+    for first, last, code, outcome in (
+        (0, 5, CODE, "unfinished"),
+        (5, 5, other, "failed"),  # lost all it trained
+        (5, 5, None, "waited"),
+        (5, 8, CODE, None),  # killed
+        (8, 20, other, "unfinished"),
+        (10, 12, CODE, "finished"),  # the checkpoints after 10 were damaged
+        (12, 12, other, "finished"),
+    ):
+        begin_attempt(tmp_path, first, code=code)
+        if outcome:
+            end_attempt(tmp_path, last, outcome)
+    assert [(it["steps"], it["code"]["commit"][0]) for it in trained_by(tmp_path, 12)] == [
+        ([1, 8], "c"),
+        ([9, 10], "d"),
+        ([11, 12], "c"),
+    ]
+
+
+def test_the_codes_revision_is_its_commit_and_says_when_the_code_differs_from_it(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/a.py").write_text("a = 1\n")
+    assert code_revision(tmp_path) | {"scripts": ""} == {"commit": None, "dirty": None, "scripts": ""}
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e")
+    for command in (("init", "-q"), ("add", "-A"), ("commit", "-qm", "first")):
+        subprocess.run([*git, *command], check=True)
+    clean = code_revision(tmp_path)
+    assert len(clean["commit"]) == 40 and clean["dirty"] is False
+    (tmp_path / "config.yaml").write_text("lr: 1\n")
+    assert code_revision(tmp_path) == clean  # a config is no code: it has a hash of its own
+    (tmp_path / "scripts/b.py").write_text("b = 1\n")
+    changed = code_revision(tmp_path)
+    assert (changed["commit"], changed["dirty"]) == (clean["commit"], True) and changed["scripts"] != clean["scripts"]
+
+
+def test_a_container_is_told_by_digest_or_by_the_record_beside_its_file(tmp_path):
+    recipe = load_recipe(ROOT / "config/recipes/super3.yaml")
+    stage, config = recipe.stages["rlvr1"], resolve_stage(recipe, "rlvr1")
+    file, digest = tmp_path / "super.sqsh", f"sha256:{'a' * 64}"
+
+    def told(image: str | None) -> dict:
+        images = {stage.image: image} if image else {}
+        return image_of_stage(stage, Site(name="s", threads=1, nemo_rl=NemoRlSite(cache="/c", images=images)), config)
+
+    assert told(f"nvcr.io/nvidia/nemo-rl:v0.7.0@{digest}")["digest"] == digest
+    assert told(None)["name"].startswith("your-registry/nemo-rl") and told(None)["digest"] is None
+    assert told(str(file)) == {"name": "super.sqsh", "digest": None, "sha256": None}
+    write_json(tmp_path / "super.sqsh.json", {"source": "docker://nvcr.io#n", "digest": digest, "sha256": "b" * 64})
+    assert told(str(file)) == {"name": "docker://nvcr.io#n", "digest": digest, "sha256": "b" * 64}
+    assert image_of_stage(load_recipe(ROOT / "config/recipes/tiny.yaml").stages["sft"], None, {}) is None
+
+
+# --- what is shown ---
+
+
+def test_a_whole_chain_is_printed_as_a_tree_and_verified(made):
+    done = lineage(made / "rlvr1/ckpt")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("rlvr1  step 3  identity ")
+    assert "├─ data    rlvr1 of synthetic@synthetic-0; train " in done.stdout
+    assert "└─ sft  step 3  identity " in done.stdout and "   ├─ seed    3" in lines
+    assert "files are as recorded" in lines[-1]
+
+
+def test_json_tells_the_stages_parents_first_and_without_verification_no_problems(made):
+    told = json.loads(lineage(made / "rlvr1/hf", "--json", "--no-verify").stdout)
+    assert [it["stage"] for it in told["stages"]] == ["sft", "rlvr1"] and told["problems"] is None
+    assert told["stages"][1]["parents"][0]["identity"] == told["stages"][0]["identity"]
+
+
+def test_the_graph_joins_every_dataset_blend_and_code_to_its_checkpoint(made, tmp_path):
+    graph = graph_of(read_chain(made / "rlvr1/ckpt"))
+    kinds = [node.kind for node in graph.nodes.values()]
+    assert [kinds.count(kind) for kind in ("checkpoint", "blend", "dataset", "code", "model")] == [2, 2, 3, 1, 1]
+    dot, mermaid = dot_text(graph), mermaid_text(graph)
+    assert dot.count(" -> ") == mermaid.count(" --> ") == len(graph.edges) == 10
+    write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.svg")
+    picture = (tmp_path / "graph.svg").read_text()
+    for node in graph.nodes.values():
+        assert all(f">{line}</text>" in picture for line in node.lines)
+    with pytest.raises(UserError, match=r"no graph is written as .png; end it in .svg, .dot or .mmd"):
+        write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.png")
+
+
+def test_prov_derives_the_checkpoint_from_the_parents_export_and_the_blend_from_its_dataset(made, tmp_path):
+    model = pytest.importorskip("prov.model", reason="envs/prov.txt is not installed")
+    write_prov(read_chain(made / "rlvr1/ckpt"), tmp_path / "prov.json")
+    document = model.ProvDocument.deserialize(tmp_path / "prov.json")
+    export = read_json(made / "sft/hf/record.json")["content"]
+    derived = {
+        (str(it.args[0]), str(it.args[1])) for it in document.get_records(model.ProvDerivation)
+    }  # (what came, from what)
+    identity = read_json(made / "rlvr1/ckpt/record.json")["identity"]
+    assert (f"stagecoach:checkpoint/{identity}", f"stagecoach:export/{export}") in derived
+    assert any(came.startswith("stagecoach:blend/") and "DAPO" in source for came, source in derived)
+    assert len(list(document.get_records(model.ProvActivity))) == 2
+
+
+# --- what is found ---
+
+
+def rewrite(path, change) -> None:
+    record = read_json(path)
+    change(record)
+    write_json(path, record)
+
+
+def flip(path) -> None:
+    """Change one byte and nothing else of a file; other names of it keep theirs."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "weights changed": (lambda it: flip(it / "rlvr1/ckpt/weights/model.safetensors"), "ckpt/weights/model.safetensors: has the SHA"),
+    "weights gone": (lambda it: (it / "sft/ckpt/weights/optimizer.pt").unlink(), "weights/optimizer.pt: missing"),
+    "weights cut": (lambda it: (it / "sft/ckpt/weights/optimizer.pt").write_text("x"), "has 1 bytes, but"),
+    "export changed": (lambda it: flip(it / "sft/hf/model/model.safetensors"), "sft/hf/model/model.safetensors: has the SHA"),
+    "split changed": (lambda it: flip(it / "data/rlvr1/train-split.jsonl"), "rlvr1/train-split.jsonl: has the SHA"),
+    "held-out rows changed": (lambda it: flip(it / "data/sft/val-split.jsonl"), "sft/val-split.jsonl: has the SHA"),
+    "source changed": (lambda it: flip(it / "data/source/sft.jsonl"), "source/sft.jsonl: has the SHA"),
+    "manifest changed": (lambda it: flip(it / "data/sft/manifest.json"), "sft/manifest.json: has the SHA"),
+    "config changed": (lambda it: (it / "sft/run/config.yaml").write_text("lr: 2\n"), "run/config.yaml: not the config"),
+    "facts changed": (lambda it: rewrite(it / "rlvr1/ckpt/record.json", lambda r: r["facts"].update(config="0")), "its facts hash to"),
+    "another parent": (lambda it: rewrite(it / "rlvr1/ckpt/record.json", lambda r: r["parents"][0].update(content="0")), "but names 0 as sft"),
+    "export's list changed": (lambda it: rewrite(it / "sft/hf/record.json", lambda r: r["files"].pop("config.json")), "do not hash to its content"),
+    "parent trained anew": (lambda it: rewrite(it / "sft/ckpt/record.json", lambda r: r.update(identity="0" * 16)), "is of another checkpoint; the stage after it started from"),
+    "parent gone": (lambda it: shutil.rmtree(it / "sft/ckpt"), "sft/ckpt/record.json: missing; the stage after it started from"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_not_as_recorded_is_one_line_and_exit_status_1(chain, damage):
+    spoil, expected = DAMAGES[damage]
+    spoil(chain)
+    done = lineage(chain / "rlvr1/ckpt")
+    assert done.returncode == 1 and expected in done.stderr
+    assert "as recorded (" not in done.stdout and "Traceback" not in done.stderr
+    assert lineage(chain / "rlvr1/ckpt", "--no-verify").returncode == 0
+
+
+def test_of_a_parent_that_is_gone_the_childs_record_still_tells_all(chain):
+    whole = chain_text(read_chain(chain / "rlvr1/ckpt"))
+    shutil.rmtree(chain / "sft")
+    assert chain_text(read_chain(chain / "rlvr1/ckpt")) == whole.replace(
+        "from scratch, of the shape that the config gives", "not recorded"
+    )
+
+
+def test_a_record_of_before_data_and_code_were_recorded_is_shown_and_verified_as_far_as_it_tells(chain):
+    def forget(record):
+        for key in ("seed", "release", "data", "trained_by"):
+            del record[key]
+
+    rewrite(chain / "sft/ckpt/record.json", forget)
+    done = lineage(chain / "sft/ckpt")
+    assert done.returncode == 0 and "config  sha256" in done.stdout and "data" not in done.stdout.splitlines()[1:3]
+
+
+def test_a_path_without_a_checkpoint_is_one_clear_message(tmp_path):
+    done = lineage(tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {tmp_path}: no published checkpoint")
