@@ -28,8 +28,9 @@ localrules:
     preflight,
     metrics,
     gate,
-    stage_figure,
-    environments_figure,
+    stage_page,
+    environments,
+    overview,
     summary,
     report_html,
 

@@ -291,9 +291,9 @@ def sample_option():
 
 
 def stage_labels(wildcards):
-    """Labels of a stage's figure in the report; the number keeps the chain's order when they are sorted."""
+    """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
     place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
-    return {"#": place, "stage": wildcards.stage, "figure": "curves over the steps"}
+    return {"#": place, "stage": wildcards.stage}
 
 
 def one_of(names):

@@ -11,9 +11,12 @@ from scripts.errors import UserError
 from scripts.launch.slurm import own_job_id
 
 
-def begin_attempt(run: Path, step: int, call: int = 0, nodes: int = 1) -> None:
-    """Note that an attempt begins at a step; without an end line it was killed. `call`: which call it belongs to."""
-    place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes}
+def begin_attempt(run: Path, step: int, call: int = 0, nodes: int = 1, gpus: int = 0) -> None:
+    """Note that an attempt begins at a step; without an end line it was killed.
+
+    `call`: which call it belongs to; `gpus`: those of all nodes together.
+    """
+    place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes, "gpus": gpus}
     _append(run, {"event": "begin", "step": step, "call": call, **place, "time": time.time()})
 
 

@@ -24,6 +24,7 @@ from scripts.recipe.site import Site
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
 from scripts.train.backend import Place, TrainingJob, load_backend, load_cluster_backend, recognise_checkpoints
 from scripts.train.identity import identity_of, stage_facts
+from scripts.train.live import live_page
 from scripts.train.owner import hold
 from scripts.train.publish import publish_checkpoint
 from scripts.train.rundir import Checkpoint, checkpoints, newest_checkpoint, open_run_directory
@@ -135,15 +136,17 @@ def train_stage(
 
 def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage) -> Checkpoint | None:
     """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
-    begin_attempt(job.run, step, attempt.call, job.nodes)
+    gpus = attempt.site.slurm.gpus_per_node if attempt.job and attempt.site and attempt.site.slurm else 0
+    begin_attempt(job.run, step, attempt.call, job.nodes, job.nodes * gpus)
     outcome = "failed"
     try:
-        if job.config["backend"] == "nemo_rl":
-            _train_in_containers(job, attempt, stage)
-        elif job.nodes == 1:
-            load_backend(job.config["backend"])(job)
-        else:
-            load_cluster_backend(job.config["backend"])(job, run_driver_of(job, attempt))
+        with live_page(job.stage, job.run, job.max_num_steps):
+            if job.config["backend"] == "nemo_rl":
+                _train_in_containers(job, attempt, stage)
+            elif job.nodes == 1:
+                load_backend(job.config["backend"])(job)
+            else:
+                load_cluster_backend(job.config["backend"])(job, run_driver_of(job, attempt))
         outcome = "unfinished" if job.stop.reason else "failed"
     except CutOffError:
         outcome = "lost"

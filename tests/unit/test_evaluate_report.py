@@ -1,19 +1,12 @@
-"""Gates judge by what was measured; figures and tables say what the records say."""
+"""Gates judge by what was measured."""
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from scripts.errors import UserError
 from scripts.evaluate.gate import judge, measure
-from scripts.files import write_json
 from scripts.recipe.models import Criterion
-from scripts.report.environments import plot_scores, scores_by_stage
-from scripts.report.stage import plot_stage, short_name
-from scripts.report.summary import summarise_stage, summary_page
-from scripts.train.metrics import SCHEMA
 
 METRICS = pd.DataFrame(
     {
@@ -88,51 +81,3 @@ def test_a_parent_scored_on_other_environments_is_refused():
 
     with pytest.raises(UserError, match=r"other environments \(b\)"):
         evaluation_record({"stage": "s", "step": 1, "content": "c"}, {"a": {}}, {"a": {}, "b": {}}, {})
-
-
-def test_the_figure_shows_how_far_sampler_and_trainer_differ_where_that_is_known(tmp_path):
-    plot_stage(
-        "rlvr1", METRICS.assign(token_mult_prob_error=1.02, gen_kl_error=1e-4, valid_samples=40.0), tmp_path / "s.svg"
-    )
-    text = (tmp_path / "s.svg").read_text()
-    assert "sampler beside trainer" in text and "KL of trainer to sampler" in text and "samples not masked out" in text
-
-
-def test_the_stage_figure_shows_what_was_measured_and_nothing_else(tmp_path):
-    plot_stage("rlvr1", METRICS, tmp_path / "one.svg")
-    plot_stage("rlvr1", METRICS, tmp_path / "two.svg")
-    text = (tmp_path / "one.svg").read_text()
-    assert text == (tmp_path / "two.svg").read_text()
-    assert "reward by environment" in text and "KL to the parent" not in text
-
-
-def test_the_heat_map_has_a_number_in_every_cell(tmp_path):
-    table = scores_by_stage([EVALUATION])
-    assert table.loc["mean", "rlvr1"] == 0.65
-    plot_scores(table, tmp_path / "map.svg")
-    text = (tmp_path / "map.svg").read_text()
-    for number in ("0.90", "0.40", "0.65"):
-        assert number in text
-
-
-def test_names_are_shortened_to_what_tells_them_apart():
-    assert short_name("math_with_judge_simple_agent") == "math_with_judge"
-    assert short_name("single_step_tool_use_with_argument_comparison_agent") == "single_step_tool_use"
-    assert short_name("swe_pivot_single_step_tool_use_with_argument_comparison_agent") == "swe_pivot"
-
-
-def test_the_summary_has_a_row_a_stage_from_its_records(tmp_path):
-    rows = [{name: row.get(name) for name in SCHEMA.names} for row in METRICS.to_dict("records")]
-    (tmp_path / "ckpt").mkdir()
-    write_json(
-        tmp_path / "ckpt/record.json", {"stage": "rlvr1", "step": 10, "identity": "i", "parents": [{"stage": "sft"}]}
-    )
-    write_json(tmp_path / "eval.json", EVALUATION)
-    write_json(tmp_path / "gate.json", {"stage": "rlvr1", "verdict": "warn"})
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "metrics.parquet")
-    row = summarise_stage(tmp_path)
-    assert (row["stage"], row["parent"], row["steps"], row["gate"]) == ("rlvr1", "sft", 10, "warn")
-    assert row["training_seconds"] == 5.0 and row["worst_environment"] == "b_simple_agent"
-    assert row["kl_last"] is None or pd.isna(row["kl_last"])
-    page = summary_page(pd.DataFrame([row | {"stage": "<b>"}]))
-    assert "<td>&lt;b&gt;</td>" in page and "NaN" not in page and "None" not in page
