@@ -111,8 +111,14 @@ class _Axis:
         first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
         digits = max(0, -math.floor(math.log10(self.step)))
         values = [number * self.step for number in range(first, last + 1)]
-        small = self.step < 1e-3
-        return [(f"{it:.3g}" if small or abs(it) >= 1e5 else f"{it:.{digits}f}", self.at(it)) for it in values]
+        return [(_tick(value, digits), self.at(value)) for value in values]
+
+
+def _tick(value: float, digits: int) -> str:
+    """A tick's label; a power of ten where it would be long."""
+    if digits > 3 or abs(value) >= 1e5:
+        return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e") if abs(value) > 1e-15 else "0"
+    return f"{value:.{digits}f}"
 
 
 def _known(line: Line) -> Line:

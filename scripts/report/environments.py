@@ -25,7 +25,7 @@ def colour(share: float) -> tuple[str, str]:
     place = max(0.0, min(1.0, share)) * (len(COLOURS) - 1)
     below = min(int(place), len(COLOURS) - 2)
     mixed = [round(a + (b - a) * (place - below)) for a, b in zip(COLOURS[below], COLOURS[below + 1], strict=True)]
-    return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.6 else "#fff"
+    return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.5 else "#fff"
 
 
 def write_environments_page(evaluations: list[dict[str, Any]], output: Path) -> None:

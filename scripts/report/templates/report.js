@@ -46,6 +46,7 @@ for (const part of document.querySelectorAll("[data-filter]")) {
     button.addEventListener("click", () => saveShownRows(table));
     tools.append(button);
   }
-  part.prepend(tools);
+  const heading = part.querySelector("h2, h3");
+  heading ? heading.after(tools) : part.prepend(tools);
   show();
 }
