@@ -1,15 +1,11 @@
-"""Gates judge by what was measured; figures and tables say what the records say."""
+"""Figures and tables say what the records say."""
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
-from scripts.errors import UserError
-from scripts.evaluate.gate import judge, measure
 from scripts.files import write_json
-from scripts.recipe.models import Criterion
 from scripts.report.environments import plot_scores, scores_by_stage
 from scripts.report.stage import plot_stage, short_name
 from scripts.report.summary import summarise_stage, summary_page
@@ -41,53 +37,6 @@ EVALUATION = {
     },
     "mean": {"before": 0.35, "after": 0.65},
 }
-
-
-@pytest.mark.parametrize(
-    ("metric", "value"),
-    [
-        ("held_out_change", 0.3),
-        ("worst_environment_change", -0.1),
-        ("final_truncation_rate", 0.1),
-        ("final_reward_std", 0.2),
-        ("max_kl", None),
-    ],
-)
-def test_each_metric_of_a_gate_is_computed_as_documented(metric, value):
-    measured = measure(metric, METRICS, EVALUATION)
-    assert measured is None if value is None else measured == pytest.approx(value)
-
-
-@pytest.mark.parametrize(
-    ("criteria", "verdict"),
-    [
-        ([], "pass"),
-        ([{"metric": "held_out_change", "min": 0.2}], "pass"),
-        ([{"metric": "held_out_change", "min": 0.4}], "stop"),
-        ([{"metric": "held_out_change", "min": 0.4, "action": "warn"}], "warn"),
-        (
-            [{"metric": "held_out_change", "min": 0.4}, {"metric": "final_entropy", "max": 0.1, "action": "warn"}],
-            "stop",
-        ),
-        ([{"metric": "max_kl", "max": 1}], "warn"),
-        ([{"metric": "worst_environment_change", "min": -0.2, "max": 0}], "pass"),
-    ],
-)
-def test_the_verdict_is_the_gravest_and_an_unmeasured_metric_is_a_warning(criteria, verdict):
-    assert judge([Criterion(**criterion) for criterion in criteria], METRICS, EVALUATION)[0] == verdict
-
-
-def test_a_criterion_that_is_not_met_is_told_with_its_value():
-    _, lines = judge([Criterion(metric="held_out_change", min=0.4)], METRICS, EVALUATION)
-    assert lines == ["stop: held_out_change is 0.3000 (min 0.4)"]
-
-
-def test_a_parent_scored_on_other_environments_is_refused():
-    pytest.importorskip("torch")
-    from scripts.evaluate.score import evaluation_record
-
-    with pytest.raises(UserError, match=r"other environments \(b\)"):
-        evaluation_record({"stage": "s", "step": 1, "content": "c"}, {"a": {}}, {"a": {}, "b": {}}, {})
 
 
 def test_the_figure_shows_how_far_sampler_and_trainer_differ_where_that_is_known(tmp_path):
