@@ -4,11 +4,11 @@ WHAT_STAGES_LEFT = {
     "records": expand(f"{RESULTS}/{{stage}}/ckpt/record.json", stage=STAGES),
     "metrics": expand(f"{RESULTS}/{{stage}}/metrics.parquet", stage=STAGES),
     "evaluations": expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
-    "gates": expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),
+    "gates": expand(f"{RESULTS}/{{stage}}/{{name}}.json", stage=STAGES, name=["gate", "criteria"]),
 }
 
 
-# What the attempts at the stage took is read from run/, which is no output.
+# What the attempts at the stage took is read from run/, which is no output. eval.json speaks for the rollouts.
 rule stage_page:
     input:
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
@@ -17,7 +17,9 @@ rule stage_page:
         parent_config=of_parent("config.yaml"),
         preflight=f"{RESULTS}/{{stage}}/preflight.json",
         evaluation=evaluation_of,
+        rollouts=ancient(rollouts_of),
         gate=f"{RESULTS}/{{stage}}/gate.json",
+        criteria=f"{RESULTS}/{{stage}}/criteria.json",
         manifest=of_blend("manifest.json"),
     output:
         report(

@@ -96,7 +96,11 @@ class StageFiles:
 
 @dataclass(frozen=True)
 class Score:
-    """A held-out score before and after a stage, its change and the change's 95 % interval; None: not known."""
+    """A held-out score before and after a stage; None: not known.
+
+    `change` with its 95 % interval (`low`, `high`) is against what the stage started from, `from_first` against the
+    first stage that was scored.
+    """
 
     name: str
     rows: int | None
@@ -105,6 +109,9 @@ class Score:
     change: float | None
     low: float | None
     high: float | None
+    from_first: float | None
+    from_first_low: float | None
+    from_first_high: float | None
 
     @property
     def is_clear(self) -> bool:
@@ -119,10 +126,11 @@ def scores_of(evaluation: dict[str, Any]) -> list[Score]:
 
 
 def _score(name: str, entry: dict[str, Any]) -> Score:
-    known = entry.get("change") or {}
     before, after = entry["before"], entry["after"]
-    change = known.get("value", None if before is None else after - before)
-    return Score(short_name(name), entry.get("rows"), before, after, change, known.get("low"), known.get("high"))
+    change = {"value": None if before is None else after - before} | (entry.get("change") or {})
+    first = entry.get("change_from_first") or {}
+    bounds = [it.get(key) for it in (change, first) for key in ("value", "low", "high")]
+    return Score(short_name(name), entry.get("rows"), before, after, *bounds)
 
 
 def short_name(environment: str) -> str:

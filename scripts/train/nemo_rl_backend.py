@@ -85,7 +85,9 @@ class _Watch:
         self.job, self.launch = job, launch
         penalty = job.config["loss_fn"].get("reference_policy_kl_penalty", 0) or 0
         measures_kl = penalty > 0 or job.config["algorithm"] != "grpo"
-        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl)
+        grpo = job.config["grpo"] if job.config["algorithm"] == "grpo" else None
+        samples = grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"] if grpo else None
+        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
         self.started = self.last_news = started
         self.made_a_step = False
         self.stalled: str | None = None

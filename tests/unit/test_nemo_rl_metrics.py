@@ -71,6 +71,14 @@ def test_a_kl_of_zero_counts_only_where_a_reference_is_loaded(place, measures, k
     assert lines(output)[0].get("kl") == kl
 
 
+@pytest.mark.parametrize(("samples", "share"), [(32, 0.25), (None, None)])
+def test_the_share_of_masked_samples_is_known_where_their_number_is(place, samples, share):
+    logs, output = place
+    Driver(logs, 1).log(1, STEP | {"train/num_valid_samples": 24.0})
+    StepLog(logs, output, measures_kl=False, samples=samples).follow(is_over=True)
+    assert (lines(output)[0]["valid_samples"], lines(output)[0].get("masked_share")) == (24.0, share)
+
+
 def test_rewards_are_told_by_environment_and_other_numbers_and_texts_are_left_aside(place):
     logs, output = place
     driver = Driver(logs, 1)

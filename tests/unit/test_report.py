@@ -14,6 +14,7 @@ import pytest
 
 from scripts.chart import MOST_POINTS, Line, interval, line_chart
 from scripts.errors import UserError
+from scripts.files import write_json
 from scripts.report.compare import compare, trained_stages
 from scripts.report.cost import cost_of
 from scripts.report.curves import figures_of
@@ -238,6 +239,13 @@ def test_a_change_without_an_interval_is_after_less_before():
     entry = {"before": 0.25, "after": 0.5}
     scores = scores_of({"environments": {MATH: {"rows": 1} | entry}, "mean": entry})
     assert [(it.change, it.low) for it in scores] == [(0.25, None)] * 2
+
+
+def test_the_change_since_the_first_stage_stands_beside_that_by_the_stage(results):
+    told = evaluation("rlvr1")
+    told["mean"]["change_from_first"] = {"value": -0.0625, "low": -0.5, "high": 0.375}
+    write_json(results / "rlvr1/eval.json", told)
+    assert "<td>-0.062</td><td>-0.500</td><td>+0.375</td>" in page_of(results, "rlvr1")
 
 
 def test_the_heat_map_has_a_number_in_every_cell_and_marks_clear_changes(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -534,6 +535,7 @@ def ready(tmp_path):
         if verdict:
             gate = tmp_path / "gate.json"
             write_json(gate, {"stage": "sft", "verdict": verdict})
+            write_json(tmp_path / "criteria.json", {"criteria": CRITERIA})
         record = tmp_path / "parent.json"
         write_json(record, {"files": {"model.safetensors": {"bytes": parent_bytes}}})
         config = resolve_stage(recipe, "rlvr1")
@@ -589,9 +591,20 @@ def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
     assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4
 
 
+CRITERIA = [
+    {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None, "figure": "sft/curves.svg"},
+    {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4, "figure": "environments.svg"},
+    {"outcome": "warn", "says": "max_grad_norm is 3", "low": None, "figure": "sft/curves.svg"},
+]
+
+
 def test_preflight_refuses_too_few_rows_and_a_parent_whose_gate_says_stop(ready):
     with pytest.raises(UserError, match="15 training rows are fewer than the 16 of one step"):
         ready([{}] * 15)
-    with pytest.raises(UserError, match=r"gate.json: the gate of sft says stop"):
+    with pytest.raises(UserError, match=r"gate.json: the gate of sft says stop") as error:
         ready(verdict="stop")
+    message = str(error.value)
+    assert re.search(r"max_kl is 0\.3, first at step 7; look at \S+curves.svg \(drawn by: snakemake \S+\)", message)
+    assert re.search(r"held_out_change is -0\.3; look at \S+/rollouts\.parquet", message)
+    assert "max_grad_norm" not in message
     ready(verdict="warn")

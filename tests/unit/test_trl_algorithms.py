@@ -17,7 +17,7 @@ from safetensors.torch import load_file  # noqa: E402
 from scripts.data.preferences import preference_of  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
-from scripts.evaluate.generate import respond  # noqa: E402
+from scripts.evaluate.generate import rollouts  # noqa: E402
 from scripts.train import trl_grpo  # noqa: E402
 from scripts.train.backend import write_job  # noqa: E402
 from scripts.train.metrics import SCHEMA, write_metrics  # noqa: E402
@@ -105,8 +105,8 @@ def test_an_export_sees_without_the_run_directory(stages, trained, tmp_path):
     export_checkpoint(tmp_path / "ckpt", tmp_path / "hf")
     model, processor = (load(tmp_path / "hf/model") for load in (load_model, load_processor))
     rows = [row for blend in ("text", "vision") for _, _, row in read_rows(stages.split(blend))][::7]
-    responses = respond(model, processor, rows, max_new_tokens=6, temperature=0.0, seed=0)
-    assert len(responses) == len(rows) and responses == respond(
+    responses = rollouts(model, processor, rows, max_new_tokens=6, temperature=0.0, seed=0)
+    assert len(responses) == len(rows) and responses == rollouts(
         model, processor, rows, max_new_tokens=6, temperature=0.0, seed=0
     )
 
