@@ -31,6 +31,7 @@ def step(number: int, **values: Any) -> dict[str, Any]:
         "lr": 1e-4,
         "seconds": 36.0,
         "environment_rewards": {MATH: 0.5, MCQA: 0.25},
+        "timing": {"generation": 24.0, "rewards": 2.0, "update": 10.0},
     } | values
 
 

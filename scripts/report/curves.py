@@ -85,6 +85,7 @@ PANELS = (
         "The same difference as a divergence; 0 is equal.",
     ),
     Panel("Samples not masked out", "samples", {"valid_samples": ""}, "How many samples of a step taught anything."),
+    Panel("Samples masked out", "share", {"masked_share": ""}, "Share of a step's samples that taught nothing."),
     Panel(
         "Judges' answers without a verdict",
         "share",
@@ -93,13 +94,27 @@ PANELS = (
     ),
     Panel("Time of a step", "seconds", {"seconds": ""}, "Wall time, generation and update together."),
 )
+REWARDS = Panel(
+    "Reward by environment",
+    "reward",
+    {"environment_rewards": ""},
+    "Mean reward of the step's rollouts of each environment; where a line has no point, the step had none of its "
+    "prompts.",
+)
+PHASES = Panel(
+    "Time of a step by phase",
+    "seconds",
+    {"timing": ""},
+    "What a step's time went into, in the backend's own words; phases that run side by side add up to more than the "
+    "step.",
+)
 
 
 def figures_of(metrics: pd.DataFrame) -> list[Figure]:
-    """A figure for all that was measured, and nothing else; those of the environments follow the reward."""
+    """A figure for all that was measured, and nothing else; rewards by environment follow the reward."""
     figures = [figure for panel in PANELS if (figure := figure_of(panel, {"": metrics})) is not None]
-    has_reward = bool(figures) and figures[0].title == PANELS[0].title
-    return [*figures[:has_reward], *_environment_figures(metrics), *figures[has_reward:]]
+    at = next((place for place, figure in enumerate(figures, start=1) if figure.title == "Reward"), 0)
+    return [*figures[:at], *_by_name(metrics, REWARDS), *figures[at:], *_by_name(metrics, PHASES)]
 
 
 def figure_of(panel: Panel, runs: dict[str, pd.DataFrame]) -> Figure | None:
@@ -121,13 +136,19 @@ def _line(metrics: pd.DataFrame, column: str, label: str) -> Line:
     return Line(label, steps, values.tolist(), low, high)
 
 
-def _environment_figures(metrics: pd.DataFrame) -> Iterator[Figure]:
-    """Mean reward by environment; more environments than a chart has lines are spread over several charts."""
-    rewards = pd.DataFrame([dict(entry or ()) for entry in metrics["environment_rewards"]], index=metrics["step"])
-    names = sorted(name for name in rewards if rewards[name].notna().any())
-    charts = [names[start : start + len(COLOURS)] for start in range(0, len(names), len(COLOURS))]
-    for place, chart in enumerate(charts, start=1):
-        title = "Reward by environment" + (f" ({place} of {len(charts)})" if len(charts) > 1 else "")
-        lines = [Line(short_name(name), rewards.index.tolist(), rewards[name].tolist()) for name in chart]
-        caption = "Mean reward of the step's rollouts of each environment; a gap: the step had none of its prompts."
-        yield Figure(title, line_chart(title, "reward", lines), caption)
+def by_name(metrics: pd.DataFrame, column: str) -> pd.DataFrame:
+    """A column that maps names to numbers as a table: a row a step, a column for each name that is ever measured."""
+    entries = metrics[column] if column in metrics else [None] * len(metrics)
+    table = pd.DataFrame([dict([] if entry is None else entry) for entry in entries], index=metrics["step"])
+    return table.dropna(axis="columns", how="all").sort_index(axis="columns")
+
+
+def _by_name(metrics: pd.DataFrame, panel: Panel) -> Iterator[Figure]:
+    """The charts of such a column, with a line for each name; more names than a chart has lines fill several charts."""
+    ((column, _),) = panel.columns.items()
+    table = by_name(metrics, column)
+    charts = [list(table)[start : start + len(COLOURS)] for start in range(0, len(table.columns), len(COLOURS))]
+    for place, names in enumerate(charts, start=1):
+        title = panel.title + (f" ({place} of {len(charts)})" if len(charts) > 1 else "")
+        lines = [Line(short_name(name), table.index.tolist(), table[name].tolist()) for name in names]
+        yield Figure(title, line_chart(title, panel.unit, lines), panel.caption)

@@ -10,7 +10,7 @@ import pandas as pd
 from scripts.chart import interval
 from scripts.errors import run_program, shortened
 from scripts.files import read_json
-from scripts.report.curves import figures_of
+from scripts.report.curves import by_name, figures_of
 from scripts.report.page import write_page
 from scripts.report.records import StageFiles, changed_settings, scores_of, short_name
 
@@ -44,10 +44,11 @@ def write_stage_page(stage: StageFiles, manifest: Path, output: Path) -> None:
 
 
 def _data_uri(metrics: pd.DataFrame) -> str:
-    """The steps as a CSV file within the page, a column for each environment's reward."""
-    rewards = pd.DataFrame([dict(entry or ()) for entry in metrics["environment_rewards"]], index=metrics.index)
-    table = metrics.drop(columns="environment_rewards").join(rewards.add_prefix("reward/"))
-    text = table.dropna(axis="columns", how="all").to_csv(index=False, float_format="%.6g")
+    """The steps as a CSV file within the page, a column for each environment's reward and each phase's seconds."""
+    maps = {"environment_rewards": "reward/", "timing": "seconds/"}
+    table = metrics.drop(columns=[column for column in maps if column in metrics]).set_index("step")
+    table = table.join([by_name(metrics, column).add_prefix(prefix) for column, prefix in maps.items()])
+    text = table.dropna(axis="columns", how="all").to_csv(float_format="%.6g")
     return f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}"
 
 

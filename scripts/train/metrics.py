@@ -43,6 +43,9 @@ SCHEMA = pa.schema(
             "judge_unread_share", pa.float64(), metadata={"about": "share of the judges' answers without a verdict"}
         ),
         pa.field("environment_rewards", pa.map_(pa.string(), pa.float64()), metadata={"about": "mean by environment"}),
+        pa.field(
+            "timing", pa.map_(pa.string(), pa.float64()), metadata={"about": "seconds by phase, in the backend's words"}
+        ),
     ]
 )
 

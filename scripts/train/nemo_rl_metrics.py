@@ -32,6 +32,7 @@ NAMES = {
 KL = "train/kl_penalty"
 LAST_OF_A_STEP = "seconds"
 _ENVIRONMENT = re.compile(r"train/(.+)/reward/mean")
+_PHASE = "timing/train/"
 
 
 class StepLog:
@@ -92,6 +93,10 @@ class StepLog:
                 self._entry(event.step)[NAMES[value.tag]] = number
             elif value.tag == KL and self.measures_kl:
                 self._entry(event.step)["kl"] = number
+            elif value.tag.startswith(_PHASE):
+                # A step that is logged already is not opened again for a phase that comes after its whole time.
+                if event.step in self._open:
+                    self._open[event.step].setdefault("timing", {})[value.tag.removeprefix(_PHASE)] = number
             elif environment and environment[1] != "total_reward":
                 self._entry(event.step).setdefault("environment_rewards", {})[environment[1]] = number
 

@@ -17,6 +17,7 @@ from scripts.train.trl_setup import updates_per_step
 
 ENVIRONMENT_PREFIX = "environment/"
 UNREAD_VERDICTS = "judge/unread"
+ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 LOG_NAMES = {
     "reward": "reward_mean",
     "reward_std": "reward_std",
@@ -91,6 +92,7 @@ class StageCallback(TrainerCallback):
             for key, value in logs.items()
             if key.startswith(ENVIRONMENT_PREFIX)
         }
+        entry["timing"] = _phases(entry["seconds"], logs)
         with self.log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         left = (now - self.started) / (step - self.first_step) * (self.job.max_num_steps - step)
@@ -108,6 +110,14 @@ class StageCallback(TrainerCallback):
         seal_checkpoint(saved, self.job.run, state.global_step // self.updates)
         self.save_seconds.append(time.monotonic() - self.saving_since)
         prune_checkpoints(self.job.run, self.job.checkpointing)
+
+
+def _phases(seconds: float, logs: dict[str, Any]) -> dict[str, float] | None:
+    """What a step of these seconds went into; None where it has no rollouts."""
+    if ROLLOUT_SECONDS not in logs:
+        return None
+    rollouts, rewards = logs[ROLLOUT_SECONDS], logs[REWARD_SECONDS]
+    return {"generation": rollouts - rewards, "rewards": rewards, "update": seconds - rollouts}
 
 
 def rng_files(nodes: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Group relative policy optimisation, by TRL's GRPOTrainer; each group is rewarded by its row's environment."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from scripts.rewards.judge import Panel
 from scripts.rewards.registry import reward_groups
 from scripts.train.backend import TrainingJob
 from scripts.train.policy import tokenizer_of
-from scripts.train.trl_callback import ENVIRONMENT_PREFIX, UNREAD_VERDICTS
+from scripts.train.trl_callback import ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS, UNREAD_VERDICTS
 from scripts.train.trl_setup import (
     expand_pictures,
     model_and_processor,
@@ -47,7 +48,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
                 f"{job.train_split}:{number}: the prompt has {len(ids)} tokens, but max_total_sequence_length less "
                 f"max_new_tokens leaves {longest_prompt}; raise policy.max_total_sequence_length or drop the row"
             )
-    trainer_class = LeaveOneOutTrainer if grpo["use_leave_one_out_baseline"] else GRPOTrainer
+    trainer_class = LeaveOneOutTrainer if grpo["use_leave_one_out_baseline"] else TimedTrainer
     trainer = trainer_class(
         model=model,
         reward_funcs=[environment_reward(grpo["num_generations_per_prompt"], panel_of(job))],
@@ -114,7 +115,17 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     )
 
 
-class LeaveOneOutTrainer(GRPOTrainer):
+class TimedTrainer(GRPOTrainer):
+    """GRPO that logs how long a step's rollouts took, their rewards included."""
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        started = time.monotonic()
+        output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
+        return output
+
+
+class LeaveOneOutTrainer(TimedTrainer):
     """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
 
     normalize_rewards = True
@@ -151,7 +162,7 @@ def environment_reward(group_size: int, panel: Panel | None = None) -> Callable[
 
     It takes a step's completions (of this rank) and their rows as JSON, and logs each group's mean reward under the
     name of its environment; TRL averages what is logged over the groups of all ranks. Of the judges' answers it logs
-    the share that could not be read.
+    the share that could not be read, and of the rewards how long they took.
     """
 
     def reward(
@@ -161,7 +172,9 @@ def environment_reward(group_size: int, panel: Panel | None = None) -> Callable[
             (json.loads(row[start]), [_text(it) for it in completions[start : start + group_size]])
             for start in range(0, len(row), group_size)
         ]
+        started = time.monotonic()
         rewards = reward_groups(groups, panel)
+        log_metric(REWARD_SECONDS, time.monotonic() - started)
         for (fields, _), group in zip(groups, rewards, strict=True):
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
         if panel is not None and (share := panel.unread_share()) is not None:

@@ -124,6 +124,12 @@ def test_the_curves_show_what_was_measured_and_nothing_else(metrics):
     }
 
 
+def test_metrics_of_before_phases_were_logged_are_drawn_without_them(metrics):
+    titles = [figure.title for figure in figures_of(metrics(step(1)))]
+    older = [figure.title for figure in figures_of(metrics(step(1)).drop(columns=["timing", "masked_share"]))]
+    assert titles[-1] == "Time of a step by phase" and older == titles[:-1]
+
+
 def test_many_environments_are_spread_over_charts_of_six_lines(metrics):
     rewards = {f"environment{number}_simple_agent": 0.5 for number in range(14)}
     titles = [figure.title for figure in figures_of(metrics(step(1, environment_rewards=rewards)))]
@@ -194,6 +200,7 @@ def test_the_steps_of_a_stage_can_be_saved_as_csv(results):
     data = re.search(r'download="rlvr1-steps.csv" href="data:text/csv;base64,([^"]+)"', page_of(results, "rlvr1"))[1]
     table = pd.read_csv(pd.io.common.BytesIO(base64.b64decode(data)))
     assert table["step"].tolist() == list(range(1, 11)) and table[f"reward/{MCQA}"].tolist() == [0.25] * 10
+    assert table["seconds/update"].tolist() == [10.0] * 10
     assert "kl" not in table
 
 

@@ -95,6 +95,10 @@ def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
         rewarded = name in ("text", "vision")
         assert ("reward_mean" in entry) == bool(entry["environment_rewards"]) == rewarded
         assert {"loss", "grad_norm", "lr", "entropy", "seconds"} <= set(entry)
+        assert (entry["timing"] is not None) == rewarded
+        if rewarded:
+            assert set(entry["timing"]) == {"generation", "rewards", "update"} and min(entry["timing"].values()) > 0
+            assert sum(entry["timing"].values()) == pytest.approx(entry["seconds"])
     write_metrics(straight / "metrics.jsonl", tmp_path / "metrics.parquet", STEPS)
 
 
