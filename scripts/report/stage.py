@@ -77,6 +77,7 @@ PANELS: tuple[Panel, ...] = (
     ("token_mult_prob_error", "sampler beside trainer (1: equal)", _line("token_mult_prob_error", GREEN)),
     ("gen_kl_error", "KL of trainer to sampler (nats a token)", _line("gen_kl_error", GREEN)),
     ("valid_samples", "samples not masked out", _line("valid_samples", ORANGE)),
+    ("masked_share", "samples masked out (share)", _line("masked_share", ORANGE)),
     ("judge_unread_share", "judges' answers without a verdict (share)", _line("judge_unread_share", ORANGE)),
     ("seconds", "seconds a step", _line("seconds", ORANGE)),
 )
