@@ -17,8 +17,8 @@ WINDOW = 5
 class Finding(NamedTuple):
     """What a criterion's metric came to.
 
-    `value` may be NaN, which no bound allows; `step` ends the first window of those that broke the bound, for a final
-    value or a ratio the first since which all broke it; None: the bound is kept.
+    `value` is NaN where a step's was not finite, which no bound allows; `step` ends the first window of those that broke
+    the bound, for a final value or a ratio the first since which all broke it; None: the bound is kept.
     """
 
     value: float
@@ -40,18 +40,17 @@ def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Finding 
     with np.errstate(divide="ignore", invalid="ignore"):
         means = np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=1)
         means = means / means[0] if statistic == "ratio" else means
-    value = {"max": means.max(), "min": means.min()}.get(statistic, means[-1])
+    means = np.where(np.isfinite(means), means, np.nan)
+    value = float({"max": means.max(), "min": means.min()}.get(statistic, means[-1]))
+    kept = _is_kept(criterion, means)
     if _is_kept(criterion, value):
-        return Finding(float(value), window, None)
-    kept = np.flatnonzero(_is_kept(criterion, means))
-    if statistic in ("max", "min"):
-        first = int(np.argmin(_is_kept(criterion, means)))
-    else:
-        first = int(kept[-1]) + 1 if kept.size else 0
-    return Finding(float(value), window, measured[first + window - 1]["step"])
+        return Finding(value, window, None)
+    last_kept = kept.nonzero()[0].max(initial=-1)
+    first = kept.argmin() if statistic in ("max", "min") else last_kept + 1
+    return Finding(value, window, measured[first + window - 1]["step"])
 
 
-def _is_kept(criterion: Criterion, values: np.ndarray) -> np.ndarray:
+def _is_kept(criterion: Criterion, values: Any) -> Any:
     low = -np.inf if criterion.min is None else criterion.min
     high = np.inf if criterion.max is None else criterion.max
     return (values >= low) & (values <= high)
