@@ -17,8 +17,8 @@ WINDOW = 5
 class Finding(NamedTuple):
     """What a criterion's metric came to.
 
-    `value` is NaN where a step's was not finite, which no bound allows; `step` ends the first window of those that broke
-    the bound, for a final value or a ratio the first since which all broke it; None: the bound is kept.
+    `value` is NaN where a step's was not finite, which no bound allows. `step` ends the first window that broke the
+    bound, for a final value or a ratio the first since which all broke it; None: the bound is kept.
     """
 
     value: float
