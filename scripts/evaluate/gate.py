@@ -45,7 +45,7 @@ def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
                 "max_gen_kl_error or max_token_mult_prob_error instead"
             )
         return Result("not measured", f"{criterion.metric} was not measured ({_bounds(criterion)}){advice}")
-    value = found.value if math.isfinite(found.value) else None
+    value = None if math.isnan(found.value) else found.value
     told = "not finite" if value is None else f"{value:.4g}"
     says = f"{criterion.metric} is {told}, {_bounds(criterion)} (means of {found.window} steps)"
     if found.step is None:
@@ -62,7 +62,9 @@ def _judge_held_out(criterion: Criterion, evaluation: dict[str, Any] | None) -> 
         says = f"{criterion.metric} was not measured ({_bounds(criterion)}): {_why(criterion, evaluation, entries)}"
         return Result("not measured", says, environment=criterion.environment)
     results = [_judge_change(criterion, environment, change, len(measured)) for environment, change in measured.items()]
-    return min(results, key=lambda result: (result.outcome == "pass", result.high))
+    worst = min(results, key=lambda result: (result.outcome == "pass", result.high))
+    others = [result.environment for result in results if result.outcome != "pass" and result is not worst]
+    return worst._replace(says=f"{worst.says}; also broken by {', '.join(others)}") if others else worst
 
 
 def _entries(criterion: Criterion, evaluation: dict[str, Any] | None) -> dict[str | None, dict[str, Any]]:
@@ -152,8 +154,7 @@ def main() -> None:
     results = [judge(criterion, steps, evaluation) for criterion in criteria]
     record = criteria_record(arguments.stage, criteria, results)
     for row in record["criteria"]:
-        if row["outcome"] != "pass":
-            print(f"{arguments.stage}: {row['outcome']}: {row['says']}")
+        print(f"{arguments.stage}: {row['outcome']}: {row['says']}")
     print(f"{arguments.stage}: the gate says {record['verdict']}", flush=True)
     write_json(arguments.criteria, record)
     write_json(arguments.output, {key: record[key] for key in ("stage", "verdict")})

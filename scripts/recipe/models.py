@@ -824,6 +824,12 @@ class Recipe(Strict):
                 raise _misnamed("evaluation.blends", "blend of prompts", name, prompts)
         if not self.evaluation_blends():
             raise PydanticCustomError("no_rows", "no blend of prompts to take held-out rows from", {"at": "evaluation"})
+        scored = [name for blend in self.evaluation_blends() for name in self.blends[blend].environments]
+        for name, stage in self.stages.items():
+            for place, criterion in enumerate(stage.gate):
+                if criterion.environment not in (None, *scored):
+                    at = f"stages.{name}.gate.{place}.environment"
+                    raise _misnamed(at, "held-out environment", criterion.environment, scored)
 
     def stage_order(self) -> list[str]:
         """The stages' names, parents before children, otherwise in the recipe's order."""

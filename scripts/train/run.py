@@ -66,7 +66,7 @@ def train_stage(
     """Bring a stage's run directory to its planned step and publish that step as `ckpt`; the exit status.
 
     `config` alone says how to train; of the recipe only what changes no weight is read (checkpoint periods, where
-    judges answer). The training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
+    judges answer, the gate). The training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
     """
     settings = read_config(config)
     planned = planned_step(settings, rows_of_manifest(manifest))
@@ -105,6 +105,7 @@ def train_stage(
                     nodes=len(attempt.job.nodes) if attempt.job else 1,
                     judge_servers=stage.judge_servers if isinstance(stage, GrpoStage) else {},
                     environments=own_environments(recipe, stage_name),
+                    gate=stage.gate,
                 ),
                 step,
                 attempt,

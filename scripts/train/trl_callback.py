@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from scripts.errors import UserError
 from scripts.train.backend import TrainingJob
+from scripts.train.criteria import refuse_divergence
 from scripts.train.ranks import as_rank_0_says, rank, wait_for_all_ranks
 from scripts.train.retention import prune_checkpoints
 from scripts.train.rundir import seal_checkpoint
@@ -57,8 +58,10 @@ class StageCallback(TrainerCallback):
                 file.write(b"\n")
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """Start the step's clock."""
+        """End a training that diverges; start the step's clock."""
         if state.global_step % self.updates == 0:
+            if rank() == 0:
+                refuse_divergence(self.job.stage, self.job.gate, self.job.run, state.global_step // self.updates)
             self.step_started = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:

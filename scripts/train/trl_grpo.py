@@ -48,7 +48,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
                 f"{job.train_split}:{number}: the prompt has {len(ids)} tokens, but max_total_sequence_length less "
                 f"max_new_tokens leaves {longest_prompt}; raise policy.max_total_sequence_length or drop the row"
             )
-    trainer_class = LeaveOneOutTrainer if grpo["use_leave_one_out_baseline"] else TimedTrainer
+    trainer_class = LeaveOneOutTrainer if grpo["use_leave_one_out_baseline"] else MeasuringTrainer
     trainer = trainer_class(
         model=model,
         reward_funcs=[environment_reward(grpo["num_generations_per_prompt"], panel_of(job))],
@@ -115,7 +115,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     )
 
 
-class TimedTrainer(GRPOTrainer):
+class MeasuringTrainer(GRPOTrainer):
     """GRPO that logs how long a step's rollouts took, their rewards included."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class TimedTrainer(GRPOTrainer):
         return output
 
 
-class LeaveOneOutTrainer(TimedTrainer):
+class LeaveOneOutTrainer(MeasuringTrainer):
     """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
 
     normalize_rewards = True

@@ -2,9 +2,13 @@
 
 import json
 import re
+import shlex
+import subprocess
+import sys
 from collections import Counter
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from scripts.errors import UserError
@@ -14,10 +18,11 @@ from scripts.evaluate.gate import criteria_record, judge
 from scripts.evaluate.record import evaluation_record, told
 from scripts.evaluate.rollouts import Answer, beside_fresh_model, beside_parent, write_rollouts
 from scripts.files import read_json, write_json
+from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Criterion
-from scripts.train.criteria import judge_steps
+from scripts.train.criteria import judge_steps, refuse_divergence
 from scripts.train.metrics import write_metrics
-from tests.conftest import SHORT
+from tests.conftest import ROOT, SHORT
 
 EXPORT = {"stage": "rlvr1", "step": 10, "content": "abc"}
 A, B = "a_simple_agent", "b_simple_agent"
@@ -180,7 +185,7 @@ def test_entropy_that_collapses_and_groups_without_spread_are_seen():
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_a_number_that_is_none_breaks_every_bound(broken):
     steps = steps_of(grad_norm=[1.0] * 12 + [broken] * 8)
-    for bound in ({"max": 1e9}, {"min": -1e9, "max": 1e9}):
+    for bound in ({"max": 1e9}, {"min": -1e9}):
         result = judge(Criterion(metric="max_grad_norm", **bound), steps, None)
         assert (result.outcome, result.step) == ("stop", 13)
         assert "max_grad_norm is not finite" in result.says and result.value is None
@@ -192,6 +197,47 @@ def test_steps_that_were_not_measured_are_no_steps():
     result = judge(Criterion(metric="max_kl", max=0.1), steps_of(kl=[None] * 4), None)
     assert (result.outcome, result.value) == ("not measured", None)
     assert "loads no reference model" in result.says and "entropy_ratio" in result.says
+
+
+def running(tmp_path, **columns):
+    """A run directory with these steps in its log."""
+    with (tmp_path / "metrics.jsonl").open("w") as log:
+        log.writelines(json.dumps(entry) + "\n" for entry in steps_of(**columns))
+    return tmp_path
+
+
+def test_a_running_stage_that_diverges_is_ended_with_its_curves_at_hand(tmp_path):
+    run = running(tmp_path, kl=[0.01] * 8 + [0.5] * 6)
+    bound = Criterion(metric="max_kl", max=0.1)
+    refuse_divergence("rlvr1", [bound], run, last_step=8)
+    with pytest.raises(UserError, match=r"rlvr1: stopped.*max_kl is 0\.304, max 0\.1 .*first at step 9; mend") as error:
+        refuse_divergence("rlvr1", [bound], run, last_step=11)
+    told = shlex.split(str(error.value).partition("Its curves: python ")[2])
+    subprocess.run([sys.executable, *told], cwd=ROOT, check=True)
+    assert "KL to the parent" in (run.with_name("diverged.svg")).read_text()
+    assert pd.read_parquet(run / "metrics.parquet")["step"].tolist() == list(range(1, 12))
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        {"metric": "max_kl", "max": 0.1, "action": "warn"},
+        {"metric": "max_kl", "min": 0.6},
+        {"metric": "min_reward_std", "max": 0.1},
+        {"metric": "final_reward_std", "min": 0.4},
+        {"metric": "held_out_change", "min": 0},
+        {"metric": "max_grad_norm", "max": 0.1},
+    ],
+)
+def test_a_running_stage_goes_on_where_its_gate_may_still_let_it_pass(tmp_path, criterion):
+    refuse_divergence("s", [Criterion(**criterion)], running(tmp_path, kl=[0.5] * 12, reward_std=[0.3] * 12), 12)
+
+
+def test_a_running_stage_is_not_judged_before_its_windows_are_full(tmp_path):
+    bound, run = Criterion(metric="min_reward_std", min=0.1), running(tmp_path, reward_std=[0.0] * 10)
+    refuse_divergence("s", [bound], run, last_step=9)
+    with pytest.raises(UserError, match=r"min_reward_std is 0, min 0\.1"):
+        refuse_divergence("s", [bound], run, last_step=10)
 
 
 # Held-out changes
@@ -236,6 +282,8 @@ def test_the_worst_environment_is_judged_by_bounds_that_hold_for_all():
     regression = Criterion(metric="worst_environment_change", min=0)
     result = judge(regression, [], evaluation)
     assert (result.outcome, result.environment, result.high) == ("stop", B, pytest.approx(-0.05))
+    both = judge(regression, [], record_of({A: sure, B: sure}, (0, 0, 0)))
+    assert both.environment == A and both.says.endswith(f"; also broken by {B}")
     evaluation["environments"][B]["change"] |= {"joint_high": 0.01}
     result = judge(regression, [], evaluation)
     assert result.outcome == "pass" and "undecided" in result.says
@@ -332,3 +380,13 @@ def test_the_gate_writes_the_verdict_alone_and_beside_it_what_it_rests_on(tmp_pa
 def test_a_criterion_that_means_nothing_is_refused(wrong):
     with pytest.raises((ValueError, UserError)):
         Criterion(**wrong)
+
+
+def test_a_criterion_on_an_environment_that_is_not_scored_is_refused_by_its_place(tmp_path):
+    gate_of_sft = "    gate: [{metric: held_out_change, environment: genrm_simple_agents, min: 0}]"
+    (tmp_path / "recipe.yaml").write_text(
+        SHORT.read_text().replace("    algorithm: sft\n", f"    algorithm: sft\n{gate_of_sft}\n", 1)
+    )
+    said = r"stages.sft.gate.0.environment: no held-out environment is named genrm_simple_agents; did you mean genrm_simple"
+    with pytest.raises(UserError, match=said):
+        load_recipe(tmp_path / "recipe.yaml")

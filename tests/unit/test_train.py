@@ -17,7 +17,7 @@ from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
 from scripts.recipe.judges import JudgeServer
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Checkpointing
+from scripts.recipe.models import Checkpointing, Criterion
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.judge import JudgeUnavailable
 from scripts.train.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
@@ -305,6 +305,7 @@ def job(run):
         stop=StopRequest(deadline=2e9),
         nodes=2,
         judge_servers={"genrm": JudgeServer(base_url="http://judge:8000/v1", api_key_variable="JUDGE_TOKEN")},
+        gate=[Criterion(metric="max_kl", max=0.1)],
     )
 
 
