@@ -28,7 +28,9 @@ STAGE_FILES = (
     "hf/record.json",
     "metrics.parquet",
     "eval.json",
+    "rollouts.parquet",
     "gate.json",
+    "criteria.json",
     "stage.html",
 )
 RUN_FILES = ("overview.html", "environments.html", "summary.csv", "report.html")

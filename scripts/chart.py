@@ -94,7 +94,7 @@ class _Axis:
     def over(cls, low: float, high: float, start: float, end: float, whole: bool = False) -> "_Axis":
         """An axis with about five ticks at round numbers; `whole`: at whole ones, and no wider than the values."""
         if high - low < 1e-9 * max(1.0, abs(high)) or (whole and high == low):
-            spread = max(abs(high) * 0.1, 1 if whole else 1e-6)
+            spread = 1 if whole else abs(high) * 0.1 or 0.1
             low, high = low - spread, high + spread
         size = 10 ** math.floor(math.log10((high - low) / 5))
         step = next(size * factor for factor in (1, 2, 5, 10) if (high - low) / (size * factor) <= 5.5)
