@@ -11,7 +11,7 @@ from html import escape
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
 DASHES = ("none", "7 3", "2 2", "9 3 2 3", "4 4", "1 3")
 WIDTH, HEIGHT = 380, 230
-LEFT, RIGHT, TOP, BOTTOM = 54, 10, 10, 36
+LEFT, RIGHT, TOP, BOTTOM = 66, 10, 10, 36
 MOST_POINTS = 320
 FEW_POINTS = 40
 
@@ -39,7 +39,7 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], x_label: str = "ste
     ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values or ()]
     if not ys:
         return ""
-    labelled = [number for number, line in enumerate(lines) if line.label]
+    labelled = [number for number, line in enumerate(lines) if line.label and line.x]
     top, bottom, right = TOP + 15 * len(labelled), HEIGHT - BOTTOM, WIDTH - RIGHT
     across = _Axis.over(min(xs), max(xs), LEFT, right, whole=True)
     up = _Axis.over(min(ys), max(ys), bottom, top)
@@ -117,7 +117,8 @@ class _Axis:
 def _tick(value: float, digits: int) -> str:
     """A tick's label; a power of ten where it would be long."""
     if digits > 3 or abs(value) >= 1e5:
-        return f"{value:.2e}".replace("e-0", "e-").replace("e+0", "e") if abs(value) > 1e-15 else "0"
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return f"{float(mantissa):g}e{int(power)}" if abs(value) > 1e-15 else "0"
     return f"{value:.{digits}f}"
 
 

@@ -104,6 +104,12 @@ def test_lines_differ_by_dash_as_well_as_by_colour():
     assert len(strokes) == len({colour for colour, _ in strokes}) == len({dash for _, dash in strokes}) == 6
 
 
+def test_a_line_without_a_value_is_not_in_the_legend_and_the_others_keep_their_colours():
+    svg = line_chart("t", "u", [Line("none", [1], [None]), Line("some", [1, 2], [1e-4, 3e-4])])
+    assert ">none<" not in svg and ">some<" in svg and 'stroke="#0072b2"' not in svg
+    assert ">1.5e-4<" in svg or ">2e-4<" in svg
+
+
 def test_an_interval_says_its_figures_and_is_empty_where_nothing_is_known():
     assert interval(None, None, None, 1) == ""
     assert 'aria-label="+0.100, from -0.100 to +0.300"' in interval(0.1, -0.1, 0.3, 0.3)

@@ -22,6 +22,8 @@ def test_plain_snakemake_makes_everything(finished):
         evaluation = json.loads((directory / "eval.json").read_text())
         assert record["stage"] == stage
         assert record["step"] == {"sft": 30}.get(stage, 3)
+        assert f"<h1>{stage}: ended</h1>" in (directory / "run/live.html").read_text()
+        assert f"<h1>Stage {stage}</h1>" in (directory / "stage.html").read_text()
         assert record["identity"] == json.loads((directory / "run/identity.json").read_text())["identity"]
         assert export["content"] == evaluation["content"] == (directory / "hf/model").resolve().name
         rollouts = pd.read_parquet(directory / "rollouts.parquet")
