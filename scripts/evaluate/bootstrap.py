@@ -4,7 +4,7 @@ A row's difference (reward after less reward before) is one observation, so what
 out. Rows are resampled with replacement, within each environment by itself, and the interval lies between the
 percentiles of the resampled means (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Of n rows
 n - 1 are drawn, which makes the variance unbiased also where environments have few rows (Rao and Wu, Resampling
-Inference With Complex Survey Data, JASA 83, 1988, section 2).
+Inference With Complex Survey Data, JASA 83, 1988).
 """
 
 from collections.abc import Mapping

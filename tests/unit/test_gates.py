@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scripts.data.prompts import prompt_for_reading
 from scripts.errors import UserError
 from scripts.evaluate import gate
 from scripts.evaluate.bootstrap import changes
@@ -143,6 +144,33 @@ def test_the_record_has_scores_and_changes_by_environment_and_for_their_mean():
     first = evaluation_record(EXPORT, tables[0], {})
     assert first["mean"]["change"]["value"] == 0.5 and first["mean"]["change_from_first"] is None
     assert re.fullmatch(r"held-out mean 0\.500 -> 0\.750 \(\+0\.250, 95 % \+0\.\d+ to \+0\.\d+\)", told(record["mean"]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ("a question", "a question"),
+        ([{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}], "one"),
+        ([{"role": "user", "content": "one"}, {"role": "user", "content": "two"}], "two"),
+        ([{"role": "system", "content": "rules"}], "rules"),
+        ([{"role": "user", "content": None}], ""),
+        (
+            [{"role": "user", "content": [{"type": "input_text", "text": "what?"}, {"type": "input_image"}]}],
+            "what?\n[picture]",
+        ),
+    ],
+)
+def test_the_prompt_for_reading_is_what_the_user_said_last(messages, text):
+    assert prompt_for_reading({"responses_create_params": {"input": messages}}) == text
+
+
+def test_splits_that_bear_the_same_name_are_refused(tmp_path):
+    pytest.importorskip("torch")
+    from scripts.evaluate.score import answer_rows
+
+    splits = [tmp_path / f"{folder}/blend/val-split.jsonl" for folder in "ab"]
+    with pytest.raises(UserError, match="two lie in folders of the same name"):
+        answer_rows(None, None, splits, {})
 
 
 # Steps
