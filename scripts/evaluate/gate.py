@@ -120,7 +120,7 @@ def verdict_of(results: list[Result]) -> str:
 
 
 def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]) -> dict[str, Any]:
-    """criteria.json: each criterion with what was measured; figures by their path below the results folder."""
+    """criteria.json: each criterion with what was measured, and the page below the results folder that shows it."""
     rows = []
     for criterion, result in zip(criteria, results, strict=True):
         held_out = criterion.metric in HELD_OUT
@@ -132,7 +132,7 @@ def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]
                 **{key: getattr(result, key) for key in ("value", "low", "high")},
                 **{key: getattr(criterion, key) for key in ("min", "max", "action")},
                 **{key: getattr(result, key) for key in ("outcome", "step", "says")},
-                "figure": "environments.svg" if held_out else f"{stage}/curves.svg",
+                "figure": f"{stage}/stage.html",
             }
         )
     return {"stage": stage, "verdict": verdict_of(results), "criteria": rows}

@@ -1,6 +1,5 @@
 """The criteria on what a stage logs at each step; they are judged over windows, so one noisy step decides nothing."""
 
-import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,8 +7,7 @@ import numpy as np
 
 from scripts.errors import UserError
 from scripts.recipe.criteria import STEP_METRICS, Criterion
-from scripts.train.metrics import read_log, write_steps
-from scripts.train.progress import recent_steps
+from scripts.train.progress import LIVE_PAGE, recent_steps
 
 WINDOW = 5
 
@@ -60,8 +58,7 @@ def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: i
     """UserError when the steps of a running stage break a bound at which its gate stops, whatever is still to come.
 
     That is so of the largest and the smallest of all windows, once there are the steps for windows of full length.
-    What was logged after `last_step` is to be trained again. The steps up to it are left in ``run/metrics.parquet``,
-    from which their curves can be drawn.
+    What was logged after `last_step` is to be trained again.
     """
     bounds = [bound for criterion in gate if (bound := _lasting(criterion)) is not None]
     logged = {entry["step"]: entry for entry in recent_steps(run)} if bounds else {}
@@ -70,13 +67,10 @@ def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: i
         found = judge_steps(bound, steps)
         if found is None or found.window < WINDOW or found.step is None:
             continue
-        table, figure = run / "metrics.parquet", run.with_name("diverged.svg")
-        write_steps([entry for entry in read_log(run / "metrics.jsonl") if entry["step"] <= last_step], table)
         raise UserError(
             f"{stage}: stopped, as its gate would stop the chain: {bound.metric} is {found.value:.4g}, "
             f"{f'max {bound.max:g}' if bound.min is None else f'min {bound.min:g}'} (mean of {WINDOW} steps), first at "
-            f"step {found.step}; mend the stage or its gate in the recipe. Its curves: python -m scripts.report.stage "
-            f"--stage {stage} --metrics {shlex.quote(str(table))} --output {shlex.quote(str(figure))}"
+            f"step {found.step}; mend the stage or its gate in the recipe. Its curves are in {run / LIVE_PAGE}"
         )
 
 

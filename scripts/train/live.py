@@ -25,6 +25,10 @@ CHARTS = (
     ("Truncated responses", "share", "truncation_rate", None),
     ("KL to the parent", "nats a token", "kl", None),
     ("Entropy", "nats a token", "entropy", None),
+    ("Groups without spread", "share", "zero_variance_share", None),
+    ("KL of trainer to sampler", "nats a token", "gen_kl_error", None),
+    ("Sampler beside trainer", "ratio", "token_mult_prob_error", None),
+    ("Samples masked out", "share", "masked_share", None),
     ("Gradient norm", "norm", "grad_norm", None),
     ("Time of a step", "seconds", "seconds", None),
 )

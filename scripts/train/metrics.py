@@ -74,11 +74,6 @@ def write_metrics(log: Path, output: Path, last_step: int) -> None:
     missing = sorted(set(range(1, last_step + 1)) - {entry["step"] for entry in entries})
     if missing:
         raise UserError(f"{log}: no metrics of step {missing[0]} ({len(missing)} of {last_step} steps are missing)")
-    write_steps(entries, output)
-
-
-def write_steps(entries: list[dict[str, Any]], output: Path) -> None:
-    """Write logged steps as parquet."""
     table = pa.Table.from_pylist([{name: entry.get(name) for name in SCHEMA.names} for entry in entries], schema=SCHEMA)
     with open_atomically(output) as (file,):
         pq.write_table(table, file)

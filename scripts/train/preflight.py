@@ -94,8 +94,8 @@ def _why_parent_stops(gate: Path, parent: str) -> str:
         if criterion["outcome"] != "stop":
             continue
         look = gate.parents[1] / criterion["figure"]
-        how = "" if look.exists() else f" (drawn by: snakemake {shlex.quote(str(look))})"
-        if criterion["low"] is not None:  # the figure of the scores waits for all stages, and so is not there yet
+        how = "" if look.exists() else f" (made by: snakemake {shlex.quote(str(look))})"
+        if criterion["low"] is not None:
             look, how = gate.with_name("rollouts.parquet"), " (each row before and after)"
         lines.append(f"{criterion['says']}; look at {look}{how}")
     return "\n    ".join(lines)

@@ -593,9 +593,9 @@ def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
 
 
 CRITERIA = [
-    {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None, "figure": "sft/curves.svg"},
-    {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4, "figure": "environments.svg"},
-    {"outcome": "warn", "says": "max_grad_norm is 3", "low": None, "figure": "sft/curves.svg"},
+    {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None, "figure": "sft/stage.html"},
+    {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4, "figure": "sft/stage.html"},
+    {"outcome": "warn", "says": "max_grad_norm is 3", "low": None, "figure": "sft/stage.html"},
 ]
 
 
@@ -605,7 +605,7 @@ def test_preflight_refuses_too_few_rows_and_a_parent_whose_gate_says_stop(ready)
     with pytest.raises(UserError, match=r"gate.json: the gate of sft says stop") as error:
         ready(verdict="stop")
     message = str(error.value)
-    assert re.search(r"max_kl is 0\.3, first at step 7; look at \S+curves.svg \(drawn by: snakemake \S+\)", message)
+    assert re.search(r"max_kl is 0\.3, first at step 7; look at \S+stage.html \(made by: snakemake \S+\)", message)
     assert re.search(r"held_out_change is -0\.3; look at \S+/rollouts\.parquet", message)
     assert "max_grad_norm" not in message
     ready(verdict="warn")
