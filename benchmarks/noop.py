@@ -23,17 +23,17 @@ sys.path.insert(0, str(ROOT))
 
 FILES_OF_BLEND = ("train-split.jsonl", "val-split.jsonl", "manifest.json", "check.json")
 STAGE_FILES = (
-    *(
-        "preflight.json",
-        "ckpt/record.json",
-        "hf/record.json",
-        "metrics.parquet",
-        "eval.json",
-        "gate.json",
-        "curves.svg",
-    ),
+    "preflight.json",
+    "ckpt/record.json",
+    "hf/record.json",
+    "metrics.parquet",
+    "eval.json",
+    "rollouts.parquet",
+    "gate.json",
+    "criteria.json",
+    "stage.html",
 )
-RUN_FILES = ("environments.svg", "summary.csv", "summary.html", "report.html")
+RUN_FILES = ("overview.html", "environments.html", "summary.csv", "report.html")
 
 
 def generate(root: Path, stages: int) -> None:

@@ -238,10 +238,18 @@ def evaluation_of(wildcards):
     return f"{RESULTS}/{wildcards.stage}/eval.json" if wildcards.stage in SCORED else []
 
 
-def eval_of_parent(wildcards):
-    """The parent's held-out scores, where it gets some."""
-    parent = parent_of(wildcards)
-    return f"{RESULTS}/{parent}/eval.json" if parent in SCORED else []
+def rollouts_of(wildcards):
+    return f"{RESULTS}/{wildcards.stage}/rollouts.parquet" if wildcards.stage in SCORED else []
+
+
+def of_scored_parent(name):
+    """An input function: a file of the parent's directory, where the parent gets held-out scores."""
+
+    def inputs(wildcards):
+        parent = parent_of(wildcards)
+        return f"{RESULTS}/{parent}/{name}" if parent in SCORED else []
+
+    return inputs
 
 
 def of_scoring(name):
@@ -302,9 +310,9 @@ def sample_option():
 
 
 def stage_labels(wildcards):
-    """Labels of a stage's figure in the report; the number keeps the chain's order when they are sorted."""
+    """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
     place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
-    return {"#": place, "stage": wildcards.stage, "figure": "curves over the steps"}
+    return {"#": place, "stage": wildcards.stage}
 
 
 def one_of(names):

@@ -1,4 +1,5 @@
-# Held-out scores of each export, and the gate that judges the stage.
+# Held-out scores of each export, and the gate that judges the stage. A parent's eval.json speaks for its rollouts: it
+# bears their hash, so that no time stamp of the large file counts.
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
 OWN_ENVIRONMENTS = list(map(str, own_environments(RECIPE).values()))
 
@@ -9,11 +10,13 @@ if RECIPE.release:
     rule held_out:
         input:
             export=f"{RESULTS}/{{stage}}/hf/record.json",
-            parent=eval_of_parent,
+            parent=of_scored_parent("eval.json"),
+            parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
             manifest=of_blend("manifest.json"),
             splits=ancient(of_blend("val-split.jsonl", "train-split.jsonl")),
         output:
-            f"{RESULTS}/{{stage}}/eval.json",
+            evaluation=f"{RESULTS}/{{stage}}/eval.json",
+            rollouts=f"{RESULTS}/{{stage}}/rollouts.parquet",
         log:
             f"{RESULTS}/{{stage}}/logs/held_out.log",
         wildcard_constraints:
@@ -31,7 +34,8 @@ if RECIPE.release:
         shell:
             "python -m scripts.evaluate.nemo_rl_score --recipe {params.recipe:q} --stage {wildcards.stage:q}"
             " --site {resources.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
-            " --parent-eval {input.parent:q} --folder {params.folder:q} --output {output:q} > {log:q} 2>&1"
+            " --parent-eval {input.parent:q} --parent-rollouts {input.parent_rollouts:q} --folder {params.folder:q}"
+            " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"
 
     # Made only when somebody asks for the file.
     rule benchmarks:
@@ -61,13 +65,15 @@ else:
     rule evaluate:
         input:
             export=f"{RESULTS}/{{stage}}/hf/record.json",
-            parent=of_parent("eval.json"),
+            parent=of_scored_parent("eval.json"),
+            parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
             config=config_of_root,
             manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
             splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
             environments=OWN_ENVIRONMENTS,
         output:
-            f"{RESULTS}/{{stage}}/eval.json",
+            evaluation=f"{RESULTS}/{{stage}}/eval.json",
+            rollouts=f"{RESULTS}/{{stage}}/rollouts.parquet",
         log:
             f"{RESULTS}/{{stage}}/logs/evaluate.log",
         retries: 0
@@ -85,9 +91,10 @@ else:
             recipe=CONFIG.recipe if RECIPE.evaluation.judges or OWN_ENVIRONMENTS else [],
             judges=RECIPE.evaluation.judges.model_dump(mode="json") if RECIPE.evaluation.judges else [],
         shell:
-            "python -m scripts.evaluate.score --export {input.export:q} --parent-eval {input.parent:q}"
+            "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
             " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
-            " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads} --output {output:q} 2>&1 | tee {log:q}"
+            " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
+            " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
 
 
 rule gate:
@@ -95,7 +102,8 @@ rule gate:
         metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
         evaluation=evaluation_of,
     output:
-        f"{RESULTS}/{{stage}}/gate.json",
+        gate=f"{RESULTS}/{{stage}}/gate.json",
+        criteria=f"{RESULTS}/{{stage}}/criteria.json",
     log:
         f"{RESULTS}/{{stage}}/logs/gate.log",
     retries: 0
@@ -106,4 +114,5 @@ rule gate:
         criteria=criteria_of,
     shell:
         "python -m scripts.evaluate.gate --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --metrics {input.metrics:q} --evaluation {input.evaluation:q} --output {output:q} > {log:q} 2>&1"
+        " --metrics {input.metrics:q} --evaluation {input.evaluation:q} --criteria {output.criteria:q}"
+        " --output {output.gate:q} 2>&1 | tee {log:q}"

@@ -1,38 +1,57 @@
-# The whole run: figures, summary.csv, and Snakemake's own report over them.
-STAGE_FIGURES = expand(f"{RESULTS}/{{stage}}/curves.svg", stage=STAGES)
+# The whole run: pages, summary.csv, and Snakemake's own report over them.
+STAGE_PAGES = expand(f"{RESULTS}/{{stage}}/stage.html", stage=STAGES)
+WHAT_STAGES_LEFT = {
+    "records": expand(f"{RESULTS}/{{stage}}/ckpt/record.json", stage=STAGES),
+    "metrics": expand(f"{RESULTS}/{{stage}}/metrics.parquet", stage=STAGES),
+    "evaluations": expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
+    "gates": expand(f"{RESULTS}/{{stage}}/{{name}}.json", stage=STAGES, name=["gate", "criteria"]),
+}
 
 
-rule stage_figure:
+# What the attempts at the stage took is read from run/, which is no output. eval.json speaks for the rollouts.
+rule stage_page:
     input:
-        f"{RESULTS}/{{stage}}/metrics.parquet",
+        record=f"{RESULTS}/{{stage}}/ckpt/record.json",
+        metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
+        config=f"{RESULTS}/{{stage}}/config.yaml",
+        parent_config=of_parent("config.yaml"),
+        preflight=f"{RESULTS}/{{stage}}/preflight.json",
+        evaluation=evaluation_of,
+        rollouts=ancient(rollouts_of),
+        gate=f"{RESULTS}/{{stage}}/gate.json",
+        criteria=f"{RESULTS}/{{stage}}/criteria.json",
+        manifest=of_blend("manifest.json"),
     output:
         report(
-            f"{RESULTS}/{{stage}}/curves.svg",
+            f"{RESULTS}/{{stage}}/stage.html",
             category="Stages",
             labels=stage_labels,
-            caption="../docs/captions/curves.rst",
+            caption="../docs/captions/stage.rst",
         ),
     log:
-        f"{RESULTS}/{{stage}}/logs/stage_figure.log",
+        f"{RESULTS}/{{stage}}/logs/stage_page.log",
     retries: 0
     conda:
         "../envs/controller.yaml"
+    params:
+        directory=subpath(output[0], parent=True),
     shell:
-        "python -m scripts.report.stage --stage {wildcards.stage:q} --metrics {input:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.report.stage --stage {params.directory:q} --manifest {input.manifest:q} --output {output:q}"
+        " 2> {log:q}"
 
 
-rule environments_figure:
+rule environments:
     input:
         expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
     output:
         report(
-            f"{RESULTS}/environments.svg",
+            f"{RESULTS}/environments.html",
             category="Chain",
-            labels={"figure": "held-out scores by environment"},
+            labels={"page": "environments"},
             caption="../docs/captions/environments.rst",
         ),
     log:
-        f"{RESULTS}/logs/environments_figure.log",
+        f"{RESULTS}/logs/environments.log",
     retries: 0
     conda:
         "../envs/controller.yaml"
@@ -40,20 +59,34 @@ rule environments_figure:
         "python -m scripts.report.environments --evaluations {input:q} --output {output:q} 2> {log:q}"
 
 
+rule overview:
+    input:
+        **WHAT_STAGES_LEFT,
+    output:
+        report(
+            f"{RESULTS}/overview.html",
+            category="Chain",
+            labels={"page": "overview"},
+            caption="../docs/captions/overview.rst",
+        ),
+    log:
+        f"{RESULTS}/logs/overview.log",
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    params:
+        results=subpath(output[0], parent=True),
+        stages=[f"{stage}={RECIPE.stages[stage].parent or ''}" for stage in STAGES],
+    shell:
+        "python -m scripts.report.overview --results {params.results:q} --stages {params.stages:q} --output {output:q}"
+        " 2> {log:q}"
+
+
 rule summary:
     input:
-        records=expand(f"{RESULTS}/{{stage}}/ckpt/record.json", stage=STAGES),
-        metrics=expand(f"{RESULTS}/{{stage}}/metrics.parquet", stage=STAGES),
-        evaluations=expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
-        gates=expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),
+        **WHAT_STAGES_LEFT,
     output:
-        csv=f"{RESULTS}/summary.csv",
-        page=report(
-            f"{RESULTS}/summary.html",
-            category="Chain",
-            labels={"figure": "summary of the stages"},
-            caption="../docs/captions/summary.rst",
-        ),
+        f"{RESULTS}/summary.csv",
     log:
         f"{RESULTS}/logs/summary.log",
     retries: 0
@@ -62,17 +95,16 @@ rule summary:
     params:
         stages=expand(f"{RESULTS}/{{stage}}", stage=STAGES),
     shell:
-        "python -m scripts.report.summary --stages {params.stages:q} --output {output.csv:q} --page {output.page:q}"
-        " 2> {log:q}"
+        "python -m scripts.report.summary --stages {params.stages:q} --output {output:q} 2> {log:q}"
 
 
 # Snakemake makes the report; this only asks for it once everything it shows is there. --nolock: the workflow that
 # runs this job holds the lock, and making a report changes nothing.
 rule report_html:
     input:
-        figures=STAGE_FIGURES,
-        environments=f"{RESULTS}/environments.svg" if SCORED else [],
-        summary=f"{RESULTS}/summary.html",
+        overview=f"{RESULTS}/overview.html",
+        environments=f"{RESULTS}/environments.html" if SCORED else [],
+        stages=STAGE_PAGES,
     output:
         f"{RESULTS}/report.html",
     log:

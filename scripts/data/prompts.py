@@ -35,6 +35,16 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": part["text"]}
 
 
+def prompt_for_reading(row: Row) -> str:
+    """The last user message of a row as text (its last message where no user speaks); a picture is [picture]."""
+    messages = row["responses_create_params"]["input"]
+    if isinstance(messages, str):
+        return messages
+    from_user = [message for message in messages if message.get("role") == "user"]
+    content = (from_user or messages)[-1].get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part.get("text", "[picture]") for part in content)
+
+
 def pictures_of(messages: Messages) -> list[str]:
     """The data URIs of the pictures in messages as `as_chat` gives them, in order."""
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]

@@ -1,56 +1,141 @@
-"""Judge a finished stage by its success criteria; gate.json holds the verdict alone."""
+"""Judge a finished stage by its success criteria; gate.json holds the verdict alone, criteria.json what it rests on."""
 
 import argparse
-import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pandas as pd
+import pyarrow.parquet as pq
 
 from scripts.errors import run_program
+from scripts.evaluate.bootstrap import LEAST_ROWS
 from scripts.files import read_json, write_json
+from scripts.recipe.criteria import HELD_OUT, STEP_METRICS, Criterion
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Criterion
-
-WINDOW = 5
+from scripts.train.criteria import judge_steps
 
 
-def measure(metric: str, metrics: pd.DataFrame, evaluation: dict[str, Any] | None) -> float | None:
-    """The value of a criterion's metric; None where the stage did not measure it.
+class Result(NamedTuple):
+    """How a criterion came out; `outcome` is pass, warn, stop or not measured."""
 
-    held_out_change: mean score after less before. worst_environment_change: the smallest such change of an
-    environment. final_*: mean over the last 5 steps. max_kl: the largest of any step.
+    outcome: str
+    says: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    environment: str | None = None
+    step: int | None = None
+
+
+def judge(criterion: Criterion, steps: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> Result:
+    """Hold a stage's logged steps and its eval.json (None: there is none) against one criterion.
+
+    A change of held-out scores breaks a bound when its whole interval lies beyond it.
     """
-    if metric in ("held_out_change", "worst_environment_change") and evaluation is None:
-        return None
-    if metric == "held_out_change":
-        mean = evaluation["mean"]
-        return None if mean["before"] is None else mean["after"] - mean["before"]
-    if metric == "worst_environment_change":
-        known = [entry for entry in evaluation["environments"].values() if entry["before"] is not None]
-        return min((entry["after"] - entry["before"] for entry in known), default=None)
-    column = metrics["kl"] if metric == "max_kl" else metrics[metric.removeprefix("final_")].tail(WINDOW)
-    value = column.max() if metric == "max_kl" else column.mean()
-    return None if pd.isna(value) else float(value)
+    return _judge_held_out(criterion, evaluation) if criterion.metric in HELD_OUT else _judge_steps(criterion, steps)
 
 
-def judge(criteria: list[Criterion], metrics: pd.DataFrame, evaluation: dict[str, Any] | None) -> tuple[str, list[str]]:
-    """The verdict (pass, warn or stop) and a line for each criterion that is not met or could not be measured."""
-    verdict, lines = "pass", []
-    for criterion in criteria:
-        value = measure(criterion.metric, metrics, evaluation)
-        bounds = [
-            f"{name} {bound:g}" for name, bound in (("min", criterion.min), ("max", criterion.max)) if bound is not None
-        ]
-        if value is None:
-            lines.append(f"warn: {criterion.metric} was not measured ({', '.join(bounds)})")
-            verdict = "warn" if verdict == "pass" else verdict
-            continue
-        too_low = criterion.min is not None and value < criterion.min
-        if too_low or (criterion.max is not None and value > criterion.max):
-            lines.append(f"{criterion.action}: {criterion.metric} is {value:.4f} ({', '.join(bounds)})")
-            verdict = "stop" if "stop" in (verdict, criterion.action) else "warn"
-    return verdict, lines
+def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
+    found, column = judge_steps(criterion, steps), STEP_METRICS[criterion.metric].column
+    if found is None:
+        advice = ""
+        if column == "kl":
+            advice = (
+                ": the stage loads no reference model (loss_fn.reference_policy_kl_penalty is 0); bound entropy_ratio, "
+                "max_gen_kl_error or max_token_mult_prob_error instead"
+            )
+        return Result("not measured", f"{criterion.metric} was not measured ({_bounds(criterion)}){advice}")
+    value = None if math.isnan(found.value) else found.value
+    told = "not finite" if value is None else f"{value:.4g}"
+    says = f"{criterion.metric} is {told}, {_bounds(criterion)} (means of {found.window} steps)"
+    if found.step is None:
+        return Result("pass", says, value)
+    return Result(criterion.action, f"{says}, first at step {found.step}", value, step=found.step)
+
+
+def _judge_held_out(criterion: Criterion, evaluation: dict[str, Any] | None) -> Result:
+    """Of several environments, the one that breaks the bound, or else the one whose upper bound is lowest."""
+    since = {"parent": "change", "first": "change_from_first"}[criterion.against]
+    entries = _entries(criterion, evaluation)
+    measured = {environment: entry[since] for environment, entry in entries.items() if entry[since] is not None}
+    if not measured:
+        says = f"{criterion.metric} was not measured ({_bounds(criterion)}): {_why(criterion, evaluation, entries)}"
+        return Result("not measured", says, environment=criterion.environment)
+    results = [_judge_change(criterion, environment, change, len(measured)) for environment, change in measured.items()]
+    worst = min(results, key=lambda result: (result.outcome == "pass", result.high))
+    others = [result.environment for result in results if result.outcome != "pass" and result is not worst]
+    return worst._replace(says=f"{worst.says}; also broken by {', '.join(others)}") if others else worst
+
+
+def _entries(criterion: Criterion, evaluation: dict[str, Any] | None) -> dict[str | None, dict[str, Any]]:
+    """What eval.json says of the environments that a criterion is about; of the mean, whose name is None."""
+    if evaluation is None:
+        return {}
+    if criterion.metric == "worst_environment_change":
+        return evaluation["environments"]
+    if criterion.environment is None:
+        return {None: evaluation["mean"]}
+    return {name: entry for name, entry in evaluation["environments"].items() if name == criterion.environment}
+
+
+def _judge_change(criterion: Criterion, environment: str | None, change: dict[str, float], compared: int) -> Result:
+    picked = criterion.metric == "worst_environment_change"
+    low, high = (change[f"joint_{end}" if picked else end] for end in ("low", "high"))
+    least = -math.inf if criterion.min is None else criterion.min
+    most = math.inf if criterion.max is None else criterion.max
+    since = "the parent" if criterion.against == "parent" else "the chain's first scored stage"
+    says = (
+        f"{criterion.metric} since {since}{f' of {environment}' if environment else ''} is {change['value']:+.3f}, "
+        f"95 % interval {low:+.3f} to {high:+.3f}{f' ({compared} environments at once)' if picked else ''}, "
+        f"{_bounds(criterion)}"
+    )
+    is_broken = high < least or low > most
+    if not is_broken and (low < least or high > most):
+        says += "; undecided, for the interval reaches beyond the bound"
+    return Result(criterion.action if is_broken else "pass", says, change["value"], low, high, environment)
+
+
+def _why(criterion: Criterion, evaluation: dict[str, Any] | None, entries: dict[str | None, dict[str, Any]]) -> str:
+    """Why no change was measured."""
+    if evaluation is None:
+        return "the stage has no held-out scores"
+    if not entries:
+        return f"no held-out row is of {criterion.environment}"
+    if all(entry["before"] is None for entry in entries.values()):
+        return "what the stage started from was not scored on the same rows"
+    if all(entry["change"] is None for entry in entries.values()):
+        return f"too few held-out rows for an interval ({LEAST_ROWS} an environment at least)"
+    return "no earlier stage of the chain was scored on the same rows"
+
+
+def _bounds(criterion: Criterion) -> str:
+    bounds = {"min": criterion.min, "max": criterion.max}
+    return ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+
+
+def verdict_of(results: list[Result]) -> str:
+    """The gravest outcome; what was not measured is a warning."""
+    outcomes = {result.outcome for result in results}
+    return "stop" if "stop" in outcomes else "warn" if outcomes & {"warn", "not measured"} else "pass"
+
+
+def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]) -> dict[str, Any]:
+    """criteria.json: each criterion with what was measured, and the page below the results folder that shows it."""
+    rows = []
+    for criterion, result in zip(criteria, results, strict=True):
+        held_out = criterion.metric in HELD_OUT
+        rows.append(
+            {
+                "metric": criterion.metric,
+                "environment": result.environment,
+                "against": criterion.against if held_out else None,
+                **{key: getattr(result, key) for key in ("value", "low", "high")},
+                **{key: getattr(criterion, key) for key in ("min", "max", "action")},
+                **{key: getattr(result, key) for key in ("outcome", "step", "says")},
+                "figure": f"{stage}/stage.html",
+            }
+        )
+    return {"stage": stage, "verdict": verdict_of(results), "criteria": rows}
 
 
 def main() -> None:
@@ -60,15 +145,19 @@ def main() -> None:
     parser.add_argument("--stage", required=True)
     parser.add_argument("--metrics", type=Path, required=True, help="metrics.parquet")
     parser.add_argument("--evaluation", type=Path, nargs="?", help="eval.json, where there is one")
+    parser.add_argument("--criteria", type=Path, required=True, help="criteria.json, to be written")
     parser.add_argument("--output", type=Path, required=True, help="gate.json")
     arguments = parser.parse_args()
     criteria = load_recipe(arguments.recipe).stages[arguments.stage].gate
+    steps = pq.read_table(arguments.metrics).to_pylist()
     evaluation = read_json(arguments.evaluation) if arguments.evaluation else None
-    verdict, lines = judge(criteria, pd.read_parquet(arguments.metrics), evaluation)
-    for line in lines:
-        print(f"{arguments.stage}: {line}")
-    print(json.dumps({"stage": arguments.stage, "verdict": verdict}))
-    write_json(arguments.output, {"stage": arguments.stage, "verdict": verdict})
+    results = [judge(criterion, steps, evaluation) for criterion in criteria]
+    record = criteria_record(arguments.stage, criteria, results)
+    for row in record["criteria"]:
+        print(f"{arguments.stage}: {row['outcome']}: {row['says']}")
+    print(f"{arguments.stage}: the gate says {record['verdict']}", flush=True)
+    write_json(arguments.criteria, record)
+    write_json(arguments.output, {key: record[key] for key in ("stage", "verdict")})
 
 
 if __name__ == "__main__":

@@ -19,13 +19,6 @@ class Rollout(NamedTuple):
     is_cut: bool
 
 
-def respond(
-    model: Any, processor: Any, rows: list[Row], max_new_tokens: int, temperature: float, seed: int
-) -> list[str]:
-    """The texts of `rollouts`."""
-    return [rollout.text for rollout in rollouts(model, processor, rows, max_new_tokens, temperature, seed)]
-
-
 @torch.inference_mode()
 def rollouts(
     model: Any,

@@ -5,17 +5,20 @@ there is one record for each response that was asked for.
 """
 
 import argparse
-import json
 import math
 import time
 from collections import Counter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+import pyarrow.parquet as pq
+
+from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
-from scripts.evaluate.record import evaluation_record
+from scripts.evaluate.nemo_rl_records import Asked, Record, answers_of, read_records
+from scripts.evaluate.record import evaluation_record, told
+from scripts.evaluate.rollouts import beside_parent, write_rollouts
 from scripts.files import open_atomically, read_json, sha256_file, write_json
 from scripts.launch.nemo_rl_cluster import RaySub, checkout_of
 from scripts.launch.nemo_rl_command import Launch
@@ -43,14 +46,14 @@ def responses_a_row(environment: str, stage: NemoRlStage) -> int:
     return stage.grpo["num_generations_per_prompt"] if environment.startswith(GENRM) else 1
 
 
-def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) -> tuple[list[str], dict[str, int]]:
-    """Write the rows that the driver is given, a line for each response; the environments of these lines, in order.
+def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) -> tuple[list[Asked], dict[str, int]]:
+    """Write the rows that the driver is given, a line for each response; which rows these are, in order.
 
     A collection takes one response a line whatever the validation's settings are, and a generative reward model waits
     for a whole cohort of responses to a prompt; so its rows are repeated as often. Where the release compares responses
     in its training loop alone, those rows are left out: the second answer says how many, by environment.
     """
-    environments: list[str] = []
+    asked: list[Asked] = []
     left_out: Counter[str] = Counter()
     with open_atomically(tasks) as (file,):
         for number, line, row in read_rows(split):
@@ -58,60 +61,19 @@ def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) 
             if name.startswith(GENRM) and "gym_compares" not in release.can:
                 left_out[name] += 1
                 continue
-            responses = responses_a_row(name, stage)
-            environments += [name] * responses
-            file.write((line + b"\n") * responses)
-        if not environments:
+            one = Asked(name, number, prompt_for_reading(row), responses_a_row(name, stage))
+            asked.append(one)
+            file.write((line + b"\n") * one.responses)
+        if not asked:
             raise UserError(
                 f"{split}: only rows of a generative reward model, which this release of NeMo-RL cannot score outside "
                 "training; set the recipe's evaluation.held_out to false"
             )
-    return environments, dict(left_out)
+    return asked, dict(left_out)
 
 
-def read_rewards(path: Path, environments: list[str]) -> dict[str, list[float]]:
-    """The rewards by environment of a collection's records; UserError unless there is one for each response asked for.
-
-    The driver writes the records of one environment after those of another, in the order of their first rows. A record
-    that does not bear its agent is told by that.
-    """
-    places = {name: place for place, name in reversed(list(enumerate(environments)))}
-    expected = sorted(environments, key=lambda name: places[name])
-    rewards: dict[str, list[float]] = {}
-    lines = path.read_bytes().splitlines()
-    for number, (line, by_place) in enumerate(zip(lines, expected, strict=False), start=1):
-        record = _record(line, path, number)
-        name = by_place if record.get("agent_ref") is None else environment_of(record, path, number)
-        reward = record.get("reward")
-        if not isinstance(reward, int | float) or not math.isfinite(reward):
-            raise UserError(f"{path}:{number}: reward is {json.dumps(reward)}, not a number; score again")
-        rewards.setdefault(name, []).append(float(reward))
-    found = {name: len(each) for name, each in rewards.items()}
-    if len(lines) != len(expected) or found != Counter(expected):
-        raise UserError(
-            f"{path}: {len(lines)} records for {len(expected)} responses (found {_counts(found)}; asked for "
-            f"{_counts(Counter(expected))}); the driver lost some, so score again"
-        )
-    return {name: rewards[name] for name in sorted(rewards)}
-
-
-def _record(line: bytes, path: Path, number: int) -> dict[str, Any]:
-    """One record of the driver's, whose numbers may be NaN."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}:{number}: not valid JSON ({error}); score again") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path}:{number}: a record must be a JSON object; score again")
-    return record
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {counts[name]}" for name in sorted(counts)) or "none"
-
-
-def collect(launch: Launch, job: Job, environments: list[str], folder: Path) -> dict[str, list[float]]:
-    """The rewards, once the driver has run to its end or that of the job; UserError with its words if it wrote none."""
+def collect(launch: Launch, job: Job, asked: list[Asked], folder: Path) -> dict[str, list[Record]]:
+    """The records, once the driver has run to its end or that of the job; UserError with its words if it wrote none."""
     before, started = set(launch.logs.glob("exp_*")), time.time()
     until = math.inf if job.end is None else job.end - launch.site.slurm.margin
     cluster = RaySub(launch, job, folder / "logs")
@@ -125,7 +87,7 @@ def collect(launch: Launch, job: Job, environments: list[str], folder: Path) -> 
     log = cluster.driver_log(started)
     where = log or cluster.log
     if fresh and (fresh[-1] / TRAJECTORIES).exists():
-        return read_rewards(fresh[-1] / TRAJECTORIES, environments)
+        return read_records(fresh[-1] / TRAJECTORIES, asked)
     if not in_time:
         raise UserError(
             f"{launch.stage}: no scores before the job's time limit; raise resources.runtime or evaluation.nodes, or "
@@ -168,14 +130,12 @@ def check_nodes(recipe: Recipe, launch: Launch) -> None:
         raise UserError(f"{launch.stage}: evaluation.nodes does not fit its parallelism: {says}")
 
 
-def scores_of_parent(path: Path | None, rows: dict[str, Any], decoding: dict[str, Any]) -> dict[str, Any] | None:
-    """What the parent scored after its training, if that was on the same rows in the same way; else None."""
-    if path is None:
-        return None
-    parent = read_json(path)
-    if (parent.get("validation"), parent["decoding"]) != (rows, decoding):
-        return None
-    return {name: {"rows": entry["rows"], "score": entry["after"]} for name, entry in parent["environments"].items()}
+def is_comparable(parent_eval: Path | None, rows: dict[str, Any], decoding: dict[str, Any]) -> bool:
+    """Whether the parent was scored on the same rows in the same way."""
+    if parent_eval is None:
+        return False
+    parent = read_json(parent_eval)
+    return (parent.get("validation"), parent["decoding"]) == (rows, decoding)
 
 
 def main() -> None:
@@ -187,7 +147,9 @@ def main() -> None:
     parser.add_argument("--export", type=Path, required=True, help="the stage's hf/record.json")
     parser.add_argument("--validation", type=Path, required=True, help="val-split.jsonl of the stage's blend")
     parser.add_argument("--parent-eval", type=Path, nargs="?", help="the parent's eval.json, where there is one")
+    parser.add_argument("--parent-rollouts", type=Path, nargs="?", help="the parent's rollouts.parquet beside it")
     parser.add_argument("--folder", type=Path, required=True, help="where the driver works and logs; it stays")
+    parser.add_argument("--rollouts", type=Path, required=True, help="rollouts.parquet, to be written")
     parser.add_argument("--output", type=Path, required=True, help="eval.json")
     arguments = parser.parse_args()
     recipe, name = load_recipe(arguments.recipe), arguments.stage
@@ -199,24 +161,19 @@ def main() -> None:
     site, folder, tasks = load_site(arguments.site, recipe), arguments.folder.absolute(), "rows.jsonl"
     launch = launch_of(recipe, name, site, arguments.export, arguments.validation, folder, folder / tasks)
     check_nodes(recipe, launch)
-    environments, left_out = write_tasks(arguments.validation, launch.settings, launch.release, folder / tasks)
+    asked, left_out = write_tasks(arguments.validation, launch.settings, launch.release, folder / tasks)
     for environment, rows in left_out.items():
         print(f"{name}: {rows} rows of {environment} left out: {recipe.release} compares them in training alone")
-    rewards = collect(launch, own_job(), environments, folder)
-    after = {
-        environment: {
-            "rows": len(each) // responses_a_row(environment, launch.settings),
-            "score": round(fmean(each), 6),
-        }
-        for environment, each in rewards.items()
-    }
+    answers = answers_of(arguments.validation, asked, collect(launch, own_job(), asked, folder))
     decoding = {"by": "nemo_rl", "as_in": "training", "seed": launch.seed}
-    rows = {"sha256": sha256_file(arguments.validation), "responses": len(environments), "left_out": left_out}
-    before = scores_of_parent(arguments.parent_eval, rows, decoding)
-    record = evaluation_record(read_json(arguments.export), before, after, decoding) | {"validation": rows}
-    write_json(arguments.output, record)
-    known = "not measured" if before is None else f"{record['mean']['before']:.3f}"
-    print(f"{name}: held-out mean {known} -> {record['mean']['after']:.3f}", flush=True)
+    responses = sum(one.responses for one in asked)
+    rows = {"sha256": sha256_file(arguments.validation), "responses": responses, "left_out": left_out}
+    comparable = is_comparable(arguments.parent_eval, rows, decoding)
+    table = beside_parent(answers, pq.read_table(arguments.parent_rollouts) if comparable else None)
+    write_rollouts(table, arguments.rollouts)
+    record = evaluation_record(read_json(arguments.export), table, decoding) | {"validation": rows}
+    write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
+    print(f"{name}: {told(record['mean'])}", flush=True)
 
 
 if __name__ == "__main__":

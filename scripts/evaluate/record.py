@@ -3,36 +3,67 @@
 from statistics import fmean
 from typing import Any
 
-from scripts.errors import UserError
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from scripts.evaluate.bootstrap import Change, changes
+
+BEFORE, AFTER, FIRST = "reward_before", "reward_after", "reward_first"
 
 
-def evaluation_record(
-    export: dict[str, Any], before: dict[str, Any] | None, after: dict[str, Any], decoding: dict[str, Any]
-) -> dict[str, Any]:
-    """eval.json: scores before and after the stage; the mean weighs every environment alike.
+def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict[str, Any]) -> dict[str, Any]:
+    """eval.json: scores before and after the stage, and how sure their change is; the mean weighs environments alike.
 
-    `export` is the stage's hf/record.json; `before` and `after` hold rows and score by environment. `before` is None
-    where nobody scored what the stage started from, and so are its scores then.
+    `export` is the stage's hf/record.json. A score before is None, and so is its change, where what the stage started
+    from was not scored on all rows of an environment; for the mean, where that is so of any environment.
     """
-    if before is not None and before.keys() != after.keys():
-        missing = sorted(before.keys() ^ after.keys())
-        raise UserError(f"stage {export['stage']}: its parent was scored on other environments ({', '.join(missing)})")
+    rewards = rollouts.select(["environment", BEFORE, AFTER, FIRST]).to_pandas()
+    rows = dict(list(rewards.groupby("environment")))
+    before, after = ({name: _mean(found[column]) for name, found in rows.items()} for column in (BEFORE, AFTER))
+    from_parent, mean_from_parent = _changes(rows, BEFORE)
+    from_first, mean_from_first = _changes(rows, FIRST)
     return {
-        "stage": export["stage"],
-        "step": export["step"],
-        "content": export["content"],
+        **{key: export[key] for key in ("stage", "step", "content")},
         "decoding": decoding,
         "environments": {
             name: {
-                "rows": after[name]["rows"],
-                "before": before[name]["score"] if before is not None else None,
-                "after": after[name]["score"],
+                "rows": len(found),
+                "before": before[name],
+                "after": after[name],
+                "change": from_parent[name],
+                "change_from_first": from_first[name],
             }
-            for name in after
+            for name, found in rows.items()
         },
-        "mean": {"before": _mean(before) if before is not None else None, "after": _mean(after)},
+        "mean": {
+            "before": _mean_of_means(before),
+            "after": _mean_of_means(after),
+            "change": mean_from_parent,
+            "change_from_first": mean_from_first,
+        },
     }
 
 
-def _mean(scores: dict[str, Any]) -> float:
-    return round(fmean(entry["score"] for entry in scores.values()), 6)
+def told(mean: dict[str, Any]) -> str:
+    """The mean of a record in words."""
+    before, change = mean["before"], mean["change"]
+    known = "not measured" if before is None else f"{before:.3f}"
+    sure = f" ({change['value']:+.3f}, 95 % {change['low']:+.3f} to {change['high']:+.3f})" if change else ""
+    return f"held-out mean {known} -> {mean['after']:.3f}{sure}"
+
+
+def _changes(rows: dict[str, pd.DataFrame], since: str) -> tuple[dict[str, Change | None], Change | None]:
+    differences = {name: (found[AFTER] - found[since]).to_numpy() for name, found in rows.items()}
+    known = {name: each for name, each in differences.items() if not np.isnan(each).any()}
+    found, mean = changes(known)
+    return dict.fromkeys(rows) | found, mean if len(known) == len(rows) else None
+
+
+def _mean(rewards: pd.Series) -> float | None:
+    return None if rewards.isna().any() else round(float(rewards.mean()), 6)
+
+
+def _mean_of_means(scores: dict[str, float | None]) -> float | None:
+    known = [score for score in scores.values() if score is not None]
+    return round(fmean(known), 6) if len(known) == len(scores) else None

@@ -2,17 +2,19 @@
 
 import argparse
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+import pyarrow.parquet as pq
 import torch
 from transformers import logging as transformers_logging
 
+from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
-from scripts.evaluate.generate import respond
-from scripts.evaluate.record import evaluation_record
-from scripts.files import read_json, write_json
+from scripts.evaluate.generate import rollouts
+from scripts.evaluate.record import evaluation_record, told
+from scripts.evaluate.rollouts import Answer, beside_fresh_model, beside_parent, write_rollouts
+from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Evaluation
 from scripts.recipe.resolve import own_environments, read_config
@@ -22,22 +24,30 @@ from scripts.train.policy import load_model, load_processor
 from scripts.train.scratch import make_model, make_processor
 
 
-def score_model(
+def answer_rows(
     model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any], panel: Panel | None = None
-) -> dict[str, dict[str, Any]]:
-    """Rows and mean score of each environment over the validation splits, one response a row."""
-    rows, environments = [], []
+) -> list[Answer]:
+    """A policy's response to every row of the validation splits and what it earns, in the order of the rows.
+
+    A split bears the name of its folder, which is that of its blend; UserError where two have the same.
+    """
+    if len({split.resolve().parent.name for split in splits}) < len(splits):
+        raise UserError(
+            f"{', '.join(map(str, splits))}: two lie in folders of the same name, which is that of the blend"
+        )
+    rows, places = [], []
     for split in splits:
         for number, _, row in read_rows(split):
             if problem := check_row(row, panel.roles if panel else (), held_out=True):
                 raise UserError(f"{split}:{number}: {problem}")
             rows.append(row)
-            environments.append(environment_of(row, split, number))
-    responses = respond(model, processor, rows, **decoding)
-    found: dict[str, list[float]] = {}
-    for environment, value in zip(environments, scores(list(zip(rows, responses, strict=True)), panel), strict=True):
-        found.setdefault(environment, []).append(value)
-    return {name: {"rows": len(found[name]), "score": round(fmean(found[name]), 6)} for name in sorted(found)}
+            places.append((environment_of(row, split, number), split.resolve().parent.name, number))
+    found = rollouts(model, processor, rows, **decoding)
+    rewards = scores([(row, rollout.text) for row, rollout in zip(rows, found, strict=True)], panel)
+    return [
+        Answer(*place, prompt_for_reading(row), reward, *rollout)
+        for place, row, reward, rollout in zip(places, rows, rewards, found, strict=True)
+    ]
 
 
 def judges_of(recipe: Path | None) -> Panel | None:
@@ -53,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.score", description=__doc__)
     parser.add_argument("--export", type=Path, required=True, help="the stage's hf/record.json")
     parser.add_argument(
-        "--parent-eval", type=Path, nargs="?", help="the parent's eval.json: its scores after, ours before"
+        "--parent-rollouts", type=Path, nargs="?", help="the parent's rollouts.parquet: its scores after, ours before"
     )
     parser.add_argument(
         "--config", type=Path, nargs="?", help="without a parent: config.yaml, to score the fresh model"
@@ -66,6 +76,7 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rollouts", type=Path, required=True, help="rollouts.parquet, to be written")
     parser.add_argument("--output", type=Path, required=True, help="eval.json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -74,22 +85,24 @@ def main() -> None:
     panel = judges_of(arguments.recipe)
     if arguments.recipe is not None:
         register(own_environments(load_recipe(arguments.recipe)))
-    if (arguments.parent_eval is None) == (arguments.config is None):
-        raise UserError("give either --parent-eval or, for a stage without a parent, --config")
-    if arguments.parent_eval is not None:
-        parent = read_json(arguments.parent_eval)["environments"]
-        scores_before = {name: {"rows": entry["rows"], "score": entry["after"]} for name, entry in parent.items()}
+    if (arguments.parent_rollouts is None) == (arguments.config is None):
+        raise UserError("give either --parent-rollouts or, for a stage without a parent, --config")
+
+    def answers(model: Any, processor: Any) -> list[Answer]:
+        return answer_rows(model, processor, arguments.validation, decoding, panel)
+
+    directory = arguments.export.with_name("model")
+    after = answers(load_model(directory), load_processor(directory))
+    if arguments.parent_rollouts is not None:
+        table = beside_parent(after, pq.read_table(arguments.parent_rollouts))
     else:
         config = read_config(arguments.config)
         processor = make_processor(config)
-        scores_before = score_model(make_model(config, processor), processor, arguments.validation, decoding, panel)
-    directory = arguments.export.with_name("model")
-    scores_after = score_model(load_model(directory), load_processor(directory), arguments.validation, decoding, panel)
-    record = evaluation_record(read_json(arguments.export), scores_before, scores_after, decoding)
-    write_json(arguments.output, record)
-    print(
-        f"{record['stage']}: held-out mean {record['mean']['before']:.3f} -> {record['mean']['after']:.3f}", flush=True
-    )
+        table = beside_fresh_model(after, answers(make_model(config, processor), processor))
+    write_rollouts(table, arguments.rollouts)
+    record = evaluation_record(read_json(arguments.export), table, decoding)
+    write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
+    print(f"{record['stage']}: {told(record['mean'])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from scripts.recipe.criteria import Criterion
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.probe import Probe
 from scripts.recipe.reasoning import Reasoning, Share
@@ -366,31 +367,6 @@ class Resources(Strict):
         None,
         description="What a step is expected to take until that is measured; none: all steps fit one allocation.",
     )
-
-
-Metric = Literal[
-    "held_out_change",
-    "worst_environment_change",
-    "final_reward_std",
-    "final_truncation_rate",
-    "final_entropy",
-    "max_kl",
-]
-
-
-class Criterion(Strict):
-    """One bound that a finished stage must keep; scripts.evaluate.gate says how each metric is computed."""
-
-    metric: Metric
-    min: float | None = None
-    max: float | None = None
-    action: Literal["stop", "warn"] = "stop"
-
-    @model_validator(mode="after")
-    def _has_a_bound(self) -> "Criterion":
-        if self.min is None and self.max is None:
-            raise PydanticCustomError("no_bound", "a criterion needs min or max")
-        return self
 
 
 class StageBase(Strict):
@@ -883,6 +859,12 @@ class Recipe(Strict):
                 raise _misnamed("evaluation.blends", "blend of prompts", name, prompts)
         if not self.evaluation_blends():
             raise PydanticCustomError("no_rows", "no blend of prompts to take held-out rows from", {"at": "evaluation"})
+        scored = [name for blend in self.evaluation_blends() for name in self.blends[blend].environments]
+        for name, stage in self.stages.items():
+            for place, criterion in enumerate(stage.gate):
+                if criterion.environment not in (None, *scored):
+                    at = f"stages.{name}.gate.{place}.environment"
+                    raise _misnamed(at, "held-out environment", criterion.environment, scored)
 
     def stage_order(self) -> list[str]:
         """The stages' names, parents before children, otherwise in the recipe's order."""

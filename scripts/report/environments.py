@@ -1,64 +1,55 @@
-"""Held-out scores of every environment over the chain, as a heat map (SVG)."""
+"""The page of held-out scores of every environment over the chain, as a heat map."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
-import pandas as pd
-
 from scripts.errors import run_program
 from scripts.files import read_json
-from scripts.report.stage import short_name
-from scripts.report.style import save_figure
+from scripts.report.page import write_page
+from scripts.report.records import Score, scores_of
+
+# Cividis, from low to high: the same to all kinds of colour vision, and ordered in grey.
+COLOURS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102), (254, 232, 56))
 
 
-def scores_by_stage(evaluations: list[dict[str, Any]]) -> pd.DataFrame:
-    """Scores after each stage: a row an environment, a column a stage, in the order given; the mean last.
+def scores_by_environment(evaluations: list[dict[str, Any]]) -> dict[str, list[Score | None]]:
+    """The scores of each environment, an entry a stage in the order given, None where it was not scored; mean last."""
+    stages = [{score.name: score for score in scores_of(evaluation)} for evaluation in evaluations]
+    names = [name for name in dict.fromkeys(name for scores in stages for name in scores) if name != "mean"]
+    return {name: [scores.get(name) for scores in stages] for name in [*names, "mean"]}
 
-    A cell is empty where a stage was not scored on an environment.
-    """
-    table = pd.DataFrame(
-        {it["stage"]: {name: entry["after"] for name, entry in it["environments"].items()} for it in evaluations}
+
+def colour(share: float) -> tuple[str, str]:
+    """Background and text colour of a cell whose value is this share (0 to 1) of the scale."""
+    place = max(0.0, min(1.0, share)) * (len(COLOURS) - 1)
+    below = min(int(place), len(COLOURS) - 2)
+    mixed = [round(a + (b - a) * (place - below)) for a, b in zip(COLOURS[below], COLOURS[below + 1], strict=True)]
+    return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.5 else "#fff"
+
+
+def write_environments_page(evaluations: list[dict[str, Any]], output: Path) -> None:
+    """Write the heat map; its scale goes from 0 to 1, or to the highest score where that is above 1."""
+    table = scores_by_environment(evaluations)
+    top = max([1.0, *(score.after for row in table.values() for score in row if score)])
+    write_page(
+        output,
+        "environments.html",
+        stages=[evaluation["stage"] for evaluation in evaluations],
+        table=table,
+        top=top,
+        colour_of=lambda score: colour(score.after / top),
+        scale=[colour(share / 10) for share in range(11)],
     )
-    table.loc["mean"] = [it["mean"]["after"] for it in evaluations]
-    return table
-
-
-def plot_scores(table: pd.DataFrame, output: Path) -> None:
-    """Draw the table with a number in each cell, so that it reads without colours too."""
-    figure, axis = plt.subplots(figsize=(2.6 + 0.85 * table.shape[1], 1.2 + 0.42 * table.shape[0]))
-    image = axis.imshow(table, cmap="cividis", vmin=0, vmax=1, aspect="auto")
-    for row in range(table.shape[0]):
-        for column in range(table.shape[1]):
-            value = table.iloc[row, column]
-            if pd.isna(value):
-                continue
-            axis.text(
-                column,
-                row,
-                f"{value:.2f}",
-                ha="center",
-                va="center",
-                fontsize="small",
-                color="w" if value < 0.6 else "k",
-            )
-    axis.set_xticks(range(table.shape[1]), list(table.columns), rotation=30, ha="right")
-    axis.set_yticks(range(table.shape[0]), [short_name(name) for name in table.index])
-    axis.grid(visible=False)
-    axis.set_title("held-out score after each stage")
-    figure.colorbar(image, ax=axis, label="score, 0 to 1")
-    save_figure(figure, output)
-    plt.close(figure)
 
 
 def main() -> None:
     """Command line of the heat map."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.environments", description=__doc__)
     parser.add_argument("--evaluations", type=Path, nargs="+", required=True, help="eval.json of the stages, in order")
-    parser.add_argument("--output", type=Path, required=True, help="SVG")
+    parser.add_argument("--output", type=Path, required=True, help="HTML")
     arguments = parser.parse_args()
-    plot_scores(scores_by_stage([read_json(path) for path in arguments.evaluations]), arguments.output)
+    write_environments_page([read_json(path) for path in arguments.evaluations], arguments.output)
 
 
 if __name__ == "__main__":

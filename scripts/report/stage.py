@@ -1,95 +1,101 @@
-"""Curves of one stage over its steps, as SVG."""
+"""The page of one stage: curves, held-out scores, gate, rollouts before and after, config, data, time."""
 
 import argparse
-from collections.abc import Callable
+import base64
 from pathlib import Path
+from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.axes import Axes
 
-from scripts.errors import run_program
-from scripts.report.style import BLUE, GREEN, ORANGE, save_figure
+from scripts.chart import interval
+from scripts.errors import run_program, shortened
+from scripts.files import read_json
+from scripts.report.curves import by_name, figures_of
+from scripts.report.page import write_page
+from scripts.report.records import StageFiles, changed_settings, scores_of, short_name
 
-Panel = tuple[str, str, Callable[[Axes, pd.DataFrame], None]]
-
-
-def plot_stage(stage: str, metrics: pd.DataFrame, output: Path) -> None:
-    """Draw a panel for each thing that was measured: rewards with their spread where the stage has any."""
-    panels = [panel for panel in PANELS if panel[0] in metrics and metrics[panel[0]].notna().any()]
-    columns = min(4, len(panels))
-    lines = -(-len(panels) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(3.6 * columns, 2.5 * lines), squeeze=False)
-    for axis, (_, title, draw) in zip(axes.flat, panels, strict=False):
-        draw(axis, metrics)
-        axis.set_title(title)
-        axis.set_xlabel("step")
-    for axis in list(axes.flat)[len(panels) :]:
-        axis.remove()
-    figure.suptitle(stage)
-    figure.tight_layout()
-    save_figure(figure, output)
-    plt.close(figure)
+SAMPLES = 4
+LONGEST_TEXT = 1500
 
 
-def _reward(axis: Axes, metrics: pd.DataFrame) -> None:
-    low, high = (metrics["reward_mean"] + sign * metrics["reward_std"] for sign in (-1, 1))
-    axis.fill_between(metrics["step"], low, high, color=BLUE, alpha=0.2, label="± std within a group")
-    axis.plot(metrics["step"], metrics["reward_mean"], color=BLUE, label="mean")
-    axis.legend(fontsize="small")
+def write_stage_page(stage: StageFiles, manifest: Path, output: Path) -> None:
+    """Write the page of a stage that is trained; `manifest` is that of its blend."""
+    parent = stage.parent
+    scores = scores_of(stage.evaluation) if stage.evaluation else []
+    described = read_json(manifest)
+    reach = max((abs(it) for score in scores for it in (score.change, score.low, score.high) if it), default=0.0)
+    write_page(
+        output,
+        "stage.html",
+        stage=stage,
+        parent=parent.name if parent else None,
+        figures=figures_of(stage.metrics),
+        steps_csv=_data_uri(stage.metrics),
+        scores=scores,
+        intervals=[interval(score.change, score.low, score.high, reach) for score in scores],
+        samples=sample_rollouts(stage.rollouts) if stage.rollouts is not None else [],
+        rollouts=0 if stage.rollouts is None else len(stage.rollouts),
+        changed=changed_settings(parent.settings, stage.settings) if parent else [],
+        data=composition(described),
+        manifest=described,
+        costs=[stage],
+        longest=stage.cost.hours or 1,
+    )
 
 
-def _environments(axis: Axes, metrics: pd.DataFrame) -> None:
-    rewards = pd.DataFrame([dict(entry) for entry in metrics["environment_rewards"]], index=metrics["step"])
-    for name, style in zip(sorted(rewards), ("-", "--", "-.", ":") * len(rewards.columns), strict=False):
-        axis.plot(rewards.index, rewards[name], style, label=short_name(name))
-    axis.legend(fontsize="x-small")
+def _data_uri(metrics: pd.DataFrame) -> str:
+    """The steps as a CSV file within the page, a column for each environment's reward and each phase's seconds."""
+    maps = {"environment_rewards": "reward/", "timing": "seconds/"}
+    table = metrics.drop(columns=[column for column in maps if column in metrics]).set_index("step")
+    table = table.join([by_name(metrics, column).add_prefix(prefix) for column, prefix in maps.items()])
+    text = table.dropna(axis="columns", how="all").to_csv(float_format="%.6g")
+    return f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}"
 
 
-def _lengths(axis: Axes, metrics: pd.DataFrame) -> None:
-    axis.plot(metrics["step"], metrics["response_length_mean"], color=BLUE, label="mean")
-    axis.plot(metrics["step"], metrics["response_length_max"], "--", color=ORANGE, label="longest")
-    axis.legend(fontsize="small")
+def sample_rollouts(rollouts: pd.DataFrame) -> list[dict[str, Any]]:
+    """Some rollouts of each environment, evenly from the one that lost most to the one that gained most."""
+    samples = []
+    for _, rows in rollouts.groupby("environment", sort=True):
+        change = (rows["reward_after"] - rows["reward_before"]).fillna(0.0)
+        ordered = rows.assign(change=change).sort_values(["change", "split", "line"])
+        count = min(SAMPLES, len(ordered))
+        places = {round(place * (len(ordered) - 1) / max(1, count - 1)) for place in range(count)}
+        samples += [_shown(row) for row in ordered.iloc[sorted(places)].to_dict("records")]
+    return samples
 
 
-def _line(column: str, color: str = BLUE) -> Callable[[Axes, pd.DataFrame], None]:
-    return lambda axis, metrics: axis.plot(metrics["step"], metrics[column], color=color)
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A rollout's row with texts of bounded length, and None for what is not there."""
+    row = {key: None if pd.isna(value) else value for key, value in row.items()}
+    for key in ("prompt", "response_before", "response_after"):
+        row[key] = None if row[key] is None else shortened(str(row[key]), LONGEST_TEXT)
+    return row | {"environment": short_name(row["environment"])}
 
 
-def short_name(environment: str) -> str:
-    """An environment's agent name without the endings that every agent shares."""
-    for ending in ("_single_step_tool_use_with_argument_comparison_agent", "_simple_agent"):
-        environment = environment.removesuffix(ending)
-    return environment.removesuffix("_with_argument_comparison_agent")
-
-
-PANELS: tuple[Panel, ...] = (
-    ("reward_mean", "reward", _reward),
-    ("reward_mean", "reward by environment", _environments),
-    ("response_length_mean", "response length (tokens)", _lengths),
-    ("truncation_rate", "truncated responses (share)", _line("truncation_rate", ORANGE)),
-    ("zero_variance_share", "groups without spread (share)", _line("zero_variance_share", ORANGE)),
-    ("kl", "KL to the parent (nats a token)", _line("kl", GREEN)),
-    ("entropy", "entropy (nats a token)", _line("entropy", GREEN)),
-    ("loss", "loss", _line("loss")),
-    ("grad_norm", "gradient norm", _line("grad_norm")),
-    ("lr", "learning rate", _line("lr")),
-    ("token_mult_prob_error", "sampler beside trainer (1: equal)", _line("token_mult_prob_error", GREEN)),
-    ("gen_kl_error", "KL of trainer to sampler (nats a token)", _line("gen_kl_error", GREEN)),
-    ("valid_samples", "samples not masked out", _line("valid_samples", ORANGE)),
-    ("judge_unread_share", "judges' answers without a verdict (share)", _line("judge_unread_share", ORANGE)),
-    ("seconds", "seconds a step", _line("seconds", ORANGE)),
-)
+def composition(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of each environment in both splits, and its share of the training split, the largest first."""
+    train, validation = manifest["train"], manifest["validation"]
+    names = {*train["environments"], *validation["environments"]}
+    rows = [
+        {
+            "environment": short_name(name),
+            "train": train["environments"].get(name, 0),
+            "validation": validation["environments"].get(name, 0),
+            "share": train["environments"].get(name, 0) / max(1, train["rows"]),
+        }
+        for name in names
+    ]
+    return sorted(rows, key=lambda row: (-row["train"], row["environment"]))
 
 
 def main() -> None:
-    """Command line of the stage figure."""
+    """Command line of the stage's page."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.stage", description=__doc__)
-    parser.add_argument("--stage", required=True)
-    parser.add_argument("--metrics", type=Path, required=True, help="metrics.parquet")
-    parser.add_argument("--output", type=Path, required=True, help="SVG")
+    parser.add_argument("--stage", type=Path, required=True, help="the stage's directory, its parent's beside it")
+    parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the stage's blend")
+    parser.add_argument("--output", type=Path, required=True, help="HTML")
     arguments = parser.parse_args()
-    plot_stage(arguments.stage, pd.read_parquet(arguments.metrics), arguments.output)
+    write_stage_page(StageFiles(arguments.stage), arguments.manifest, arguments.output)
 
 
 if __name__ == "__main__":

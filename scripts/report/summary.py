@@ -1,4 +1,4 @@
-"""summary.csv and its page for the report: one row a stage."""
+"""summary.csv: one row a stage."""
 
 import argparse
 from pathlib import Path
@@ -7,20 +7,21 @@ from typing import Any
 import pandas as pd
 
 from scripts.errors import run_program
-from scripts.files import open_atomically, read_json, write_text
+from scripts.files import open_atomically
+from scripts.report.records import StageFiles
 
 
-def summarise_stage(directory: Path) -> dict[str, Any]:
+def summarise_stage(stage: StageFiles) -> dict[str, Any]:
     """A stage's row, from the records in its directory; empty cells are what its algorithm does not measure."""
-    record = read_json(directory / "ckpt/record.json")
-    metrics = pd.read_parquet(directory / "metrics.parquet")
-    first, last = metrics.iloc[0], metrics.iloc[-1]
+    first, last = stage.metrics.iloc[0], stage.metrics.iloc[-1]
     return {
-        "stage": record["stage"],
-        "parent": ", ".join(parent["stage"] for parent in record["parents"]),
-        "steps": record["step"],
-        "identity": record["identity"],
-        "training_seconds": round(metrics["seconds"].sum(), 1),
+        "stage": stage.name,
+        "parent": ", ".join(parent["stage"] for parent in stage.record["parents"]),
+        "steps": stage.record["step"],
+        "identity": stage.record["identity"],
+        "training_seconds": round(stage.metrics["seconds"].sum(), 1),
+        "hours": stage.cost.hours,
+        "gpu_hours": stage.cost.gpu_hours,
         "reward_first": first["reward_mean"],
         "reward_last": last["reward_mean"],
         "kl_last": last["kl"],
@@ -28,16 +29,15 @@ def summarise_stage(directory: Path) -> dict[str, Any]:
         "response_length_last": last["response_length_mean"],
         "truncation_last": last["truncation_rate"],
         "loss_last": last["loss"],
-        **_held_out(directory / "eval.json"),
-        "gate": read_json(directory / "gate.json")["verdict"],
+        **held_out(stage.evaluation),
+        "gate": stage.verdict,
     }
 
 
-def _held_out(path: Path) -> dict[str, Any]:
+def held_out(evaluation: dict[str, Any] | None) -> dict[str, Any]:
     """The cells that a stage's held-out scores fill; empty where a recipe takes none or has none to compare."""
-    if not path.exists():
+    if evaluation is None:
         return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
-    evaluation = read_json(path)
     changes = {
         name: entry["after"] - entry["before"]
         for name, entry in evaluation["environments"].items()
@@ -51,41 +51,15 @@ def _held_out(path: Path) -> dict[str, Any]:
     }
 
 
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>Summary of the stages</title>
-<style>
-body {{ font: 14px sans-serif; margin: 1em; }}
-table {{ border-collapse: collapse; }}
-th, td {{ padding: 0.3em 0.7em; border-bottom: 1px solid #ccc; text-align: right; white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; position: sticky; left: 0; background: #fff; }}
-</style>
-</head>
-<body>
-{table}
-</body>
-</html>
-"""
-
-
-def summary_page(table: pd.DataFrame) -> str:
-    """The table as an HTML page; names are escaped and empty cells stay empty."""
-    return PAGE.format(table=table.to_html(index=False, border=0, na_rep="", float_format="{:.3g}".format))
-
-
 def main() -> None:
     """Command line of the summary."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.summary", description=__doc__)
     parser.add_argument("--stages", type=Path, nargs="+", required=True, help="stage directories, in the chain's order")
     parser.add_argument("--output", type=Path, required=True, help="summary.csv")
-    parser.add_argument("--page", type=Path, required=True, help="summary.html")
     arguments = parser.parse_args()
-    table = pd.DataFrame([summarise_stage(directory) for directory in arguments.stages])
+    table = pd.DataFrame([summarise_stage(StageFiles(directory)) for directory in arguments.stages])
     with open_atomically(arguments.output) as (file,):
         table.to_csv(file, index=False, float_format="%.6g")
-    write_text(arguments.page, summary_page(table))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,16 @@ def begin_attempt(
     step: int,
     call: int = 0,
     nodes: int = 1,
+    gpus: int = 0,
     code: dict[str, Any] | None = None,
     image: dict[str, Any] | None = None,
 ) -> None:
     """Note that an attempt begins at a step; without an end line it was killed.
 
-    `call`: which call it belongs to; `code` and `image`: what trains, as scripts.train.provenance tells.
+    `call`: which call it belongs to; `gpus`: those of all nodes together; `code` and `image`: what trains, as
+    scripts.train.provenance tells.
     """
-    place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes}
+    place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes, "gpus": gpus}
     what = {"code": code, "image": image}
     _append(run, {"event": "begin", "step": step, "call": call, **place, **what, "time": time.time()})
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from scripts.files import read_json, write_json
 from scripts.launch.slurm import Job
+from scripts.recipe.criteria import Criterion
 from scripts.recipe.judges import JudgeServer, Role
 from scripts.recipe.models import Checkpointing, NemoRlStage
 from scripts.recipe.site import Site
@@ -23,7 +24,8 @@ class TrainingJob:
     ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
     `nodes` and `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on
     any number of them. Another number rounds otherwise, and of nodes draws other completions. `judge_servers` says
-    where the config's judges answer, `environments` where the files lie of the user's own ones in it.
+    where the config's judges answer, `environments` where the files lie of the user's own ones in it. `gate` holds the
+    criteria, of which some can end a training early (scripts.train.criteria).
     """
 
     stage: str
@@ -39,6 +41,7 @@ class TrainingJob:
     nodes: int = 1
     judge_servers: dict[Role, JudgeServer] = field(default_factory=dict)
     environments: dict[str, Path] = field(default_factory=dict)
+    gate: list[Criterion] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def write_job(path: Path, job: TrainingJob) -> None:
         "stop": {"deadline": job.stop.deadline, "file": _text(job.stop.file)},
         "judge_servers": {role: server.model_dump(mode="json") for role, server in job.judge_servers.items()},
         "environments": {name: _text(path) for name, path in job.environments.items()},
+        "gate": [criterion.model_dump(mode="json") for criterion in job.gate],
     }
     write_json(path, record | {name: _text(record[name]) for name in _PATHS})
 
@@ -72,6 +76,7 @@ def read_job(path: Path) -> TrainingJob:
     servers = record["judge_servers"].items()
     record["judge_servers"] = {role: JudgeServer.model_validate(server) for role, server in servers}
     record["environments"] = {name: Path(path) for name, path in record["environments"].items()}
+    record["gate"] = [Criterion.model_validate(criterion) for criterion in record["gate"]]
     record["stop"] = StopRequest(record["stop"]["deadline"], _path(record["stop"]["file"]))
     return TrainingJob(**record)
 

@@ -14,7 +14,7 @@ from scripts.launch.slurm import GONE, epoch
 from scripts.train.another import SLURMS_FAULT
 from scripts.train.attempts import read_attempts, vain_attempts
 from scripts.train.owner import read_owner
-from scripts.train.progress import recent_steps, step_seconds
+from scripts.train.progress import LIVE_PAGE, recent_steps, step_seconds
 from scripts.train.standing import Standing
 
 OLD_SECONDS = 300.0
@@ -83,6 +83,7 @@ def _training(one: Standing, directory: Path, attempts: list[dict[str, Any]], jo
     last = next((it for it in reversed(entries) if it["step"] == step), {})
     nodes = job.node_count if job and job.id == owner.get("slurm_job") else None
     loss = last.get("loss") if last.get("reward_mean") is None else None
+    page = directory / "run" / LIVE_PAGE
     return Condition(
         stage=one.stage,
         state="training",
@@ -97,6 +98,7 @@ def _training(one: Standing, directory: Path, attempts: list[dict[str, Any]], jo
             f"since {clock(since)} on {owner.get('host', 'an unknown host')}",
             f"loss {loss:.3f}" if loss is not None else "",
             "what the recipe said before" if one.trains_other else "",
+            f"curves in {page}" if begun and page.exists() else "",
         ),
     )
 

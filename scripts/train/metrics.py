@@ -38,10 +38,14 @@ SCHEMA = pa.schema(
         ),
         pa.field("sampling_importance_ratio", pa.float64(), metadata={"about": "trainer over sampler, mean; 1: equal"}),
         pa.field("valid_samples", pa.float64(), metadata={"about": "samples that were not masked out"}),
+        pa.field("masked_share", pa.float64(), metadata={"about": "share of the samples that were masked out"}),
         pa.field(
             "judge_unread_share", pa.float64(), metadata={"about": "share of the judges' answers without a verdict"}
         ),
         pa.field("environment_rewards", pa.map_(pa.string(), pa.float64()), metadata={"about": "mean by environment"}),
+        pa.field(
+            "timing", pa.map_(pa.string(), pa.float64()), metadata={"about": "seconds by phase, in the backend's words"}
+        ),
     ]
 )
 

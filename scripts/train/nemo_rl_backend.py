@@ -15,6 +15,7 @@ from scripts.launch.nemo_rl_cluster import RaySub, checkout_of
 from scripts.launch.nemo_rl_command import DRIVER_STARTED, Launch
 from scripts.recipe.releases import release_of
 from scripts.train.backend import Place, TrainingJob
+from scripts.train.criteria import refuse_divergence
 from scripts.train.nemo_rl_checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.train.nemo_rl_metrics import StepLog
 from scripts.train.nemo_rl_outcome import Cause, cause_of
@@ -85,7 +86,9 @@ class _Watch:
         self.job, self.launch = job, launch
         penalty = job.config["loss_fn"].get("reference_policy_kl_penalty", 0) or 0
         measures_kl = penalty > 0 or job.config["algorithm"] != "grpo"
-        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl)
+        grpo = job.config["grpo"] if job.config["algorithm"] == "grpo" else None
+        samples = grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"] if grpo else None
+        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
         self.started = self.last_news = started
         self.made_a_step = False
         self.stalled: str | None = None
@@ -93,6 +96,8 @@ class _Watch:
     def is_over(self) -> bool:
         """Look, and say whether the driver is to be ended: a stop was requested, or nothing moves any more."""
         self.look()
+        if self.steps.last_step < self.job.max_num_steps:
+            refuse_divergence(self.job.stage, self.job.gate, self.job.run, self.steps.last_step)
         if self.job.stop.signalled:
             print(f"{self.job.stage}: {self.job.stop.reason}: ending the driver, which takes no request", flush=True)
             return True

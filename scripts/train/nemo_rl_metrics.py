@@ -32,17 +32,19 @@ NAMES = {
 KL = "train/kl_penalty"
 LAST_OF_A_STEP = "seconds"
 _ENVIRONMENT = re.compile(r"train/(.+)/reward/mean")
+_PHASE = "timing/train/"
 
 
 class StepLog:
     """Follows the events of all starts of a driver and adds a line to ``metrics.jsonl`` for each step that is over.
 
     A step that is trained again after a resume is logged again. `measures_kl`: whether a reference model is loaded;
-    without one NeMo-RL logs a KL of 0, which is none.
+    without one NeMo-RL logs a KL of 0, which is none. `samples`: how many a step trains on, masked ones included; None:
+    not known.
     """
 
-    def __init__(self, logs: Path, output: Path, measures_kl: bool) -> None:
-        self.logs, self.output, self.measures_kl = logs, output, measures_kl
+    def __init__(self, logs: Path, output: Path, measures_kl: bool, samples: int | None = None) -> None:
+        self.logs, self.output, self.measures_kl, self.samples = logs, output, measures_kl, samples
         self._followed: dict[Path, Iterator[Any]] = {}
         self._open: dict[int, dict[str, Any]] = {}
         self.last_step, self.last_seconds = 0, 0.0
@@ -56,12 +58,17 @@ class StepLog:
         self._take_all()
         newest = max(self._open, default=0)
         ended = [step for step in sorted(self._open) if is_over or step < newest or LAST_OF_A_STEP in self._open[step]]
-        entries = [{"step": step, **self._open.pop(step)} for step in ended]
+        entries = [{"step": step, **self._with_masked_share(self._open.pop(step))} for step in ended]
         if entries:
             self.last_step, self.last_seconds = ended[-1], entries[-1].get(LAST_OF_A_STEP, 0.0)
             with self.output.open("a", encoding="utf-8") as file:
                 file.write("".join(json.dumps(entry) + "\n" for entry in entries))
         return len(ended)
+
+    def _with_masked_share(self, entry: dict[str, Any]) -> dict[str, Any]:
+        if self.samples is None or "valid_samples" not in entry:
+            return entry
+        return entry | {"masked_share": max(0.0, 1 - entry["valid_samples"] / self.samples)}
 
     def _take_all(self) -> None:
         for path in self._files():
@@ -86,6 +93,10 @@ class StepLog:
                 self._entry(event.step)[NAMES[value.tag]] = number
             elif value.tag == KL and self.measures_kl:
                 self._entry(event.step)["kl"] = number
+            elif value.tag.startswith(_PHASE):
+                # A step that is logged already is not opened again for a phase that comes after its whole time.
+                if event.step in self._open:
+                    self._open[event.step].setdefault("timing", {})[value.tag.removeprefix(_PHASE)] = number
             elif environment and environment[1] != "total_reward":
                 self._entry(event.step).setdefault("environment_rewards", {})[environment[1]] = number
 

@@ -5,6 +5,7 @@ Its blend's rows have been held against their contract before (scripts.data.chec
 
 import argparse
 import math
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -48,11 +49,8 @@ def check_stage(
     """
     stage = recipe.stages[name]
     problems = []
-    if parent_gate is not None and (verdict := read_json(parent_gate)["verdict"]) == "stop":
-        problems.append(
-            f"{parent_gate}: the gate of {stage.parent} says {verdict}; look at its eval.json and metrics, then mend "
-            "the stage or its gate in the recipe"
-        )
+    if parent_gate is not None and read_json(parent_gate)["verdict"] == "stop":
+        problems.append(_why_parent_stops(parent_gate, stage.parent))
     splits = read_json(manifest)
     rows = splits["train"]["rows"]
     if rows < stage.rows_per_step:
@@ -91,6 +89,20 @@ def check_stage(
         found.tell(name, stage.probe.action)
         record["reward_probe"] = found.record
     return record
+
+
+def _why_parent_stops(gate: Path, parent: str) -> str:
+    """Which criteria stop, by how much, since when, and what to look at."""
+    lines = [f"{gate}: the gate of {parent} says stop; mend the stage or its gate in the recipe"]
+    for criterion in read_json(gate.with_name("criteria.json"))["criteria"]:
+        if criterion["outcome"] != "stop":
+            continue
+        look = gate.parents[1] / criterion["figure"]
+        how = "" if look.exists() else f" (made by: snakemake {shlex.quote(str(look))})"
+        if criterion["low"] is not None:
+            look, how = gate.with_name("rollouts.parquet"), " (each row before and after)"
+        lines.append(f"{criterion['says']}; look at {look}{how}")
+    return "\n    ".join(lines)
 
 
 def _token_lengths(

@@ -8,6 +8,7 @@ from typing import Any
 from scripts.files import read_tail
 
 RECENT_STEPS = 50
+LIVE_PAGE = "live.html"
 
 
 def recent_steps(run: Path) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from scripts.recipe.site import Site
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
 from scripts.train.backend import Place, TrainingJob, load_backend, load_cluster_backend, recognise_checkpoints
 from scripts.train.identity import identity_of, stage_facts
+from scripts.train.live import live_page
 from scripts.train.owner import hold
 from scripts.train.provenance import code_revision, image_of_stage, origin_of_checkpoint, parents_of
 from scripts.train.publish import publish_checkpoint
@@ -65,7 +66,7 @@ def train_stage(
     """Bring a stage's run directory to its planned step and publish that step as `ckpt`; the exit status.
 
     `config` alone says how to train; of the recipe only what changes no weight is read (checkpoint periods, where
-    judges answer). The training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
+    judges answer, the gate). The training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
     """
     settings = read_config(config)
     planned = planned_step(settings, rows_of_manifest(manifest))
@@ -104,6 +105,7 @@ def train_stage(
                     nodes=len(attempt.job.nodes) if attempt.job else 1,
                     judge_servers=stage.judge_servers if isinstance(stage, GrpoStage) else {},
                     environments=own_environments(recipe, stage_name),
+                    gate=stage.gate,
                 ),
                 step,
                 attempt,
@@ -136,16 +138,18 @@ def train_stage(
 
 def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage) -> Checkpoint | None:
     """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
+    gpus = attempt.site.slurm.gpus_per_node if attempt.job and attempt.site and attempt.site.slurm else 0
     image = image_of_stage(stage, attempt.site, job.config)
-    begin_attempt(job.run, step, attempt.call, job.nodes, code_revision(), image)
+    begin_attempt(job.run, step, attempt.call, job.nodes, job.nodes * gpus, code_revision(), image)
     outcome = "failed"
     try:
-        if job.config["backend"] == "nemo_rl":
-            _train_in_containers(job, attempt, stage)
-        elif job.nodes == 1:
-            load_backend(job.config["backend"])(job)
-        else:
-            load_cluster_backend(job.config["backend"])(job, run_driver_of(job, attempt))
+        with live_page(job.stage, job.run, job.max_num_steps):
+            if job.config["backend"] == "nemo_rl":
+                _train_in_containers(job, attempt, stage)
+            elif job.nodes == 1:
+                load_backend(job.config["backend"])(job)
+            else:
+                load_cluster_backend(job.config["backend"])(job, run_driver_of(job, attempt))
         outcome = "unfinished" if job.stop.reason else "failed"
     except CutOffError:
         outcome = "lost"

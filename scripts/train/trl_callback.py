@@ -10,6 +10,7 @@ from transformers import TrainerCallback, TrainingArguments
 
 from scripts.errors import UserError
 from scripts.train.backend import TrainingJob
+from scripts.train.criteria import refuse_divergence
 from scripts.train.ranks import as_rank_0_says, rank, wait_for_all_ranks
 from scripts.train.retention import prune_checkpoints
 from scripts.train.rundir import seal_checkpoint
@@ -18,6 +19,7 @@ from scripts.train.trl_vllm import MISMATCH
 
 ENVIRONMENT_PREFIX = "environment/"
 UNREAD_VERDICTS = "judge/unread"
+ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 LOG_NAMES = {
     "reward": "reward_mean",
     "reward_std": "reward_std",
@@ -57,8 +59,10 @@ class StageCallback(TrainerCallback):
                 file.write(b"\n")
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """Start the step's clock."""
+        """End a training that diverges; start the step's clock."""
         if state.global_step % self.updates == 0:
+            if rank() == 0:
+                refuse_divergence(self.job.stage, self.job.gate, self.job.run, state.global_step // self.updates)
             self.step_started = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
@@ -84,11 +88,15 @@ class StageCallback(TrainerCallback):
         now, step = time.monotonic(), state.global_step // self.updates
         entry: dict[str, Any] = {"step": step, "seconds": now - self.step_started}
         entry |= {ours: logs[theirs] for theirs, ours in LOG_NAMES.items() if theirs in logs}
+        if self.job.config["algorithm"] == "grpo":
+            is_filtered = self.job.config["grpo"]["overlong_filtering"]
+            entry["masked_share"] = entry.get("truncation_rate") if is_filtered else 0.0
         entry["environment_rewards"] = {
             key.removeprefix(ENVIRONMENT_PREFIX): value
             for key, value in logs.items()
             if key.startswith(ENVIRONMENT_PREFIX)
         }
+        entry["timing"] = _phases(entry["seconds"], logs)
         with self.log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         left = (now - self.started) / (step - self.first_step) * (self.job.max_num_steps - step)
@@ -106,6 +114,14 @@ class StageCallback(TrainerCallback):
         seal_checkpoint(saved, self.job.run, state.global_step // self.updates)
         self.save_seconds.append(time.monotonic() - self.saving_since)
         prune_checkpoints(self.job.run, self.job.checkpointing)
+
+
+def _phases(seconds: float, logs: dict[str, Any]) -> dict[str, float] | None:
+    """What a step of these seconds went into; None where it has no rollouts."""
+    if ROLLOUT_SECONDS not in logs:
+        return None
+    rollouts, rewards = logs[ROLLOUT_SECONDS], logs[REWARD_SECONDS]
+    return {"generation": rollouts - rewards, "rewards": rewards, "update": seconds - rollouts}
 
 
 def rng_files(nodes: int) -> list[str]:

@@ -1,6 +1,7 @@
 """Group relative policy optimisation, by TRL's GRPOTrainer; each group is rewarded by its row's environment."""
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from scripts.rewards.judge import Panel
 from scripts.rewards.registry import reward_groups
 from scripts.train.backend import TrainingJob
 from scripts.train.policy import tokenizer_of
-from scripts.train.trl_callback import ENVIRONMENT_PREFIX, UNREAD_VERDICTS
+from scripts.train.trl_callback import ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS, UNREAD_VERDICTS
 from scripts.train.trl_setup import (
     expand_pictures,
     model_and_processor,
@@ -125,7 +126,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
 
 
 class MeasuringTrainer(GRPOTrainer):
-    """GRPO that logs how far the sampler of its rollouts differs from it, where vLLM is that.
+    """GRPO that logs how long a step's rollouts took and, where vLLM samples them, how far it differs from the trainer.
 
     TRL weights the loss by the ratio of the two, which is taken back unless `corrects_sampling`: it measures nothing
     where it does not correct.
@@ -134,7 +135,9 @@ class MeasuringTrainer(GRPOTrainer):
     corrects_sampling = False
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        started = time.monotonic()
         output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
         if self.use_vllm:
             measured = mismatch(
                 output["old_per_token_logps"], output["sampling_per_token_logps"], output["completion_mask"]
@@ -183,7 +186,7 @@ def environment_reward(group_size: int, panel: Panel | None = None) -> Callable[
 
     It takes a step's completions (of this rank) and their rows as JSON, and logs each group's mean reward under the
     name of its environment; TRL averages what is logged over the groups of all ranks. Of the judges' answers it logs
-    the share that could not be read.
+    the share that could not be read, and of the rewards how long they took.
     """
 
     def reward(
@@ -193,7 +196,9 @@ def environment_reward(group_size: int, panel: Panel | None = None) -> Callable[
             (json.loads(row[start]), [_text(it) for it in completions[start : start + group_size]])
             for start in range(0, len(row), group_size)
         ]
+        started = time.monotonic()
         rewards = reward_groups(groups, panel)
+        log_metric(REWARD_SECONDS, time.monotonic() - started)
         for (fields, _), group in zip(groups, rewards, strict=True):
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
         if panel is not None and (share := panel.unread_share()) is not None:

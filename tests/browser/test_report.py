@@ -1,17 +1,35 @@
-"""The report opens in a real browser, offline, and shows what it should."""
+"""The report and its pages open in a real browser, offline, and show what they should."""
 
+import csv
 import os
 import shutil
 import time
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+
+from scripts.files import read_json
+from scripts.report.environments import write_environments_page
+from scripts.report.overview import write_overview
+from scripts.report.records import StageFiles
+from scripts.report.stage import write_stage_page
+from scripts.train.live import write_page
+from tests.report_files import rollout, write_manifest, write_stage
 
 REQUIRED = bool(os.environ.get("STAGECOACH_REQUIRE_BROWSER"))
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 @pytest.fixture(scope="module")
-def browser():
+def downloads(tmp_path_factory):
+    """Where the browser saves files."""
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def browser(downloads):
     """Headless Chromium without a network."""
     if not (CHROMIUM and DRIVER):
         reason = "chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)"
@@ -27,6 +45,7 @@ def browser():
         *("--window-size=1400,900", "--host-resolver-rules=MAP * ~NOTFOUND"),
     ):
         options.add_argument(flag)
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
     yield driver
@@ -46,44 +65,202 @@ def visit(browser, *texts: str) -> None:
         shown.click()
 
 
-def drawn(browser, name: str) -> int:
-    """Width in pixels of the shown result that comes from a file; 0 when there is none after some seconds."""
-    script = """
-        const shown = [...document.querySelectorAll("img, iframe")].filter(e => e.src.includes("filename=" + arguments[0]));
-        return shown.length && (shown[0].naturalWidth === undefined || shown[0].complete) ? shown[0].clientWidth : 0;
-    """
-    for _ in range(50):
-        if width := browser.execute_script(script, name):
-            return width
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The pages of a run of 100 stages, a chain with a branch, made of files written by hand."""
+    results = tmp_path_factory.mktemp("pages")
+    names = [f"rlvr{number}" for number in range(1, 100)]
+    parents = {"sft": "", **dict(zip(names, ["sft", *names[:-1]], strict=True)), "rlvr50": "rlvr20"}
+    for name, parent in parents.items():
+        write_stage(results, name, parent or None)
+    evil = "<script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\">"
+    rows = [rollout(line, prompt=f"prompt {line}", response_after=f"={line}+1") for line in range(3)]
+    rows.append(rollout(3, prompt=evil, response_before=evil))
+    pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
+    write_stage_page(StageFiles(results / "rlvr1"), write_manifest(results), results / "rlvr1/stage.html")
+    write_overview(results, parents, results / "overview.html")
+    write_environments_page(
+        [read_json(results / name / "eval.json") for name in parents], results / "environments.html"
+    )
+    return results
+
+
+def severe(browser) -> list[str]:
+    """What went wrong on the pages since the last call, by the browser's own log."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def saved(downloads: Path, name: str) -> list[list[str]]:
+    """The rows of a CSV file once the browser has saved it."""
+    for _ in range(100):
+        if (downloads / name).exists():
+            break
         time.sleep(0.1)
-    return 0
+    with (downloads / name).open(newline="") as file:
+        return list(csv.reader(file))
 
 
-def test_every_section_opens_with_its_figures_and_without_script_errors(browser, finished):
+def shown_frame(browser, name: str):
+    """Enter the frame that shows an embedded page, once its script has run."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    browser.switch_to.default_content()
+    found = WebDriverWait(browser, 20).until(
+        lambda driver: [
+            it for it in driver.find_elements(By.TAG_NAME, "iframe") if name in it.get_attribute("src")[:200]
+        ]
+    )
+    browser.switch_to.frame(found[0])
+    WebDriverWait(browser, 20).until(lambda driver: driver.find_elements(By.CSS_SELECTOR, "html.embedded main"))
+
+
+def test_every_section_opens_with_its_pages_and_without_script_errors(browser, finished):
+    from selenium.webdriver.common.by import By
+
+    report = (finished.results / "report.html").as_uri()
+    browser.get(report)
+    visit(browser, "Statistics")
+    visit(browser, "Workflow")
+    visit(browser, "Stages")
+    text = browser.find_element(By.TAG_NAME, "body").text
+    places = [text.index(stage) for stage in ("sft", "rlvr1", "rlhf")]
+    assert places == sorted(places)
+    for section, shown in (("Stages", ["stage.html"] * 3), ("Chain", ["environments.html", "overview.html"])):
+        for place, name in enumerate(shown):
+            browser.switch_to.default_content()
+            browser.get(report)
+            visit(browser, section)
+            icons = [e for e in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()]
+            icons[place].click()
+            shown_frame(browser, f"filename={name}")
+            figures = browser.find_elements(By.CSS_SELECTOR, "svg.chart, .graph svg, .heat tbody td")
+            assert figures and all(figure.size["width"] > 30 for figure in figures), (
+                f"{section}: {name} shows no figure"
+            )
+    assert severe(browser) == []
+
+
+def test_an_embedded_page_follows_its_own_links_and_saves_csv(browser, finished, downloads):
     from selenium.webdriver.common.by import By
 
     browser.get((finished.results / "report.html").as_uri())
-    visit(browser, "Stages")
-    text = browser.find_element(By.TAG_NAME, "body").text
-    assert [text.index(stage) for stage in ("sft", "rlvr1", "rlhf")] == sorted(
-        text.index(stage) for stage in ("sft", "rlvr1", "rlhf")
-    )
-    for section, shown in (("Stages", ["curves.svg"] * 3), ("Chain", ["environments.svg", "summary.html"])):
-        browser.get((finished.results / "report.html").as_uri())
-        visit(browser, section)
-        for place, name in enumerate(shown):
-            icons = [e for e in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()]
-            icons[place].click()
-            assert drawn(browser, name) > 100, f"{section}: {name} is not shown"
-    for icon in browser.find_elements(By.CSS_SELECTOR, "a[href]"):
-        assert not icon.get_attribute("href").startswith("http://")
-    errors = [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-    assert errors == []
+    visit(browser, "Chain")
+    [e for e in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()][1].click()
+    shown_frame(browser, "filename=overview.html")
+    browser.find_element(By.CSS_SELECTOR, "a[href='#stage-rlhf'] rect").click()
+    assert browser.execute_script("return document.querySelector(':target').id") == "stage-rlhf"
+    assert "number 3" in browser.find_element(By.CSS_SELECTOR, "#stage-rlhf .embedded-only").text
+    assert not browser.find_element(By.CSS_SELECTOR, "#stage-rlhf a.apart").is_displayed()
+    browser.find_element(By.CSS_SELECTOR, "#summary button").click()
+    assert [row[0] for row in saved(downloads, "summary.csv")] == ["stage", "sft", "rlvr1", "rlhf"]
+    browser.switch_to.default_content()
+    assert severe(browser) == []
 
 
-def test_the_figures_are_drawn(browser, finished):
-    for figure, words in (("environments.svg", "held-out score"), ("rlvr1/curves.svg", "reward by environment")):
-        browser.get((finished.results / figure).as_uri())
-        assert words in browser.page_source
-        box = browser.execute_script("const b = document.documentElement.getBBox(); return [b.width, b.height]")
-        assert min(box) > 100
+def test_the_keyboard_reaches_a_stage_a_filter_and_a_file(browser, pages, downloads):
+    from selenium.webdriver.common.keys import Keys
+
+    def press(*keys: str) -> None:
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(browser).send_keys(*keys).perform()
+
+    browser.get((pages / "overview.html").as_uri())
+    press(Keys.TAB, Keys.ENTER, Keys.TAB)  # past the skip link to the page's first link
+    assert browser.execute_script("return document.activeElement.textContent") == "Environments over the chain"
+    for _ in range(10):
+        press(Keys.TAB)
+        if browser.execute_script("return document.activeElement.getAttribute('href')") == "#stage-rlvr1":
+            break
+    assert browser.execute_script("return getComputedStyle(document.activeElement).outlineStyle") != "none"
+    press(Keys.ENTER)
+    assert browser.execute_script("return document.querySelector(':target').id") == "stage-rlvr1"
+    press(Keys.TAB, Keys.ENTER)  # the stage's part has the focus now; its next link leads to its page
+    assert browser.title == "Stage rlvr1"
+    browser.execute_script("document.querySelector('#rollouts input').focus()")
+    press("prompt 2", Keys.TAB, Keys.ENTER)
+    rows = saved(downloads, "rlvr1-rollouts.csv")
+    assert len(rows) == 2 and rows[1][2] == "prompt 2"
+    assert rows[1][5] == "'=2+1"  # what a spreadsheet would take for a formula is marked as text
+    assert severe(browser) == []
+
+
+def test_what_a_response_says_is_shown_and_never_run(browser, pages):
+    from selenium.webdriver.common.by import By
+
+    browser.get((pages / "rlvr1/stage.html").as_uri())
+    assert browser.title == "Stage rlvr1"
+    assert "<script>document.title" in browser.find_element(By.ID, "rollouts").text
+    assert browser.find_elements(By.TAG_NAME, "img") == []
+    assert severe(browser) == []
+
+
+def test_a_filter_hides_what_lacks_a_word(browser, pages):
+    from selenium.webdriver.common.by import By
+
+    browser.get((pages / "rlvr1/stage.html").as_uri())
+    browser.find_element(By.CSS_SELECTOR, "#curves input").send_keys("truncated")
+    shown = [
+        it.find_element(By.TAG_NAME, "h3").text
+        for it in browser.find_elements(By.TAG_NAME, "figure")
+        if it.is_displayed()
+    ]
+    assert shown == ["Truncated responses"]
+    assert browser.find_element(By.CSS_SELECTOR, "#curves output").text.startswith("1 of ")
+
+
+@pytest.mark.parametrize("page", ["overview.html", "environments.html", "rlvr1/stage.html"])
+def test_a_narrow_window_needs_no_sideways_scrolling(browser, pages, page):
+    browser.set_window_size(420, 800)
+    try:
+        browser.get((pages / page).as_uri())
+        assert browser.execute_script("return window.innerWidth") <= 520
+        assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+    finally:
+        browser.set_window_size(1400, 900)
+    assert severe(browser) == []
+
+
+def test_a_hundred_stages_are_found_by_filter_and_link(browser, pages):
+    from selenium.webdriver.common.by import By
+
+    start = time.monotonic()
+    browser.get((pages / "overview.html").as_uri())
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".graph a")) == 100
+    browser.find_element(By.CSS_SELECTOR, "#summary input").send_keys("rlvr77")
+    rows = [row for row in browser.find_elements(By.CSS_SELECTOR, "#summary tbody tr") if row.is_displayed()]
+    assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == ["rlvr77", "rlvr78"]  # and its child
+    rows[0].find_element(By.TAG_NAME, "a").click()
+    assert browser.execute_script("return document.querySelector(':target').getBoundingClientRect().top") < 900
+    assert time.monotonic() - start < 30
+    assert severe(browser) == []
+
+
+def test_every_figure_has_words_and_every_table_its_heads(browser, pages):
+    for page in ("overview.html", "environments.html", "rlvr1/stage.html"):
+        browser.get((pages / page).as_uri())
+        script = """
+            const bare = [...document.querySelectorAll("svg")].filter(it => !it.getAttribute("aria-label"));
+            const headless = [...document.querySelectorAll("table")].filter(it => !it.caption || !it.querySelector("th[scope]"));
+            const mute = [...document.querySelectorAll("figure")].filter(it => !it.querySelector("figcaption"));
+            return [bare.length, headless.length, mute.length];
+        """
+        assert browser.execute_script(script) == [0, 0, 0], page
+
+
+def test_the_live_page_refreshes_itself_and_shows_new_steps(browser, tmp_path):
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def log(*steps: int) -> None:
+        entry = '{{"step": {}, "loss": 1.5, "reward_mean": 0.5, "reward_std": 0.1, "seconds": 2}}\n'
+        (tmp_path / "metrics.jsonl").write_text("".join(entry.format(step) for step in steps))
+        write_page("rlvr1", tmp_path, 10, 1.0, is_training=True)
+
+    log(1, 2)
+    browser.get((tmp_path / "live.html").as_uri())
+    assert "step 2 of 10" in browser.find_element(By.TAG_NAME, "body").text
+    log(1, 2, 3)
+    WebDriverWait(browser, 20).until(lambda driver: "step 3 of 10" in driver.find_element(By.TAG_NAME, "body").text)
+    assert browser.find_elements(By.CSS_SELECTOR, "figure svg") and severe(browser) == []

@@ -96,6 +96,12 @@ def test_held_out_scores_are_those_of_the_export_on_every_validation_row(scored)
     (collected,) = (stage / "held_out/run").glob("exp_*/trajectory_collection.jsonl")
     rewards = [json.loads(line)["reward"] for line in collected.read_text().splitlines()]
     assert record["environments"][AGENTS[1]]["after"] == rewards[-1]
+    rollouts = pd.read_parquet(stage / "rollouts.parquet").sort_values("line")
+    split = (scored.results / "data/rlvr1/val-split.jsonl").read_text()
+    rows = [json.loads(line) for line in split.splitlines()]
+    assert rollouts["environment"].tolist() == [row["agent_ref"]["name"] for row in rows]
+    prompts = [f"an answer to {row['responses_create_params']['input']}" for row in rows]
+    assert rollouts["response_after"].tolist() == prompts
     command = next((stage / "held_out/logs").glob("*-logs/driver_command.sh")).read_text()
     assert f"policy.model_name={(stage / 'hf/model').resolve()}" in command
     assert not (stage / "held_out/no-checkpoints").exists()

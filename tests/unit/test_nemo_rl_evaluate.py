@@ -10,20 +10,23 @@ import yaml
 
 from scripts.errors import UserError
 from scripts.evaluate import nemo_rl_benchmarks, nemo_rl_score
-from scripts.evaluate.gate import judge, measure
+from scripts.evaluate.gate import judge
 from scripts.evaluate.nemo_rl_benchmarks import arguments_of, config_of, read_result
-from scripts.evaluate.nemo_rl_score import check_nodes, launch_of, read_rewards, scores_of_parent, write_tasks
+from scripts.evaluate.nemo_rl_records import Asked, Record, answers_of, read_records
+from scripts.evaluate.nemo_rl_score import check_nodes, is_comparable, launch_of, write_tasks
 from scripts.evaluate.record import evaluation_record
-from scripts.files import read_json, write_json
+from scripts.evaluate.rollouts import Answer, beside_parent
+from scripts.files import read_json, sha256_file, write_json
 from scripts.launch.nemo_rl_command import driver_command
 from scripts.recipe.load import load_recipe, load_site, scored_stage
 from scripts.recipe.models import Criterion
 from scripts.recipe.releases import release_of
-from scripts.report.environments import plot_scores, scores_by_stage
-from scripts.report.summary import _held_out
+from scripts.report.environments import write_environments_page
+from scripts.report.summary import held_out
 from tests.conftest import ROOT
 
 MATH, GENRM = "math_with_judge_simple_agent", "genrm_simple_agent"
+KINDS = (("eval", "json"), ("rollouts", "parquet"))
 EXPORT = {"stage": "rlvr1", "step": 50, "content": "abc"}
 
 
@@ -41,7 +44,15 @@ def recipe_with(tmp_path):
 
 
 def rows_of(*names: str) -> str:
-    return "".join(json.dumps({"agent_ref": {"name": name}, "id": place}) + "\n" for place, name in enumerate(names))
+    rows = [
+        {"agent_ref": {"name": name}, "id": place, "responses_create_params": {"input": f"question {place}"}}
+        for place, name in enumerate(names)
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def asked_of(*names: str) -> list[Asked]:
+    return [Asked(name, line, f"question {line}", 1) for line, name in enumerate(names, start=1)]
 
 
 def records_of(*pairs: tuple[str | None, object]) -> str:
@@ -114,8 +125,8 @@ def test_rows_of_a_generative_reward_model_are_given_as_often_as_its_cohort_is_l
     split, tasks = tmp_path / "val-split.jsonl", tmp_path / "rows.jsonl"
     split.write_text(rows_of(MATH, GENRM, MATH))
     stage = recipe_with(held_out=True).stages["rlvr1"]
-    environments, left_out = write_tasks(split, stage, release_of("v0.7.0"), tasks)
-    assert environments == [MATH, *[GENRM] * 16, MATH]
+    asked, left_out = write_tasks(split, stage, release_of("v0.7.0"), tasks)
+    assert [(one.environment, one.line, one.responses) for one in asked] == [(MATH, 1, 1), (GENRM, 2, 16), (MATH, 3, 1)]
     assert left_out == {}
     given = [json.loads(line)["id"] for line in tasks.read_text().splitlines()]
     assert given == [0, *[1] * 16, 2]
@@ -125,7 +136,8 @@ def test_a_release_that_compares_in_training_alone_scores_the_other_rows(recipe_
     split, tasks = tmp_path / "val-split.jsonl", tmp_path / "rows.jsonl"
     split.write_text(rows_of(MATH, GENRM, GENRM))
     stage = recipe_with(held_out=True).stages["rlvr1"]
-    assert write_tasks(split, stage, release_of("super-v3"), tasks) == ([MATH], {GENRM: 2})
+    given = [Asked(MATH, 1, "question 0", 1)]
+    assert write_tasks(split, stage, release_of("super-v3"), tasks) == (given, {GENRM: 2})
     split.write_text(rows_of(GENRM))
     tasks.unlink()
     with pytest.raises(UserError, match="only rows of a generative reward model"):
@@ -139,13 +151,31 @@ def test_a_release_that_compares_in_training_alone_scores_the_other_rows(recipe_
 def test_rewards_are_told_apart_by_their_agent(tmp_path):
     path = tmp_path / "trajectory_collection.jsonl"
     path.write_text(records_of(("b", 1), ("a", 0.5), ("a", True)))
-    assert read_rewards(path, ["a", "b", "a"]) == {"a": [0.5, 1.0], "b": [1.0]}
+    found = read_records(path, asked_of("a", "b", "a"))
+    assert found == {"a": [Record(0.5, None), Record(1.0, None)], "b": [Record(1.0, None)]}
 
 
 def test_records_without_an_agent_are_told_apart_by_the_drivers_order(tmp_path):
     path = tmp_path / "trajectory_collection.jsonl"
     path.write_text(records_of((None, 1), (None, 2), (None, 3)))
-    assert read_rewards(path, ["b", "a", "b"]) == {"a": [3.0], "b": [1.0, 2.0]}
+    found = read_records(path, asked_of("b", "a", "b"))
+    assert {name: [record.reward for record in each] for name, each in found.items()} == {"a": [3.0], "b": [1.0, 2.0]}
+
+
+def test_each_row_gets_its_own_response_back_and_the_mean_of_several(tmp_path):
+    path, split = tmp_path / "trajectory_collection.jsonl", tmp_path / "blend" / "val-split.jsonl"
+    lines = [
+        {"reward": 1.0, "response": {"output": [{"generation_str": "think"}, {"call": 1}, {"generation_str": "done"}]}},
+        {"reward": 0.0, "response": {"output": [{"generation_str": "no"}]}},
+        *({"reward": reward, "response": {"output": [{"generation_str": "x"}]}} for reward in (0.25, 0.75)),
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    asked = [Asked("a", 1, "q1", 1), Asked("b", 2, "q2", 2), Asked("a", 3, "q3", 1)]
+    assert answers_of(split, asked, read_records(path, asked)) == [
+        Answer("a", "blend", 1, "q1", 1.0, "think\ndone"),
+        Answer("b", "blend", 2, "q2", 0.5),
+        Answer("a", "blend", 3, "q3", 0.0, "no"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -164,17 +194,17 @@ def test_anything_but_one_record_a_response_is_no_score(tmp_path, text, message)
     path = tmp_path / "trajectory_collection.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match=re.escape(message)):
-        read_rewards(path, ["a", "a", "b"])
+        read_records(path, asked_of("a", "a", "b"))
 
 
 def test_the_parents_scores_count_only_on_the_same_rows_taken_the_same_way(tmp_path):
     path, rows, decoding = tmp_path / "eval.json", {"sha256": "1", "responses": 2, "left_out": {}}, {"seed": 1}
-    after = {"a": {"rows": 2, "score": 0.25}}
-    write_json(path, evaluation_record(EXPORT, None, after, decoding) | {"validation": rows})
-    assert scores_of_parent(path, rows, decoding) == after
-    assert scores_of_parent(path, rows | {"sha256": "2"}, decoding) is None
-    assert scores_of_parent(path, rows, {"seed": 2}) is None
-    assert scores_of_parent(None, rows, decoding) is None
+    table = beside_parent([Answer("a", "blend", 1, "q", 0.25)], None)
+    write_json(path, evaluation_record(EXPORT, table, decoding) | {"validation": rows})
+    assert is_comparable(path, rows, decoding)
+    assert not is_comparable(path, rows | {"sha256": "2"}, decoding)
+    assert not is_comparable(path, rows, {"seed": 2})
+    assert not is_comparable(None, rows, decoding)
 
 
 def test_a_stage_on_its_parents_rows_has_scores_before(recipe_with, tmp_path, monkeypatch):
@@ -188,37 +218,45 @@ def test_a_stage_on_its_parents_rows_has_scores_before(recipe_with, tmp_path, mo
         f"--folder={tmp_path}/f",
     ]
     monkeypatch.setattr(nemo_rl_score, "own_job", lambda: None)
-    for name, reward, parent in (("first", 0.25, []), ("second", 0.5, [f"--parent-eval={tmp_path}/first.json"])):
-        rewards = {GENRM: [reward] * 16, MATH: [0.0, 1.0]}
-        monkeypatch.setattr(nemo_rl_score, "collect", lambda *_, rewards=rewards: rewards)
-        monkeypatch.setattr("sys.argv", ["program", *options, *parent, f"--output={tmp_path}/{name}.json"])
+    for name, reward, parent in (
+        ("first", 0.25, []),
+        ("second", 0.5, [f"--parent-{kind}={tmp_path}/first.{end}" for kind, end in KINDS]),
+    ):
+        records = {GENRM: [Record(reward, "text")] * 16, MATH: [Record(0.0, "no"), Record(1.0, "yes")]}
+        monkeypatch.setattr(nemo_rl_score, "collect", lambda *_, records=records: records)
+        written = [f"--output={tmp_path}/{name}.json", f"--rollouts={tmp_path}/{name}.parquet"]
+        monkeypatch.setattr("sys.argv", ["program", *options, *parent, *written])
         nemo_rl_score.main()
     record = read_json(tmp_path / "second.json")
+    few = {"change": None, "change_from_first": None}
     assert record["environments"] == {
-        GENRM: {"rows": 1, "before": 0.25, "after": 0.5},
-        MATH: {"rows": 2, "before": 0.5, "after": 0.5},
+        GENRM: {"rows": 1, "before": 0.25, "after": 0.5, **few},
+        MATH: {"rows": 2, "before": 0.5, "after": 0.5, **few},
     }
-    assert record["mean"] == {"before": 0.375, "after": 0.5}
+    assert record["mean"] == {"before": 0.375, "after": 0.5, **few}
+    assert record["rollouts"] == sha256_file(tmp_path / "second.parquet")
+    rollouts = pd.read_parquet(tmp_path / "second.parquet")
+    assert rollouts["response_after"].tolist()[::2] == rollouts["response_before"].tolist()[::2] == ["no", "yes"]
+    assert rollouts["response_after"].isna().tolist() == [False, True, False], "of several responses none is kept"
     assert record["validation"]["responses"] == 18
 
 
 def test_gate_summary_and_figure_cope_without_scores_before(tmp_path):
-    first = evaluation_record(EXPORT, None, {"a": {"rows": 2, "score": 0.25}}, {})
-    assert first["environments"] == {"a": {"rows": 2, "before": None, "after": 0.25}}
-    assert first["mean"] == {"before": None, "after": 0.25}
+    first = evaluation_record(EXPORT, beside_parent([Answer("a", "blend", 1, "q", 0.25)], None), {})
+    unknown = {"before": None, "after": 0.25, "change": None, "change_from_first": None}
+    assert (first["environments"], first["mean"]) == ({"a": {"rows": 1, **unknown}}, unknown)
     for metric in ("held_out_change", "worst_environment_change"):
-        assert measure(metric, pd.DataFrame(), first) is None
-        assert judge([Criterion(metric=metric, min=0)], pd.DataFrame(), first)[0] == "warn"
-    write_json(tmp_path / "eval.json", first)
-    assert _held_out(tmp_path / "eval.json") == {
+        assert judge(Criterion(metric=metric, min=0), [], first).outcome == "not measured"
+    assert held_out(first) == {
         "held_out_before": None,
         "held_out_after": 0.25,
         "worst_environment": None,
         "worst_change": None,
     }
-    second = evaluation_record(EXPORT | {"stage": "rlvr2"}, None, {"b": {"rows": 2, "score": 0.5}}, {})
-    plot_scores(scores_by_stage([first, second]), tmp_path / "figure.svg")
-    assert "nan" not in re.sub(r"<(style|defs).*?</\1>", "", (tmp_path / "figure.svg").read_text(), flags=re.DOTALL)
+    other = beside_parent([Answer("b", "blend", 1, "q", 0.5)], None)
+    second = evaluation_record(EXPORT | {"stage": "rlvr2"}, other, {})
+    write_environments_page([first, second], tmp_path / "page.html")
+    assert "nan" not in (tmp_path / "page.html").read_text()
 
 
 # Benchmarks
@@ -272,7 +310,7 @@ def test_a_benchmark_that_wrote_nothing_is_an_error(tmp_path):
 @pytest.mark.parametrize("program", [nemo_rl_score, nemo_rl_benchmarks])
 def test_a_stage_that_is_not_to_be_evaluated_is_refused(program, tmp_path, monkeypatch):
     options = [f"--recipe={ROOT}/config/recipes/super3.yaml", "--stage=rlvr1", "--site=s", "--export=e", "--folder=f"]
-    more = ["--validation=v"] if program is nemo_rl_score else []
+    more = ["--validation=v", "--rollouts=r"] if program is nemo_rl_score else []
     monkeypatch.setattr("sys.argv", ["program", *options, *more, f"--output={tmp_path}/out.json"])
     with pytest.raises(UserError, match=r"super3.yaml: .*evaluation\.(held_out|benchmarks)"):
         program.main()

@@ -53,6 +53,15 @@ def test_a_step_is_logged_when_it_is_over_and_not_before(place):
     assert log.follow() == 0
 
 
+def test_the_phases_of_a_step_are_told_and_late_ones_open_no_step_again(place):
+    logs, output = place
+    log, driver = StepLog(logs, output, measures_kl=False), Driver(logs, 1)
+    driver.log(1, STEP | {"timing/train/policy_training": 3.0} | OVER)
+    assert (log.follow(), lines(output)[0]["timing"]) == (1, {"policy_training": 3.0})
+    driver.log(1, {"timing/train/weight_sync": 1.0})
+    assert (log.follow(is_over=True), len(lines(output))) == (0, 1)
+
+
 def test_a_step_without_its_time_is_over_when_the_next_begins_or_training_ends(place):
     logs, output = place
     log, driver = StepLog(logs, output, measures_kl=False), Driver(logs, 1)
@@ -69,6 +78,14 @@ def test_a_kl_of_zero_counts_only_where_a_reference_is_loaded(place, measures, k
     log = StepLog(logs, output, measures)
     log.follow(is_over=True)
     assert lines(output)[0].get("kl") == kl
+
+
+@pytest.mark.parametrize(("samples", "share"), [(32, 0.25), (None, None)])
+def test_the_share_of_masked_samples_is_known_where_their_number_is(place, samples, share):
+    logs, output = place
+    Driver(logs, 1).log(1, STEP | {"train/num_valid_samples": 24.0})
+    StepLog(logs, output, measures_kl=False, samples=samples).follow(is_over=True)
+    assert (lines(output)[0]["valid_samples"], lines(output)[0].get("masked_share")) == (24.0, share)
 
 
 def test_rewards_are_told_by_environment_and_other_numbers_and_texts_are_left_aside(place):

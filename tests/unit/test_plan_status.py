@@ -23,7 +23,7 @@ from scripts.train.attempts import begin_attempt, end_attempt
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.memo import is_trained, stage_files, steps_left
 from scripts.train.owner import hold
-from scripts.train.progress import recent_steps, step_seconds
+from scripts.train.progress import LIVE_PAGE, recent_steps, step_seconds
 from scripts.train.rundir import open_run_directory, seal_checkpoint
 from tests.conftest import ROOT
 
@@ -210,6 +210,16 @@ def test_training_shows_step_reward_kl_time_left_nodes_and_job(tree):
     tree.attempt("rlvr1", 4, None, job="17")
     tree.log("rlvr1", [5, 6], seconds=60)
     assert re.search(r"rlvr1 +training +6/12 +0.500 +0.0123 +12 s +2 +17 ", tree.status("rlvr1"))
+
+
+def test_training_says_where_its_curves_are_once_they_are_drawn(tree):
+    tree.publish("sft")
+    run = tree.run("rlvr1", 4)
+    tree.owner("rlvr1")
+    tree.attempt("rlvr1", 4, None, job="17")
+    assert "curves" not in tree.status("rlvr1")
+    (run / LIVE_PAGE).touch()
+    assert tree.status("rlvr1").endswith(", curves in results/tiny/rlvr1/run/live.html")
 
 
 def test_training_of_an_sft_shows_its_loss(tree):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
 from scripts.recipe.judges import JudgeServer
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Checkpointing
+from scripts.recipe.models import Checkpointing, Criterion
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.judge import JudgeUnavailable
 from scripts.train.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
@@ -304,6 +305,7 @@ def job(run):
         stop=StopRequest(deadline=2e9),
         nodes=2,
         judge_servers={"genrm": JudgeServer(base_url="http://judge:8000/v1", api_key_variable="JUDGE_TOKEN")},
+        gate=[Criterion(metric="max_kl", max=0.1)],
     )
 
 
@@ -534,6 +536,7 @@ def ready(tmp_path):
         if verdict:
             gate = tmp_path / "gate.json"
             write_json(gate, {"stage": "sft", "verdict": verdict})
+            write_json(tmp_path / "criteria.json", {"criteria": CRITERIA})
         record = tmp_path / "parent.json"
         write_json(record, {"files": {"model.safetensors": {"bytes": parent_bytes}}})
         config = resolve_stage(recipe, "rlvr1")
@@ -587,9 +590,20 @@ def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
     assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4
 
 
+CRITERIA = [
+    {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None, "figure": "sft/stage.html"},
+    {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4, "figure": "sft/stage.html"},
+    {"outcome": "warn", "says": "max_grad_norm is 3", "low": None, "figure": "sft/stage.html"},
+]
+
+
 def test_preflight_refuses_too_few_rows_and_a_parent_whose_gate_says_stop(ready):
     with pytest.raises(UserError, match="15 training rows are fewer than the 16 of one step"):
         ready([{}] * 15)
-    with pytest.raises(UserError, match=r"gate.json: the gate of sft says stop"):
+    with pytest.raises(UserError, match=r"gate.json: the gate of sft says stop") as error:
         ready(verdict="stop")
+    message = str(error.value)
+    assert re.search(r"max_kl is 0\.3, first at step 7; look at \S+stage.html \(made by: snakemake \S+\)", message)
+    assert re.search(r"held_out_change is -0\.3; look at \S+/rollouts\.parquet", message)
+    assert "max_grad_norm" not in message
     ready(verdict="warn")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file  # noqa: E402
 from scripts.data.preferences import preference_of  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
-from scripts.evaluate.generate import respond  # noqa: E402
+from scripts.evaluate.generate import rollouts  # noqa: E402
 from scripts.train import trl_grpo  # noqa: E402
 from scripts.train.backend import write_job  # noqa: E402
 from scripts.train.metrics import SCHEMA, write_metrics  # noqa: E402
@@ -95,6 +95,10 @@ def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
         rewarded = name in ("text", "vision")
         assert ("reward_mean" in entry) == bool(entry["environment_rewards"]) == rewarded
         assert {"loss", "grad_norm", "lr", "entropy", "seconds"} <= set(entry)
+        assert (entry["timing"] is not None) == rewarded
+        if rewarded:
+            assert set(entry["timing"]) == {"generation", "rewards", "update"} and min(entry["timing"].values()) > 0
+            assert sum(entry["timing"].values()) == pytest.approx(entry["seconds"])
     write_metrics(straight / "metrics.jsonl", tmp_path / "metrics.parquet", STEPS)
 
 
@@ -105,8 +109,8 @@ def test_an_export_sees_without_the_run_directory(stages, trained, tmp_path):
     export_checkpoint(tmp_path / "ckpt", tmp_path / "hf")
     model, processor = (load(tmp_path / "hf/model") for load in (load_model, load_processor))
     rows = [row for blend in ("text", "vision") for _, _, row in read_rows(stages.split(blend))][::7]
-    responses = respond(model, processor, rows, max_new_tokens=6, temperature=0.0, seed=0)
-    assert len(responses) == len(rows) and responses == respond(
+    responses = rollouts(model, processor, rows, max_new_tokens=6, temperature=0.0, seed=0)
+    assert len(responses) == len(rows) and responses == rollouts(
         model, processor, rows, max_new_tokens=6, temperature=0.0, seed=0
     )
 

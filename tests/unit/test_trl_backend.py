@@ -62,6 +62,8 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
 
     with serve(lambda messages: "[[A=B]]" if "four" in messages[-1]["content"] else "?") as judge:
         assert reward(judge.base_url, "four", "five", "six", "four") == [1.0, 0.0, 0.0, 1.0]
+    (seconds,) = logged.pop("timing/rewards")
+    assert seconds > 0
     assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")

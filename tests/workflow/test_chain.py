@@ -24,8 +24,20 @@ def test_plain_snakemake_makes_everything(finished):
         assert record["stage"] == stage
         assert record["step"] == {"sft": 30}.get(stage, 3)
         assert [it["steps"] for it in record["trained_by"]] == [[1, record["step"]]]
+        assert f"<h1>{stage}: ended</h1>" in (directory / "run/live.html").read_text()
+        assert f"<h1>Stage {stage}</h1>" in (directory / "stage.html").read_text()
         assert record["identity"] == json.loads((directory / "run/identity.json").read_text())["identity"]
         assert export["content"] == evaluation["content"] == (directory / "hf/model").resolve().name
+        rollouts = pd.read_parquet(directory / "rollouts.parquet")
+        assert (len(rollouts), set(rollouts["split"])) == (40, {"rlvr1", "rlhf"})
+        assert rollouts[["response_before", "response_after", "cut_before", "cut_after"]].notna().all().all()
+        assert rollouts["reward_first"].notna().all() == (stage != "sft")
+        rewards = rollouts.groupby("environment")["reward_after"].mean()
+        assert rewards.to_dict() == pytest.approx(
+            {name: it["after"] for name, it in evaluation["environments"].items()}
+        )
+        assert evaluation["mean"]["change"]["low"] <= evaluation["mean"]["change"]["high"]
+        assert json.loads((directory / "criteria.json").read_text())["verdict"] == "pass"
         metrics = pd.read_parquet(directory / "metrics.parquet")
         assert metrics["step"].tolist() == list(range(1, record["step"] + 1))
         assert metrics[["loss", "lr", "grad_norm", "entropy", "seconds"]].notna().all().all()
@@ -258,5 +270,23 @@ def test_a_gate_that_says_stop_stops_the_chain_before_the_next_stage_trains(fres
     )
     output = fresh.snakemake("results/short/rlvr1/ckpt", check=False)
     assert "gate.json: the gate of sft says stop" in output
+    assert re.search(
+        r"held_out_change since the parent is .*, min 2; look at results/short/sft/rollouts.parquet", output
+    )
     assert (fresh.results / "sft/ckpt/record.json").exists()
     assert not (fresh.results / "rlvr1/run").exists()
+
+
+def test_a_stage_that_diverges_is_ended_while_it_trains_and_goes_on_when_its_gate_allows(copied):
+    wide, narrow = (f"gate: [{{metric: max_grad_norm, max: {bound}}}]," for bound in ("1.0e+9", "1.0e-9"))
+    old = "rlvr1: {algorithm: grpo,"
+    copied.edit(old, f"{old} grpo: {{max_num_steps: 14}}, {narrow}")
+    output = copied.snakemake("results/short/rlvr1/ckpt", check=False)
+    assert "rlvr1: stopped, as its gate would stop the chain: max_grad_norm is " in output
+    assert "first at step 5" in output
+    attempts = [json.loads(line) for line in (copied.results / "rlvr1/run/attempts.jsonl").read_text().splitlines()]
+    assert [attempt.get("outcome") for attempt in attempts] == [None, "failed"], "it is not tried again"
+    assert not (copied.results / "rlvr1/ckpt/record.json").exists()
+    copied.edit(narrow, wide)
+    output = copied.snakemake("results/short/rlvr1/ckpt", "results/short/rlvr1/gate.json")
+    assert "rlvr1: resumes from step 10, planned step 14" in output and "the gate says pass" in output

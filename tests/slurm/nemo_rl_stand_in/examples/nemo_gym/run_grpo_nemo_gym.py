@@ -260,7 +260,12 @@ class Run:
         choice = random.Random(self.progress.state)
         agents = defaultdict(list)
         for row in _rows(self.config["data"]["validation"]["data_path"]):
-            line = {"agent_ref": row["agent_ref"], "reward": float(choice.random() < 0.5)}
+            output = [{"type": "message", "generation_str": f"an answer to {row['responses_create_params']['input']}"}]
+            line = {
+                "agent_ref": row["agent_ref"],
+                "reward": float(choice.random() < 0.5),
+                "response": {"output": output},
+            }
             agents[row["agent_ref"]["name"]].append(line)
         lines = [line for each in agents.values() for line in each]
         _write_lines(self.logs / "trajectory_collection.jsonl", lines)

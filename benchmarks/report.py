@@ -1,0 +1,156 @@
+"""What the report costs: seconds to make, megabytes, and seconds to its first figure in Chromium.
+
+    python benchmarks/report.py > benchmarks/report.md
+
+Takes the finished tiny chain (`make demo`), and a chain of 100 stages made of copies of its files. The pages and the
+report are made anew by Snakemake on all cores; then headless Chromium, with its network cut off, opens the report and
+shows the overview and a stage's page. Needs chromium and chromedriver (Debian: chromium chromium-driver).
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import WebDriverWait
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.files import read_json, write_json  # noqa: E402
+from scripts.recipe.load import load_recipe  # noqa: E402
+
+RESULTS = Path("results/measured")
+RULES = ("stage_page", "environments", "overview", "summary")
+WANTED = (
+    *("config.yaml", "preflight.json", "metrics.parquet", "eval.json", "rollouts.parquet"),
+    *("gate.json", "criteria.json", "ckpt/record.json", "run/attempts.jsonl"),
+)
+
+
+def plant(root: Path, recipe: Path, results: Path, count: int | None) -> list[str]:
+    """Fill a working tree with the chain's published files; the names of its stages, parents first.
+
+    With a `count` the chain has so many stages: the first, and after it copies of the last, one after the other.
+    """
+    for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs"):
+        subprocess.run(["cp", "-r", ROOT / part, root], check=True)
+    (root / "config/config.yaml").write_text(
+        "recipe: config/recipes/measured.yaml\nsite: config/sites/laptop.yaml\nrun: measured\n"
+    )
+    described, order = yaml.safe_load(recipe.read_text(encoding="utf-8")), load_recipe(recipe).stage_order()
+    sources = {stage: stage for stage in order}
+    if count is not None:
+        sources = {order[0]: order[0]} | {f"stage{number:03d}": order[-1] for number in range(1, count)}
+        parents = dict(zip(list(sources)[1:], sources, strict=False))
+        kept, copied = described["stages"][order[0]], described["stages"][order[-1]]
+        described["stages"] = {
+            name: copied | {"parent": parents[name]} if name in parents else kept for name in sources
+        }
+    (root / "config/recipes/measured.yaml").write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+    for name, source in sources.items():
+        for file in WANTED:
+            _copy(results / source / file, root / RESULTS / name / file)
+        if name != source:
+            _rename(root / RESULTS / name, name, parents[name])
+    for path in results.glob("data/*/manifest.json"):
+        _copy(path, root / RESULTS / path.relative_to(results))
+    return list(sources)
+
+
+def _rename(directory: Path, name: str, parent: str) -> None:
+    """Let a copied stage's records speak of itself."""
+    for file in ("ckpt/record.json", "eval.json", "gate.json", "criteria.json"):
+        write_json(directory / file, read_json(directory / file) | {"stage": name})
+    record = read_json(directory / "ckpt/record.json")
+    write_json(directory / "ckpt/record.json", record | {"parents": [record["parents"][0] | {"stage": parent}]})
+
+
+def _copy(source: Path, target: Path) -> None:
+    if not source.exists():
+        sys.exit(f"{source} is not there; run the chain first: make demo")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+
+
+def make_report(root: Path, stages: list[str]) -> tuple[float, float]:
+    """Seconds that the pages took, and those that Snakemake's report over them took."""
+    pages = [f"{RESULTS}/{stage}/stage.html" for stage in stages]
+    pages += [f"{RESULTS}/{name}" for name in ("overview.html", "environments.html", "summary.csv")]
+    common = ["snakemake", "--quiet", "all", "--cores", str(os.cpu_count()), "--allowed-rules", *RULES]
+    seconds = []
+    for command in ([*common, "--", *pages], [*common, "--report", "report.html", "--", *pages]):
+        start = time.monotonic()
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        seconds.append(time.monotonic() - start)
+        if done.returncode != 0:
+            sys.exit(done.stdout + done.stderr)
+    return seconds[0], seconds[1]
+
+
+def open_report(report: Path) -> list[float]:
+    """Seconds from opening the report to its menu, and from a click to the overview's graph and to a stage's curve."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        start, seconds = time.monotonic(), []
+        browser.get(report.as_uri())
+        _click(browser, "Chain")
+        seconds.append(time.monotonic() - start)
+        for section, figure in (("Chain", ".graph a"), ("Stages", "svg.chart")):
+            browser.switch_to.default_content()
+            browser.get(report.as_uri())
+            _click(browser, section)
+            start = time.monotonic()
+            icons = [it for it in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if it.is_displayed()]
+            icons[-1].click()
+            frame = WebDriverWait(browser, 60).until(lambda driver: driver.find_element(By.TAG_NAME, "iframe"))
+            browser.switch_to.frame(frame)
+            WebDriverWait(browser, 60, 0.02).until(lambda driver, it=figure: driver.find_elements(By.CSS_SELECTOR, it))
+            seconds.append(time.monotonic() - start)
+        return seconds
+    finally:
+        browser.quit()
+
+
+def _click(browser: webdriver.Chrome, text: str) -> None:
+    path = f"//*[normalize-space(text())='{text}' and not(self::script)]"
+    shown = WebDriverWait(browser, 60, 0.02).until(
+        lambda driver: next((it for it in driver.find_elements(By.XPATH, path) if it.is_displayed()), None)
+    )
+    shown.click()
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", type=Path, default=ROOT / "config/recipes/tiny.yaml")
+    parser.add_argument("--results", type=Path, default=ROOT / "results/tiny", help="of the finished chain")
+    parser.add_argument("--stages", type=int, default=100, help="of the chain made of copies (default 100)")
+    arguments = parser.parse_args()
+    print("What the report costs. Made by `python benchmarks/report.py`, 2 CPU cores.\n")
+    print("| chain | pages | report | size | opens | overview shown | stage's page shown |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for count in (None, arguments.stages):
+        with tempfile.TemporaryDirectory(prefix="report-") as directory:
+            root = Path(directory)
+            stages = plant(root, arguments.recipe, arguments.results, count)
+            made = [f"{seconds:.1f} s" for seconds in make_report(root, stages)]
+            size = f"{(root / 'report.html').stat().st_size / 1e6:.1f} MB"
+            shown = [f"{seconds:.2f} s" for seconds in open_report(root / "report.html")]
+            print(f"| {len(stages)} stages | {' | '.join([*made, size, *shown])} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

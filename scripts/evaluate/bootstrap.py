@@ -1,0 +1,58 @@
+"""How sure a difference of held-out scores is: a paired bootstrap over the rows.
+
+A row's difference (reward after less reward before) is one observation, so what both policies find hard or easy cancels
+out. Rows are resampled with replacement, within each environment by itself, and the interval lies between the
+percentiles of the resampled means (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Of n rows
+n - 1 are drawn, which makes the variance unbiased also where environments have few rows (Rao and Wu, Resampling
+Inference With Complex Survey Data, JASA 83, 1988).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+CONFIDENCE = 0.95
+RESAMPLES, AT_ONCE = 2000, 100
+LEAST_ROWS = 10
+SEED = 0
+
+Change = dict[str, float]
+
+
+def changes(differences: Mapping[str, np.ndarray]) -> tuple[dict[str, Change | None], Change | None]:
+    """The change of every environment and of the mean over the environments, from the rows' differences.
+
+    A change is the mean difference (value) with the bounds of its 95 % interval (low, high). An environment's has
+    besides bounds that hold for all environments at once (joint_low, joint_high; Bonferroni): the ones to use where the
+    worst of them is picked out. None where there are fewer than 10 rows, of which the interval would be too narrow; for
+    the mean also where an environment has a single row, which says nothing of its scatter.
+    """
+    generator = np.random.default_rng(SEED)
+    resampled = {name: _resampled_means(rows, generator) for name, rows in differences.items() if len(rows) > 1}
+    enough = [name for name, rows in differences.items() if len(rows) >= LEAST_ROWS]
+    joint = 1 - (1 - CONFIDENCE) / max(1, len(enough))
+    found: dict[str, Change | None] = dict.fromkeys(differences)
+    for name in enough:
+        low, high = _interval(resampled[name], joint)
+        found[name] = _change(differences[name].mean(), resampled[name]) | {"joint_low": low, "joint_high": high}
+    if len(resampled) < len(differences) or sum(map(len, differences.values())) < LEAST_ROWS:
+        return found, None
+    value = np.mean([rows.mean() for rows in differences.values()])
+    return found, _change(value, np.mean(list(resampled.values()), axis=0))
+
+
+def _resampled_means(rows: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    size = (AT_ONCE, len(rows) - 1)
+    drawn = (rows[generator.integers(len(rows), size=size)] for _ in range(RESAMPLES // AT_ONCE))
+    return np.concatenate([each.mean(axis=1) for each in drawn])
+
+
+def _change(value: Any, means: np.ndarray) -> Change:
+    low, high = _interval(means, CONFIDENCE)
+    return {"value": round(float(value), 6), "low": low, "high": high}
+
+
+def _interval(means: np.ndarray, confidence: float) -> tuple[float, float]:
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return round(float(low), 6), round(float(high), 6)

@@ -1,0 +1,68 @@
+"""The criteria by which a finished stage is judged."""
+
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from scripts.recipe.strict import Strict
+
+HELD_OUT = ("held_out_change", "worst_environment_change")
+
+
+class StepMetric(NamedTuple):
+    """What a metric makes of a column of metrics.parquet, whose values are averaged over windows of steps.
+
+    final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all.
+    """
+
+    statistic: Literal["final", "ratio", "max", "min"]
+    column: str
+
+
+STEP_METRICS = {
+    "max_kl": StepMetric("max", "kl"),
+    "max_gen_kl_error": StepMetric("max", "gen_kl_error"),
+    "max_token_mult_prob_error": StepMetric("max", "token_mult_prob_error"),
+    "max_grad_norm": StepMetric("max", "grad_norm"),
+    "final_reward_std": StepMetric("final", "reward_std"),
+    "min_reward_std": StepMetric("min", "reward_std"),
+    "final_zero_variance_share": StepMetric("final", "zero_variance_share"),
+    "max_zero_variance_share": StepMetric("max", "zero_variance_share"),
+    "response_length_ratio": StepMetric("ratio", "response_length_mean"),
+    "final_truncation_rate": StepMetric("final", "truncation_rate"),
+    "max_truncation_rate": StepMetric("max", "truncation_rate"),
+    "final_entropy": StepMetric("final", "entropy"),
+    "entropy_ratio": StepMetric("ratio", "entropy"),
+    "final_masked_share": StepMetric("final", "masked_share"),
+    "max_masked_share": StepMetric("max", "masked_share"),
+}
+
+
+class Criterion(Strict):
+    """One bound that a finished stage must keep; docs/gates.md says how each metric is measured and judged."""
+
+    metric: Literal[*HELD_OUT, *STEP_METRICS]
+    environment: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        None, description="Of held_out_change: this environment's; none: the mean's, which weighs environments alike."
+    )
+    against: Literal["parent", "first"] = Field(
+        "parent", description="Of held-out changes: since the stage's parent, or since the chain's first scored stage."
+    )
+    min: float | None = None
+    max: float | None = None
+    action: Literal["stop", "warn"] = "stop"
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> "Criterion":
+        if self.min is None and self.max is None:
+            raise PydanticCustomError("no_bound", "a criterion needs min or max")
+        return self
+
+    @model_validator(mode="after")
+    def _compares_held_out_scores(self) -> "Criterion":
+        if self.environment is not None and self.metric != "held_out_change":
+            raise PydanticCustomError("environment", "environment is for held_out_change; leave it out")
+        if self.against != "parent" and self.metric not in HELD_OUT:
+            raise PydanticCustomError("against", "against is for changes of held-out scores; leave it out")
+        return self

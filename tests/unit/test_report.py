@@ -1,0 +1,357 @@
+"""The report's pages say what the records say, escape what comes from data, and draw it for every eye."""
+
+import base64
+import math
+import re
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from scripts.chart import MOST_POINTS, Line, interval, line_chart
+from scripts.errors import UserError
+from scripts.files import write_json
+from scripts.report.compare import compare, trained_stages
+from scripts.report.cost import cost_of
+from scripts.report.curves import figures_of
+from scripts.report.environments import colour, scores_by_environment, write_environments_page
+from scripts.report.graph import Node, stage_graph
+from scripts.report.overview import write_overview
+from scripts.report.records import StageFiles, changed_settings, scores_of, short_name
+from scripts.report.stage import sample_rollouts, write_stage_page
+from scripts.report.summary import summarise_stage
+from scripts.train.attempts import begin_attempt, end_attempt
+from tests.conftest import ROOT
+from tests.report_files import (
+    MATH,
+    MCQA,
+    evaluation,
+    rollout,
+    set_times,
+    step,
+    write_manifest,
+    write_metrics,
+    write_stage,
+)
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A run of two trained stages."""
+    write_stage(tmp_path, "sft", algorithm="sft")
+    write_stage(tmp_path, "rlvr1", "sft")
+    return tmp_path
+
+
+@pytest.fixture
+def metrics(tmp_path):
+    """metrics.parquet as the report reads it."""
+
+    def read(*entries):
+        write_metrics(tmp_path / "metrics.parquet", list(entries))
+        return pd.read_parquet(tmp_path / "metrics.parquet")
+
+    return read
+
+
+def page_of(results, stage: str) -> str:
+    write_stage_page(StageFiles(results / stage), write_manifest(results), results / "page.html")
+    return (results / "page.html").read_text()
+
+
+# Charts
+
+
+def test_a_chart_is_well_formed_and_says_its_values_in_words():
+    text = line_chart("a < b", "unit & more", [Line("<i>", [1, 2, 3], [0.5, None, 1.5], [0, 0, 1], [1, 1, 2])])
+    svg = ElementTree.fromstring(text)  # noqa: S314  (our own)
+    assert svg.get("aria-label") == "a < b: <i> from 0.5 at 1 to 1.5 at 3, between 0.5 and 1.5"
+    assert "".join(svg.itertext()).count("<i>") == 1
+
+
+@pytest.mark.parametrize("values", [[], [None, None], [math.nan, math.inf]])
+def test_a_chart_without_a_value_is_none(values):
+    assert line_chart("t", "u", [Line("", list(range(len(values))), values)]) == ""
+
+
+@pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [1e-7, 3e-7], [-1e6, 1e6], [math.nan, 2.0]])
+def test_a_chart_of_any_scale_stays_within_its_box(values):
+    svg = line_chart("t", "u", [Line("", list(range(len(values))), values)])
+    circles = re.findall(r'<circle cx="([\d.-]+)" cy="([\d.-]+)"', svg)
+    assert len(circles) == sum(map(math.isfinite, values))
+    assert all(0 <= float(x) <= 380 and 0 <= float(y) <= 230 for x, y in circles)
+
+
+def test_a_long_line_is_thinned_but_keeps_its_spike():
+    values = [0.0] * 10_000
+    values[7_777] = 1.0
+    svg = line_chart("t", "u", [Line("", list(range(10_000)), values)])
+    assert len(svg) < 60 * MOST_POINTS
+    line = re.findall(r'<path d="M([^"Z]+)" fill="none" stroke="#0072b2"', svg)[-1]
+    heights = [float(part.split()[1]) for part in re.findall(r"[\d.]+ [\d.]+", line)]
+    assert heights.count(min(heights)) == 1 and min(heights) < max(heights)
+
+
+def test_lines_differ_by_dash_as_well_as_by_colour():
+    lines = [Line(name, [1, 2], [1, 2]) for name in "abcdef"]
+    strokes = set(
+        re.findall(r'stroke="(#\w+)" stroke-width="1.6" stroke-dasharray="([^"]+)"', line_chart("t", "u", lines))
+    )
+    assert len(strokes) == len({colour for colour, _ in strokes}) == len({dash for _, dash in strokes}) == 6
+
+
+def test_a_line_without_a_value_is_not_in_the_legend_and_the_others_keep_their_colours():
+    svg = line_chart("t", "u", [Line("none", [1], [None]), Line("some", [1, 2], [1e-4, 3e-4])])
+    assert ">none<" not in svg and ">some<" in svg and 'stroke="#0072b2"' not in svg
+    assert ">1.5e-4<" in svg or ">2e-4<" in svg
+
+
+def test_an_interval_says_its_figures_and_is_empty_where_nothing_is_known():
+    assert interval(None, None, None, 1) == ""
+    assert 'aria-label="+0.100, from -0.100 to +0.300"' in interval(0.1, -0.1, 0.3, 0.3)
+    assert 'aria-label="+0.100"' in interval(0.1, None, None, 0.1)
+
+
+def test_the_curves_show_what_was_measured_and_nothing_else(metrics):
+    titles = [figure.title for figure in figures_of(metrics(step(1), step(2)))]
+    assert (
+        "Reward by environment" in titles
+        and "KL to the parent" not in titles
+        and "Sampler beside trainer" not in titles
+    )
+    measured = metrics(step(1, kl=0.1, token_mult_prob_error=1.02, gen_kl_error=1e-4, valid_samples=40.0))
+    titles = [figure.title for figure in figures_of(measured)]
+    assert {"KL to the parent", "Sampler beside trainer", "KL of trainer to sampler", "Samples not masked out"} <= {
+        *titles
+    }
+
+
+def test_metrics_of_before_phases_were_logged_are_drawn_without_them(metrics):
+    titles = [figure.title for figure in figures_of(metrics(step(1)))]
+    older = [figure.title for figure in figures_of(metrics(step(1)).drop(columns=["timing", "masked_share"]))]
+    assert titles[-1] == "Time of a step by phase" and older == titles[:-1]
+
+
+def test_many_environments_are_spread_over_charts_of_six_lines(metrics):
+    rewards = {f"environment{number}_simple_agent": 0.5 for number in range(14)}
+    titles = [figure.title for figure in figures_of(metrics(step(1, environment_rewards=rewards)))]
+    assert [title for title in titles if "environment" in title] == [
+        f"Reward by environment ({place} of 3)" for place in (1, 2, 3)
+    ]
+
+
+def test_names_are_shortened_to_what_tells_them_apart():
+    assert short_name(MATH) == "math_with_judge"
+    assert short_name("single_step_tool_use_with_argument_comparison_agent") == "single_step_tool_use"
+    assert short_name("swe_pivot_single_step_tool_use_with_argument_comparison_agent") == "swe_pivot"
+
+
+# Hours
+
+
+def test_hours_are_those_of_all_attempts_and_waiting_costs_nothing(tmp_path):
+    begin_attempt(tmp_path, 0, gpus=8)
+    end_attempt(tmp_path, 4, "unfinished")
+    begin_attempt(tmp_path, 4, nodes=0)
+    end_attempt(tmp_path, 4, "waited")
+    begin_attempt(tmp_path, 4, gpus=16)
+    end_attempt(tmp_path, 10, "finished")
+    set_times(tmp_path, 0, 3600, 3600, 99_999, 100_000, 103_600)
+    cost = cost_of(tmp_path, pd.Series([360.0] * 10))
+    assert (cost.attempts, cost.hours, cost.step_hours, cost.gpu_hours, cost.at_least) == (2, 2.0, 1.0, 24.0, False)
+
+
+def test_a_killed_attempt_counts_with_the_steps_it_left_and_makes_the_hours_a_bound(tmp_path):
+    begin_attempt(tmp_path, 0, gpus=8)
+    begin_attempt(tmp_path, 4, gpus=8)
+    end_attempt(tmp_path, 10, "finished")
+    set_times(tmp_path, 0, 7200, 10_800)
+    cost = cost_of(tmp_path, pd.Series([900.0] * 10))
+    assert (cost.hours, cost.gpu_hours, cost.mark) == (2.0, 16.0, "≥ ")
+
+
+def test_hours_of_attempts_that_tell_no_gpus_have_no_gpu_hours(tmp_path):
+    lines = '{"event": "begin", "step": 0, "nodes": 1, "time": 0}\n{"event": "end", "step": 1, "outcome": "finished", "time": 36}\n'
+    (tmp_path / "attempts.jsonl").write_text(lines)
+    assert cost_of(tmp_path, pd.Series([36.0])).gpu_hours is None
+    assert cost_of(tmp_path / "none", pd.Series([36.0])).at_least
+
+
+# Pages
+
+
+def test_the_page_of_a_stage_has_every_part(results):
+    page = page_of(results, "rlvr1")
+    for part in ("curves", "held-out", "gate", "rollouts", "config", "data", "time"):
+        assert f'<section id="{part}"' in page
+    assert "0.2 h, 0.8 GPU-hours" in page
+    assert "held_out_change is 0.25, at least 0.5 was wanted" in page
+    assert re.search(r'<th scope="row">algorithm</th><td class="long">sft</td><td class="long">grpo</td>', page)
+    assert "<td>3</td><td>3</td><td>0.750</td>" in page
+
+
+def test_a_stage_without_parent_scores_or_rollouts_has_a_page_without_these_parts(results):
+    for name in ("eval.json", "rollouts.parquet", "criteria.json"):
+        (results / "sft" / name).unlink()
+    page = page_of(results, "sft")
+    assert "All settings: the stage has no parent" in page
+    assert not re.search(r'<section id="(held-out|gate|rollouts)"', page) and "None" not in page and "nan" not in page
+
+
+def test_the_steps_of_a_stage_can_be_saved_as_csv(results):
+    data = re.search(r'download="rlvr1-steps.csv" href="data:text/csv;base64,([^"]+)"', page_of(results, "rlvr1"))[1]
+    table = pd.read_csv(pd.io.common.BytesIO(base64.b64decode(data)))
+    assert table["step"].tolist() == list(range(1, 11)) and table[f"reward/{MCQA}"].tolist() == [0.25] * 10
+    assert table["seconds/update"].tolist() == [10.0] * 10
+    assert "kl" not in table
+
+
+def test_what_a_model_or_a_row_says_stays_text(results):
+    evil = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
+    rows = [rollout(1, prompt=evil, response_before=evil, response_after=None, environment=evil, split=evil)]
+    pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
+    write_metrics(results / "rlvr1/metrics.parquet", [step(1, environment_rewards={evil: 1.0})])
+    (results / "rlvr1/config.yaml").write_text(f"algorithm: grpo\nbackend: trl\nnote: {evil!r}\n".replace("\\'", "''"))
+    page = page_of(results, "rlvr1")
+    assert page.count("<script>") == 1 and "<script>alert" not in page
+    assert page.count("&lt;script&gt;alert(1)") >= 6 and "{{ 7 * 7 }}" in page
+
+
+def test_rollouts_are_chosen_from_the_largest_loss_to_the_largest_gain_of_each_environment():
+    rows = [rollout(line, before=0.5, after=line / 20) for line in range(21)]
+    rows += [rollout(99, environment=MCQA, reward_before=None, response_before=None)]
+    samples = sample_rollouts(pd.DataFrame(rows))
+    assert [it["line"] for it in samples] == [0, 7, 13, 20, 99]
+    assert samples[-1]["reward_before"] is None and samples[-1]["environment"] == "mcqa"
+
+
+def test_a_long_response_is_shortened():
+    assert len(sample_rollouts(pd.DataFrame([rollout(1, response_after="x" * 99_999)]))[0]["response_after"]) == 1500
+
+
+def test_settings_that_differ_are_told_with_both_values():
+    assert changed_settings({"a": 1, "b": [1], "c": 0}, {"a": 1, "b": [2], "d": 3}) == [
+        ("b", [1], [2]),
+        ("c", 0, None),
+        ("d", None, 3),
+    ]
+
+
+def test_a_change_is_clear_when_its_interval_leaves_out_0():
+    clear, unclear, unknown = (
+        scores_of(it)[0] for it in (evaluation("a"), evaluation("a", spread=0.5), evaluation("a", None))
+    )
+    assert (clear.is_clear, unclear.is_clear, unknown.is_clear, unknown.change) == (True, False, False, None)
+
+
+def test_a_change_without_an_interval_is_after_less_before():
+    entry = {"before": 0.25, "after": 0.5}
+    scores = scores_of({"environments": {MATH: {"rows": 1} | entry}, "mean": entry})
+    assert [(it.change, it.low) for it in scores] == [(0.25, None)] * 2
+
+
+def test_the_change_since_the_first_stage_stands_beside_that_by_the_stage(results):
+    told = evaluation("rlvr1")
+    told["mean"]["change_from_first"] = {"value": -0.0625, "low": -0.5, "high": 0.375}
+    write_json(results / "rlvr1/eval.json", told)
+    assert "<td>-0.062</td><td>-0.500</td><td>+0.375</td>" in page_of(results, "rlvr1")
+
+
+def test_the_heat_map_has_a_number_in_every_cell_and_marks_clear_changes(tmp_path):
+    first, second = evaluation("sft", None, 0.25), evaluation("rlvr1", 0.25, 0.5)
+    del second["environments"][MCQA]
+    table = scores_by_environment([first, second])
+    assert list(table) == ["math_with_judge", "mcqa", "mean"] and table["mcqa"][1] is None
+    write_environments_page([first, second], tmp_path / "map.html")
+    text = (tmp_path / "map.html").read_text()
+    assert text.count(">0.25</td>") == 3 and text.count(">0.50 ▲</td>") == 2
+    assert 'title="+0.250 (+0.125 to +0.375)"' in text
+
+
+def test_colours_of_the_heat_map_grow_lighter_with_the_score():
+    def luminance(share: float) -> float:
+        red, green, blue = bytes.fromhex(colour(share)[0][1:])
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    lights = [luminance(share / 20) for share in range(21)]
+    assert lights == sorted(lights) and lights[-1] - lights[0] > 150
+    assert colour(-1) == colour(0) and colour(9) == colour(1)
+
+
+def test_the_graph_has_a_link_for_every_stage_and_an_arrow_from_every_parent():
+    nodes = [
+        Node("sft", "", "3 steps", "pass", is_trained=True),
+        Node("a", "sft", "3 steps", "stop", is_trained=True),
+        Node("b", "sft", "not trained yet", None, is_trained=False),
+        Node("c", "b", "not trained yet", None, is_trained=False),
+    ]
+    svg = ElementTree.fromstring(stage_graph(nodes))  # noqa: S314  (our own)
+    space = {"s": "http://www.w3.org/2000/svg"}
+    links = svg.findall("s:a", space)
+    assert [link.get("href") for link in links] == ["#stage-sft", "#stage-a", "#stage-b", "#stage-c"]
+    assert links[1].get("aria-label") == "a: 3 steps, gate stop" and len(svg.findall("s:path", space)) == 3
+    corners = [(link.find("s:rect", space).get("x"), link.find("s:rect", space).get("y")) for link in links]
+    assert len(set(corners)) == 4 and corners[2][0] == corners[3][0] != corners[0][0]
+
+
+def test_the_overview_tells_trained_and_untrained_stages_apart(results):
+    (results / "rlvr2/run").mkdir(parents=True)
+    (results / "rlvr2/run/metrics.jsonl").write_text('{"step": 7}\n{"st')
+    write_overview(results, {"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1", "rlhf": "rlvr2"}, results / "overview.html")
+    text = (results / "overview.html").read_text()
+    assert "2 of 4 stages trained, 20 steps" in text and "1.6 GPU-hours" in text
+    assert "rlvr2: unfinished, step 7" in text and "rlhf: not trained yet" in text
+    assert text.count("math_with_judge +0.250") == 2 and "nan" not in text
+
+
+def test_the_summary_has_a_row_a_stage_from_its_records(results):
+    row = summarise_stage(StageFiles(results / "rlvr1"))
+    assert (row["stage"], row["parent"], row["steps"], row["gate"]) == ("rlvr1", "sft", 10, "warn")
+    assert (row["training_seconds"], row["hours"], row["gpu_hours"]) == (360.0, 0.2, 0.8)
+    assert row["worst_environment"] == MATH and pd.isna(row["kl_last"])
+
+
+def test_a_missing_file_is_one_message_that_says_what_to_ask_for(results):
+    (results / "sft/metrics.parquet").unlink()
+    with pytest.raises(UserError, match=r"sft/metrics\.parquet: no such file; ask Snakemake"):
+        summarise_stage(StageFiles(results / "sft"))
+
+
+def test_equal_records_give_equal_pages(results):
+    assert page_of(results, "rlvr1") == page_of(results, "rlvr1")
+
+
+# Runs side by side
+
+
+def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
+    for run, rate in (("a", 1e-4), ("b", 1e-3)):
+        write_stage(tmp_path / run, "sft")
+        write_stage(tmp_path / run, "rlvr1", "sft", lr=rate)
+    write_stage(tmp_path / "b", "aside", "sft")
+    one, other, alone = compare({run: trained_stages(tmp_path / run) for run in "ab"})
+    assert (one.name, other.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.stages) == ["b"]
+    assert one.settings == [] and other.settings == [("lr", [1e-4, 1e-3])]
+    assert "a: mean" in other.figures[0].svg and "b: mean" in other.figures[0].svg
+    assert [score.after for score in other.scores["math_with_judge"]] == [0.5, 0.5]
+
+
+def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
+    def call(*arguments):
+        command = [sys.executable, "-m", "scripts.report.compare", *map(str, arguments)]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    for run in "ab":
+        write_stage(tmp_path / run, "sft")
+    page = tmp_path / "compare.html"
+    assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
+    assert page.read_text().count("<figure") > 5
+    (tmp_path / "empty").mkdir()
+    for folders, words in ((("a", "empty"), "no trained stage there"), (("a",), "two to 6 different folders")):
+        done = call(*(tmp_path / name for name in folders), "--output", tmp_path / "no.html")
+        assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "no.html").exists()
