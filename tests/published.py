@@ -5,10 +5,13 @@ import shutil
 import struct
 from pathlib import Path
 
+import pyarrow as pa
+
 from scripts.data.fill import fill_blend
 from scripts.data.source_record import origin_of
 from scripts.data.synthesize import write_source
 from scripts.evaluate.record import evaluation_record
+from scripts.evaluate.rollouts import SCHEMA, write_rollouts
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
@@ -68,11 +71,20 @@ def make_stage(results: Path, name: str, byte: int) -> None:
     publish(results, name)
     export_checkpoint(results / name / "ckpt", results / name / "hf")
     write_metrics(files.run / "metrics.jsonl", results / name / "metrics.parquet", STEPS)
-    scores = {"math": {"rows": 20, "score": 0.5 + byte / 10}, "genrm": {"rows": 10, "score": 0.5 - byte / 10}}
-    before = {"math": {"rows": 20, "score": 0.5}, "genrm": {"rows": 10, "score": 0.5}}
-    evaluation = evaluation_record(read_json(files.export), before, scores, {"temperature": 0.0})
+    rollouts = scored("math", 20, 10, 10 + 2 * byte) + scored("genrm", 10, 5, 5 - byte)
+    table = pa.Table.from_pylist(rollouts, schema=SCHEMA)
+    write_rollouts(table, results / name / "rollouts.parquet")
+    evaluation = evaluation_record(read_json(files.export), table, {"temperature": 0.0})
     write_json(results / name / "eval.json", evaluation)
     write_json(results / name / "gate.json", {"stage": name, "verdict": "warn" if byte else "pass"})
+
+
+def scored(environment: str, rows: int, before: int, after: int) -> list[dict]:
+    """Held-out rows of an environment, so many of them answered rightly before and after."""
+    return [
+        {"environment": environment, "reward_before": float(row < before), "reward_after": float(row < after)}
+        for row in range(rows)
+    ]
 
 
 def publish(results: Path, name: str) -> None:
