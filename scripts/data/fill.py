@@ -12,9 +12,10 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -27,42 +28,56 @@ from scripts.data.source_record import not_as_recorded, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, read_json, scratch_directory, write_json
-from scripts.recipe.reasoning import Reasoning
+
+if TYPE_CHECKING:
+    from scripts.recipe.reasoning import Reasoning
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
-WRITE_BACK_BYTES = 32 << 20
+BEHIND_BYTES = 16 << 20
 
 
 class Split:
-    """A split while it is written."""
+    """A split while it is written; a thread hashes what has been, and has the kernel begin to put it on the disk."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.sha256 = hashlib.sha256()
-        self.rows = self.bytes = self._on_its_way = 0
+        self._thread, self._hashing = ThreadPoolExecutor(1), None
+        self.rows = self.bytes = self._taken = 0
         self.environments: Counter[str] = Counter()
         self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
 
     def add(self, data: bytes, block: ResolvedBlock) -> None:
         """Write a block, whose bytes in the source are `data`, and count its rows."""
-        for piece in block.pieces(data):
-            self.bytes += self.file.write(piece)
-            self.sha256.update(piece)
+        pieces = block.pieces(data)
+        self.file.writelines(pieces)
+        self.bytes += sum(map(len, pieces))
         self.rows += block.rows
         self.environments += block.environments
         self.row_hashes += block.row_hashes
         self.prompt_hashes += block.prompt_hashes
-        if self.bytes - self._on_its_way >= WRITE_BACK_BYTES:
-            self._start_writing_back()
+        if self.bytes - self._taken >= BEHIND_BYTES:
+            self._take()
 
-    def _start_writing_back(self) -> None:
-        """Let the kernel begin to write what has come, so that the sync at the end is short."""
+    def _take(self) -> None:
         self.file.flush()
-        os.posix_fadvise(self.file.fileno(), self._on_its_way, self.bytes - self._on_its_way, os.POSIX_FADV_DONTNEED)
-        self._on_its_way = self.bytes
+        if self._hashing:
+            self._hashing.result()
+        self._hashing = self._thread.submit(self._hash, self._taken, self.bytes)
+        self._taken = self.bytes
+
+    def _hash(self, start: int, end: int) -> None:
+        chunk = memoryview(bytearray(1 << 20))
+        with Path(self.file.name).open("rb", buffering=0) as written:
+            written.seek(start)
+            for at in range(start, end, len(chunk)):
+                self.sha256.update(chunk[: written.readinto(chunk[: end - at])])
+            os.posix_fadvise(written.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """What the manifest says of it; its file must still be open."""
+        self._take()
+        self._hashing.result()
         return {
             "rows": self.rows,
             "bytes": self.bytes,
@@ -80,7 +95,7 @@ def fill_blend(
     test: int = 0,
     sample: int | None = None,
     is_rewarded: bool = True,
-    reasoning: Reasoning | None = None,
+    reasoning: "Reasoning | None" = None,
     seed: int = 0,
     hashes: Mapping[str, str] | None = None,
     workers: int = 1,
@@ -118,11 +133,11 @@ def fill_blend(
         for name, split in splits.items():
             if not split.rows:
                 raise UserError(f"{source}: no row is left for the {name} split; change the blend's holdout or test")
+        described = {name: split.describe() for name, split in splits.items()}
     for what, count in sorted(cleaned.items()):
         print(f"{source}: {count} {what} left out", file=sys.stderr)
     if "test" not in parts:
         (output / FILES["test"]).unlink(missing_ok=True)
-    described = {name: split.describe() for name, split in splits.items()}
     for name in parts.keys() - {"train"}:
         known = np.isin(splits[name].prompt_hashes, splits["train"].prompt_hashes)
         described[name]["prompts_trained_on"] = int(np.count_nonzero(known))
@@ -147,6 +162,13 @@ def _holdout(text: str) -> int | float:
     return value
 
 
+def _reasoning(text: str) -> "Reasoning":
+    """A blend's reasoning option."""
+    from scripts.recipe.reasoning import Reasoning  # noqa: PLC0415 - see scripts.data.reasoning
+
+    return Reasoning.model_validate_json(text)
+
+
 def main() -> None:
     """Command line of the pass from source to splits."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.fill", description=__doc__.split("\n")[0])
@@ -156,7 +178,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=0, help="rows before those that become a test split")
     parser.add_argument("--sample", type=int, help="only so many training rows, and a tenth as many held-out ones")
     parser.add_argument("--unrewarded", action="store_true", help="preferences, whose rows name no environment")
-    parser.add_argument("--reasoning", type=Reasoning.model_validate_json, help="a blend's reasoning option, as JSON")
+    parser.add_argument("--reasoning", type=_reasoning, help="a blend's reasoning option, as JSON")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows whose reasoning is cut")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="folder for the splits and manifest.json")

@@ -10,18 +10,20 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.data.rows import read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically
-from scripts.recipe.reasoning import Reasoning
+
+if TYPE_CHECKING:  # pydantic takes as long to import as a small blend to fill
+    from scripts.recipe.reasoning import Reasoning
 
 _THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _WORD = re.compile(r"\S+")
 
 
-def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, Any]:
+def control(row: dict[str, Any], reasoning: "Reasoning", seed: int) -> dict[str, Any]:
     """The row with the reasoning of its last message stripped, truncated, or (the very same row) as it was.
 
     Reasoning is what stands between <think> and </think>, or in the message's ``reasoning_content``. Stripped, it
@@ -43,7 +45,7 @@ def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, A
     return row if shorter == trace else row | {"messages": [*messages[:-1], _with_trace(message, shorter)]}
 
 
-def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
+def control_line(line: bytes, reasoning: "Reasoning", seed: int) -> bytes:
     """The same of a row as it stands in a blend; the very same bytes where nothing changes."""
     if b"think" not in line and b"reasoning_content" not in line:
         return line
@@ -84,6 +86,8 @@ def _truncate(trace: str, budgets: list[int], choice: int) -> str:
 
 def main() -> None:
     """Command line of reasoning control."""
+    from scripts.recipe.reasoning import Reasoning  # noqa: PLC0415
+
     parser = argparse.ArgumentParser(prog="python -m scripts.data.reasoning", description=__doc__.split("\n")[0])
     parser.add_argument("--split", type=Path, required=True, help="demonstrations (JSONL)")
     parser.add_argument("--output", type=Path, required=True, help="the same rows, some with less reasoning")

@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -20,7 +20,9 @@ from scripts.data.reasoning import control_line
 from scripts.data.rows import environment_of, parse_row
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
-from scripts.recipe.reasoning import Reasoning
+
+if TYPE_CHECKING:
+    from scripts.recipe.reasoning import Reasoning
 
 SHOWN = 20
 BOM = codecs.BOM_UTF8
@@ -88,7 +90,7 @@ class ResolvedBlock:
 
 
 def resolve_block(
-    block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: Reasoning | None = None, seed: int = 0
+    block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: "Reasoning | None" = None, seed: int = 0
 ) -> ResolvedBlock:
     """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it.
 

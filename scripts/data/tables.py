@@ -28,7 +28,8 @@ BATCH_ROWS = 1 << 12
 PLACE = np.dtype([("start", "<i8"), ("question", "<i4"), ("answer", "<i4")])  # bytes of each; -1: there is none
 AS_PLACE = Struct("<qii")
 TEXT = pa.large_string()
-EMPTY = pa.scalar("", TEXT)
+# From buffers, since `pa.scalar` would import pandas, which takes longer than most of what is done here.
+EMPTY = pa.LargeStringArray.from_buffers(1, pa.py_buffer(bytes(16)), pa.py_buffer(b""))[0]
 
 
 @dataclass
@@ -132,16 +133,20 @@ def _write(paths: list[Path], output: Path) -> None:
     with fresh.open("wb") as texts, Path(f"{output}.places").open("wb") as places:
         for path in paths:
             for columns in _columns(path):
-                here = np.empty(len(columns[0]), PLACE)
-                for name, column in zip(("question", "answer"), columns, strict=True):
-                    here[name] = pc.binary_length(column).fill_null(-1)
-                both = pc.binary_join_element_wise(*(column.fill_null("") for column in columns), EMPTY)
-                offsets = np.frombuffer(both.buffers()[1], np.int64, len(both) + 1)
-                here["start"] = offsets[:-1] + at
+                here, known = np.empty(len(columns[0]), PLACE), [column.fill_null(EMPTY) for column in columns]
+                for name, column, text in zip(("question", "answer"), columns, known, strict=True):
+                    here[name] = _numbers(pc.subtract(pc.binary_length(text), column.is_null().cast(pa.int64())))
+                both = pc.binary_join_element_wise(*known, EMPTY)
+                here["start"] = np.frombuffer(both.buffers()[1], np.int64, len(both)) + at
                 at += texts.write(both.buffers()[2] or b"")
                 places.write(here.tobytes())
     fresh.rename(output)
     pa.default_memory_pool().release_unused()
+
+
+def _numbers(array: pa.Array) -> np.ndarray:
+    """The numbers of a fresh array without nulls; its own `to_numpy` would import pandas as well."""
+    return np.frombuffer(array.buffers()[1], np.int64, len(array))
 
 
 def _columns(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
@@ -163,5 +168,6 @@ def _columns(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
 
 def _content_of_first(prompts: pa.ListArray) -> pa.Array:
     """``prompt[0].content`` of each row; null where the prompt is null or empty."""
-    is_asked = pc.greater(pc.list_value_length(prompts), 0)
-    return pc.struct_field(prompts.values, "content").take(pc.if_else(is_asked, prompts.offsets[:-1], None))
+    is_asked = pc.list_value_length(prompts).cast(pa.bool_())
+    first = pc.if_else(is_asked, prompts.offsets[:-1], pa.nulls(len(prompts), prompts.offsets.type))
+    return pc.struct_field(prompts.values, "content").take(first)

@@ -45,7 +45,7 @@ def test_the_card_shows_data_stages_parameters_scores_limits_and_lineage(made):
     assert "| rlvr1 | rlvr1 | synthetic | synthetic-0 |" in text and "| 60 | 20 |" in text
     assert "| sft | fresh weights | sft | 3 | 3 |" in text and "| rlvr1 | sft | grpo | 3 | 3 |" in text
     assert "320 parameters (F32)" in text and "num_generations_per_prompt: 4" in text
-    assert "| math | 20 | 0.500 | 0.600 |" in text and "| mean of the environments | | 0.500 | 0.500 |" in text
+    assert "| math | 20 | 0.500 | 0.600 | +0.100 (" in text and "| mean of the environments | | 0.500 | 0.500 |" in text
     assert "- genrm scores lower after the last stage (0.500 to 0.400)." in text
     assert "- The last stage did not meet all its success criteria: warn." in text
     assert "└─ sft  step 3  identity" in text
