@@ -14,8 +14,6 @@ from typing import Any, BinaryIO
 
 from scripts.errors import UserError
 
-WRITE_BUFFER = 1 << 18
-
 
 def amount(count: float) -> str:
     """A number of bytes for people."""
@@ -65,7 +63,7 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
             for path, temporary in zip(paths, temporaries, strict=True):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 _remove_leftovers(path)
-                files.append(stack.enter_context(temporary.open("wb", WRITE_BUFFER)))
+                files.append(stack.enter_context(temporary.open("wb")))
             yield tuple(files)
             for file in files:
                 file.flush()

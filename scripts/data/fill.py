@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -33,58 +34,64 @@ if TYPE_CHECKING:
     from scripts.recipe.reasoning import Reasoning
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
-BEHIND_BYTES = 16 << 20
+WRITE_BYTES = 8 << 20
 
 
 class Split:
-    """A split while it is written; a thread hashes what has been, and has the kernel begin to put it on the disk."""
+    """A split while it is written, some MB at a time, which a thread hashes behind the writer."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.sha256 = hashlib.sha256()
+        self._coming, self._gone = BytesIO(), BytesIO()
         self._thread, self._hashing = ThreadPoolExecutor(1), None
-        self.rows = self.bytes = self._taken = 0
+        self.rows = self.bytes = 0
         self.environments: Counter[str] = Counter()
         self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
 
     def add(self, data: bytes, block: ResolvedBlock) -> None:
         """Write a block, whose bytes in the source are `data`, and count its rows."""
-        pieces = block.pieces(data)
-        self.file.writelines(pieces)
-        self.bytes += sum(map(len, pieces))
+        self._coming.writelines(block.pieces(data))
         self.rows += block.rows
         self.environments += block.environments
         self.row_hashes += block.row_hashes
         self.prompt_hashes += block.prompt_hashes
-        if self.bytes - self._taken >= BEHIND_BYTES:
-            self._take()
+        if self._coming.tell() >= WRITE_BYTES:
+            self._write()
 
-    def _take(self) -> None:
-        self.file.flush()
+    def _write(self) -> None:
+        chunk = self._coming.getbuffer()[: self._coming.tell()]
+        self.file.write(chunk)
         if self._hashing:
             self._hashing.result()
-        self._hashing = self._thread.submit(self._hash, self._taken, self.bytes)
-        self._taken = self.bytes
+        self._hashing = self._thread.submit(self._hash, chunk, self.bytes)
+        self.bytes += len(chunk)
+        self._coming, self._gone = self._gone, self._coming
+        self._coming.seek(0)
 
-    def _hash(self, start: int, end: int) -> None:
-        chunk = memoryview(bytearray(1 << 20))
-        with Path(self.file.name).open("rb", buffering=0) as written:
-            written.seek(start)
-            for at in range(start, end, len(chunk)):
-                self.sha256.update(chunk[: written.readinto(chunk[: end - at])])
-            os.posix_fadvise(written.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
+    def _hash(self, chunk: memoryview, start: int) -> None:
+        """Hash what was written, and let the kernel begin to put it on the disk, so that the sync is short."""
+        self.sha256.update(chunk)
+        os.posix_fadvise(self.file.fileno(), start, len(chunk), os.POSIX_FADV_DONTNEED)
+        chunk.release()
 
     def describe(self) -> dict[str, Any]:
         """What the manifest says of it; its file must still be open."""
-        self._take()
+        self._write()
         self._hashing.result()
         return {
             "rows": self.rows,
             "bytes": self.bytes,
             "sha256": self.sha256.hexdigest(),
             "environments": dict(sorted(self.environments.items())),
-            "duplicates": self.rows - len(np.unique(self.row_hashes)),
+            "duplicates": self.rows - _distinct(self.row_hashes),
         }
+
+
+def _distinct(hashes: array) -> int:
+    """How many different ones there are, by sorting, which is several times quicker here than `np.unique`."""
+    ordered = np.sort(hashes)
+    return len(ordered) and 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def fill_blend(
