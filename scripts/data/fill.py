@@ -64,8 +64,8 @@ class Split:
         self.file.write(chunk)
         if self._hashing:
             self._hashing.result()
-        self._hashing = self._thread.submit(self._hash, chunk, self.bytes)
-        self.bytes += len(chunk)
+        start, self.bytes = self.bytes, self.bytes + len(chunk)
+        self._hashing = self._thread.submit(self._hash, chunk, start)
         self._coming, self._gone = self._gone, self._coming
         self._coming.seek(0)
 
