@@ -130,8 +130,8 @@ def table(found: dict[str, list[dict[str, Any]]], metrics: pd.DataFrame) -> str:
     """The figures as Markdown."""
     steps = metrics.iloc[1:]
     whole = steps["seconds"].sum()
-    parts = {"generation": steps["generation_seconds"].sum(), "reward": steps["reward_seconds"].sum()}
-    parts["update and the rest"] = whole - sum(parts.values())
+    phases = pd.DataFrame([dict(phases) for phases in steps["timing"]]).sum()
+    parts = phases.to_dict() | {"the rest": whole - phases.sum()}
     lines = ["# A step of GRPO", "", "`python benchmarks/grpo.py` on 2 cores: stage rlvr1 of the tiny recipe.", ""]
     lines += [f"A step takes {whole / len(steps):.2f} s (mean of {len(steps)}, without the first):", ""]
     lines += ["| part | seconds a step | share |", "| --- | ---: | ---: |"]
