@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import wandb
 
 ADVICE = "W&B is not installed; python -m pip install --requirement envs/wandb.txt, or take tracking out of the config"
+MAPS = {"reward": "environment_rewards", "timing": "timing"}
 INIT_SECONDS = 60.0
 FINISH_SECONDS = 600.0
 
@@ -109,10 +110,11 @@ def _checkpoint(wandb: Any, link: Link) -> "wandb.Artifact":
 
 def _log_metrics(run: "wandb.Run", metrics: pd.DataFrame) -> None:
     for row in metrics.to_dict("records"):
-        environments = dict(row.pop("environment_rewards", None) or {})
+        parts = {kind: dict(row.pop(column, None) or {}) for kind, column in MAPS.items()}
         step = int(row.pop("step"))
         values = {name: value for name, value in row.items() if pd.notna(value)}
-        run.log(values | {f"reward/{name}": value for name, value in environments.items()}, step=step)
+        named = {f"{kind}/{name}": value for kind, part in parts.items() for name, value in part.items()}
+        run.log(values | named, step=step)
 
 
 def _scores(path: Path) -> dict[str, float]:

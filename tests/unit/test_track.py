@@ -82,6 +82,7 @@ def test_a_stage_is_a_run_of_its_identity_with_its_config_and_every_step(tracked
         for record in tracked.records
         if record.WhichOneof("record_type") == "history"
     ]
+    assert {it["timing/update"] for it in steps} == {0.75}
     assert [it["_step"] for it in steps] == [1, 2, 3] and [it["loss"] for it in steps] == [1.0, 0.5, 1 / 3]
     summary = {
         "/".join(it.nested_key) or it.key: it.value_json
