@@ -11,7 +11,7 @@ demo: setup
 
 test: setup
 	@tests/slurm/install.sh
-	@$(VENV)/bin/python -m pytest --numprocesses 3 tests
+	@$(VENV)/bin/python -m pytest --numprocesses 2 tests
 
 lint: setup
 	@$(VENV)/bin/ruff check .

@@ -32,6 +32,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that take minutes begin first, so that no process is left alone with one at the end."""
+    items.sort(key=lambda item: "tests/unit/" in item.nodeid)
+
+
 class Workflow:
     """A working tree of its own, with the short recipe configured."""
 

@@ -202,8 +202,12 @@ class Driver:
         with subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as process:
-            self.meanwhile(process)
-            self.said = process.communicate(timeout=120)[0]
+            try:
+                self.meanwhile(process)
+                self.said = process.communicate(timeout=300)[0]
+            except BaseException:
+                process.kill()
+                raise
         return process.returncode
 
 
@@ -224,7 +228,7 @@ def test_a_terminated_driver_saves_its_step(stages, cluster):
     log = job.run / "metrics.jsonl"
 
     def terminate(process):
-        wait_until("a step", log.exists)
+        wait_until("a step", log.exists, seconds=180)
         process.send_signal(signal.SIGTERM)
 
     driver = Driver(cluster, terminate)

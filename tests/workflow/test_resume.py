@@ -117,7 +117,7 @@ def test_what_is_set_aside_is_shown_with_the_reason_and_removed_on_request(copie
     assert re.search(r"rlvr1 +fresh", status)
     assert f"results/short/rlvr1/run.{old}  step 3\n" in status
     plan = copied.run("python", "-m", "scripts.plan").stdout
-    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ MB", plan)
+    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ [kM]B", plan)
     refused = copied.run("python", "-m", "scripts.discard", "results/short/rlvr1/run", check=False)
     assert refused.returncode == 1 and "not a run directory that was set aside" in refused.stdout
     copied.run("python", "-m", "scripts.discard", f"results/short/rlvr1/run.{old}")
