@@ -112,7 +112,7 @@ def reasoning_gym(number: int) -> tuple[Row, str]:
 def string_match(number: int) -> tuple[Row, str]:
     """A number in a box, written otherwise."""
     row = {"expected_answer": f"{number}", "extraction_mode": "boxed"}
-    return row, rf"\boxed{{\text{{{number + number % 2}.0}}}}"
+    return row, rf"\boxed{{\text{{{number * (1 + number % 2)}.0}}}}"
 
 
 def tool_use(number: int) -> tuple[Row, str]:
