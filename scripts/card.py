@@ -47,7 +47,7 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
         blends=list(_blends(chain)),
         stages=list(_stages(chain)),
         model=_model(link.directory / "hf/model"),
-        configs=[(it.name, config_text(config)) for it in chain.links.values() if (config := it.read_config())],
+        configs=[(it.name, config_text(it.settings)) for it in chain.links.values() if it.settings],
         evaluation=evaluation,
         limits=list(_limits(chain, evaluation)),
         lineage=chain_text(chain),
@@ -57,7 +57,7 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
 
 def _without_folders(text: str, chain: Chain) -> str:
     """The text with the last name alone of every absolute path that the records hold."""
-    configs = [config for link in chain.links.values() if (config := link.read_config())]
+    configs = [link.settings for link in chain.links.values() if link.settings]
     told = [value for config in configs for _, value in leaves(config)]
     told += [it["source"]["name"] for link in chain.links.values() if (it := link.record.get("data")) and it["source"]]
     paths = {value for value in told if isinstance(value, str) and value.startswith("/")}
@@ -80,7 +80,7 @@ def _evaluation(link: Link, exported: dict[str, Any]) -> dict[str, Any] | None:
 
 def _metadata(chain: Chain, evaluation: dict[str, Any] | None, license_id: str | None) -> ModelCardData:
     """The card's YAML; only names that the hub can know are datasets and base models."""
-    configs = [config for link in chain.links.values() if (config := link.read_config())]
+    configs = [link.settings for link in chain.links.values() if link.settings]
     sources = [data["source"] for link in chain.links.values() if (data := link.record.get("data"))]
     datasets = sorted({it["name"] for it in sources if it and it["revision"] != FOLDER and _is_hub_id(it["name"])})
     base = [config["model"]["name"] for config in configs if "name" in config.get("model", {})]
@@ -138,7 +138,7 @@ def _blends(chain: Chain) -> Iterator[dict[str, Any]]:
 
 def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
     for link in chain.links.values():
-        config, release = link.read_config() or {}, link.record.get("release") or {}
+        config, release = link.settings or {}, link.record.get("release") or {}
         yield {
             "name": link.name,
             "parents": ", ".join(link.parents)

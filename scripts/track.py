@@ -60,8 +60,8 @@ def _start(wandb: Any, link: Link, project: str, entity: str | None, folder: Pat
         "id": record["identity"],
         "name": link.name,
         "group": link.directory.resolve().parent.name,
-        "job_type": (link.read_config() or {}).get("algorithm"),
-        "config": (link.read_config() or {}) | {"stagecoach": told},
+        "job_type": (link.settings or {}).get("algorithm"),
+        "config": (link.settings or {}) | {"stagecoach": told},
         "dir": folder,
     }
     quiet = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}

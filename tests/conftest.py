@@ -112,6 +112,22 @@ def copied(finished, tmp_path):
     return workflow
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two published stages, for tests that only read them."""
+    from tests.published import make_chain
+
+    return make_chain(tmp_path_factory.mktemp("made") / "short", "sft", "rlvr1")
+
+
+@pytest.fixture
+def chain(made, tmp_path):
+    """A copy of them that a test may change."""
+    from tests.published import copy_chain
+
+    return copy_chain(made, tmp_path / "short")
+
+
 @pytest.fixture
 def write_rows(tmp_path):
     """Write rows (objects, or bytes for a damaged line) as a JSONL file."""

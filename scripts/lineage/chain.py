@@ -1,6 +1,7 @@
 """The chain of a checkpoint: its stage and all before it, as their records tell."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ class Link:
         """The resolved config that it trained, in its run directory."""
         return (self.directory / "ckpt/weights").resolve().parents[1] / "config.yaml"
 
-    def read_config(self) -> dict[str, Any] | None:
+    @cached_property
+    def settings(self) -> dict[str, Any] | None:
         """That config, where it is there."""
         return read_config(self.config) if self.on_disk and self.config.is_file() else None
 

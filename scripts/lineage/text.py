@@ -73,7 +73,7 @@ def image_name(image: dict[str, Any]) -> str:
 
 def model_name(link: Link) -> str:
     """The model that a first stage starts from."""
-    model = (link.read_config() or {}).get("model")
+    model = (link.settings or {}).get("model")
     if model is None:
         return "not recorded"
     return model.get("name", "from scratch, of the shape that the config gives")

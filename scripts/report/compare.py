@@ -11,7 +11,7 @@ from scripts.chart import COLOURS, interval
 from scripts.errors import UserError, run_program
 from scripts.report.curves import PANELS, Figure, figure_of
 from scripts.report.page import write_page
-from scripts.report.records import Score, StageFiles, scores_of
+from scripts.report.records import Score, StageFiles, differing_settings, scores_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def _compare(name: str, stages: dict[str, StageFiles]) -> Comparison:
         environment: [interval(it.change, it.low, it.high, reach) if it else "" for it in row]
         for environment, row in scores.items()
     }
-    return Comparison(name, stages, figures, scores, intervals, _differing([it.settings for it in stages.values()]))
+    differing = differing_settings([it.settings for it in stages.values()])
+    return Comparison(name, stages, figures, scores, intervals, differing)
 
 
 def _side_by_side(stages: Iterable[StageFiles]) -> dict[str, list[Score | None]]:
@@ -63,13 +64,6 @@ def _side_by_side(stages: Iterable[StageFiles]) -> dict[str, list[Score | None]]
     return {
         name: [scores.get(name) for scores in of_runs] for name in dict.fromkeys(it for one in of_runs for it in one)
     }
-
-
-def _differing(settings: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """The settings that are not the same in all runs, with the value in each; None where a run has no such setting."""
-    keys = sorted({key for one in settings for key in one})
-    rows = [(key, [one.get(key) for one in settings]) for key in keys]
-    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
 
 
 def main() -> None:

@@ -140,10 +140,16 @@ def short_name(environment: str) -> str:
     return environment.removesuffix("_with_argument_comparison_agent")
 
 
+def differing_settings(configs: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """The keys in which flat configs are not all the same, with the value in each; None where one lacks the key."""
+    keys = sorted({key for config in configs for key in config})
+    rows = [(key, [config.get(key) for config in configs]) for key in keys]
+    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
+
+
 def changed_settings(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """The keys in which two flat configs differ, with both values; None where a config lacks the key."""
-    keys = sorted(one.keys() | other.keys())
-    return [(key, one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)]
+    return [(key, *values) for key, values in differing_settings([one, other])]
 
 
 def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -12,19 +12,8 @@ from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
 from tests.conftest import ROOT
 from tests.hub import Fault, Hub
-from tests.published import copy_chain, make_chain
 
 WRITER, READER = "hf_mayWrite0123456789", "hf_mayRead0123456789"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_chain(tmp_path_factory.mktemp("made") / "short", "sft", "rlvr1")
-
-
-@pytest.fixture
-def chain(made, tmp_path):
-    return copy_chain(made, tmp_path / "short")
 
 
 # --- the card ---

@@ -20,19 +20,9 @@ from scripts.train.attempts import begin_attempt, end_attempt
 from scripts.train.provenance import code_revision, image_of_stage, trained_by
 from scripts.train.publish import export_checkpoint
 from tests.conftest import ROOT
-from tests.published import copy_chain, make_chain, publish
+from tests.published import publish
 
 CODE = {"commit": "c" * 40, "dirty": False, "scripts": "5" * 64}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_chain(tmp_path_factory.mktemp("made") / "short", "sft", "rlvr1")
-
-
-@pytest.fixture
-def chain(made, tmp_path):
-    return copy_chain(made, tmp_path / "short")
 
 
 def lineage(*arguments) -> subprocess.CompletedProcess:

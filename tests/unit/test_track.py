@@ -15,15 +15,14 @@ from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.load import parse_config
 from tests.conftest import ROOT
-from tests.published import make_chain
 
 KEY = "0123456789" * 4
 CONFIG = {"recipe": "r.yaml", "site": "s.yaml"}
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory):
-    return make_chain(tmp_path_factory.mktemp("made") / "short", "sft", "rlvr1")
+def chain(made):
+    return made
 
 
 def track(chain: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess:
