@@ -23,7 +23,8 @@ from scripts.train.rundir import newest_checkpoint
 
 LOOK_SECONDS = 2.0
 STARTUP = "startup.json"
-KILLED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
+# A process that is a driver of Ray's answers SIGTERM with the signal's number as its status.
+KILLED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM, int(signal.SIGTERM))
 
 
 def train(job: TrainingJob, place: Place) -> None:
