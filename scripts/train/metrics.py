@@ -19,7 +19,7 @@ SCHEMA = pa.schema(
             "reward_std",
             pa.float64(),
             metadata={
-                "about": "standard deviation of the rewards within a group, mean; of the step in NeMo-RL's synchronous loop"
+                "about": "standard deviation of the rewards within a group, mean; NeMo-RL's synchronous loop: of all"
             },
         ),
         pa.field(

@@ -70,7 +70,7 @@ class Dpo(Loop):
         seconds = time.monotonic() - began
         print(f"\n⏱️  Timing:\n  • Total step time: {seconds:.2f}s", flush=True)
         self.scalars("train", metrics, self.step)
-        self.scalars("timing/train", {"total_step_time": seconds}, self.step)
+        self.scalars("timing/train", {"policy_training": seconds, "total_step_time": seconds}, self.step)
         return self.is_told_to_end(late)
 
     def _validate(self) -> dict[str, float]:

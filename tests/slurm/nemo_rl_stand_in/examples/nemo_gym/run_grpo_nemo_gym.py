@@ -196,7 +196,7 @@ class Grpo(Loop):
         print(f"  • Generation KL Error: {metrics['gen_kl_error']:.4f}\n  • Avg Reward: {metrics['reward']:.4f}")
         print(f"\n⏱️  Timing:\n  • Total step time: {seconds:.2f}s", flush=True)
         self.scalars("train", metrics, self.step)
-        self.scalars("timing/train", {"total_step_time": seconds}, self.step)
+        self.scalars("timing/train", {"policy_training": seconds, "total_step_time": seconds}, self.step)
         if self.asynchronous or not self.config["env"].get("should_log_nemo_gym_responses", False):
             lines = [
                 {"content": "", "rewards": metrics["reward"], "agent_ref": row["agent_ref"], "idx": index}
