@@ -169,14 +169,12 @@ class Real(Loops):
             "HF_HUB_OFFLINE": "1",
             "WANDB_MODE": "disabled",
             "TOKENIZERS_PARALLELISM": "false",
-            "CUDA_VISIBLE_DEVICES": "",
         }
         for server in GYM:
             (inputs / "gym" / server).mkdir(parents=True, exist_ok=True)
             (inputs / "gym" / server / ".venv").symlink_to(python.parent.parent)
 
     def __enter__(self) -> "Real":
-        self.temporary = self.inputs / "ray"
         head = [
             *(
                 self.python.with_name("ray"),
@@ -197,12 +195,19 @@ class Real(Loops):
                         command, env=self.environment, stdout=output, stderr=output, start_new_session=True
                     )
                 )
+        deadline = time.monotonic() + 60
+        while not all(_listens(port) for port in (self.ray_port, self.port)):
+            if time.monotonic() > deadline or any(server.poll() is not None for server in self.servers):
+                self.__exit__()
+                raise RuntimeError(f"Ray or the endpoint did not start; see {self.inputs}/ray.log and endpoint.log")
+            time.sleep(0.5)
         return self
 
     def __exit__(self, *_: object) -> None:
         for server in self.servers:
-            os.killpg(server.pid, signal.SIGTERM)
-            server.wait(60)
+            if server.poll() is None:
+                os.killpg(server.pid, signal.SIGTERM)
+                server.wait(60)
 
     def start(self, kind: str, start: Start, run: Path, output: Any) -> subprocess.Popen:
         """Start the driver."""
@@ -261,6 +266,11 @@ def left(run: Path) -> dict[str, Any]:
     found["lines"] = [line["step"] for line in lines]
     found["columns"] = sorted({name for line in lines for name in line})
     return found
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _free_port() -> int:

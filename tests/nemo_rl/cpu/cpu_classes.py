@@ -24,7 +24,10 @@ torch.Tensor.cuda = lambda self, *_, **__: self
 class _Optional:
     """Gives every method that the loops call around a step and that has nothing to do here."""
 
-    PREFIXES = ("prepare_", "finish_", "finalize_", "offload_", "start_", "stop_", "clear_", "invalidate_", "snapshot_")
+    PREFIXES = (
+        *("prepare_", "finish_", "finalize_", "offload_", "start_", "stop_", "load_", "clear_"),
+        *("invalidate_", "snapshot_"),
+    )
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith(self.PREFIXES):
