@@ -63,7 +63,8 @@ class Dpo(Loop):
         due = (period > 0 and self.step % period == 0) or (self.own["val_at_end"] and last)
         validation = self._validate() if due else {}
         late = self.deadline.reached()
-        self.info = {name: value for name, value in self.info.items() if not name.startswith("val")} | validation
+        stale = [name for name in self.info if name.startswith("val") and not name.endswith("_num_valid_samples")]
+        self.info = {name: value for name, value in self.info.items() if name not in stale} | validation
         if self.config["checkpointing"]["enabled"] and (late or self.is_due("save_period", last)):
             self.save(metrics, validation, {"train_dataloader.pt": self.loader.state_dict()})
         print(f"\n📊 Training Results:\n  • loss: {metrics['loss']:.4f}", flush=True)
