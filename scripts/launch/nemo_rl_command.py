@@ -242,6 +242,10 @@ def _install_apptainer(package: str) -> str:
     ray.sub looks at no status of this text but runs it as a child of the step's shell, which the text therefore ends;
     ENDED, beside the text's own file, ends the other nodes, and says why.
     """
+    failed = (
+        f"no Apptainer after five tries at {package}; let the nodes reach it, or name an image that has it (site's "
+        "nemo_rl.images)"
+    )
     return f"""\
 command -v apptainer > /dev/null && command -v singularity > /dev/null && exit 0
 export DEBIAN_FRONTEND=noninteractive
@@ -251,7 +255,6 @@ for attempt in 1 2 3 4 5; do
     ln -sf /usr/bin/apptainer /usr/bin/singularity && exit 0
   sleep 10
 done
-echo "error: $(hostname): no Apptainer after five tries; this image needs it and fetches it (see this node's log)" |
-  tee "${{0%/*}}/ENDED"
+printf 'error: %s: %s\\n' "$(hostname)" {shlex.quote(failed)} | tee "${{0%/*}}/ENDED"
 kill "$PPID"
 """
