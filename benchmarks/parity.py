@@ -29,8 +29,8 @@ def main() -> None:
 
 def _end(start: dict[str, Any]) -> str:
     if start["waits"]:
-        return f"waits for ever (told to end: status {start['status']})"
-    return f"status {start['status']}"
+        return f"waits for ever ({start['status']} by the test)"
+    return "killed" if start["status"] == "killed" else f"status {start['status']}"
 
 
 def _different(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> set[str]:

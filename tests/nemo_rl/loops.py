@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from scripts.train.nemo_rl_backend import KILLED
 from scripts.train.nemo_rl_checkpoints import seal_finished
 from scripts.train.nemo_rl_metrics import StepLog
 from scripts.train.nemo_rl_outcome import cause_of
@@ -122,7 +123,8 @@ class Loops:
                     process.send_signal(signal.SIGTERM)
                     process.wait(60)
         cause = cause_of(log, run / "no-cluster.log", run)
-        return {"waits": waits, "status": process.returncode, "cause": cause and cause.what} | left(run)
+        status = "killed" if process.returncode in KILLED else process.returncode
+        return {"waits": waits, "status": status, "cause": cause and cause.what} | left(run)
 
     def start(self, kind: str, start: Start, run: Path, output: Any) -> subprocess.Popen:
         """Start the driver."""
