@@ -85,6 +85,8 @@ def main() -> int:
         alike.setdefault((finding.says, finding.trap, finding.stops), []).append(finding.stage)
     for (says, trap, stops), stages in alike.items():
         print(Finding(", ".join(stages), trap, says, stops))
+    if project.recipe.note:
+        print(f"note: {project.recipe.note}")
     stopping = sum(finding.stops for finding in found)
     print(f"{len(project.recipe.stages)} stages: {stopping} errors, {len(found) - stopping} warnings")
     return 1 if stopping else 0

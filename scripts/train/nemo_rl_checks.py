@@ -25,6 +25,7 @@ from scripts.recipe.site import NemoRlSite, Site
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 HIDING = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
+GYM = "3rdparty/Gym-workspace/Gym"
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,8 @@ def check_cohorts(patient: Patient) -> Iterator[Finding]:
                 "wait for ever; make them equal",
             )
     key = patient.release.keys.validation_generations
-    if patient.validates and cohorts and patient.setting(key.removeprefix("grpo.")) != generations:
+    section, _, place = key.partition(".")
+    if patient.validates and cohorts and patient.values(section, key.rpartition(".")[2]).get(place) != generations:
         yield patient.finding(20, f"it validates with a reward model, so {key} must be {generations} too")
     if stage.is_asynchronous:
         for key in ("use_dynamic_sampling", "reward_scaling", "reward_shaping"):
@@ -274,6 +276,8 @@ def check_paths(patient: Patient) -> Iterator[Finding]:
     model = patient.recipe.model.name
     if patient.stage.parent is None and model.startswith("/"):
         wanted["the model"] = Path(model)
+    if patient.stage.parent is None and patient.recipe.model.megatron is not None:
+        wanted["model.megatron"] = Path(patient.recipe.model.megatron.path)
     if patient.stage.sif and nemo_rl.sif:
         wanted["nemo_rl.sif"] = Path(nemo_rl.sif)
     if "HF_HOME" in site.environment:
@@ -377,14 +381,34 @@ def check_secrets(patient: Patient) -> Iterator[Finding]:
 
 
 def check_environments(patient: Patient) -> Iterator[Finding]:
-    """Some environments need the sandbox."""
+    """Some environments need the sandbox; others have no rows, because what is published is a part of the data."""
     manifest = patient.data / "manifest.json"
-    if patient.stage.sandbox or not manifest.exists():
+    if not manifest.exists():
         return
     splits = read_json(manifest)
     names = {name for split in ("train", "validation") for name in splits[split]["environments"]}
-    if sandboxed := sorted(filter(SANDBOXED.search, names)):
+    sandboxed = sorted(filter(SANDBOXED.search, names))
+    if sandboxed and not patient.stage.sandbox:
         yield patient.finding(21, f"{', '.join(sandboxed)} need the sandbox; set sandbox: true")
+    served = agents_of(patient)
+    if without := sorted(served - names):
+        yield patient.finding(
+            21,
+            f"{len(without)} of the {len(served)} environments that its config runs have no row, so "
+            f"nothing is learnt there: {', '.join(without)}; published data are a part of what the model learnt from",
+            stops=False,
+        )
+
+
+def agents_of(patient: Patient) -> set[str]:
+    """The agents, by which rows name their environment, that the stage's Gym runs; of files that are not there none."""
+    gym = Path(patient.nemo_rl.checkouts.get(patient.recipe.release, ""), GYM)
+    sections = [patient.config.get("env"), patient.stage.add.get("env"), patient.stage.env]
+    settings = [(section or {}).get("nemo_gym") or {} for section in sections]
+    paths = next((one["config_paths"] for one in reversed(settings) if one.get("config_paths")), [])
+    files = [load_upstream(gym / path) for path in paths if (gym / path).is_file()]
+    named = [item for one in [*files, *settings] for item in one.items()]
+    return {name for name, server in named if isinstance(server, dict) and "responses_api_agents" in server}
 
 
 CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (

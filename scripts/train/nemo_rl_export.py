@@ -77,6 +77,12 @@ def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: P
     publish_export(read_json(ckpt / "record.json"), target.name, files, hf)
 
 
+def handed_on(model: Path) -> dict[str, str] | None:
+    """Where the weights are that an export merely links to, and their format; None: the export holds its own."""
+    weights = model / LINK
+    return {"path": str(weights.resolve()), "format": "megatron_bridge"} if weights.exists() else None
+
+
 def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
     """Make `hf` stand for the checkpoint as it is: config and tokenizer of the recipe's model, a link to the weights.
 

@@ -202,13 +202,13 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
     "validation without whole cohorts": (
         lambda it: it.stage(grpo={"val_period": 5}).config("grpo", val_period=-1),
         20,
-        "it validates with a reward model, so grpo.num_val_generations_per_prompt must be 16 too",
+        "it validates with a reward model, so data.validation.repeat must be 16 too",
         True,
     ),
     "validation that only the release's config asks for": (
         lambda it: it.config("grpo", val_at_end=True),
         20,
-        "it validates with a reward model, so grpo.num_val_generations_per_prompt must be 16 too",
+        "it validates with a reward model, so data.validation.repeat must be 16 too",
         True,
     ),
     "dynamic sampling": (
