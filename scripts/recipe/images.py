@@ -92,7 +92,7 @@ def load_images(path: Path) -> Images:
     for name, image in images.images.items():
         for place, release in enumerate(image.releases):
             if release not in load_releases():
-                line = line_of(node, ["images", name, "releases", place], data)
+                line = line_of(node, ["images", name, "releases", str(place)], data)
                 raise UserError(
                     f"{path}:{line}: images.{name}.releases: envs/nemo-rl.yaml has no release "
                     f"{release}{nearest(release, load_releases())}"

@@ -16,6 +16,7 @@ from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.launch.nemo_rl_command import image_of
 from scripts.launch.upstream import load_upstream, unknown_keys
+from scripts.recipe.megatron import iteration_of
 from scripts.recipe.models import NemoRlStage, Recipe
 from scripts.recipe.releases import Release, release_of
 from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
@@ -255,6 +256,22 @@ def check_import(patient: Patient) -> Iterator[Finding]:
         )
 
 
+def check_model(patient: Patient) -> Iterator[Finding]:
+    """What a first stage starts from must be there: a Hugging Face folder and, where asked for, Megatron's weights."""
+    model = patient.recipe.model
+    if patient.stage.parent is not None:
+        return
+    if model.name.startswith("/") and not Path(model.name, "config.json").is_file():
+        yield patient.finding(
+            12, f"{model.name}: no config.json there; the first stage starts from a Hugging Face folder"
+        )
+    if model.megatron is not None:
+        try:
+            iteration_of(model.megatron)
+        except UserError as error:
+            yield patient.finding(12, str(error))
+
+
 def _folder_of_model(patient: Patient) -> Path | None:
     """The folder that the stage starts from; None: a repository of the hub, or not made yet."""
     if patient.stage.parent is not None:
@@ -289,8 +306,6 @@ def check_paths(patient: Patient) -> Iterator[Finding]:
             yield patient.finding(14, f"{what} lies in {path}: ray.sub takes no path with a space, comma or colon")
     if patient.stage.sif and not nemo_rl.sif:
         yield patient.finding(42, "its rows run in .sif images, but the site names no folder nemo_rl.sif")
-    if patient.stage.parent is None and model.startswith("/") and not Path(model, "config.json").is_file():
-        yield patient.finding(12, f"{model}: no config.json there; the first stage starts from a Hugging Face folder")
     if not site.slurm.exclusive:
         yield patient.finding(
             34, "slurm.exclusive is false, but Ray's and NeMo-RL's ports are fixed: two jobs on a node would collide"
@@ -416,6 +431,7 @@ CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
     check_cohorts,
     check_rows_and_steps,
     check_checkpoints,
+    check_model,
     check_import,
     check_paths,
     check_checkout,

@@ -14,7 +14,7 @@ import yaml
 from scripts.launch.nemo_rl_command import hydra_overrides
 from scripts.launch.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Recipe
+from scripts.recipe.models import MegatronCheckpoint, Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
 from scripts.train import nemo_rl_checks
@@ -53,6 +53,20 @@ class World:
     def model(self, name: str) -> "World":
         model = self.recipe.model.model_copy(update={"name": name})
         return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
+
+    def megatron(self, path: str) -> "World":
+        model = self.recipe.model.model_copy(update={"megatron": MegatronCheckpoint(path=path)})
+        return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
+
+    def gym(self, name: str, *agents: str) -> "World":
+        """With one of Gym's files more in the checkout, which the stage's config names, and its agents."""
+        file = self.root / "checkout" / nemo_rl_checks.GYM / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        servers = {f"{name}_server": {"resources_servers": {}}} | {
+            agent: {"responses_api_agents": {}} for agent in agents
+        }
+        file.write_text(yaml.safe_dump(servers))
+        return self.config("env", nemo_gym={"config_paths": sorted(one.name for one in file.parent.glob("*.yaml"))})
 
     def on(self, **values: Any) -> "World":
         return replace(self, site=self.site.model_copy(update=values))
@@ -198,6 +212,20 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         f"env.{PLACE} is 8, but grpo.num_generations_per_prompt is 16: the reward model would wait for ever; make them "
         "equal",
         True,
+    ),
+    "no Megatron weights": (
+        lambda it: it.megatron(f"{it.root}/sft"),
+        12,
+        "model.megatron: {root}/sft: has no run_config.yaml; name the folder of one iteration, or the one above it with "
+        "its latest_checkpointed_iteration.txt, and the format that it has (megatron_bridge or megatron_lm)",
+        True,
+    ),
+    "environments without rows": (
+        lambda it: it.gym("math", "math_agent").gym("mcqa", "mcqa_agent", "mcqa_other").rows(51_200, math_agent=51_200),
+        21,
+        "2 of the 3 environments that its config runs have no row, so nothing is learnt there: mcqa_agent, mcqa_other; "
+        "published data are a part of what the model learnt from",
+        False,
     ),
     "validation without whole cohorts": (
         lambda it: it.stage(grpo={"val_period": 5}).config("grpo", val_period=-1),
