@@ -265,11 +265,16 @@ def check_model(patient: Patient) -> Iterator[Finding]:
         yield patient.finding(
             12, f"{model.name}: no config.json there; the first stage starts from a Hugging Face folder"
         )
-    if model.megatron is not None:
-        try:
-            iteration_of(model.megatron)
-        except UserError as error:
-            yield patient.finding(12, str(error))
+    if model.megatron is None:
+        return
+    try:
+        iteration_of(model.megatron)
+    except UserError as error:
+        yield patient.finding(12, str(error))
+    if model.name.startswith("/") and not any(Path(model.name).glob("*.safetensors")):
+        yield patient.finding(
+            12, f"{model.name}: no *.safetensors there, like which the converter lays out an export", stops=False
+        )
 
 
 def _folder_of_model(patient: Patient) -> Path | None:

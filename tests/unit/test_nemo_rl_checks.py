@@ -54,7 +54,10 @@ class World:
         model = self.recipe.model.model_copy(update={"name": name})
         return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
 
-    def megatron(self, path: str) -> "World":
+    def megatron(self, path: str, *files: str) -> "World":
+        """With Megatron's weights besides the model's folder, which gets these files more."""
+        for file in files:
+            (self.root / "model" / file).touch()
         model = self.recipe.model.model_copy(update={"megatron": MegatronCheckpoint(path=path)})
         return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
 
@@ -214,11 +217,17 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         True,
     ),
     "no Megatron weights": (
-        lambda it: it.megatron(f"{it.root}/sft"),
+        lambda it: it.megatron(f"{it.root}/sft", "model.safetensors"),
         12,
         "model.megatron: {root}/sft: has no run_config.yaml; name the folder of one iteration, or the one above it with "
         "its latest_checkpointed_iteration.txt, and the format that it has (megatron_bridge or megatron_lm)",
         True,
+    ),
+    "nothing to lay an export out like": (
+        lambda it: it.megatron(f"{it.root}/model", "run_config.yaml"),
+        12,
+        "{root}/model: no *.safetensors there, like which the converter lays out an export",
+        False,
     ),
     "environments without rows": (
         lambda it: it.gym("math", "math_agent").gym("mcqa", "mcqa_agent", "mcqa_other").rows(51_200, math_agent=51_200),
