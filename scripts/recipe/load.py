@@ -29,7 +29,7 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
     if recipe.release is None:
         return recipe
     release = release_of(recipe.release)
-    _check_megatron_weights(recipe, release, lambda *at: f"{path}:{line_of(node, [*at], data)}: {'.'.join(at)}")
+    _check_what_the_release_has(recipe, release, lambda *at: f"{path}:{line_of(node, [*at], data)}: {'.'.join(at)}")
     recipe = recipe.model_copy(
         update={"stages": {name: _with_nodes(stage, release) for name, stage in recipe.stages.items()}}
     )
@@ -41,13 +41,18 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
     return recipe
 
 
-def _check_megatron_weights(recipe: Recipe, release: Release, place: Callable[..., str]) -> None:
-    """UserError, with the `place` of the key, where the release would not take the Megatron weights asked for."""
+def _check_what_the_release_has(recipe: Recipe, release: Release, place: Callable[..., str]) -> None:
+    """UserError, with the `place` of the key, for a launcher or Megatron weights that the release would not take."""
     able = "pretrained_checkpoint" in release.can
     for name, stage in recipe.stages.items():
         if stage.pretrained_checkpoint and not able:
             at = place("stages", name, "pretrained_checkpoint")
             raise UserError(f"{at}: {recipe.release} starts from exports only; leave it out")
+        if stage.launcher is not None and stage.launcher not in release.launchers:
+            known = nearest(stage.launcher, release.launchers)
+            raise UserError(
+                f"{place('stages', name, 'launcher')}: {recipe.release} has no launcher {stage.launcher}{known}"
+            )
     if getattr(recipe.model, "megatron", None) is None:
         return
     if not able:
