@@ -304,6 +304,13 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "nemo_rl.cache lies in /raid/cache, which no mount of the site shows to containers as it is",
         True,
     ),
+    "checkpoints that no converter reads": (
+        lambda it: it.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False}),
+        15,
+        "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
+        '"++checkpointing.model_save_format=torch_save" to its overrides',
+        True,
+    ),
     "a mount under another name": (
         lambda it: it.on(environment={"HF_HOME": "/hub"}, mounts=[*it.site.mounts, "/hub:/models"]),
         14,
@@ -434,6 +441,12 @@ def test_one_wrong_value_is_one_finding(world, wrong):
     spoilt = spoil(world)
     says = says.replace("{root}", str(world.root)).replace("{flat}", str(world.root).replace("/", "_"))
     assert spoilt.found() == [Finding(spoilt.name, trap, says, stops)]
+
+
+def test_checkpoints_that_a_converter_reads_are_no_finding(world):
+    dtensor = world.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False})
+    assert dtensor.stage(overrides=["++checkpointing.model_save_format=torch_save"]).found() == []
+    assert dtensor.config("checkpointing", model_save_format="torch_save").found() == []
 
 
 def test_every_trap_that_is_looked_for_has_such_a_value():

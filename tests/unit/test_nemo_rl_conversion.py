@@ -4,7 +4,7 @@ import pytest
 
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
-from scripts.launch.nemo_rl_command import image_of
+from scripts.launch.nemo_rl_command import environment_of, image_of, seen_by_containers
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.releases import release_of
 from scripts.train import nemo_rl_export
@@ -31,9 +31,12 @@ def convert(tmp_path, monkeypatch):
     )
 
     def run(makes):
-        def converter(command, image, mounts, workdir, environment, gpus, log):
+        def converter(command, image, mounts, directory, environment, gpus, log):
             outputs.append(nemo_rl_export.Path(next(it for it in command if "--hf-ckpt-path=" in it).partition("=")[2]))
             assert image == image_of("train", release_of("v0.7.0"), SITE.nemo_rl) and "--ep=8" in command
+            assert mounts == seen_by_containers(release_of("v0.7.0"), SITE, directory) and gpus == 8
+            driver = environment_of(recipe.stages["rlvr1"], "rlvr1", release_of("v0.7.0"), SITE.nemo_rl)
+            assert environment == driver | {"PYTHONPATH": str(directory)}
             assert not outputs[-1].exists()
             makes(outputs[-1])
 
