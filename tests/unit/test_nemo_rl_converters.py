@@ -84,10 +84,10 @@ def test_each_release_keeps_megatrons_environment_under_the_name_that_is_looked_
     assert "NEMO_RL_VENV_DIR=/opt/ray_venvs" in Path(CHECKOUTS, release, "docker/Dockerfile").read_text()
 
 
-SAVE = """\
+AUTOMODEL = "3rdparty/Automodel-workspace/Automodel"
+TRAIN = """\
 import sys
 import torch
-from nemo_rl.utils.native_checkpoint import save_checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -95,11 +95,29 @@ tokens = torch.arange(12).reshape(1, 12)
 model(input_ids=tokens, labels=tokens).loss.backward()
 optimizer.step()
 step = sys.argv[2]
-save_checkpoint(
-    model, f"{step}/policy/weights", optimizer, None, f"{step}/policy/optimizer", tokenizer, f"{step}/policy/tokenizer"
+weights, kept = f"{step}/policy/weights", f"{step}/policy/tokenizer"
+"""
+SAVE = {
+    1: TRAIN
+    + """\
+from nemo_rl.utils.native_checkpoint import save_checkpoint
+save_checkpoint(model, weights, optimizer, None, f"{step}/policy/optimizer", tokenizer, kept)
+torch.save(model(input_ids=tokens).logits, f"{step}/logits.pt")
+""",
+    2: TRAIN
+    + """\
+from nemo_rl.models.automodel.checkpoint import AutomodelCheckpointManager
+from torch.distributed.device_mesh import init_device_mesh
+torch.distributed.init_process_group("gloo", init_method=f"file://{step}.rendezvous", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+manager = AutomodelCheckpointManager(mesh["dp"], mesh["tp"])
+manager.init_checkpointer(config_updates={"model_repo_id": sys.argv[1]}, checkpoint_root=step)
+manager.save_checkpoint(
+    model, weights, tokenizer=tokenizer, tokenizer_path=kept, checkpointing_cfg={"model_save_format": "torch_save"}
 )
 torch.save(model(input_ids=tokens).logits, f"{step}/logits.pt")
-"""
+""",
+}
 LOAD = """\
 import sys
 import torch
@@ -113,21 +131,24 @@ assert AutoTokenizer.from_pretrained(sys.argv[1])("a b")["input_ids"]
 
 
 @pytest.mark.skipif(not PYTHON, reason="STAGECOACH_NEMO_RL_PYTHON: no Python that imports NeMo-RL")
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits(tmp_path, monkeypatch, tied):
+@pytest.mark.parametrize(("dtensor", "tied"), [(1, False), (1, True), (2, False)])
+def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits(tmp_path, monkeypatch, dtensor, tied):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from scripts.train.scratch import make_tokenizer
 
     checkout, venv, model = Path(CHECKOUTS, "v0.7.0"), Path(PYTHON).parents[1], tmp_path / "model"
+    if dtensor == 2 and not (checkout / AUTOMODEL / "nemo_automodel").exists():
+        pytest.skip(f"{checkout}: cloned without {AUTOMODEL}")
     tokenizer = make_tokenizer()
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=tied, **sizes)).save_pretrained(model)
     tokenizer.save_pretrained(model)
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
-    environment["PYTHONPATH"] = str(checkout)
+    environment["PYTHONPATH"] = f"{checkout}:{checkout / AUTOMODEL}"
     step = tmp_path / "rlvr1/run/checkpoints/step_4"
-    subprocess.run([PYTHON, "-c", SAVE, model, step], env=environment, check=True)
+    step.parent.mkdir(parents=True)
+    subprocess.run([PYTHON, "-c", SAVE[dtensor], model, step], env=environment, check=True)
     (step / "config.yaml").write_text(
         yaml.safe_dump({"policy": {"model_name": str(model), "tokenizer": {"name": str(model)}}})
     )
