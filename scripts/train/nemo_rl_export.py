@@ -114,6 +114,10 @@ def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
         raise UserError(
             f"{model}: no config.json there; with pretrained_checkpoint the recipe's model must be a folder"
         )
+    if not (ckpt / "weights" / MEGATRON).exists():
+        raise UserError(
+            f"{ckpt}: no weights of Megatron, which pretrained_checkpoint takes; leave it out of the recipe"
+        )
     files = record["files"]
     content = sha256_text(canonical_json(files))[:16]
     with replace_directory(hf.parent / "exports" / content) as fresh:

@@ -71,6 +71,11 @@ def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(ch
     (stage / "ckpt/weights").symlink_to("../run/checkpoints/step_4")
     record = {"stage": "rlvr1", "step": 4, "identity": "i", "files": {"config.yaml": {"bytes": 1, "sha256": "a"}}}
     (stage / "ckpt/record.json").write_text(json.dumps(record))
+    (checkpoint / "policy/weights/iter_0000000").rename(checkpoint / "policy/weights/model")
+    with pytest.raises(UserError, match="no weights of Megatron, which pretrained_checkpoint takes"):
+        link(recipe, stage / "ckpt", stage / "hf")
+    assert not (stage / "hf").exists()
+    (checkpoint / "policy/weights/model").rename(checkpoint / "policy/weights/iter_0000000")
     link(recipe, stage / "ckpt", stage / "hf")
     folder = (stage / "hf/model").resolve()
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "megatron"]
