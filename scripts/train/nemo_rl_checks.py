@@ -14,6 +14,7 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import read_json
+from scripts.launch.megatron_python import VENVS, WORKER, has_megatron
 from scripts.launch.nemo_rl_command import image_of
 from scripts.launch.upstream import load_upstream, unknown_keys
 from scripts.recipe.models import NemoRlStage, Recipe
@@ -25,6 +26,8 @@ from scripts.recipe.site import NemoRlSite, Site
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 HIDING = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
+AS_DCP = "++checkpointing.model_save_format=torch_save"
+WITHOUT = "uv builds the environment of the converter, for which compute nodes need a network"
 
 
 @dataclass(frozen=True)
@@ -232,6 +235,31 @@ def check_checkpoints(patient: Patient) -> Iterator[Finding]:
         )
 
 
+def check_conversion(patient: Patient) -> Iterator[Finding]:
+    """What it saves must be what a converter of its release reads, and its image have the Python which that needs."""
+    dtensor = patient.values("policy", "_v2").get("dtensor_cfg._v2")
+    megatron = patient.values("policy", "enabled").get("megatron_cfg.enabled")
+    readable = (patient.config.get("checkpointing") or {}).get("model_save_format") == "torch_save"
+    if dtensor and not megatron and not readable and AS_DCP not in patient.stage.overrides:
+        yield patient.finding(
+            15,
+            "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
+            f'"{AS_DCP}" to its overrides',
+        )
+    image = image_of(patient.stage.image, patient.release, patient.nemo_rl)
+    if has_megatron(image) is False:
+        yield patient.finding(15, f"{image}: has no {VENVS}/{WORKER}; {WITHOUT}", stops=False)
+
+
+def conversion(patient: Patient) -> str | None:
+    """By which Python its checkpoints are converted, as far as that can be told; None: a finding tells it."""
+    image = image_of(patient.stage.image, patient.release, patient.nemo_rl)
+    found = has_megatron(image)
+    if found is None:
+        return f"{image}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {WITHOUT}"
+    return f"{image}: its {VENVS}/{WORKER} converts checkpoints" if found else None
+
+
 def check_import(patient: Patient) -> Iterator[Finding]:
     """NeMo-RL imports a model once and knows it by its path alone, be it half imported or changed since."""
     model = _folder_of_model(patient)
@@ -392,6 +420,7 @@ CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
     check_cohorts,
     check_rows_and_steps,
     check_checkpoints,
+    check_conversion,
     check_import,
     check_paths,
     check_checkout,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,12 +12,15 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.doctor import conversions
+from scripts.launch.megatron_python import VENVS, WORKER
 from scripts.launch.nemo_rl_command import hydra_overrides
 from scripts.launch.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
+from scripts.status import Project
 from scripts.train import nemo_rl_checks
 from scripts.train.nemo_rl_checks import LEAST_IMAGE_BYTES, Finding, findings
 from tests.conftest import ROOT
@@ -304,6 +308,13 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "nemo_rl.cache lies in /raid/cache, which no mount of the site shows to containers as it is",
         True,
     ),
+    "checkpoints that no converter reads": (
+        lambda it: it.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False}),
+        15,
+        "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
+        '"++checkpointing.model_save_format=torch_save" to its overrides',
+        True,
+    ),
     "a mount under another name": (
         lambda it: it.on(environment={"HF_HOME": "/hub"}, mounts=[*it.site.mounts, "/hub:/models"]),
         14,
@@ -434,6 +445,34 @@ def test_one_wrong_value_is_one_finding(world, wrong):
     spoilt = spoil(world)
     says = says.replace("{root}", str(world.root)).replace("{flat}", str(world.root).replace("/", "_"))
     assert spoilt.found() == [Finding(spoilt.name, trap, says, stops)]
+
+
+def test_checkpoints_that_a_converter_reads_are_no_finding(world):
+    dtensor = world.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False})
+    assert dtensor.stage(overrides=["++checkpointing.model_save_format=torch_save"]).found() == []
+    assert dtensor.config("checkpointing", model_save_format="torch_save").found() == []
+
+
+@pytest.mark.skipif(not shutil.which("mksquashfs") or not shutil.which("unsquashfs"), reason="no squashfs-tools here")
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_doctor_tells_which_python_will_convert_and_what_an_image_lacks_for_it(world, whole):
+    image = world.root / "of the release.sqsh"
+    folder = world.root / "rootfs" / VENVS.lstrip("/") / (WORKER if whole else "another") / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").touch()
+    subprocess.run(["mksquashfs", world.root / "rootfs", image, "-quiet", "-no-progress"], check=True)
+    with image.open("r+b") as file:
+        file.truncate(LEAST_IMAGE_BYTES)
+    here = world.nemo_rl(images=world.site.nemo_rl.images | {"train": str(image)})
+    uv = "uv builds the environment of the converter, for which compute nodes need a network"
+    lacking = Finding("rlvr1", 15, f"{image}: has no {VENVS}/{WORKER}; {uv}", stops=False)
+    assert here.found() == ([] if whole else [lacking])
+    project = Project(here.recipe, here.site, here.root / "results")
+    assert conversions(project) == ([f"{image}: its {VENVS}/{WORKER} converts checkpoints"] if whole else [])
+    sparse = f"{world.root}/train.sqsh"
+    assert conversions(replace(project, site=world.site)) == [
+        f"{sparse}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {uv}"
+    ]
 
 
 def test_every_trap_that_is_looked_for_has_such_a_value():
