@@ -27,9 +27,10 @@ from scripts.recipe.load import load_recipe, load_site, scored_stage
 from scripts.recipe.models import NemoRlStage, Recipe, nearest
 from scripts.recipe.releases import Release, release_of
 from scripts.recipe.site import Site
-from scripts.train.nemo_rl_checks import Patient, check_parallelism
+from scripts.train.nemo_rl_arithmetic import check_parallelism
 from scripts.train.nemo_rl_export import handed_on
 from scripts.train.nemo_rl_outcome import cause_of
+from scripts.train.nemo_rl_patient import Patient
 
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
