@@ -24,7 +24,7 @@ from fastapi.testclient import TestClient
 from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.server_utils import ServerClient
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 ROOT = Path(nemo_gym.__file__).parents[1]
 RESPONSE = {
@@ -74,8 +74,9 @@ def application(folder: str, config: dict[str, Any]) -> FastAPI:
     client = ServerClient(
         head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=DictConfig({})
     )
+    config = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
     if "num_rollouts_per_prompt" in config:
-        config = config | {"num_rollouts_per_prompt": 1}  # it would wait for the rest of the group
+        config["num_rollouts_per_prompt"] = 1  # it would wait for the rest of the group
     with contextlib.chdir(here):
         server = served(config=typed(**config, host="127.0.0.1", port=1, name=folder), server_client=client)
         return server.setup_webserver()

@@ -176,6 +176,7 @@ def test_gyms_own_rows_pass(file, environment):
 # --- what every row has ---
 
 CALL = {"type": "function_call", "call_id": "c", "name": "ring", "arguments": "{}"}
+SAID = {"type": "output_text", "text": "x", "annotations": []}
 PARAMS = "responses_create_params"
 COMMON = [
     ("agent_ref", DROP, "$.agent_ref: is missing"),
@@ -217,7 +218,32 @@ COMMON = [
     (
         f"{PARAMS}.input[0].content",
         [{"type": "output_text", "text": "x"}],
+        "$.responses_create_params.input[0].content[0].annotations: is missing",
+    ),
+    (
+        f"{PARAMS}.input[0].content",
+        [SAID],
         "$.responses_create_params.input[0].content: has a part that only an assistant's message with an id can have",
+    ),
+    (
+        f"{PARAMS}.input[0]",
+        {"role": "assistant", "id": "m", "content": [SAID, {"type": "input_text", "text": "x"}]},
+        "$.responses_create_params.input[0].content: mixes parts that the assistant said with",
+    ),
+    (
+        f"{PARAMS}.input[0].content",
+        [{"type": "input_audio"}],
+        "$.responses_create_params.input[0].content[0].type: invalid value 'input_audio'",
+    ),
+    (
+        f"{PARAMS}.input[0].content",
+        [{"type": "input_image", "image_url": "u"}],
+        "$.responses_create_params.input[0].content[0].detail: is missing",
+    ),
+    (
+        f"{PARAMS}.input[0]",
+        {"type": "web_search_call"},
+        "$.responses_create_params.input[0].type: invalid enum value 'web_search_call'",
     ),
     *(
         (
@@ -248,13 +274,31 @@ COMMON = [
     (
         f"{PARAMS}.tools",
         [TOOL, {"type": "function", "parameters": {}}],
-        f"$.{PARAMS}.tools[1].name: is missing in a function",
+        f"$.{PARAMS}.tools[1].name: is missing",
     ),
+    (f"{PARAMS}.tools", [{"type": "function", "name": "x"}], f"$.{PARAMS}.tools[0].parameters: is missing"),
+    (f"{PARAMS}.tools", [TOOL | {"parameters": None}], f"$.{PARAMS}.tools[0].parameters: expected object, got null"),
+    (f"{PARAMS}.tools", [TOOL | {"more": 1}], f"$.{PARAMS}.tools[0].more: is not a field that Gym knows here"),
+    (f"{PARAMS}.tools", [TOOL | {"type": "web_search"}], f"$.{PARAMS}.tools[0].type: invalid enum value 'web_search'"),
     (
         f"{PARAMS}.tools",
-        [{"type": "function", "name": "x"}],
-        f"$.{PARAMS}.tools[0].parameters: must be the JSON schema",
+        [{key: value for key, value in TOOL.items() if key != "strict"}],
+        f"$.{PARAMS}.tools[0].strict: is missing, and Gym refuses a tool without it; null will do",
     ),
+    *(
+        (f"{PARAMS}.tool_choice", value, f"$.{PARAMS}.tool_choice: {says}")
+        for value, says in (
+            ("", "invalid enum value ''"),
+            ("34", "invalid enum value '34'"),
+            ({}, "expected str, got object"),
+            ({"type": "function", "name": "ring"}, "expected str, got object"),
+        )
+    ),
+    (f"{PARAMS}.include", ["x"], f"$.{PARAMS}.include[0]: invalid enum value 'x'"),
+    (f"{PARAMS}.prompt", {}, f"$.{PARAMS}.prompt: expected null, got object"),
+    (f"{PARAMS}.reasoning", {"a": 1}, f"$.{PARAMS}.reasoning.a: is not a field that Gym knows here"),
+    (f"{PARAMS}.text", {"a": 1}, f"$.{PARAMS}.text.a: is not a field that Gym knows here"),
+    (f"{PARAMS}.text", {"format": {"type": "xml"}}, f"$.{PARAMS}.text.format.type: invalid value 'xml'"),
     (f"{PARAMS}.max_output_tokens", "9", f"$.{PARAMS}.max_output_tokens: expected int | null, got str"),
     (f"{PARAMS}.max_output_tokens", 0, f"$.{PARAMS}.max_output_tokens: expected int >= 1"),
     (f"{PARAMS}.temperature", "hot", f"$.{PARAMS}.temperature: expected float | null, got str"),
@@ -273,33 +317,45 @@ def test_what_every_row_has_is_looked_for_whatever_the_environment(environment, 
     assert found is not None and found.startswith(says)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (f"{PARAMS}.input", "Well?"),
-        (f"{PARAMS}.temperature", 1.0),  # NeMo-RL sets its own
-        (f"{PARAMS}.top_p", None),
-        (f"{PARAMS}.max_output_tokens", 2048),
-        (f"{PARAMS}.stream", None),
-        (f"{PARAMS}.tools", [TOOL | {"parameters": None}, {"type": "web_search"}]),
-        (
-            f"{PARAMS}.input[0].content",
-            [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u"}],
-        ),
-        (
-            f"{PARAMS}.input[0]",
-            {"role": "assistant", "id": "m", "content": [{"type": "output_text", "text": "x", "annotations": []}]},
-        ),
-        (
-            f"{PARAMS}.input",
-            [CALL, CALL | {"arguments": ""}, {"type": "function_call_output", "call_id": "c", "output": "x"}],
-        ),
-        (
-            f"{PARAMS}.input",
-            [{"type": "web_search_call"}, {"type": "reasoning", "id": "r", "summary": [], "content": None}],
-        ),
-    ],
-)
+TAKEN = [
+    (f"{PARAMS}.input", "Well?"),
+    (f"{PARAMS}.temperature", 1.0),  # NeMo-RL sets its own
+    (f"{PARAMS}.top_p", None),
+    (f"{PARAMS}.max_output_tokens", 2048),
+    (f"{PARAMS}.stream", None),
+    (f"{PARAMS}.tools", [TOOL | {"strict": None, "description": "d"}]),
+    (f"{PARAMS}.tool_choice", "required"),
+    (f"{PARAMS}.include", ["reasoning.encrypted_content"]),
+    (f"{PARAMS}.reasoning", {"effort": "low", "summary": None}),
+    *(
+        (f"{PARAMS}.text", {"format": form, "verbosity": "low"})
+        for form in (
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "name": "n", "schema": {}, "strict": None},
+        )
+    ),
+    (f"{PARAMS}.text", {}),
+    (
+        f"{PARAMS}.input[0].content",
+        [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u", "detail": "auto"}],
+    ),
+    (
+        f"{PARAMS}.input[0]",
+        {"role": "assistant", "id": "m", "content": [SAID, {"type": "refusal", "refusal": "no"}]},
+    ),
+    (
+        f"{PARAMS}.input",
+        [CALL, CALL | {"arguments": ""}, {"type": "function_call_output", "call_id": "c", "output": "x"}],
+    ),
+    (
+        f"{PARAMS}.input",
+        [{"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "t"}], "content": None}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), TAKEN)
 def test_what_gym_takes_passes(path, value):
     assert told("math_with_judge_simple_agent", path, value) is None
 
