@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from scripts.data.contract import Row, contract_of, problem_of
+from scripts.data.contract import contract_of, problem_of
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
 from scripts.recipe.load import load_recipe
@@ -104,8 +105,8 @@ def test_gym_takes_what_the_contracts_own_test_calls_taken():
     assert [verdict.says for verdict in gym_verify((row, []) for row in rows) if verdict.status != 200] == []
 
 
-def mutations(row: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A row with each of its values in turn dropped or replaced, and with fields that a request may have."""
+def mutations(row: dict[str, Any], contract: type, rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A row with each of its values in turn dropped or replaced, and with fields that its contract or a request has."""
     for path in _paths(row):
         if path[0] == "agent_ref":
             continue
@@ -119,6 +120,9 @@ def mutations(row: dict[str, Any], rng: random.Random) -> Iterator[tuple[str, di
             else:
                 holder[path[-1]] = change
             yield f"{'.'.join(map(str, path))} := {json.dumps(change)}", mutated
+    for field in {field.encode_name for field in msgspec.structs.fields(contract)} - row.keys():
+        for change in CHANGES:
+            yield f"{field} := {json.dumps(change)}", row | {field: change}
     for field, value in ADDED.items():
         yield f"{PARAMS}.{field} := {json.dumps(value)}", row | {PARAMS: row[PARAMS] | {field: value}}
 
@@ -138,9 +142,10 @@ def test_no_mutated_row_that_gym_refuses_passes_the_contract(written):
     rows += [row for folder in EXAMPLES for row in gyms_own(folder)[:2]]
     tried, passed = 0, []
     for row in rows:
-        for what, mutated in mutations(row, rng):
+        contract = contract_of(row["agent_ref"]["name"])
+        for what, mutated in mutations(row, contract, rng):
             tried += 1
-            if problem_of(mutated, contract_of(row["agent_ref"]["name"]) or Row) is None:
+            if problem_of(mutated, contract) is None:
                 passed.append((what, mutated))
     assert tried > 7000
     verdicts = gym_verify((row, []) for _, row in passed)

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 
 GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"
 TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"
+PARALLEL = f"parallel_tool_calls_{TOOL_USE}"
 DROP = object()
 REQUEST = {"input": [{"role": "user", "content": "Well?"}]}
 TOOL = {"type": "function", "name": "ring", "parameters": {"type": "object"}, "strict": True}
@@ -104,7 +105,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "swe_agents_val": {"instance_id": "a__b-1", "responses_create_params": {"input": [], "metadata": SWE_METADATA}},
     **{
         name: {"expected_action": {"type": "function_call", "name": "ring", "arguments": "{}"}}
-        for name in (TOOL_USE, *(f"{kind}_{TOOL_USE}" for kind in ("search_pivot", "toolcall_schema", "swe_pivot")))
+        for name in (
+            TOOL_USE,
+            PARALLEL,
+            *(f"{kind}_{TOOL_USE}" for kind in ("search_pivot", "toolcall_schema", "swe_pivot")),
+        )
     },
 }
 
@@ -141,7 +146,8 @@ def test_a_small_good_row_passes(environment):
 def test_every_environment_with_a_contract_has_a_good_row_and_every_verifier_a_contract():
     variants = {"structured_outputs_v3_simple_agent", "structured_outputs_v4_simple_agent"}
     variants |= {"math_formal_lean_simple_agent", "terminus_judge_string_only_simple_agent"}
-    assert CONTRACTS.keys() - variants == {name for name in GOOD if not name.endswith(TOOL_USE)}
+    family = {name for name in GOOD if name.endswith(TOOL_USE)}
+    assert CONTRACTS.keys() - variants - family == GOOD.keys() - family
     assert all(contract_of(name) for name in Environment)
     assert contract_of("an_agent_of_ones_own") is None
 
@@ -423,7 +429,6 @@ RULES = {
         ("instruction_id_list", DROP, "$.instruction_id_list: is missing"),
         ("kwargs", [None], "$.kwargs: has 1 entries for 2 instructions"),
         ("kwargs[1]", "x", "$.kwargs[1]: expected object | null, got str"),
-        ("verifier_metadata", {"kwargs": []}, "$.verifier_metadata.kwargs: has 0 entries for 2 instructions"),
         ("grading_mode", "some", "$.grading_mode: invalid enum value 'some'"),
     ],
     "structured_outputs_simple_agent": [
@@ -438,6 +443,7 @@ RULES = {
         ),
         ("schema_str", '{"items":' * 100_000, "$.schema_str: is not JSON (nested too deeply)"),
         ("schema_type", "json5", "$.schema_type: invalid enum value 'json5'"),
+        ("schema_type", DROP, "$.schema_type: is missing"),
         ("num_tools", "3", "$.num_tools: expected int | null, got str"),
     ],
     "calendar_simple_agent": [
@@ -471,6 +477,13 @@ RULES = {
         ("expected_action.arguments", {}, "$.expected_action.arguments: expected str, got object"),
         ("expected_action.arguments", "[]", "$.expected_action.arguments: in its JSON, $: expected object, got array"),
         ("expected_action", {"type": "message"}, "$.expected_action.content: is missing"),
+        (
+            "expected_action",
+            {"type": "function_call_batch", "calls": [CALL]},
+            "$.expected_action.type: invalid value 'function_call_batch'",
+        ),
+    ],
+    PARALLEL: [
         (
             "expected_action",
             {"type": "function_call_batch", "calls": []},
@@ -579,7 +592,7 @@ def test_a_tool_that_must_be_called_is_offered():
         ("calendar_simple_agent", f"{EVENT}.constraint", "before 1:45 pm"),
         ("workplace_assistant_simple_agent", "ground_truth", "[]"),
         (TOOL_USE, "expected_action", {"type": "message", "content": ""}),
-        (TOOL_USE, "expected_action", {"type": "function_call_batch", "calls": [CALL]}),
+        (PARALLEL, "expected_action", {"type": "function_call_batch", "calls": [CALL]}),
         ("swe_agents_val", "FAIL_TO_PASS", 5),
     ],
 )
@@ -591,10 +604,6 @@ def test_what_only_looks_odd_passes(environment, path, value):
     ("environment", "fields"),
     [
         ("mcqa_simple_agent", {"expected_answer": "D", "template_metadata": {"output_regex": ["a(.)", "b"]}}),
-        (
-            "instruction_following_simple_agent",
-            {"id": 1, "verifier_metadata": {"instruction_id_list": ["a:b"], "kwargs": [{}], "prompt": "p"}},
-        ),
         ("equivalence_llm_judge_simple_agent", {"metadata": {"expected_answer": 5}}),
         ("multichallenge_simple_agent", {"metadata": {"rubric": RUBRIC, "messages": [{}]}}),
         ("inverse_if_simple_agent", {"metadata": {"rubric": [{"id": "1", "criteria": "c"}]}}),
