@@ -138,6 +138,7 @@ def _paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 def test_no_mutated_row_that_gym_refuses_passes_the_contract(written):
     rng = random.Random(1)
     rows = [good(name) for name in GOOD]
+    rows += [changed(good("math_with_judge_simple_agent"), path, value) for path, value in TAKEN]
     rows += [row for each in written.values() for row in each[:2]]
     rows += [row for folder in EXAMPLES for row in gyms_own(folder)[:2]]
     tried, passed = 0, []
