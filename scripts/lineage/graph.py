@@ -67,7 +67,7 @@ def graph_of(chain: Chain) -> Graph:
 
 def _checkpoint(link: Link) -> Node:
     record = link.record
-    seed = [f"seed {record['seed']}"] if "seed" in record else []
+    seed = [f"seed {record['seed']}"] if record.get("seed") is not None else []
     words = [f"identity {record['identity']}", f"content {link.content or '-'}", *seed]
     return Node("checkpoint", (f"{link.name}, step {record['step']}", *words))
 

@@ -192,11 +192,24 @@ class ScratchModel(Strict):
     vision: ScratchVision | None = Field(None, description="None: the model sees no pictures.")
 
 
+class MegatronCheckpoint(Strict):
+    """A Megatron checkpoint: one iteration's folder, or the folder above those."""
+
+    path: Annotated[str, StringConstraints(pattern=r"^/[^\s,:]*$")]
+    format: Literal["megatron_bridge", "megatron_lm"] = Field(
+        "megatron_bridge", description="megatron_bridge has a run_config.yaml; megatron_lm is torch_dist without one."
+    )
+
+
 class PretrainedModel(Strict):
     """The model in Hugging Face's format that the stages without a parent start from."""
 
     name: str = Field(description="A folder (absolute path) or a repository of the hub.")
     revision: str | None = Field(None, description="Commit of the repository.")
+    megatron: MegatronCheckpoint | None = Field(
+        None,
+        description="Take the weights from there, and from `name` all else (config, tokenizer), where the release can.",
+    )
 
 
 class Optimizer(Strict):
@@ -547,9 +560,11 @@ class NemoRlStage(StageBase):
     add: dict[str, Any] = Field({}, description="Settings like those above that the release's config does not have.")
     sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
     sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
-    mtp: bool = Field(False, description="Speculative decoding by the model's own prediction heads.")
     pretrained_checkpoint: bool = Field(
         False, description="Take the parent's weights from its checkpoint, not from an export, where the release can."
+    )
+    launcher: str | None = Field(
+        None, description="A launcher of upstream's by its name in the release: the driver gets its variables."
     )
     environment: dict[str, str] = Field({}, description="Variables of the driver. No secrets.")
     overrides: list[str] = Field([], description="Further Hydra overrides; they come last and win.")
@@ -696,11 +711,12 @@ class Recipe(Strict):
 
     name: Name
     description: str = ""
-    seed: int = 0
+    seed: int | None = Field(None, description="Of data and training; none: 0, and in NeMo-RL its config's.")
     license: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")] | None = Field(
         None, description="Of the trained models, by the hub's name of it, for their cards; none: the cards state none."
     )
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
+    note: str | None = Field(None, description="What to know before training it; the doctor and the plan say it.")
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
     tables: dict[str, str] = Field(
         {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
@@ -865,6 +881,12 @@ class Recipe(Strict):
                 if criterion.environment not in (None, *scored):
                     at = f"stages.{name}.gate.{place}.environment"
                     raise _misnamed(at, "held-out environment", criterion.environment, scored)
+
+    def seed_of(self, name: str) -> int | None:
+        """What a stage's training is seeded with; None: NeMo-RL's config says it."""
+        stage = self.stages[name]
+        default = None if stage.backend == "nemo_rl" else 0
+        return next((seed for seed in (stage.seed, self.seed) if seed is not None), default)
 
     def stage_order(self) -> list[str]:
         """The stages' names, parents before children, otherwise in the recipe's order."""

@@ -7,13 +7,14 @@ import yaml
 
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_text
+from scripts.recipe.megatron import content_of, iteration_of
 from scripts.recipe.models import GrpoStage, Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.yaml_file import repository_root
 
 NO_EFFECT_ON_WEIGHTS = {
     *("parent", "blend", "checkpointing", "resources", "gate", "judge_servers", "probe"),
-    *("cluster", "image", "logger", "pretrained_checkpoint"),
+    *("cluster", "image", "launcher", "logger", "pretrained_checkpoint"),
 }
 PREFETCHED_STEPS = 2
 RELEASE_PACKAGES = {
@@ -35,6 +36,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
     if config.get("judges") is None:
         config.pop("judges", None)
     if stage.backend == "nemo_rl":
+        config["mtp"] = False  # a setting of earlier recipes, which no release could serve; identities hold it
         config["release"] = {"name": recipe.release, "revision": release_of(recipe.release).revision}
     else:
         config["release"] = backend_release("vllm" if stage.samples_by_vllm else stage.backend)
@@ -44,9 +46,13 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
         del config["policy"]["generation"]["backend"]
     if own := own_environments(recipe, stage_name):
         config["environments"] = {name: sha256_file(path) for name, path in own.items()}
-    config["seed"] = recipe.seed if stage.seed is None else stage.seed
+    config["seed"] = recipe.seed_of(stage_name)
     if stage.parent is None:
-        config["model"] = recipe.model.model_dump(mode="json")
+        config["model"] = recipe.model.model_dump(mode="json", exclude={"megatron"})
+        if megatron := getattr(recipe.model, "megatron", None):
+            folder = iteration_of(megatron)
+            content = content_of(folder)
+            config["model"]["megatron"] = {"path": str(folder), "format": megatron.format, "content": content}
     return config
 
 
