@@ -115,13 +115,10 @@ class Loops:
         log = run / f"driver-{len(list(run.glob('driver-*')))}.log"
         with log.open("w") as output:
             process = self.start(kind, start, run, output)
-            began, waits = time.monotonic(), False
-            while process.poll() is None:
-                time.sleep(0.5)
-                last = log.read_text(errors="replace").rpartition("Training Results")[2]
-                if waits := len(WAITING.findall(last)) > PATIENCE or time.monotonic() - began > LIMIT:
-                    process.send_signal(signal.SIGTERM)
-                    process.wait(60)
+            try:
+                waits = _watch(process, log)
+            finally:
+                process.kill()
         cause = cause_of(log, run / "no-cluster.log", run)
         status = "killed" if process.returncode in KILLED else process.returncode
         return {"waits": waits, "status": status, "cause": cause and cause.what} | left(run)
@@ -237,6 +234,19 @@ class Real(Loops):
         fault = " ".join(map(str, start.fault)) if start.fault else ""
         environment = self.environment | {"STAGECOACH_STEP_SECONDS": "2.5", "STAGECOACH_FAULT": fault}
         return subprocess.Popen(command, cwd=self.checkout, env=environment, stdout=output, stderr=output)
+
+
+def _watch(process: subprocess.Popen, log: Path) -> bool:
+    """Wait for a driver's end; whether it waited for ever, or for too long, and was told to end."""
+    began = time.monotonic()
+    while process.poll() is None:
+        time.sleep(0.5)
+        last = log.read_text(errors="replace").rpartition("Training Results")[2]
+        if len(WAITING.findall(last)) > PATIENCE or time.monotonic() - began > LIMIT:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+            return True
+    return False
 
 
 def left(run: Path) -> dict[str, Any]:
