@@ -499,6 +499,7 @@ def test_sentences_words_and_language():
     assert count_sentences('He said "no." She (too) left... "Why?!" - Because') == 4
     assert count_sentences("") == 0
     assert tokens("I don't, it's A.") == ["I", "do", "n't", ",", "it", "'s", "A", "."]
+    assert tokens('"Hi" ("yes")') == ["``", "Hi", "''", "(", "``", "yes", "''", ")"]
     assert language("12 345") is None
 
 
