@@ -59,6 +59,7 @@ class Launch:
     save_by: float | None = None
     startup_seconds: float = 0.0
     pretrained: Path | None = None
+    schedule_steps: int | None = None
 
     @property
     def nemo_rl(self) -> NemoRlSite:
@@ -148,10 +149,26 @@ def _steps(launch: Launch) -> dict[str, Any]:
         "checkpointing.save_period": checkpointing.save_period,
         "checkpointing.keep_top_k": kept_checkpoints(checkpointing),
     }
+    if launch.schedule_steps not in (None, launch.max_num_steps):
+        steps |= _schedule(launch)
     if launch.pretrained is not None:
         steps["++checkpointing.pretrained_checkpoint.path"] = str(launch.pretrained)
         steps["++checkpointing.pretrained_checkpoint.format"] = "megatron_bridge"
     return steps
+
+
+def _schedule(launch: Launch) -> dict[str, Any]:
+    """What lets a resume with fewer steps go on by the schedule of the checkpoint.
+
+    NeMo-RL derives the schedule of Megatron's optimizer from max_num_steps, and Megatron refuses a checkpoint whose
+    schedule differs, unless it is told which of them counts (by reading; no GPU has tried it).
+    """
+    scheduler = "++policy.megatron_cfg.scheduler"
+    return {
+        f"{scheduler}.lr_decay_iters": launch.schedule_steps,
+        f"{scheduler}.override_opt_param_scheduler": False,
+        f"{scheduler}.use_checkpoint_opt_param_scheduler": True,
+    }
 
 
 def driver_environment(launch: Launch) -> dict[str, str]:
