@@ -149,7 +149,7 @@ def _steps(launch: Launch) -> dict[str, Any]:
         "checkpointing.save_period": checkpointing.save_period,
         "checkpointing.keep_top_k": kept_checkpoints(checkpointing),
     }
-    if launch.schedule_steps not in (None, launch.max_num_steps):
+    if launch.schedule_steps is not None:
         steps |= _schedule(launch)
     if launch.pretrained is not None:
         steps["++checkpointing.pretrained_checkpoint.path"] = str(launch.pretrained)
@@ -158,10 +158,10 @@ def _steps(launch: Launch) -> dict[str, Any]:
 
 
 def _schedule(launch: Launch) -> dict[str, Any]:
-    """What lets a resume with fewer steps go on by the schedule of the checkpoint.
+    """What lets attempts that end at different steps follow one schedule, that of the checkpoint where there is one.
 
     NeMo-RL derives the schedule of Megatron's optimizer from max_num_steps, and Megatron refuses a checkpoint whose
-    schedule differs, unless it is told which of them counts (by reading; no GPU has tried it).
+    schedule differs, unless it is told which of them counts. Tried with megatron-core's scheduler alone, on a CPU.
     """
     scheduler = "++policy.megatron_cfg.scheduler"
     return {

@@ -39,7 +39,7 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
         dataset, *tables = datasets_of(data)
         yield "data", f"{data['blend']} of {dataset}; {splits}; manifest {data['manifest'][:16]}"
         if "data_ended" in record:
-            yield "skipped", words_of_skipped(record)
+            yield "ended", words_of_skipped(record)
         for table in tables:
             yield "table", table
     for span in record.get("trained_by", ()):

@@ -70,12 +70,19 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
         checkpoints=(job.run / "checkpoints").absolute(),
         logs=(job.run / "logs").absolute(),
         max_num_steps=job.max_num_steps,
-        schedule_steps=planned_step(config, rows_of_manifest(job.train_split.with_name("manifest.json"))),
+        schedule_steps=_schedule_steps(job),
         seed=config["seed"],
         save_by=save_by,
         startup_seconds=startup_seconds(job.run, nemo_rl.startup_seconds),
         pretrained=pretrained.resolve() if pretrained is not None and pretrained.exists() else None,
     )
+
+
+def _schedule_steps(job: TrainingJob) -> int | None:
+    """The steps of the learning rate's schedule where attempts have other ones; NeMo-RL takes max_num_steps for them."""
+    planned = planned_step(job.config, rows_of_manifest(job.train_split.with_name("manifest.json")))
+    is_fresh = job.resume_from is None and job.max_num_steps == planned
+    return None if is_fresh or not is_asynchronous(job.config) else planned
 
 
 def startup_seconds(run: Path, expected: float) -> float:

@@ -2,8 +2,8 @@
 
 Done means that the planned step's checkpoint is there, or the one after which no further step has data (an asynchronous
 stage loses rows at every resume). A run directory that already holds it under the same identity is published again
-without training. Within a Slurm job the training stops before the job's end and goes on
-in the next allocation. Exit status: 0 published; 75 unfinished, to be continued by the next attempt; 1 failed.
+without training. Within a Slurm job the training stops before the job's end and goes on in the next allocation. Exit
+status: 0 published; 75 unfinished, to be continued by the next attempt; 1 failed.
 """
 
 import argparse
@@ -94,11 +94,11 @@ def train_stage(
         open_run_directory(run, identity, facts, settings)
         recognise_checkpoints(settings["backend"], run)
         newest = newest_checkpoint(run, planned)
-        aim = reach_of(settings, run, newest, planned, rows).step
+        aim = reach_of(settings, run, newest, planned, rows)
         step = newest.step if newest else 0
-        if newest is None or step < aim:
+        if newest is None or step < aim.step:
             _check_split(manifest)
-            if aim == 0:
+            if aim.step == 0:
                 raise UserError(f"{stage_name}: its data end before the first step; see {attempt.log}")
             if attempt.publish_only:
                 begin_attempt(run, step, attempt.call, nodes=0)
@@ -107,7 +107,7 @@ def train_stage(
                 return UNFINISHED
             refuse_a_third_vain_attempt(run, attempt.call, step, attempt.log)
             start = f"resumes from step {step}" if newest else "starts"
-            until = f", its data end at step {aim}" if aim < planned else ""
+            until = f", trains to {aim.step}" if aim.step < planned else ""
             print(f"{stage_name}: {start}, planned step {planned}{until}, identity {identity}", flush=True)
             stage = recipe.stages[stage_name]
             newest = _attempt(
@@ -118,7 +118,7 @@ def train_stage(
                     parent_model=parent_export.with_name("model") if parent_export else None,
                     run=run,
                     resume_from=newest.path if newest else None,
-                    max_num_steps=aim,
+                    max_num_steps=aim.step,
                     checkpointing=stage.checkpointing,
                     threads=attempt.threads,
                     stop=stop,
@@ -130,12 +130,13 @@ def train_stage(
                 step,
                 attempt,
                 stage,
+                is_last=aim.is_end or aim.step == planned,
             )
             reached = newest.step if newest else 0
             if newest is None or reached < reach_of(settings, run, newest, planned, rows).step:
-                if reached < aim and stop.reason is None:
+                if reached < aim.step and stop.reason is None:
                     raise UserError(
-                        f"{stage_name}: training ended at step {reached} of {aim} for no reason it gave; what is "
+                        f"{stage_name}: training ended at step {reached} of {aim.step} for no reason it gave; what is "
                         f"trained is in {run}: see {attempt.log}"
                     )
                 why = stop.reason or "as far as this attempt was to train"
@@ -155,8 +156,11 @@ def train_stage(
     return 0
 
 
-def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage) -> Checkpoint | None:
-    """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
+def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage, is_last: bool) -> Checkpoint | None:
+    """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it.
+
+    `is_last`: whether the stage is done when the attempt has trained what it is to.
+    """
     gpus = attempt.site.slurm.gpus_per_node if attempt.job and attempt.site and attempt.site.slurm else 0
     image = image_of_stage(stage, attempt.site, job.config)
     begin_attempt(job.run, step, attempt.call, job.nodes, job.nodes * gpus, code_revision(), image)
@@ -179,7 +183,9 @@ def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage) -> Che
     finally:
         newest = newest_checkpoint(job.run, job.max_num_steps)
         reached = newest.step if newest else 0
-        end_attempt(job.run, reached, "finished" if reached == job.max_num_steps else outcome)
+        if reached == job.max_num_steps:
+            outcome = "finished" if is_last else "unfinished"
+        end_attempt(job.run, reached, outcome)
     return newest
 
 

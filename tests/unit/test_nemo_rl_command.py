@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,16 @@ def test_the_image_directory_and_the_prediction_heads_are_switched_on_where_aske
     assert f"sif_dir={SITE.nemo_rl.sif}" in hydra_overrides(launch("swe2"))
     assert "sif_dir" not in " ".join(hydra_overrides(launch("swe1")))
     assert "++policy.generation.vllm_kwargs.speculative_config.method=mtp" in hydra_overrides(launch(mtp=True))
+
+
+def test_a_resume_that_ends_before_the_planned_step_goes_on_by_the_checkpoints_schedule():
+    scheduler = "++policy.megatron_cfg.scheduler"
+    resumed = hydra_overrides(replace(launch(), schedule_steps=80))
+    assert "grpo.max_num_steps=50" in resumed
+    assert f"{scheduler}.lr_decay_iters=80" in resumed
+    assert f"{scheduler}.override_opt_param_scheduler=false" in resumed
+    assert f"{scheduler}.use_checkpoint_opt_param_scheduler=true" in resumed
+    assert not any("opt_param_scheduler" in override for override in hydra_overrides(launch()))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.train import nemo_rl_backend
 from scripts.train import run as trainer
+from scripts.train.another import why_not_again
+from scripts.train.attempts import attempts_of
 from scripts.train.nemo_rl_reach import batches_taken, generated_steps, reached, sure_step
 from scripts.train.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
 from scripts.train.run import UNFINISHED, Attempt, train_stage
@@ -273,9 +275,12 @@ class World:
 
     def attempt(self) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)
-        files = (self.config, self.manifest, None, self.run, self.ckpt)
+        files, before = (self.config, self.manifest, None, self.run, self.ckpt), len(attempts_of(self.run, self.call))
         try:
-            return train_stage(RECIPE, "rlvr1", *files, how, stop)
+            status = train_stage(RECIPE, "rlvr1", *files, how, stop)
+            why = why_not_again(self.run, self.call, before, None, "the log")
+            assert status == 0 or why is None or "two attempts in a row" in why
+            return status
         except Killed:
             shutil.rmtree(self.run)
             (self.folder / "left").rename(self.run)
