@@ -79,7 +79,7 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
 
 
 def _schedule_steps(job: TrainingJob) -> int | None:
-    """The steps of the learning rate's schedule where attempts have other ones; NeMo-RL takes max_num_steps for them."""
+    """The steps of the learning rate's schedule where they are not max_num_steps, which NeMo-RL takes for them."""
     planned = planned_step(job.config, rows_of_manifest(job.train_split.with_name("manifest.json")))
     is_fresh = job.resume_from is None and job.max_num_steps == planned
     return None if is_fresh or not is_asynchronous(job.config) else planned

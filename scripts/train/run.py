@@ -107,7 +107,9 @@ def train_stage(
                 return UNFINISHED
             refuse_a_third_vain_attempt(run, attempt.call, step, attempt.log)
             start = f"resumes from step {step}" if newest else "starts"
-            until = f", trains to {aim.step}" if aim.step < planned else ""
+            until = (
+                f", {'its data end at' if aim.is_end else 'at first to'} step {aim.step}" if aim.step < planned else ""
+            )
             print(f"{stage_name}: {start}, planned step {planned}{until}, identity {identity}", flush=True)
             stage = recipe.stages[stage_name]
             newest = _attempt(
