@@ -170,13 +170,12 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
 
 def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path) -> CutOffError:
     """Why nothing moves any more; asynchronous training waits for ever where its data have ended."""
-    if not watch.is_asynchronous:
-        return CutOffError(f"{watch.stalled}, at step {watch.last_step}; see {log}")
-    is_end = data_ended(log)
-    note_standstill(job, newest, watch.last_step, is_end)
+    is_end = watch.is_asynchronous and data_ended(log)
+    if watch.is_asynchronous:
+        note_standstill(job, newest, watch.last_step, is_end)
     if is_end:
         return ExhaustedError(f"its data ended at step {watch.last_step}, before {job.max_num_steps}; see {log}")
-    return CutOffError(f"{watch.stalled}, at step {watch.last_step}; see {log}")
+    return CutOffError(f"{watch.stalled}, at step {newest.step if newest else 0}; see {log}")
 
 
 def _words(cause: Cause, status: int, reached: int) -> Iterator[str]:
