@@ -273,7 +273,7 @@ def options_of_fill(wildcards):
     options += sample_option()
     options += ["--unrewarded"] if blend.kind == "preferences" else []
     if blend.reasoning:
-        options += ["--reasoning", blend.reasoning.model_dump_json(), "--seed", str(RECIPE.seed)]
+        options += ["--reasoning", blend.reasoning.model_dump_json(), "--seed", str(RECIPE.seed or 0)]
     return options
 
 

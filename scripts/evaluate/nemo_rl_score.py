@@ -116,7 +116,7 @@ def launch_of(recipe: Recipe, name: str, site: Site, export: Path, split: Path, 
         checkpoints=folder / "no-checkpoints",
         logs=folder / "run",
         max_num_steps=1,
-        seed=recipe.seed if stage.seed is None else stage.seed,
+        seed=recipe.seed_of(name),
         pretrained=pretrained.resolve() if pretrained.exists() else None,
     )
 

@@ -8,6 +8,20 @@ from scripts.files import read_tail
 from scripts.launch.slurm import client_environment, own_job, step_command
 
 SHOWN = 15
+THREADS = ("OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR")
+HOSTS_OWN = {
+    *("PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TMP", "TEMP", "TEMPDIR", "VECLIB_MAXIMUM_THREADS"),
+    *(f"{library}_NUM_THREADS" for library in THREADS),
+}
+
+
+def container_environment() -> dict[str, str]:
+    """This process's environment as a container may have it: pyxis hands on all that srun has.
+
+    What Snakemake and its environment say of this machine (where Python's packages and temporary files lie, how many
+    threads a job has) stays here.
+    """
+    return {name: value for name, value in client_environment().items() if name not in HOSTS_OWN}
 
 
 def run_in_container(
@@ -33,7 +47,7 @@ def run_in_container(
     ]
     done = subprocess.run(
         [*step, *command],
-        env=client_environment() | environment,
+        env=container_environment() | environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 from scripts.errors import UserError
+from scripts.launch.containers import container_environment
 from scripts.launch.nemo_rl_command import Launch, cluster_environment, driver_environment
-from scripts.launch.slurm import Job, client_environment
+from scripts.launch.slurm import Job
 from scripts.recipe.site import Site, Slurm
 
 END_SECONDS = 60.0
@@ -44,7 +45,7 @@ class RaySub:
             self.process = subprocess.Popen(
                 ["bash", str(launch.checkout / "ray.sub")],  # noqa: S607
                 cwd=launch.checkout,
-                env=client_environment() | variables | cluster_environment(launch, logs),
+                env=container_environment() | variables | cluster_environment(launch, logs),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -40,8 +40,9 @@ class Launch:
     """One start of a stage's driver.
 
     `model` is what it starts from (a folder or a repository), `checkpoints` and `logs` are NeMo-RL's own directories
-    for them, `save_by` the time in seconds since the epoch at which its last checkpoint must be whole (None: there is
-    no limit), `startup_seconds` what passes from the driver's start to its first step.
+    for them, `seed` None where the config's is kept, `save_by` the time in seconds since the epoch at which its last
+    checkpoint must be whole (None: there is no limit), `startup_seconds` what passes from the driver's start to its
+    first step.
     """
 
     stage: str
@@ -55,7 +56,7 @@ class Launch:
     checkpoints: Path
     logs: Path
     max_num_steps: int
-    seed: int
+    seed: int | None = None
     save_by: float | None = None
     startup_seconds: float = 0.0
     pretrained: Path | None = None
@@ -144,11 +145,12 @@ def _steps(launch: Launch) -> dict[str, Any]:
     algorithm, checkpointing = launch.settings.algorithm, launch.settings.checkpointing
     steps: dict[str, Any] = {
         f"{algorithm}.max_num_steps": launch.max_num_steps,
-        f"{algorithm}.seed": launch.seed,
         "checkpointing.enabled": True,
         "checkpointing.save_period": checkpointing.save_period,
         "checkpointing.keep_top_k": kept_checkpoints(checkpointing),
     }
+    if launch.seed is not None:
+        steps[f"{algorithm}.seed"] = launch.seed
     if launch.schedule_steps is not None:
         steps |= _schedule(launch)
     if launch.pretrained is not None:
@@ -172,7 +174,7 @@ def _schedule(launch: Launch) -> dict[str, Any]:
 
 
 def driver_environment(launch: Launch) -> dict[str, str]:
-    """The variables that the driver gets by its command: the release's, then the stage's own."""
+    """The variables that the driver gets by its command: the release's, its launcher's, then the stage's own."""
     return environment_of(launch.settings, launch.stage, launch.release, launch.nemo_rl)
 
 
@@ -180,7 +182,7 @@ def environment_of(settings: NemoRlStage, stage: str, release: Release, nemo_rl:
     """The variables of a stage's programs in their containers."""
     filled = {
         name: value.replace("{cache}", nemo_rl.cache).replace("{stage}", stage)
-        for name, value in release.environment.items()
+        for name, value in release.variables(settings.launcher).items()
     }
     return filled | settings.environment
 
@@ -194,7 +196,7 @@ def driver_command(launch: Launch) -> str:
     lines = ["set -eu", f"cd {shlex.quote(str(launch.checkout))}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in driver_environment(launch).items()]
     lines.append(f"date +%s > {shlex.quote(str(launch.logs / DRIVER_STARTED))}")
-    lines.append(f"export PYTHONPATH={shlex.quote(str(launch.checkout))}:${{PYTHONPATH:-}}")
+    lines.append(f"export PYTHONPATH={shlex.quote(str(launch.checkout))}${{PYTHONPATH:+:$PYTHONPATH}}")
     lines.append(shlex.join([*launch.release.python.split(), "-c", PREWARM, launch.model]))
     overrides = [shlex.quote(one) for one in hydra_overrides(launch)]
     own = len(launch.settings.overrides)
@@ -225,8 +227,6 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
         "MOUNTS": ",".join(container_mounts(launch)),
         "GPUS_PER_NODE": str(slurm.gpus_per_node),
         "BASE_LOG_DIR": str(base_logs),
-        "OMP_NUM_THREADS": "16",
-        "RAY_DEDUP_LOGS": "1",
     }
     if slurm.cpus_per_node is not None:
         own["CPUS_PER_WORKER"] = str(slurm.cpus_per_node)
@@ -237,7 +237,7 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
             "SANDBOX_ENV_VARS": f"NEMO_SKILLS_SANDBOX_PORT={SANDBOX_PORT}",
             **dict.fromkeys(("LISTEN_PORT", "NGINX_PORT", "NEMO_SKILLS_SANDBOX_PORT"), SANDBOX_PORT),
         }
-    if launch.settings.sif and launch.release.apptainer:
+    if launch.release.apptainer:
         own["SETUP_COMMAND"] = _install_apptainer(launch.release.apptainer)
     return own
 
@@ -254,15 +254,24 @@ def seen_by_containers(release: Release, site: Site, checkout: Path) -> list[str
 
 
 def _install_apptainer(package: str) -> str:
-    """Install apptainer on a node, as the images before v0.7.0 need it: five tries, then the node fails."""
-    return "\n".join(
-        [
-            "command -v apptainer > /dev/null && exit 0",
-            "for attempt in 1 2 3 4 5; do",
-            f"  curl --fail --silent --show-error --location --output /tmp/apptainer.deb {shlex.quote(package)} &&",
-            "    apt-get install --yes /tmp/apptainer.deb && ln -sf /usr/bin/apptainer /usr/bin/singularity && exit 0",
-            "  sleep 10",
-            "done",
-            "exit 1",
-        ]
+    """Install Apptainer on a node, as the images before v0.7.0 need it: five tries, then the job's cluster ends.
+
+    ray.sub looks at no status of this text but runs it as a child of the step's shell, which the text therefore ends;
+    ENDED, beside the text's own file, ends the other nodes, and says why.
+    """
+    failed = (
+        f"no Apptainer after five tries at {package}; let the nodes reach it, or name an image that has it (site's "
+        "nemo_rl.images)"
     )
+    return f"""\
+command -v apptainer > /dev/null && command -v singularity > /dev/null && exit 0
+export DEBIAN_FRONTEND=noninteractive
+for attempt in 1 2 3 4 5; do
+  apt-get update && apt-get install --yes git build-essential gcc wget &&
+    wget --output-document=/tmp/apptainer.deb {shlex.quote(package)} && apt-get install --yes /tmp/apptainer.deb &&
+    ln -sf /usr/bin/apptainer /usr/bin/singularity && exit 0
+  sleep 10
+done
+printf 'error: %s: %s\\n' "$(hostname)" {shlex.quote(failed)} | tee "${{0%/*}}/ENDED"
+kill "$PPID"
+"""

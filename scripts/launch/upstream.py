@@ -137,7 +137,7 @@ def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
         checkpoints=anywhere,
         logs=anywhere,
         max_num_steps=1,
-        seed=0,
+        seed=recipe.seed_of(name),
     )
 
 

@@ -68,7 +68,7 @@ def graph_of(chain: Chain) -> Graph:
 
 def _checkpoint(link: Link) -> Node:
     record = link.record
-    seed = [f"seed {record['seed']}"] if "seed" in record else []
+    seed = [f"seed {record['seed']}"] if record.get("seed") is not None else []
     skipped = [words_of_skipped(record)] if "data_ended" in record else []
     words = [f"identity {record['identity']}", f"content {link.content or '-'}", *seed, *skipped]
     return Node("checkpoint", (f"{link.name}, step {step_text(record)}", *words))

@@ -29,7 +29,7 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
     record = link.record
     if "facts" in record:
         yield "config", f"sha256 {record['facts']['config'][:16]}"
-    if "seed" in record:
+    if record.get("seed") is not None:
         yield "seed", str(record["seed"])
     if record.get("release"):
         yield "release", " ".join(f"{name} {version}" for name, version in sorted(record["release"].items()))

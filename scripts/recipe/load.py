@@ -35,6 +35,12 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
                 f"{path}:{line}: stages.{name}.pretrained_checkpoint: {recipe.release} starts from exports only; leave "
                 "it out"
             )
+        if stage.launcher is not None and stage.launcher not in release.launchers:
+            line = line_of(node, ["stages", name, "launcher"], data)
+            known = nearest(stage.launcher, release.launchers)
+            raise UserError(
+                f"{path}:{line}: stages.{name}.launcher: {recipe.release} has no launcher {stage.launcher}{known}"
+            )
     recipe = recipe.model_copy(
         update={"stages": {name: _with_nodes(stage, release) for name, stage in recipe.stages.items()}}
     )

@@ -551,6 +551,9 @@ class NemoRlStage(StageBase):
     pretrained_checkpoint: bool = Field(
         False, description="Take the parent's weights from its checkpoint, not from an export, where the release can."
     )
+    launcher: str | None = Field(
+        None, description="A launcher of upstream's by its name in the release: the driver gets its variables."
+    )
     environment: dict[str, str] = Field({}, description="Variables of the driver. No secrets.")
     overrides: list[str] = Field([], description="Further Hydra overrides; they come last and win.")
 
@@ -696,7 +699,7 @@ class Recipe(Strict):
 
     name: Name
     description: str = ""
-    seed: int = 0
+    seed: int | None = Field(None, description="Of data and training; none: 0, and in NeMo-RL its config's.")
     license: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")] | None = Field(
         None, description="Of the trained models, by the hub's name of it, for their cards; none: the cards state none."
     )
@@ -865,6 +868,12 @@ class Recipe(Strict):
                 if criterion.environment not in (None, *scored):
                     at = f"stages.{name}.gate.{place}.environment"
                     raise _misnamed(at, "held-out environment", criterion.environment, scored)
+
+    def seed_of(self, name: str) -> int | None:
+        """What a stage's training is seeded with; None: NeMo-RL's config says it."""
+        stage = self.stages[name]
+        default = None if stage.backend == "nemo_rl" else 0
+        return next((seed for seed in (stage.seed, self.seed) if seed is not None), default)
 
     def stage_order(self) -> list[str]:
         """The stages' names, parents before children, otherwise in the recipe's order."""

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from scripts.errors import UserError
 from scripts.recipe.models import Strict, nearest
@@ -45,7 +45,8 @@ class Keys(Strict):
 class Release(Strict):
     """One release. `mounts`: folders of the checkout, and where containers see them besides their own path.
 
-    In `environment`, the variables of the driver, ``{cache}`` stands for the site's cache, ``{stage}`` for the stage.
+    In `environment`, the variables of every driver, ``{cache}`` stands for the site's cache, ``{stage}`` for the stage;
+    `launchers` holds, by name, what a launcher of upstream's sets for its model besides.
     `can`: ``judges_within_num_nodes``: cluster.num_nodes counts the judges' nodes too; ``sandbox_on_head``: only the
     head runs the sandbox; ``job_start_epoch``: the driver is told when its job began; ``raises_at_end_of_data``:
     asynchronous training fails where others wait for ever; ``gym_compares``: Gym compares the responses that a
@@ -56,7 +57,7 @@ class Release(Strict):
     revision: str
     images: dict[str, str]
     versions: dict[str, str]
-    python: Literal["python", "uv run"]
+    python: Literal["python", "uv run python"]
     keys: Keys
     can: list[Ability]
     converter: Converter
@@ -64,6 +65,11 @@ class Release(Strict):
     sandbox_command: str = "/start-with-nginx.sh"
     mounts: dict[str, str]
     environment: dict[str, str]
+    launchers: dict[str, dict[str, str]] = Field({})
+
+    def variables(self, launcher: str | None) -> dict[str, str]:
+        """The driver's variables in this release, with those of a launcher of upstream's where one is named."""
+        return self.environment | (self.launchers[launcher] if launcher else {})
 
 
 class Releases(Strict):

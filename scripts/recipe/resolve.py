@@ -13,7 +13,7 @@ from scripts.recipe.yaml_file import repository_root
 
 NO_EFFECT_ON_WEIGHTS = {
     *("parent", "blend", "checkpointing", "resources", "gate", "judge_servers", "probe"),
-    *("cluster", "image", "logger", "pretrained_checkpoint"),
+    *("cluster", "image", "launcher", "logger", "pretrained_checkpoint"),
 }
 PREFETCHED_STEPS = 2
 RELEASE_PACKAGES = {
@@ -44,7 +44,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
         del config["policy"]["generation"]["backend"]
     if own := own_environments(recipe, stage_name):
         config["environments"] = {name: sha256_file(path) for name, path in own.items()}
-    config["seed"] = recipe.seed if stage.seed is None else stage.seed
+    config["seed"] = recipe.seed_of(stage_name)
     if stage.parent is None:
         config["model"] = recipe.model.model_dump(mode="json")
     return config

@@ -235,7 +235,7 @@ def check_checkpoints(patient: Patient) -> Iterator[Finding]:
 def check_import(patient: Patient) -> Iterator[Finding]:
     """NeMo-RL imports a model once and knows it by its path alone, be it half imported or changed since."""
     model = _folder_of_model(patient)
-    caches = patient.release.environment | patient.stage.environment
+    caches = patient.release.variables(patient.stage.launcher) | patient.stage.environment
     cache = caches.get("NRL_MEGATRON_CHECKPOINT_DIR", "").replace("{cache}", patient.nemo_rl.cache)
     imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
     if model is None or not cache or not imported.exists():

@@ -57,6 +57,7 @@ DRIVER_SIGNS = (
     _Sign(r"[Ee]rror in async loop|in async loop:", "failed", "an exception ended its asynchronous loop"),
     _Sign(TRACEBACK, "failed", "an exception ended it"),
 )
+SETUP_SIGNS = (_Sign(r"^error: ", "lost", "a node could not be set up"),)
 CLUSTER_SIGNS = (
     _Sign(r"Timed out waiting for all workers", "lost", "not every node joined Ray"),
     _Sign(
@@ -80,9 +81,11 @@ CLUSTER_SIGNS = (
 def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cause | None:
     """The first sign that the driver's log bears, else one of ray.sub's own log; None when neither does.
 
-    In `directory` lie the logs of the cluster's steps; ray.sub leaves ``ENDED`` there when one of them failed.
+    In `directory` lie the logs of the cluster's steps; ray.sub leaves ``ENDED`` there when one of them failed, and what
+    sets a node up says in it why that failed.
     """
-    for log, signs in ((driver_log, DRIVER_SIGNS), (cluster_log, CLUSTER_SIGNS)):
+    ended = directory / "ENDED"
+    for log, signs in ((driver_log, DRIVER_SIGNS), (ended, SETUP_SIGNS), (cluster_log, CLUSTER_SIGNS)):
         lines = read_tail(log, TAIL_BYTES) if log is not None else []
         for sign in signs:
             found = [place for place, line in enumerate(lines) if re.search(sign.pattern, line)]
@@ -90,7 +93,7 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
                 start = len(lines) - SHOWN if sign.pattern == TRACEBACK else found[-1] - 1
                 start = max(0, start)
                 return Cause(sign.kind, sign.what, log, tuple(lines[start : start + SHOWN]))
-    if (directory / "ENDED").exists():
+    if ended.exists():
         log = _shortest_lived(directory) or cluster_log
         return Cause("lost", "a node's step ended before the driver", log, tuple(read_tail(log, TAIL_BYTES)[-SHOWN:]))
     return None

@@ -1,5 +1,7 @@
 """The driver's command: what NeMo-RL is told, and that every value comes through Hydra and two shells as it was."""
 
+import os
+import re
 import shlex
 import subprocess
 from dataclasses import replace
@@ -13,11 +15,19 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from scripts.launch.hydra import hydra_value
-from scripts.launch.nemo_rl_command import Launch, cluster_environment, driver_command, hydra_overrides
+from scripts.launch.nemo_rl_command import (
+    Launch,
+    cluster_environment,
+    driver_command,
+    driver_environment,
+    hydra_overrides,
+)
+from scripts.launch.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.releases import release_of
 from tests.conftest import ROOT
 
+CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
 RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
 SITE = load_site(ROOT / "config/sites/h100.yaml", RECIPE)
 WORDS = ("true", "null", "1e5", "007", "1_000", "a=b", "${x}", "\\${x}", "'", "\\'", "\\\\", "", "nan", "-", "$(id)")
@@ -158,3 +168,65 @@ def test_the_models_code_is_loaded_once_into_the_stages_own_cache_before_any_ran
 def test_gyms_environments_are_the_images_own_where_the_release_can():
     told = [word for word in hydra_overrides(launch()) if "venv" in word]
     assert told == ["++env.nemo_gym.uv_venv_dir=/opt/gym_venvs", "++env.nemo_gym.skip_venv_if_present=true"]
+
+
+def test_the_configs_seed_is_kept_unless_recipe_stage_or_command_line_say_one():
+    assert not any(".seed=" in override for override in hydra_overrides(replace(launch(), seed=None)))
+    assert "grpo.seed=42" in hydra_overrides(launch())
+    path = ROOT / "config/recipes/super3.yaml"
+    assert {RECIPE.seed_of(name) for name in RECIPE.stages} == {None}
+    assert load_recipe(path, seed=0).seed_of("rlvr1") == 0
+    own = RECIPE.stages["rlvr1"].model_copy(update={"seed": 5})
+    assert load_recipe(path, seed=7).model_copy(update={"stages": {"rlvr1": own}}).seed_of("rlvr1") == 5
+    tiny = load_recipe(ROOT / "config/recipes/tiny.yaml").model_copy(update={"seed": None})
+    assert tiny.seed_of("sft") == 0, "TRL has no config of its own"
+
+
+def test_nano_gets_none_of_supers_variables_and_every_release_what_several_nodes_need():
+    nano, super3 = (load_recipe(ROOT / f"config/recipes/{name}.yaml") for name in ("nano3", "super3"))
+    told = driver_environment(any_launch("rlvr", nano, ROOT))
+    assert told == {
+        "NRL_MEGATRON_CHECKPOINT_DIR": "/cache/megatron_ckpt_cache",
+        "HF_MODULES_CACHE": "/cache/hf_modules/rlvr",
+        "NRL_IGNORE_VERSION_MISMATCH": "1",
+    }
+    assert len(driver_environment(any_launch("rlvr1", super3, ROOT))) == len(told) + 14
+
+
+@pytest.mark.parametrize(("name", "stages"), [("omni3", ["mpo", "text", "vision"]), ("steps-dpo", ["dpo"])])
+def test_what_triton_and_vllm_compile_stays_on_the_node_where_the_launcher_has_it_there(name, stages):
+    recipe = load_recipe(ROOT / f"config/recipes/{name}.yaml")
+    for stage in stages:
+        told = driver_environment(any_launch(stage, recipe, ROOT))
+        assert not {"TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "TMPDIR"} & told.keys()
+
+
+COMMAND_VARIABLE = re.compile(r"^ +([A-Z][A-Z0-9_]*)=(\S*) \\$", re.MULTILINE)
+EXPORTED = re.compile(r'^export ([A-Z][A-Z0-9_]*)="\$\{\w+:-(.*)\}"$', re.MULTILINE)
+OURS = {"NRL_MEGATRON_CHECKPOINT_DIR", "HF_MODULES_CACHE", "NRL_IGNORE_VERSION_MISMATCH"}  # docs/nemo_rl.md says why
+
+
+@pytest.mark.skipif(CHECKOUTS is None, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release")
+@pytest.mark.parametrize(
+    ("name", "stage", "launcher", "pattern", "besides", "without"),
+    [
+        (
+            *("super3", "rlvr1", "examples/nemo_gym/nemotron-3-super/super_launch.sh", COMMAND_VARIABLE),
+            *({"PERSISTENT_CACHE"}, {"PYTHONPATH"}),
+        ),
+        ("super3-b200", "rlvr1", "super_launch.sh", COMMAND_VARIABLE, OURS, set()),
+        *(
+            ("omni3", stage, f"scripts/nanov3_{script}.sh", EXPORTED, OURS, {"HF_HOME", "TMPDIR", "TRITON_CACHE_DIR"})
+            for stage, script in (("mpo", "mpo"), ("vision", "vision_rl"))
+        ),
+    ],
+)
+def test_a_launchers_variables_are_ours_but_for_those_with_a_reason(name, stage, launcher, pattern, besides, without):
+    recipe = load_recipe(ROOT / f"config/recipes/{name}.yaml")
+    text = Path(CHECKOUTS, recipe.release, launcher).read_text()
+    theirs = {key: value for key, value in pattern.findall(text) if key not in {"GPUS_PER_NODE", "MOUNTS"}}
+    ours = driver_environment(any_launch(stage, recipe, ROOT))
+    assert theirs.keys() - ours.keys() == without
+    assert ours.keys() - theirs.keys() <= besides
+    plain = {key: value for key, value in theirs.items() if "$" not in value and key in ours.keys() - OURS}
+    assert {key: ours[key] for key in plain} == plain

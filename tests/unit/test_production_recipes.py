@@ -159,6 +159,11 @@ def test_the_swe_stages_on_b200_run_in_their_own_image_and_no_prediction_head_is
     assert not any(stage.mtp for stage in stages.values())
 
 
+def test_swe2_on_b200_gets_the_time_that_its_config_reckons_with():
+    runtimes = {name: stage.resources.runtime for name, stage in recipe_of("super3-b200").stages.items()}
+    assert runtimes == dict.fromkeys(SUPER_ORDER, 240) | {"swe2": 720}
+
+
 def test_nano_has_the_published_hyper_parameters():
     recipe = recipe_of("nano3")
     rlvr, rlhf, dpo = recipe.stages.values()
@@ -322,6 +327,12 @@ UNFIT = "static preference pairs are for dpo or mpo; a deterministic check (veri
             "release: v0.7.0",
             "release: v0.7.1",
             "envs/nemo-rl.yaml: no release is named v0.7.1; did you mean v0.7.0?",
+        ),
+        (
+            "super3-small",
+            "launcher: super",
+            "launcher: supper",
+            "super3-small.yaml: stages.rlvr1.launcher: v0.7.0 has no launcher supper; did you mean super?",
         ),
         (
             "steps-dpo",
