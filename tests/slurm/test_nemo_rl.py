@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.nemo_rl_chain import AGENTS, STEPS, NemoRlChain
+from tests.slurm.nemo_rl_chain import AGENTS, PROMPTS, STEPS, NemoRlChain
 
 STAGES = ("rlvr1", "rlvr2")
 SECRET = "hf-token-that-nobody-may-see"  # noqa: S105
