@@ -72,8 +72,12 @@ def _planned_and_rows(job: TrainingJob) -> tuple[int, int]:
 
 def sure_step(checkpoint: Checkpoint, rows: int) -> int:
     """The last step that training surely reaches from a checkpoint of asynchronous GRPO without waiting for ever."""
-    grpo = yaml.safe_load((checkpoint.path / "config.yaml").read_text(encoding="utf-8"))["grpo"]
-    prompts, age = grpo["num_prompts_per_step"], grpo["async_grpo"]["max_trajectory_age_steps"]
+    config = checkpoint.path / "config.yaml"
+    try:
+        grpo = yaml.safe_load(config.read_text(encoding="utf-8"))["grpo"]
+        prompts, age = grpo["num_prompts_per_step"], grpo["async_grpo"]["max_trajectory_age_steps"]
+    except (KeyError, TypeError) as error:
+        raise _unknown(config, f"no {error}") from None
     left = max(0, rows // prompts - batches_taken(checkpoint.path / LOADER, rows // prompts))
     return reached(checkpoint.step, left, generated_steps(checkpoint.path / BUFFER, prompts), age)
 
