@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from scripts.train.nemo_rl_outcome import cause_of, data_ended
+from scripts.train.nemo_rl_outcome import CLUSTER_SIGNS, DRIVER_SIGNS, SHOWN, cause_of, data_ended
 
 STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.41"]
 DRIVER = {
