@@ -1,10 +1,12 @@
-# make demo: the tiny recipe to its report. make test: the tests. make lint: the linters. See README.md.
+# make demo: the tiny recipe to its report. make test: the tests. make lint: the linters. make gym: the NeMo-Gym that tests
+# compare with, which they skip without. See README.md.
 PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/installed
 REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
+GYM := .venv-gym
 
-.PHONY: demo test lint setup profile schema clean
+.PHONY: demo test lint setup gym profile schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -38,5 +40,13 @@ $(INSTALLED): $(REQUIREMENTS)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=--requirement %)
 	@touch $@
 
+gym: $(GYM)/installed
+
+$(GYM)/installed: envs/nemo-gym.txt
+	@echo "Installing NeMo-Gym into $(GYM) (once, about a minute)"
+	@$(PYTHON) -m venv --clear $(GYM)
+	@$(GYM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --requirement $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .snakemake
+	rm -rf $(VENV) $(GYM) .snakemake

@@ -1,6 +1,7 @@
 """Find what would go wrong with a recipe on a site before anything is submitted.
 
 Reads files only: recipe, site, images, checkouts, and the data where they are there. Status 1: something would stop.
+Of images it notes which Python will convert the checkpoints.
 With ``--command STAGE`` it prints what NeMo-RL's ray.sub would be told of a stage, apart from the deadline, which is
 the Slurm job's.
 """
@@ -17,7 +18,7 @@ from scripts.status import Project, project_of, project_parser
 from scripts.train.backend import Place, TrainingJob, check_nodes
 from scripts.train.memo import stage_files
 from scripts.train.nemo_rl_backend import launch_of
-from scripts.train.nemo_rl_checks import Finding, findings
+from scripts.train.nemo_rl_checks import Finding, Patient, conversion, findings
 from scripts.train.stop import StopRequest
 
 NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
@@ -43,6 +44,16 @@ def diagnose(project: Project) -> list[Finding]:
             absent = "not found" in str(error)
             found.append(Finding("all stages", 35, str(error), stops=not absent))
     return found
+
+
+def conversions(project: Project) -> list[str]:
+    """By which Python the checkpoints of NeMo-RL's stages are converted, a line an image."""
+    recipe, site = project.recipe, project.site
+    if site.nemo_rl is None:
+        return []
+    patients = [Patient(name, recipe, site, project.results) for name in recipe.stage_order()]
+    told = [conversion(patient) for patient in patients if patient.stage.backend == "nemo_rl"]
+    return [line for line in dict.fromkeys(told) if line is not None]
 
 
 def command_text(project: Project, name: str) -> str:
@@ -85,6 +96,10 @@ def main() -> int:
         alike.setdefault((finding.says, finding.trap, finding.stops), []).append(finding.stage)
     for (says, trap, stops), stages in alike.items():
         print(Finding(", ".join(stages), trap, says, stops))
+    if project.recipe.note:
+        print(f"note: {project.recipe.note}")
+    for line in conversions(project):
+        print(f"note: {line}")
     stopping = sum(finding.stops for finding in found)
     print(f"{len(project.recipe.stages)} stages: {stopping} errors, {len(found) - stopping} warnings")
     return 1 if stopping else 0

@@ -158,7 +158,8 @@ def _parameters(recipe: Recipe) -> list[str]:
     release = release_of(recipe.release)
     cells = {name: [row(stage, release) for row in ROWS.values()] for name, stage in recipe.stages.items()}
     rows = [[*row, ""] for row in side_by_side(cells) if row[0] != "image"]
-    return ["", f"trained by NeMo-RL {recipe.release} with:", *aligned(rows, left={0})]
+    note = ["", f"note: {recipe.note}"] if recipe.note else []
+    return ["", f"trained by NeMo-RL {recipe.release} with:", *aligned(rows, left={0}), *note]
 
 
 def _aside(plan: Iterable[Planned]) -> list[str]:

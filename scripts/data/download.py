@@ -1,6 +1,7 @@
 """Fetch a recipe's blends, and the external tables that their placeholders name, from the hub or from folders."""
 
 import argparse
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
 from scripts.files import amount, explain_write_errors, link_or_copy, replace_directory, write_json
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import FolderSource, HubSource, Recipe, SyntheticSource, nearest
+from scripts.recipe.models import IMAGE_FILES, Blend, FolderSource, HubSource, Recipe, SyntheticSource, nearest
 
 AT_ONCE = 4
 PLACEHOLDER = b"_hf_placeholder"
+RAW = {"mmpr": "OMNI3_MMPR_PUBLIC_RAW", "mmpr_tiny": "OMNI3_MMPR_TINY_RAW"}  # Nemotron's, of images fetched before
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -110,7 +112,7 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
     repositories = {table.repository for table in TABLES.values()}
     for unknown in recipe.tables.keys() - repositories:
         raise UserError(f"tables.{unknown}: no placeholder refers to this repository{nearest(unknown, repositories)}")
-    sources = {name: blend.source or recipe.source for name, blend in recipe.blends.items()}
+    sources = {name: source_of(recipe, blend) for name, blend in recipe.blends.items()}
     published = {name: blend.published_files(name) for name, blend in recipe.blends.items()}
     rows = [f"{name}.jsonl" for name, blend in recipe.blends.items() if blend.format == "jsonl"]
     with replace_directory(directory) as fresh:
@@ -136,6 +138,17 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
             "files": dict(sorted(fetcher.described.items())),
         }
         write_json(fresh / "record.json", record)
+
+
+def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
+    """Where a blend comes from: its own source or the recipe's; images of the hub from the folder that RAW names."""
+    source, variable = blend.source or recipe.source, RAW.get(blend.format)
+    folder = os.environ.get(variable) if variable and isinstance(source, HubSource) else None
+    if not folder:
+        return source
+    if lacking := [file for file in IMAGE_FILES[blend.format] if not Path(folder, file).is_file()]:
+        raise UserError(f"{variable}: {folder} has no {lacking[0]}; put it there, or unset {variable} to fetch it")
+    return FolderSource(kind="folder", path=folder)
 
 
 def tables_named(path: Path) -> set[Table]:

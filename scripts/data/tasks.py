@@ -108,6 +108,7 @@ def _function_tool(name: str, *parameters: str) -> dict[str, Any]:
             "properties": {parameter: {"type": "string"} for parameter in parameters},
             "required": list(parameters),
         },
+        "strict": False,
     }
 
 

@@ -27,8 +27,10 @@ from scripts.recipe.load import load_recipe, load_site, scored_stage
 from scripts.recipe.models import NemoRlStage, Recipe, nearest
 from scripts.recipe.releases import Release, release_of
 from scripts.recipe.site import Site
-from scripts.train.nemo_rl_checks import Patient, check_parallelism
+from scripts.train.nemo_rl_arithmetic import check_parallelism
+from scripts.train.nemo_rl_export import handed_on
 from scripts.train.nemo_rl_outcome import cause_of
+from scripts.train.nemo_rl_patient import Patient
 
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
@@ -103,7 +105,7 @@ def launch_of(recipe: Recipe, name: str, site: Site, export: Path, split: Path, 
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
     stage, release = scored_stage(recipe, name), release_of(recipe.release)
     model = export.with_name("model").resolve()
-    pretrained = model / "megatron"
+    megatron = handed_on(model)
     return Launch(
         stage=name,
         settings=stage.model_copy(update={"overrides": [*stage.overrides, *COLLECT]}),
@@ -117,7 +119,7 @@ def launch_of(recipe: Recipe, name: str, site: Site, export: Path, split: Path, 
         logs=folder / "run",
         max_num_steps=1,
         seed=recipe.seed_of(name),
-        pretrained=pretrained.resolve() if pretrained.exists() else None,
+        pretrained=Path(megatron["path"]) if megatron else None,
     )
 
 

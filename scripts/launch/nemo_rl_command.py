@@ -16,15 +16,6 @@ from scripts.recipe.releases import Release
 from scripts.recipe.site import NemoRlSite, Site
 
 SETTINGS = ("grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
-MTP = (
-    "++policy.generation.vllm_cfg.enable_prefix_caching=false",
-    "++policy.generation.vllm_kwargs.enable_chunked_prefill=true",
-    "++policy.generation.vllm_kwargs.max_num_batched_tokens=8480",
-    "++policy.generation.vllm_kwargs.mamba_cache_mode=align",
-    "~policy.generation.vllm_kwargs.compilation_config.cudagraph_capture_sizes",
-    "++policy.generation.vllm_kwargs.speculative_config.num_speculative_tokens=5",
-    "++policy.generation.vllm_kwargs.speculative_config.method=mtp",
-)
 PREWARM = (
     "import sys; from transformers import AutoConfig, AutoTokenizer; name = sys.argv[1]; "
     "AutoConfig.from_pretrained(name, trust_remote_code=True); "
@@ -42,7 +33,7 @@ class Launch:
     `model` is what it starts from (a folder or a repository), `checkpoints` and `logs` are NeMo-RL's own directories
     for them, `seed` None where the config's is kept, `save_by` the time in seconds since the epoch at which its last
     checkpoint must be whole (None: there is no limit), `startup_seconds` what passes from the driver's start to its
-    first step.
+    first step. `pretrained` is a Megatron checkpoint whose weights it takes instead of `model`'s.
     """
 
     stage: str
@@ -60,6 +51,7 @@ class Launch:
     save_by: float | None = None
     startup_seconds: float = 0.0
     pretrained: Path | None = None
+    pretrained_format: str = "megatron_bridge"
     schedule_steps: int | None = None
 
     @property
@@ -97,6 +89,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
     }
     if launch.nemo_rl.wandb_project is not None:
         nested |= {"logger.wandb.name": launch.stage, "logger.wandb.project": launch.nemo_rl.wandb_project}
+    if launch.nemo_rl.wandb_entity is not None:  # no config names one
+        nested |= {"++logger.wandb.entity": launch.nemo_rl.wandb_entity}
     settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}
     added = _filled(stage.add, launch)
     if settings["data"] == stage.data and added == stage.add:
@@ -107,8 +101,6 @@ def hydra_overrides(launch: Launch) -> list[str]:
     overrides += overrides_of(_nodes(launch) | _steps(launch))
     if stage.sif and launch.nemo_rl.sif:
         overrides.append(f"sif_dir={hydra_value(launch.nemo_rl.sif)}")
-    if stage.mtp:
-        overrides += MTP
     return [*overrides, *stage.overrides]
 
 
@@ -155,7 +147,7 @@ def _steps(launch: Launch) -> dict[str, Any]:
         steps |= _schedule(launch)
     if launch.pretrained is not None:
         steps["++checkpointing.pretrained_checkpoint.path"] = str(launch.pretrained)
-        steps["++checkpointing.pretrained_checkpoint.format"] = "megatron_bridge"
+        steps["++checkpointing.pretrained_checkpoint.format"] = launch.pretrained_format
     return steps
 
 

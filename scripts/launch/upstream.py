@@ -191,13 +191,13 @@ def differences(recipe: Recipe, checkout: Path) -> list[Difference]:
         if stage.max_num_steps is not None:
             ours[f"{stage.algorithm}.max_num_steps"] = stage.max_num_steps
         for key, value in ours.items():
-            theirs = _value(config, key)
+            theirs = value_of(config, key)
             if theirs != value:
                 found.append(Difference(name, key, value, theirs))
     return found
 
 
-def _value(config: dict[str, Any], key: str) -> Any:
+def value_of(config: dict[str, Any], key: str) -> Any:
     """A key's value; a plain reference to another key is followed, a computed one stays text."""
     node: Any = config
     for part in key.split("."):
@@ -205,7 +205,7 @@ def _value(config: dict[str, Any], key: str) -> Any:
             return ABSENT
         node = node[part]
     reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
-    return _value(config, reference[1]) if reference else node
+    return value_of(config, reference[1]) if reference else node
 
 
 def main() -> int:

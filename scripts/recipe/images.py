@@ -5,9 +5,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from scripts.recipe.models import Name, Strict
+from scripts.errors import UserError
+from scripts.recipe.models import Name, Strict, nearest
+from scripts.recipe.releases import load_releases
 from scripts.recipe.site import Variable
-from scripts.recipe.yaml_file import read_yaml, validate
+from scripts.recipe.yaml_file import line_of, read_yaml, validate
 
 HOST = r"[a-z0-9-]+(?:\.[a-z0-9-]+)+(?::[0-9]+)?"
 REPOSITORY = r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
@@ -86,4 +88,13 @@ class Images(Strict):
 def load_images(path: Path) -> Images:
     """The images in a YAML file; a mistake is one line with file, line, key and what is wrong."""
     data, node = read_yaml(path)
-    return validate(Images, data, path, node)
+    images = validate(Images, data, path, node)
+    for name, image in images.images.items():
+        for place, release in enumerate(image.releases):
+            if release not in load_releases():
+                line = line_of(node, ["images", name, "releases", str(place)], data)
+                raise UserError(
+                    f"{path}:{line}: images.{name}.releases: envs/nemo-rl.yaml has no release "
+                    f"{release}{nearest(release, load_releases())}"
+                )
+    return images

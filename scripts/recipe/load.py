@@ -1,5 +1,6 @@
 """Read config, recipe and site from YAML; every mistake is one line with file, line, key and the nearest valid name."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,7 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
     if recipe.release is None:
         return recipe
     release = release_of(recipe.release)
-    for name, stage in recipe.stages.items():
-        if stage.pretrained_checkpoint and "pretrained_checkpoint" not in release.can:
-            line = line_of(node, ["stages", name, "pretrained_checkpoint"], data)
-            raise UserError(
-                f"{path}:{line}: stages.{name}.pretrained_checkpoint: {recipe.release} starts from exports only; leave "
-                "it out"
-            )
-        if stage.launcher is not None and stage.launcher not in release.launchers:
-            line = line_of(node, ["stages", name, "launcher"], data)
-            known = nearest(stage.launcher, release.launchers)
-            raise UserError(
-                f"{path}:{line}: stages.{name}.launcher: {recipe.release} has no launcher {stage.launcher}{known}"
-            )
+    _check_what_the_release_has(recipe, release, lambda *at: f"{path}:{line_of(node, [*at], data)}: {'.'.join(at)}")
     recipe = recipe.model_copy(
         update={"stages": {name: _with_nodes(stage, release) for name, stage in recipe.stages.items()}}
     )
@@ -50,6 +39,33 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
     except ValueError as error:
         raise UserError(f"{path}:{line_of(node, ['evaluation', 'nodes'], data)}: evaluation.nodes: {error}") from None
     return recipe
+
+
+def _check_what_the_release_has(recipe: Recipe, release: Release, place: Callable[..., str]) -> None:
+    """UserError, with the `place` of the key, for a launcher or Megatron weights that the release would not take."""
+    able = "pretrained_checkpoint" in release.can
+    for name, stage in recipe.stages.items():
+        if stage.pretrained_checkpoint and not able:
+            at = place("stages", name, "pretrained_checkpoint")
+            raise UserError(f"{at}: {recipe.release} starts from exports only; leave it out")
+        if stage.launcher is not None and stage.launcher not in release.launchers:
+            known = nearest(stage.launcher, release.launchers)
+            raise UserError(
+                f"{place('stages', name, 'launcher')}: {recipe.release} has no launcher {stage.launcher}{known}"
+            )
+    if getattr(recipe.model, "megatron", None) is None:
+        return
+    if not able:
+        raise UserError(
+            f"{place('model', 'megatron')}: {recipe.release} starts from Hugging Face's format only; convert the "
+            "checkpoint (docs/nemo_rl.md says how) and name the result in model.name, or name a release that can"
+        )
+    for name, stage in recipe.stages.items():
+        if stage.parent is None and "megatron_cfg" not in stage.policy:
+            raise UserError(
+                f"{place('model', 'megatron')}: stage {name} does not train by Megatron (its policy says no "
+                "megatron_cfg), so it would take the weights of model.name; leave megatron out"
+            )
 
 
 def scored_stage(recipe: Recipe, name: str) -> NemoRlStage:

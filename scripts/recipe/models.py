@@ -192,11 +192,24 @@ class ScratchModel(Strict):
     vision: ScratchVision | None = Field(None, description="None: the model sees no pictures.")
 
 
+class MegatronCheckpoint(Strict):
+    """A Megatron checkpoint: one iteration's folder, or the folder above those."""
+
+    path: Annotated[str, StringConstraints(pattern=r"^/[^\s,:]*$")]
+    format: Literal["megatron_bridge", "megatron_lm"] = Field(
+        "megatron_bridge", description="megatron_bridge has a run_config.yaml; megatron_lm is torch_dist without one."
+    )
+
+
 class PretrainedModel(Strict):
     """The model in Hugging Face's format that the stages without a parent start from."""
 
     name: str = Field(description="A folder (absolute path) or a repository of the hub.")
     revision: str | None = Field(None, description="Commit of the repository.")
+    megatron: MegatronCheckpoint | None = Field(
+        None,
+        description="Take the weights from there, and from `name` all else (config, tokenizer), where the release can.",
+    )
 
 
 class Optimizer(Strict):
@@ -547,7 +560,6 @@ class NemoRlStage(StageBase):
     add: dict[str, Any] = Field({}, description="Settings like those above that the release's config does not have.")
     sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
     sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
-    mtp: bool = Field(False, description="Speculative decoding by the model's own prediction heads.")
     pretrained_checkpoint: bool = Field(
         False, description="Take the parent's weights from its checkpoint, not from an export, where the release can."
     )
@@ -704,6 +716,7 @@ class Recipe(Strict):
         None, description="Of the trained models, by the hub's name of it, for their cards; none: the cards state none."
     )
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
+    note: str | None = Field(None, description="What to know before training it; the doctor and the plan say it.")
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
     tables: dict[str, str] = Field(
         {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."

@@ -11,14 +11,9 @@ from scripts.recipe.models import Strict, nearest
 from scripts.recipe.yaml_file import read_yaml, repository_root, validate
 
 Ability = Literal[
-    "resume",
-    "symmetric_run",
     "pretrained_checkpoint",
-    "job_start_epoch",
     "judges_within_num_nodes",
-    "sandbox_on_head",
     "skip_prefetched_venvs",
-    "raises_at_end_of_data",
     "gym_compares",
 ]
 
@@ -47,10 +42,10 @@ class Release(Strict):
 
     In `environment`, the variables of every driver, ``{cache}`` stands for the site's cache, ``{stage}`` for the stage;
     `launchers` holds, by name, what a launcher of upstream's sets for its model besides.
-    `can`: ``judges_within_num_nodes``: cluster.num_nodes counts the judges' nodes too; ``sandbox_on_head``: only the
-    head runs the sandbox; ``job_start_epoch``: the driver is told when its job began; ``raises_at_end_of_data``:
-    asynchronous training fails where others wait for ever; ``gym_compares``: Gym compares the responses that a
-    generative reward model judges, so they are scored outside training too.
+    `can`: ``pretrained_checkpoint``: it starts from a Megatron checkpoint as it is; ``judges_within_num_nodes``:
+    cluster.num_nodes counts the judges' nodes too; ``skip_prefetched_venvs``: it takes Gym's environments that the
+    image holds; ``gym_compares``: Gym compares the responses that a generative reward model judges, so they are scored
+    outside training too.
     """
 
     about: str

@@ -7,6 +7,7 @@ import yaml
 
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_text
+from scripts.recipe.megatron import content_of, iteration_of
 from scripts.recipe.models import GrpoStage, Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.yaml_file import repository_root
@@ -35,6 +36,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
     if config.get("judges") is None:
         config.pop("judges", None)
     if stage.backend == "nemo_rl":
+        config["mtp"] = False  # a setting of earlier recipes, which no release could serve; identities hold it
         config["release"] = {"name": recipe.release, "revision": release_of(recipe.release).revision}
     else:
         config["release"] = backend_release("vllm" if stage.samples_by_vllm else stage.backend)
@@ -46,7 +48,11 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> dict[str, Any]:
         config["environments"] = {name: sha256_file(path) for name, path in own.items()}
     config["seed"] = recipe.seed_of(stage_name)
     if stage.parent is None:
-        config["model"] = recipe.model.model_dump(mode="json")
+        config["model"] = recipe.model.model_dump(mode="json", exclude={"megatron"})
+        if megatron := getattr(recipe.model, "megatron", None):
+            folder = iteration_of(megatron)
+            content = content_of(folder)
+            config["model"]["megatron"] = {"path": str(folder), "format": megatron.format, "content": content}
     return config
 
 

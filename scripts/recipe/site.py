@@ -3,7 +3,8 @@
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 from scripts.recipe.models import Name, Resources, Stage, Strict
 
@@ -84,6 +85,13 @@ class NemoRlSite(Strict):
         7200, description="An attempt without a new step for so long, beyond its start-up, is ended."
     )
     wandb_project: str | None = Field(None, description="None: Weights & Biases is off.")
+    wandb_entity: str | None = Field(None, description="Team or user of wandb_project; none: the account's own.")
+
+    @model_validator(mode="after")
+    def _entity_has_a_project(self) -> "NemoRlSite":
+        if self.wandb_entity is not None and self.wandb_project is None:
+            raise PydanticCustomError("entity", "wandb_entity is for a wandb_project; name one, or leave it out")
+        return self
 
 
 class Site(Strict):

@@ -1,4 +1,4 @@
-"""Whether a folder is a whole model in Hugging Face's format: index, shards, sizes, tokenizer, config."""
+"""Whether a folder is a whole model in Hugging Face's format: shards, sizes, vocabulary, tokenizer, config, code."""
 
 import json
 import struct
@@ -9,6 +9,7 @@ from scripts.errors import UserError
 
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", "lm_head.weight")
 
 
 def check_model(folder: Path, like: Path | None = None) -> None:
@@ -16,10 +17,13 @@ def check_model(folder: Path, like: Path | None = None) -> None:
 
     A shard is whole when its size is what its own header says; contents are not read.
     """
-    _read_json(folder / "config.json")
+    config = _read_json(folder / "config.json")
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise UserError(f"{folder}: has none of {', '.join(TOKENIZERS)}, so the next stage finds no tokenizer")
+    if lacking := next((name for name in _own_code(config) if not (folder / name).is_file()), None):
+        raise UserError(f"{folder}: has no {lacking}, the model's own code by its config.json (auto_map)")
     tensors = tensors_of(folder)
+    _check_vocabulary(folder, config, tensors)
     if like is None or not (like / "config.json").is_file():
         return
     wanted = tensors_of(like)
@@ -33,6 +37,25 @@ def check_model(folder: Path, like: Path | None = None) -> None:
     for name, (dtype, shape) in tensors.items():
         if wanted[name][1] != shape:
             raise UserError(f"{folder}: {name} has the shape {shape}, but {wanted[name][1]} in {like} ({dtype})")
+
+
+def _own_code(config: dict[str, Any]) -> set[str]:
+    """The files of a model's own code that its config names; what it takes from a repository is not among them."""
+    named = config.get("auto_map", {}).values()
+    classes = [name for value in named for name in (value if isinstance(value, list) else [value]) if name]
+    return {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}
+
+
+def _check_vocabulary(folder: Path, config: dict[str, Any], tensors: dict[str, tuple[str, list[int]]]) -> None:
+    """UserError when a matrix has more or fewer rows than the vocabulary has tokens: Megatron pads it in training."""
+    parts = [config, *(config.get(name) or {} for name in ("text_config", "llm_config"))]
+    tokens = next((part["vocab_size"] for part in parts if "vocab_size" in part), None)
+    for name, (_, shape) in tensors.items():
+        if tokens is not None and name.endswith(A_ROW_A_TOKEN) and shape[0] != tokens:
+            raise UserError(
+                f"{folder}: {name} has {shape[0]} rows, but config.json's vocab_size is {tokens}; the conversion left "
+                "the rows by which training pads the vocabulary, or cut it"
+            )
 
 
 def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:

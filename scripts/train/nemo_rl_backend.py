@@ -18,6 +18,7 @@ from scripts.recipe.resolve import is_asynchronous, planned_step, rows_of_manife
 from scripts.train.backend import Place, TrainingJob
 from scripts.train.criteria import refuse_divergence
 from scripts.train.nemo_rl_checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
+from scripts.train.nemo_rl_export import handed_on
 from scripts.train.nemo_rl_metrics import StepLog
 from scripts.train.nemo_rl_outcome import Cause, cause_of, data_ended
 from scripts.train.nemo_rl_reach import note_sealed, note_standstill
@@ -56,7 +57,7 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
     name = config["release"]["name"]
     checkout = checkout_of(name, config["release"]["revision"], place.site)
     parent = job.parent_model.resolve() if job.parent_model else config["model"]["name"].rstrip("/")
-    pretrained = job.parent_model.resolve() / "megatron" if job.parent_model else None
+    megatron = handed_on(parent) if job.parent_model else config["model"].get("megatron")
     save_by = None if job.stop.deadline is None else job.stop.deadline - nemo_rl.save_seconds
     return Launch(
         stage=job.stage,
@@ -74,7 +75,8 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
         seed=config["seed"],
         save_by=save_by,
         startup_seconds=startup_seconds(job.run, nemo_rl.startup_seconds),
-        pretrained=pretrained.resolve() if pretrained is not None and pretrained.exists() else None,
+        pretrained=Path(megatron["path"]) if megatron else None,
+        pretrained_format=megatron["format"] if megatron else "megatron_bridge",
     )
 
 

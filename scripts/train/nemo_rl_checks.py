@@ -1,108 +1,30 @@
-"""What can be seen of a NeMo-RL stage before any node is asked for: arithmetic, paths, images, environments.
+"""What can be seen of a NeMo-RL stage before any node is asked for.
 
 Each finding names a trap (by its number in docs/traps.md), the value and the fix. Nothing is read but files.
 """
 
-import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import read_json
+from scripts.launch.megatron_python import VENVS, WORKER, has_megatron
 from scripts.launch.nemo_rl_command import image_of
 from scripts.launch.upstream import load_upstream, unknown_keys
-from scripts.recipe.models import NemoRlStage, Recipe
-from scripts.recipe.releases import Release, release_of
-from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
-from scripts.recipe.settings import leaves
-from scripts.recipe.site import NemoRlSite, Site
+from scripts.recipe.megatron import iteration_of
+from scripts.recipe.models import Recipe
+from scripts.recipe.site import Site
+from scripts.train import nemo_rl_arithmetic, nemo_rl_caches, nemo_rl_defects
+from scripts.train.nemo_rl_patient import Finding, Patient
 
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 HIDING = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that would go wrong. `stops`: it surely would, so nothing is started; otherwise it is worth a look."""
-
-    stage: str
-    trap: int
-    says: str
-    stops: bool = True
-
-    def __str__(self) -> str:
-        """One line for people."""
-        return f"{'error' if self.stops else 'warning'}: {self.stage}: {self.says} (trap {self.trap})"
-
-
-@dataclass(frozen=True)
-class Patient:
-    """A stage with all that is asked of it: recipe, site, release, and where its files lie."""
-
-    name: str
-    recipe: Recipe
-    site: Site
-    results: Path
-
-    @property
-    def stage(self) -> NemoRlStage:
-        """The stage itself."""
-        return self.recipe.stages[self.name]
-
-    @property
-    def release(self) -> Release:
-        """Its release of NeMo-RL."""
-        return release_of(self.recipe.release)
-
-    @property
-    def nemo_rl(self) -> NemoRlSite:
-        """The site's section on NeMo-RL."""
-        return self.site.nemo_rl
-
-    @property
-    def data(self) -> Path:
-        """The folder of its splits."""
-        return self.results / "data" / self.stage.blend
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """Its config in the release's checkout, with all that it inherits; empty where that cannot be read."""
-        try:
-            return load_upstream(Path(self.nemo_rl.checkouts[self.recipe.release], self.stage.config))
-        except (KeyError, UserError):
-            return {}
-
-    @property
-    def is_of_gym(self) -> bool:
-        """Whether its rollouts are NeMo-Gym's."""
-        return "nemo_gym" in self.stage.entry
-
-    @property
-    def validates(self) -> bool:
-        """Whether it is validated while it trains."""
-        period = self.setting("val_period", 0)
-        regularly = isinstance(period, int) and period > 0
-        return regularly or bool(self.setting("val_at_start") or self.setting("val_at_end"))
-
-    def setting(self, key: str, default: Any = None) -> Any:
-        """What the recipe says of the algorithm, or else the release's config."""
-        own, theirs = getattr(self.stage, self.stage.algorithm), self.config.get(self.stage.algorithm) or {}
-        return own[key] if key in own else theirs.get(key, default)
-
-    def values(self, section: str, key: str) -> dict[str, Any]:
-        """Every value of a key in a section, by its place; what the recipe says lies over the release's config."""
-        sections = [self.config.get(section), self.stage.add.get(section), getattr(self.stage, section)]
-        return {place: value for settings in sections for place, value in _values(settings or {}, key)}
-
-    def finding(self, trap: int, says: str, stops: bool = True) -> Finding:
-        """A finding on this stage."""
-        return Finding(self.name, trap, says, stops)
+SAVE_FORMAT = "checkpointing.model_save_format"
+WITHOUT = "uv builds the environment of the converter, for which compute nodes need a network"
+GYM = "3rdparty/Gym-workspace/Gym"
 
 
 def findings(name: str, recipe: Recipe, site: Site, results: Path) -> list[Finding]:
@@ -112,49 +34,6 @@ def findings(name: str, recipe: Recipe, site: Site, results: Path) -> list[Findi
         missing = "slurm" if site.slurm is None else "nemo_rl"
         return [patient.finding(23, f"site {site.name} has no section {missing}, which NeMo-RL needs")]
     return [finding for check in CHECKS for finding in check(patient)]
-
-
-def check_parallelism(patient: Patient) -> Iterator[Finding]:
-    """The nodes must be filled by the parallel groups, and the batch shared out evenly."""
-    stage, gpus = patient.stage, patient.site.slurm.gpus_per_node
-    megatron = stage.policy.get("megatron_cfg", {})
-    sizes = {
-        name: megatron.get(key, 1)
-        for name, key in (
-            ("TP", "tensor_model_parallel_size"),
-            ("CP", "context_parallel_size"),
-            ("PP", "pipeline_model_parallel_size"),
-            ("EP", "expert_model_parallel_size"),
-            ("ETP", "expert_tensor_parallel_size"),
-        )
-    }
-    judges = stage.cluster.judge_nodes if "judges_within_num_nodes" in patient.release.can else 0
-    nodes = stage.cluster.num_nodes - stage.cluster.generation_nodes - judges
-    training = nodes * gpus
-    if training <= 0:
-        yield patient.finding(17, f"cluster leaves {nodes} nodes to train on; raise cluster.num_nodes")
-        return
-    for names in (("TP", "CP", "PP"), ("ETP", "EP", "PP")):
-        group = 1
-        for size in names:
-            group *= sizes[size]
-        if training % group:
-            yield patient.finding(
-                18, f"{nodes} training nodes have {training} GPUs, no multiple of {' x '.join(names)} = {group}"
-            )
-    replicas = training // (sizes["TP"] * sizes["CP"] * sizes["PP"])
-    if replicas and stage.policy["train_global_batch_size"] % replicas:
-        yield patient.finding(
-            19,
-            f"policy.train_global_batch_size {stage.policy['train_global_batch_size']} cannot be shared evenly by the "
-            f"{replicas} data-parallel replicas of {training} GPUs",
-        )
-    tensor = stage.policy.get("generation", {}).get("vllm_cfg", {}).get("tensor_parallel_size", 1)
-    generating = (stage.cluster.generation_nodes or nodes) * gpus
-    if generating % tensor:
-        yield patient.finding(
-            18, f"{generating} generating GPUs are no multiple of vLLM's tensor_parallel_size {tensor}"
-        )
 
 
 def check_cohorts(patient: Patient) -> Iterator[Finding]:
@@ -172,7 +51,7 @@ def check_cohorts(patient: Patient) -> Iterator[Finding]:
                 "wait for ever; make them equal",
             )
     key = patient.release.keys.validation_generations
-    if patient.validates and cohorts and patient.setting(key.removeprefix("grpo.")) != generations:
+    if patient.validates and cohorts and patient.told(key) != generations:
         yield patient.finding(20, f"it validates with a reward model, so {key} must be {generations} too")
     if stage.is_asynchronous:
         for key in ("use_dynamic_sampling", "reward_scaling", "reward_shaping"):
@@ -187,33 +66,6 @@ def check_cohorts(patient: Patient) -> Iterator[Finding]:
             )
     if patient.is_of_gym and patient.setting("max_val_samples") is not None:
         yield patient.finding(20, "grpo.max_val_samples must be null: Gym's validation takes the whole file")
-
-
-def check_rows_and_steps(patient: Patient) -> Iterator[Finding]:
-    """The rows must be enough for the planned step: most releases wait for ever when they end before it."""
-    stage, rows = patient.stage, rows_of_manifest(patient.data / "manifest.json")
-    if rows is None:
-        return
-    planned = planned_step(resolve_stage(patient.recipe, patient.name), rows)
-    batches = rows // stage.rows_per_step
-    epochs = patient.setting("max_num_epochs", 1)
-    if planned < 1:
-        yield patient.finding(
-            4,
-            f"{rows} training rows make {batches} batches of {stage.rows_per_step}, too few to train; lower the batch",
-        )
-    elif stage.is_asynchronous and planned > batches - 1:
-        yield patient.finding(
-            4,
-            f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}, and "
-            f"asynchronous training generates one ahead; set it to {batches - 1} at most or leave it out",
-        )
-    elif not stage.is_asynchronous and isinstance(epochs, int) and planned > batches * epochs:
-        yield patient.finding(
-            4,
-            f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step} in each of "
-            f"{epochs} epochs; set it to {batches * epochs} at most, or raise {stage.algorithm}.max_num_epochs",
-        )
 
 
 def check_checkpoints(patient: Patient) -> Iterator[Finding]:
@@ -232,34 +84,48 @@ def check_checkpoints(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def check_import(patient: Patient) -> Iterator[Finding]:
-    """NeMo-RL imports a model once and knows it by its path alone, be it half imported or changed since."""
-    model = _folder_of_model(patient)
-    caches = patient.release.variables(patient.stage.launcher) | patient.stage.environment
-    cache = caches.get("NRL_MEGATRON_CHECKPOINT_DIR", "").replace("{cache}", patient.nemo_rl.cache)
-    imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
-    if model is None or not cache or not imported.exists():
-        return
-    wanting = [name for name in ("run_config.yaml", "metadata.json") if not (imported / name).is_file()]
-    if wanting:
+def check_conversion(patient: Patient) -> Iterator[Finding]:
+    """What it saves must be what a converter of its release reads, and its image have the Python which that needs."""
+    dtensor, megatron = patient.told("policy.dtensor_cfg._v2"), patient.told("policy.megatron_cfg.enabled")
+    if dtensor and not megatron and patient.told(SAVE_FORMAT) != "torch_save":
         yield patient.finding(
-            13, f"{imported}: has no {wanting[0]}; an import that was killed? delete it, and NeMo-RL imports again"
+            15,
+            "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
+            f'"++{SAVE_FORMAT}=torch_save" to its overrides',
         )
-    elif max((file.stat().st_mtime for file in model.glob("*")), default=0) > imported.stat().st_mtime:
-        yield patient.finding(
-            13,
-            f"{model}: has changed since NeMo-RL imported it; delete {imported.parent} or use a new path",
-            stops=False,
-        )
+    image = image_of(patient.stage.image, patient.release, patient.nemo_rl)
+    if has_megatron(image) is False:
+        yield patient.finding(15, f"{image}: has no {VENVS}/{WORKER}; {WITHOUT}", stops=False)
 
 
-def _folder_of_model(patient: Patient) -> Path | None:
-    """The folder that the stage starts from; None: a repository of the hub, or not made yet."""
+def conversion(patient: Patient) -> str | None:
+    """By which Python its checkpoints are converted, as far as that can be told; None: a finding tells it."""
+    image = image_of(patient.stage.image, patient.release, patient.nemo_rl)
+    found = has_megatron(image)
+    if found is None:
+        return f"{image}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {WITHOUT}"
+    return f"{image}: its {VENVS}/{WORKER} converts checkpoints" if found else None
+
+
+def check_model(patient: Patient) -> Iterator[Finding]:
+    """What a first stage starts from must be there: a Hugging Face folder and, where asked for, Megatron's weights."""
+    model = patient.recipe.model
     if patient.stage.parent is not None:
-        export = patient.results / patient.stage.parent / "hf/model"
-        return export.resolve() if export.exists() else None
-    name = patient.recipe.model.name.rstrip("/")
-    return Path(name) if name.startswith("/") else None
+        return
+    if model.name.startswith("/") and not Path(model.name, "config.json").is_file():
+        yield patient.finding(
+            12, f"{model.name}: no config.json there; the first stage starts from a Hugging Face folder"
+        )
+    if model.megatron is None:
+        return
+    try:
+        iteration_of(model.megatron)
+    except UserError as error:
+        yield patient.finding(12, str(error))
+    if model.name.startswith("/") and not any(Path(model.name).glob("*.safetensors")):
+        yield patient.finding(
+            12, f"{model.name}: no *.safetensors there, like which the converter lays out an export", stops=False
+        )
 
 
 def check_paths(patient: Patient) -> Iterator[Finding]:
@@ -274,6 +140,8 @@ def check_paths(patient: Patient) -> Iterator[Finding]:
     model = patient.recipe.model.name
     if patient.stage.parent is None and model.startswith("/"):
         wanted["the model"] = Path(model)
+    if patient.stage.parent is None and patient.recipe.model.megatron is not None:
+        wanted["model.megatron"] = Path(patient.recipe.model.megatron.path)
     if patient.stage.sif and nemo_rl.sif:
         wanted["nemo_rl.sif"] = Path(nemo_rl.sif)
     if "HF_HOME" in site.environment:
@@ -285,8 +153,6 @@ def check_paths(patient: Patient) -> Iterator[Finding]:
             yield patient.finding(14, f"{what} lies in {path}: ray.sub takes no path with a space, comma or colon")
     if patient.stage.sif and not nemo_rl.sif:
         yield patient.finding(42, "its rows run in .sif images, but the site names no folder nemo_rl.sif")
-    if patient.stage.parent is None and model.startswith("/") and not Path(model, "config.json").is_file():
-        yield patient.finding(12, f"{model}: no config.json there; the first stage starts from a Hugging Face folder")
     if not site.slurm.exclusive:
         yield patient.finding(
             34, "slurm.exclusive is false, but Ray's and NeMo-RL's ports are fixed: two jobs on a node would collide"
@@ -354,19 +220,6 @@ def check_images(patient: Patient) -> Iterator[Finding]:
             )
 
 
-def check_hub(patient: Patient) -> Iterator[Finding]:
-    """Judges and datasets are fetched from the hub by compute nodes unless they are cached."""
-    if "HF_HOME" in {*patient.site.environment, *os.environ}:
-        return
-    wanted = ["its judge models"] if patient.stage.reward == "judge" else []
-    if patient.stage.parent is None and not patient.recipe.model.name.startswith("/"):
-        wanted.append(f"the model {patient.recipe.model.name}")
-    for what in wanted:
-        yield patient.finding(
-            41, f"{what} would come from the hub, and no HF_HOME (site's environment) says where that is cached"
-        )
-
-
 def check_secrets(patient: Patient) -> Iterator[Finding]:
     """Tokens belong into the environment of whoever starts Snakemake."""
     places = {"the site's environment": patient.site.environment, "its environment": patient.stage.environment}
@@ -377,34 +230,50 @@ def check_secrets(patient: Patient) -> Iterator[Finding]:
 
 
 def check_environments(patient: Patient) -> Iterator[Finding]:
-    """Some environments need the sandbox."""
+    """Some environments need the sandbox; others have no rows, because what is published is a part of the data."""
     manifest = patient.data / "manifest.json"
-    if patient.stage.sandbox or not manifest.exists():
+    if not manifest.exists():
         return
     splits = read_json(manifest)
     names = {name for split in ("train", "validation") for name in splits[split]["environments"]}
-    if sandboxed := sorted(filter(SANDBOXED.search, names)):
+    sandboxed = sorted(filter(SANDBOXED.search, names))
+    if sandboxed and not patient.stage.sandbox:
         yield patient.finding(21, f"{', '.join(sandboxed)} need the sandbox; set sandbox: true")
+    served = agents_of(patient)
+    if without := sorted(served - names):
+        yield patient.finding(
+            21,
+            f"{len(without)} of the {len(served)} environments that its config runs have no row, so "
+            f"nothing is learnt there: {', '.join(without)}; published data are a part of what the model learnt from",
+            stops=False,
+        )
+
+
+def agents_of(patient: Patient) -> set[str]:
+    """The agents, by which rows name their environment, that the stage's Gym runs; of files that are not there none."""
+    gym = Path(patient.nemo_rl.checkouts.get(patient.recipe.release, ""), GYM)
+    sections = [patient.config.get("env"), patient.stage.add.get("env"), patient.stage.env]
+    settings = [(section or {}).get("nemo_gym") or {} for section in sections]
+    paths = next((one["config_paths"] for one in reversed(settings) if one.get("config_paths")), [])
+    files = [load_upstream(gym / path) for path in paths if (gym / path).is_file()]
+    named = [item for one in [*files, *settings] for item in one.items()]
+    return {name for name, server in named if isinstance(server, dict) and "responses_api_agents" in server}
 
 
 CHECKS: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
-    check_parallelism,
     check_cohorts,
-    check_rows_and_steps,
     check_checkpoints,
-    check_import,
+    check_conversion,
+    check_model,
     check_paths,
     check_checkout,
     check_images,
-    check_hub,
     check_secrets,
     check_environments,
+    *nemo_rl_arithmetic.CHECKS,
+    *nemo_rl_caches.CHECKS,
+    *nemo_rl_defects.CHECKS,
 )
-
-
-def _values(settings: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
-    """Every value of a key at any depth, with its place."""
-    return ((place, value) for place, value in leaves(settings) if place.rpartition(".")[2] == key)
 
 
 def _git(folder: str, *arguments: str) -> str | None:

@@ -12,6 +12,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from scripts.launch.megatron_python import WORKER
 from scripts.train.attempts import read_attempts
 from scripts.train.metrics import read_log
 from scripts.train.scratch import make_tokenizer
@@ -68,6 +69,8 @@ class NemoRlChain(Workflow):
         for image in ("train.sqsh", "sandbox.sqsh"):
             with (self.root / image).open("wb") as file:
                 file.truncate(1 << 30)
+        (self.root / "venvs").mkdir()
+        (self.root / "venvs" / WORKER).symlink_to(sys.prefix)  # as the image would hold it
         model = self.root / "model"
         make_tokenizer().save_pretrained(model)
         (model / "config.json").write_text('{"model_type": "llama"}')
@@ -124,6 +127,7 @@ class NemoRlChain(Workflow):
                 "light": {"cpus": 1, "mem_mb": 2000, "runtime": 10},
             },
             "mounts": [f"{self.root}:{self.root}"],
+            "environment": {"NEMO_RL_VENV_DIR": str(self.root / "venvs")},
             "nemo_rl": {
                 "checkouts": {"v0.7.0": str(self.checkout)},
                 "images": {"train": str(self.root / "train.sqsh"), "sandbox": str(self.root / "sandbox.sqsh")},

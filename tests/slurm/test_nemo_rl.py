@@ -53,8 +53,9 @@ def test_every_step_ran_in_its_container_with_the_mounts_of_the_site(chain):
     images = {record["image"] for record in asked}
     assert images == {str(chain.root / "train.sqsh"), str(chain.root / "sandbox.sqsh")}
     heads = [record for record in asked if record["name"] == "ray-head"]
-    assert len(heads) == 2
-    for record in heads:
+    converters = [record for record in asked if record["image"].endswith("train.sqsh") and not record["name"]]
+    assert (len(heads), len(converters)) == (2, 1)
+    for record in [*heads, *converters]:
         assert record["workdir"] == str(chain.checkout)
         assert f"{chain.root}:{chain.root}" in record["mounts"].split(",")
         assert (

@@ -45,6 +45,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.train.trl_sft",
     "scripts.train.trl_vllm",
     "scripts.train.trl_worker",
+    "scripts.train.nemo_rl_safetensors",
     "scripts.train.policy",
     "scripts.train.ranks",
     "scripts.train.scratch",

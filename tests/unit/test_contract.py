@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 
 GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"
 TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"
+PARALLEL = f"parallel_tool_calls_{TOOL_USE}"
 DROP = object()
 REQUEST = {"input": [{"role": "user", "content": "Well?"}]}
 TOOL = {"type": "function", "name": "ring", "parameters": {"type": "object"}, "strict": True}
@@ -104,7 +105,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "swe_agents_val": {"instance_id": "a__b-1", "responses_create_params": {"input": [], "metadata": SWE_METADATA}},
     **{
         name: {"expected_action": {"type": "function_call", "name": "ring", "arguments": "{}"}}
-        for name in (TOOL_USE, *(f"{kind}_{TOOL_USE}" for kind in ("search_pivot", "toolcall_schema", "swe_pivot")))
+        for name in (
+            TOOL_USE,
+            PARALLEL,
+            *(f"{kind}_{TOOL_USE}" for kind in ("search_pivot", "toolcall_schema", "swe_pivot")),
+        )
     },
 }
 
@@ -141,7 +146,8 @@ def test_a_small_good_row_passes(environment):
 def test_every_environment_with_a_contract_has_a_good_row_and_every_verifier_a_contract():
     variants = {"structured_outputs_v3_simple_agent", "structured_outputs_v4_simple_agent"}
     variants |= {"math_formal_lean_simple_agent", "terminus_judge_string_only_simple_agent"}
-    assert CONTRACTS.keys() - variants == {name for name in GOOD if not name.endswith(TOOL_USE)}
+    family = {name for name in GOOD if name.endswith(TOOL_USE)}
+    assert CONTRACTS.keys() - variants - family == GOOD.keys() - family
     assert all(contract_of(name) for name in Environment)
     assert contract_of("an_agent_of_ones_own") is None
 
@@ -176,6 +182,7 @@ def test_gyms_own_rows_pass(file, environment):
 # --- what every row has ---
 
 CALL = {"type": "function_call", "call_id": "c", "name": "ring", "arguments": "{}"}
+SAID = {"type": "output_text", "text": "x", "annotations": []}
 PARAMS = "responses_create_params"
 COMMON = [
     ("agent_ref", DROP, "$.agent_ref: is missing"),
@@ -217,7 +224,32 @@ COMMON = [
     (
         f"{PARAMS}.input[0].content",
         [{"type": "output_text", "text": "x"}],
+        "$.responses_create_params.input[0].content[0].annotations: is missing",
+    ),
+    (
+        f"{PARAMS}.input[0].content",
+        [SAID],
         "$.responses_create_params.input[0].content: has a part that only an assistant's message with an id can have",
+    ),
+    (
+        f"{PARAMS}.input[0]",
+        {"role": "assistant", "id": "m", "content": [SAID, {"type": "input_text", "text": "x"}]},
+        "$.responses_create_params.input[0].content: mixes parts that the assistant said with",
+    ),
+    (
+        f"{PARAMS}.input[0].content",
+        [{"type": "input_audio"}],
+        "$.responses_create_params.input[0].content[0].type: invalid value 'input_audio'",
+    ),
+    (
+        f"{PARAMS}.input[0].content",
+        [{"type": "input_image", "image_url": "u"}],
+        "$.responses_create_params.input[0].content[0].detail: is missing",
+    ),
+    (
+        f"{PARAMS}.input[0]",
+        {"type": "web_search_call"},
+        "$.responses_create_params.input[0].type: invalid enum value 'web_search_call'",
     ),
     *(
         (
@@ -248,13 +280,31 @@ COMMON = [
     (
         f"{PARAMS}.tools",
         [TOOL, {"type": "function", "parameters": {}}],
-        f"$.{PARAMS}.tools[1].name: is missing in a function",
+        f"$.{PARAMS}.tools[1].name: is missing",
     ),
+    (f"{PARAMS}.tools", [{"type": "function", "name": "x"}], f"$.{PARAMS}.tools[0].parameters: is missing"),
+    (f"{PARAMS}.tools", [TOOL | {"parameters": None}], f"$.{PARAMS}.tools[0].parameters: expected object, got null"),
+    (f"{PARAMS}.tools", [TOOL | {"more": 1}], f"$.{PARAMS}.tools[0].more: is not a field that Gym knows here"),
+    (f"{PARAMS}.tools", [TOOL | {"type": "web_search"}], f"$.{PARAMS}.tools[0].type: invalid enum value 'web_search'"),
     (
         f"{PARAMS}.tools",
-        [{"type": "function", "name": "x"}],
-        f"$.{PARAMS}.tools[0].parameters: must be the JSON schema",
+        [{key: value for key, value in TOOL.items() if key != "strict"}],
+        f"$.{PARAMS}.tools[0].strict: is missing, and Gym refuses a tool without it; null will do",
     ),
+    *(
+        (f"{PARAMS}.tool_choice", value, f"$.{PARAMS}.tool_choice: {says}")
+        for value, says in (
+            ("", "invalid enum value ''"),
+            ("34", "invalid enum value '34'"),
+            ({}, "expected str, got object"),
+            ({"type": "function", "name": "ring"}, "expected str, got object"),
+        )
+    ),
+    (f"{PARAMS}.include", ["x"], f"$.{PARAMS}.include[0]: invalid enum value 'x'"),
+    (f"{PARAMS}.prompt", {}, f"$.{PARAMS}.prompt: expected null, got object"),
+    (f"{PARAMS}.reasoning", {"a": 1}, f"$.{PARAMS}.reasoning.a: is not a field that Gym knows here"),
+    (f"{PARAMS}.text", {"a": 1}, f"$.{PARAMS}.text.a: is not a field that Gym knows here"),
+    (f"{PARAMS}.text", {"format": {"type": "xml"}}, f"$.{PARAMS}.text.format.type: invalid value 'xml'"),
     (f"{PARAMS}.max_output_tokens", "9", f"$.{PARAMS}.max_output_tokens: expected int | null, got str"),
     (f"{PARAMS}.max_output_tokens", 0, f"$.{PARAMS}.max_output_tokens: expected int >= 1"),
     (f"{PARAMS}.temperature", "hot", f"$.{PARAMS}.temperature: expected float | null, got str"),
@@ -273,33 +323,45 @@ def test_what_every_row_has_is_looked_for_whatever_the_environment(environment, 
     assert found is not None and found.startswith(says)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (f"{PARAMS}.input", "Well?"),
-        (f"{PARAMS}.temperature", 1.0),  # NeMo-RL sets its own
-        (f"{PARAMS}.top_p", None),
-        (f"{PARAMS}.max_output_tokens", 2048),
-        (f"{PARAMS}.stream", None),
-        (f"{PARAMS}.tools", [TOOL | {"parameters": None}, {"type": "web_search"}]),
-        (
-            f"{PARAMS}.input[0].content",
-            [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u"}],
-        ),
-        (
-            f"{PARAMS}.input[0]",
-            {"role": "assistant", "id": "m", "content": [{"type": "output_text", "text": "x", "annotations": []}]},
-        ),
-        (
-            f"{PARAMS}.input",
-            [CALL, CALL | {"arguments": ""}, {"type": "function_call_output", "call_id": "c", "output": "x"}],
-        ),
-        (
-            f"{PARAMS}.input",
-            [{"type": "web_search_call"}, {"type": "reasoning", "id": "r", "summary": [], "content": None}],
-        ),
-    ],
-)
+TAKEN = [
+    (f"{PARAMS}.input", "Well?"),
+    (f"{PARAMS}.temperature", 1.0),  # NeMo-RL sets its own
+    (f"{PARAMS}.top_p", None),
+    (f"{PARAMS}.max_output_tokens", 2048),
+    (f"{PARAMS}.stream", None),
+    (f"{PARAMS}.tools", [TOOL | {"strict": None, "description": "d"}]),
+    (f"{PARAMS}.tool_choice", "required"),
+    (f"{PARAMS}.include", ["reasoning.encrypted_content"]),
+    (f"{PARAMS}.reasoning", {"effort": "low", "summary": None}),
+    *(
+        (f"{PARAMS}.text", {"format": form, "verbosity": "low"})
+        for form in (
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "name": "n", "schema": {}, "strict": None},
+        )
+    ),
+    (f"{PARAMS}.text", {}),
+    (
+        f"{PARAMS}.input[0].content",
+        [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u", "detail": "auto"}],
+    ),
+    (
+        f"{PARAMS}.input[0]",
+        {"role": "assistant", "id": "m", "content": [SAID, {"type": "refusal", "refusal": "no"}]},
+    ),
+    (
+        f"{PARAMS}.input",
+        [CALL, CALL | {"arguments": ""}, {"type": "function_call_output", "call_id": "c", "output": "x"}],
+    ),
+    (
+        f"{PARAMS}.input",
+        [{"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "t"}], "content": None}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), TAKEN)
 def test_what_gym_takes_passes(path, value):
     assert told("math_with_judge_simple_agent", path, value) is None
 
@@ -367,7 +429,6 @@ RULES = {
         ("instruction_id_list", DROP, "$.instruction_id_list: is missing"),
         ("kwargs", [None], "$.kwargs: has 1 entries for 2 instructions"),
         ("kwargs[1]", "x", "$.kwargs[1]: expected object | null, got str"),
-        ("verifier_metadata", {"kwargs": []}, "$.verifier_metadata.kwargs: has 0 entries for 2 instructions"),
         ("grading_mode", "some", "$.grading_mode: invalid enum value 'some'"),
     ],
     "structured_outputs_simple_agent": [
@@ -382,6 +443,7 @@ RULES = {
         ),
         ("schema_str", '{"items":' * 100_000, "$.schema_str: is not JSON (nested too deeply)"),
         ("schema_type", "json5", "$.schema_type: invalid enum value 'json5'"),
+        ("schema_type", DROP, "$.schema_type: is missing"),
         ("num_tools", "3", "$.num_tools: expected int | null, got str"),
     ],
     "calendar_simple_agent": [
@@ -415,6 +477,13 @@ RULES = {
         ("expected_action.arguments", {}, "$.expected_action.arguments: expected str, got object"),
         ("expected_action.arguments", "[]", "$.expected_action.arguments: in its JSON, $: expected object, got array"),
         ("expected_action", {"type": "message"}, "$.expected_action.content: is missing"),
+        (
+            "expected_action",
+            {"type": "function_call_batch", "calls": [CALL]},
+            "$.expected_action.type: invalid value 'function_call_batch'",
+        ),
+    ],
+    PARALLEL: [
         (
             "expected_action",
             {"type": "function_call_batch", "calls": []},
@@ -523,7 +592,7 @@ def test_a_tool_that_must_be_called_is_offered():
         ("calendar_simple_agent", f"{EVENT}.constraint", "before 1:45 pm"),
         ("workplace_assistant_simple_agent", "ground_truth", "[]"),
         (TOOL_USE, "expected_action", {"type": "message", "content": ""}),
-        (TOOL_USE, "expected_action", {"type": "function_call_batch", "calls": [CALL]}),
+        (PARALLEL, "expected_action", {"type": "function_call_batch", "calls": [CALL]}),
         ("swe_agents_val", "FAIL_TO_PASS", 5),
     ],
 )
@@ -535,10 +604,6 @@ def test_what_only_looks_odd_passes(environment, path, value):
     ("environment", "fields"),
     [
         ("mcqa_simple_agent", {"expected_answer": "D", "template_metadata": {"output_regex": ["a(.)", "b"]}}),
-        (
-            "instruction_following_simple_agent",
-            {"id": 1, "verifier_metadata": {"instruction_id_list": ["a:b"], "kwargs": [{}], "prompt": "p"}},
-        ),
         ("equivalence_llm_judge_simple_agent", {"metadata": {"expected_answer": 5}}),
         ("multichallenge_simple_agent", {"metadata": {"rubric": RUBRIC, "messages": [{}]}}),
         ("inverse_if_simple_agent", {"metadata": {"rubric": [{"id": "1", "criteria": "c"}]}}),

@@ -147,6 +147,28 @@ def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_seve
     assert (tmp_path / "source/c.jsonl").read_bytes() == SMALL * 2
 
 
+def test_images_that_were_fetched_before_are_taken_from_where_nemotrons_variable_says(
+    served, fetched, recipe, tmp_path, monkeypatch
+):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL})
+    a = recipe().blends["a"]
+    tiny = HubSource(kind="hub", repository="OpenGVLab/MMPR-Tiny", revision="main")
+    blends = {"a": a, "b": a.model_copy(update={"source": tiny, "format": "mmpr_tiny"})}
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    (raw / "images.zip").write_bytes(LARGE)
+    monkeypatch.setenv("OMNI3_MMPR_TINY_RAW", str(raw))
+    wanted = (
+        f"OMNI3_MMPR_TINY_RAW: {raw} has no mmpr_tiny.parquet; put it there, or unset OMNI3_MMPR_TINY_RAW to fetch it"
+    )
+    assert wanted in refusal(fetched, blends=blends)
+    (raw / "mmpr_tiny.parquet").write_bytes(b"rows")
+    record = fetched(blends=blends)
+    assert record["blends"]["b"] == {"source": str(raw), "revision": "folder"}
+    assert (tmp_path / "source/b/images.zip").read_bytes() == LARGE
+    assert not served.asked("MMPR-Tiny"), "nothing of it is asked of the hub"
+
+
 def test_four_files_come_at_once(served, fetched, recipe):
     blends = dict.fromkeys("abcdef", recipe().blends["a"])
     served.repositories["org/data"].commit({f"{name}.jsonl": LARGE + name.encode() for name in blends})

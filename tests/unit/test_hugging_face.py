@@ -16,12 +16,12 @@ SHARDS = {
 FIRST, SECOND = SHARDS
 
 
-def write(folder, shards=SHARDS, placed=None, tokenizer="tokenizer.json"):
+def write(folder, shards=SHARDS, placed=None, tokenizer="tokenizer.json", config=None):
     """A model of such shards; `placed` is what the index says, if not the truth."""
     from safetensors.torch import save_file
 
     folder.mkdir()
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text(json.dumps(config or {}))
     if tokenizer:
         (folder / tokenizer).write_text("{}")
     for shard, shapes in shards.items():
@@ -104,6 +104,47 @@ def test_a_lost_or_renamed_layer_or_another_shape_is_told_beside_the_model_befor
     assert refused(wider, like=model) == (
         f"{wider}: lm_head.weight has the shape [32, 8], but [16, 8] in {model} (BF16)"
     )
+
+
+NEMOTRON = {
+    "backbone.embeddings.weight": (16, 8),
+    "backbone.layers.0.mixer.experts.0.up_proj.weight": (8, 8),
+    "backbone.layers.0.mixer.experts.1.up_proj.weight": (8, 8),
+    "backbone.norm_f.weight": (8,),
+    "lm_head.weight": (16, 8),
+    "mtp.layers.0.final_layernorm.weight": (8,),
+}
+
+
+@pytest.mark.parametrize("lost", ["experts.1.up_proj.weight", "norm_f.weight", "final_layernorm.weight"])
+def test_a_converter_that_drops_an_expert_or_a_final_norm_is_caught(tmp_path, lost):
+    whole = write(tmp_path / "whole", {"model.safetensors": NEMOTRON})
+    kept = {name: shape for name, shape in NEMOTRON.items() if not name.endswith(lost)}
+    said = refused(write(tmp_path / "lost", {"model.safetensors": kept}), like=whole)
+    assert lost in said and "(1 missing, 0 more); the conversion lost or renamed layers" in said
+
+
+@pytest.mark.parametrize("config", [{"vocab_size": 12}, {"llm_config": {"vocab_size": 12}}])
+@pytest.mark.parametrize("padded", ["backbone.embeddings.weight", "lm_head.weight"])
+def test_rows_by_which_training_padded_the_vocabulary_are_caught_without_another_model(tmp_path, config, padded):
+    shapes = NEMOTRON | {"backbone.embeddings.weight": (12, 8), "lm_head.weight": (12, 8)}
+    check_model(write(tmp_path / "right", {"model.safetensors": shapes}, config=config))
+    folder = write(tmp_path / "padded", {"model.safetensors": shapes | {padded: (16, 8)}}, config=config)
+    assert refused(folder) == (
+        f"{folder}: {padded} has 16 rows, but config.json's vocab_size is 12; the conversion left the rows by which "
+        "training pads the vocabulary, or cut it"
+    )
+
+
+def test_a_model_without_its_own_code_is_told_since_nothing_would_load_it(tmp_path):
+    named = {"AutoConfig": "configuration_own.Own", "AutoTokenizer": ["tokenization_own.Own", None], "A": "x/y--m.Own"}
+    folder = write(tmp_path / "own", config={"auto_map": named})
+    (folder / "tokenization_own.py").touch()
+    assert (
+        refused(folder) == f"{folder}: has no configuration_own.py, the model's own code by its config.json (auto_map)"
+    )
+    (folder / "configuration_own.py").touch()
+    check_model(folder)
 
 
 def test_no_tokenizer_no_config_and_no_weights_are_named(tmp_path, model):

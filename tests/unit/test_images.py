@@ -121,6 +121,10 @@ def test_every_image_of_the_facts_is_there_and_every_dockerfile_is_used():
             r":3: images.x.source.commit",
         ),
         (
+            "{purpose: x, releases: [v0.7.0, v0.7.1], source: {kind: pull, reference: 'nvcr.io/a:1'}}",
+            r":3: images.x.releases: envs/nemo-rl.yaml has no release v0.7.1; did you mean v0.7.0\?",
+        ),
+        (
             "{purpose: x, source: {kind: git, repository: 'ext::sh -c id', commit: main, dockerfile: D, tag: a:1}}",
             r":3: images.x.source.repository",
         ),

@@ -1,8 +1,11 @@
 """What is found of a NeMo-RL stage before any node is asked for: each trap by one wrong value, and nothing else."""
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,16 +14,20 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.doctor import conversions
+from scripts.launch.megatron_python import VENVS, WORKER
 from scripts.launch.nemo_rl_command import hydra_overrides
 from scripts.launch.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Recipe
+from scripts.recipe.models import MegatronCheckpoint, Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
+from scripts.status import Project
 from scripts.train import nemo_rl_checks
+from scripts.train.nemo_rl_caches import STALE_SECONDS
 from scripts.train.nemo_rl_checks import LEAST_IMAGE_BYTES, Finding, findings
 from tests.conftest import ROOT
-from tests.unit.test_traps import traps_told
+from tests.unit.test_traps import CHECKS_OF_NEMO_RL, traps_told
 
 SUPER = load_recipe(ROOT / "config/recipes/super3.yaml")
 H100 = load_site(ROOT / "config/sites/h100.yaml", SUPER)
@@ -54,6 +61,23 @@ class World:
         model = self.recipe.model.model_copy(update={"name": name})
         return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
 
+    def megatron(self, path: str, *files: str) -> "World":
+        """With Megatron's weights besides the model's folder, which gets these files more."""
+        for file in files:
+            (self.root / "model" / file).touch()
+        model = self.recipe.model.model_copy(update={"megatron": MegatronCheckpoint(path=path)})
+        return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
+
+    def gym(self, name: str, *agents: str) -> "World":
+        """With one of Gym's files more in the checkout, which the stage's config names, and its agents."""
+        file = self.root / "checkout" / nemo_rl_checks.GYM / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        servers = {f"{name}_server": {"resources_servers": {}}} | {
+            agent: {"responses_api_agents": {}} for agent in agents
+        }
+        file.write_text(yaml.safe_dump(servers))
+        return self.config("env", nemo_gym={"config_paths": sorted(one.name for one in file.parent.glob("*.yaml"))})
+
     def on(self, **values: Any) -> "World":
         return replace(self, site=self.site.model_copy(update=values))
 
@@ -83,6 +107,21 @@ class World:
             (self.root / path).unlink()
         return self
 
+    def template(self, text: str) -> "World":
+        """With a chat template of the model."""
+        (self.root / "model/chat_template.jinja").write_text(text)
+        return self
+
+    def lock(self, path: str, age: float = STALE_SECONDS + 60, is_held: bool = True) -> "World":
+        """With a lock of that age; who holds it is this process, until it ends."""
+        lock = self.root / path
+        lock.parent.mkdir(parents=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
+        if is_held:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.utime(lock, (time.time() - age, time.time() - age))
+        return self
+
     def imported(self, *files: str, age: float = -60) -> "World":
         """With an earlier import of the model in the cache, so many seconds younger than the model."""
         folder = f"model_{str(self.root / 'model').replace('/', '_')}"
@@ -102,7 +141,7 @@ def laid(base: Any, over: Any) -> Any:
 
 
 def make_config(name: str) -> dict[str, Any]:
-    """A config with every key that a stage's driver is told, and no value."""
+    """A config with every key that a stage's driver is told, and no value but the cache of prefixes switched off."""
     config: dict[str, Any] = {}
     for override in [*hydra_overrides(any_launch(name, SUPER, Path("/none"))), DEADLINE]:
         if override.startswith("sif_dir"):
@@ -113,6 +152,7 @@ def make_config(name: str) -> dict[str, Any]:
         for part in parents:
             node = node.setdefault(part, {})
         node[last] = None
+    config["policy"]["generation"]["vllm_cfg"]["enable_prefix_caching"] = False
     return config
 
 
@@ -148,6 +188,17 @@ def test_a_right_recipe_on_a_right_site_has_no_findings(world, name):
     assert world.of(name).found() == []
 
 
+# As Nemotron's do: of what is before the last question, only what follows the thoughts is rendered.
+FORGETS = """{%% for message in messages %%}
+{%%- set content = message.content %%}
+{%%- if %s and '</think>' in content and not loop.last %%}
+    {%%- set content = content.split('</think>')[-1].lstrip() %%}
+{%%- endif %%}
+<|im_start|>{{ message.role }}
+{{ content }}<|im_end|>
+{%% endfor %%}<|im_start|>assistant
+"""
+HEEDS = FORGETS % "truncate_history_thinking | default(true)"
 PLACE = "nemo_gym.genrm_compare_resources_server.resources_servers.genrm_compare.num_rollouts_per_prompt"
 WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
     "no section slurm": (
@@ -199,16 +250,36 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "equal",
         True,
     ),
+    "no Megatron weights": (
+        lambda it: it.megatron(f"{it.root}/sft", "model.safetensors"),
+        12,
+        "model.megatron: {root}/sft: has no run_config.yaml; name the folder of one iteration, or the one above it with "
+        "its latest_checkpointed_iteration.txt, and the format that it has (megatron_bridge or megatron_lm)",
+        True,
+    ),
+    "nothing to lay an export out like": (
+        lambda it: it.megatron(f"{it.root}/model", "run_config.yaml"),
+        12,
+        "{root}/model: no *.safetensors there, like which the converter lays out an export",
+        False,
+    ),
+    "environments without rows": (
+        lambda it: it.gym("math", "math_agent").gym("mcqa", "mcqa_agent", "mcqa_other").rows(51_200, math_agent=51_200),
+        21,
+        "2 of the 3 environments that its config runs have no row, so nothing is learnt there: mcqa_agent, mcqa_other; "
+        "published data are a part of what the model learnt from",
+        False,
+    ),
     "validation without whole cohorts": (
         lambda it: it.stage(grpo={"val_period": 5}).config("grpo", val_period=-1),
         20,
-        "it validates with a reward model, so grpo.num_val_generations_per_prompt must be 16 too",
+        "it validates with a reward model, so data.validation.repeat must be 16 too",
         True,
     ),
     "validation that only the release's config asks for": (
         lambda it: it.config("grpo", val_at_end=True),
         20,
-        "it validates with a reward model, so grpo.num_val_generations_per_prompt must be 16 too",
+        "it validates with a reward model, so data.validation.repeat must be 16 too",
         True,
     ),
     "dynamic sampling": (
@@ -302,6 +373,13 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         lambda it: it.nemo_rl(cache="/raid/cache"),
         14,
         "nemo_rl.cache lies in /raid/cache, which no mount of the site shows to containers as it is",
+        True,
+    ),
+    "checkpoints that no converter reads": (
+        lambda it: it.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False}),
+        15,
+        "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
+        '"++checkpointing.model_save_format=torch_save" to its overrides',
         True,
     ),
     "a mount under another name": (
@@ -409,6 +487,87 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "WANDB_API_KEY stands in its environment, a file; export it in your shell instead",
         True,
     ),
+    "a download that left its lock": (
+        lambda it: it.lock("hub/hub/.locks/models--a--judge/abc.lock"),
+        58,
+        "{root}/hub/hub/.locks/models--a--judge/abc.lock: is locked for more than 3 hours; if nothing is downloading or "
+        "importing any more, delete it, or everything that needs it waits or fails",
+        False,
+    ),
+    "an import that left its lock": (
+        lambda it: it.lock("cache/hf_config_locks/.megatron_config_lock_abc.lock"),
+        58,
+        "{root}/cache/hf_config_locks/.megatron_config_lock_abc.lock: is locked for more than 3 hours; if nothing is "
+        "downloading or importing any more, delete it, or everything that needs it waits or fails",
+        False,
+    ),
+    "kernels compiled into the shared cache": (
+        lambda it: it.stage(environment={"TRITON_CACHE_DIR": f"{it.root}/cache/triton"}),
+        74,
+        "TRITON_CACHE_DIR is {root}/cache/triton, which all nodes share: a rank that meets another's half-written kernel "
+        "dies, and the rest wait for it; put it into each node's /tmp",
+        False,
+    ),
+    "temporary files beside the models": (
+        lambda it: it.on(environment=it.site.environment | {"TMPDIR": f"{it.root}/hub/tmp"}),
+        74,
+        "TMPDIR is {root}/hub/tmp, which all nodes share: sockets of Ray and vLLM cannot lie there; put it into each "
+        "node's /tmp",
+        False,
+    ),
+    "a reference that resumes": (
+        lambda it: by_dtensor(it.of("rlhf")),
+        66,
+        "loss_fn.reference_policy_kl_penalty is 0.0001 and policy.dtensor_cfg._v2 is on: a resume takes the checkpoint "
+        "that it goes on from as the reference, not the model that the stage began with; let checkpointing.save_period "
+        "be max_num_steps, so that what is interrupted begins anew, or train by Megatron",
+        False,
+    ),
+    "prefixes of old weights": (
+        lambda it: it.stage(overrides=["policy.generation.vllm_cfg.enable_prefix_caching=true"]),
+        67,
+        "policy.generation.vllm_cfg.enable_prefix_caching is on: what vLLM has cached of prompts and turns outlives the "
+        "weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn is computed anew",
+        False,
+    ),
+    "prefixes of old weights, by default": (
+        lambda it: it.config("policy", generation={"vllm_cfg": {"enable_prefix_caching": None}}),
+        67,
+        "policy.generation.vllm_cfg.enable_prefix_caching is not set, which is on: what vLLM has cached of prompts and "
+        "turns outlives the weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn is "
+        "computed anew",
+        False,
+    ),
+    "an optimizer on the CPU": (
+        lambda it: it.config("policy", megatron_cfg={"enabled": True, "optimizer": {"optimizer_cpu_offload": True}}),
+        68,
+        "policy.megatron_cfg.optimizer.optimizer_cpu_offload is on: the first step would go out from random weights, not "
+        "the model's; make it false",
+        True,
+    ),
+    "a template that forgets": (
+        lambda it: it.template(HEEDS),
+        64,
+        "{root}/model: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains on: a rollout "
+        "of several user turns fails or is cut wrongly; set env.nemo_gym.policy_model.responses_api_models.vllm_model."
+        "chat_template_kwargs.truncate_history_thinking to false",
+        False,
+    ),
+    "a template that only a judge's server tells to keep thoughts": (
+        lambda it: it.template(HEEDS).config("env", nemo_gym={"judge": {"truncate_history_thinking": False}}),
+        64,
+        "{root}/model: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains on: a rollout "
+        "of several user turns fails or is cut wrongly; set env.nemo_gym.policy_model.responses_api_models.vllm_model."
+        "chat_template_kwargs.truncate_history_thinking to false",
+        False,
+    ),
+    "a template that does not heed what it is told": (
+        lambda it: told_to_keep_thoughts(it.template(FORGETS % "true")),
+        64,
+        "{root}/model: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains on: a rollout "
+        "of several user turns fails or is cut wrongly; use another, truncate_history_thinking: false does not help",
+        False,
+    ),
     "rows that need the sandbox": (
         lambda it: it.rows(10_000, ns_tools_simple_agent=9_000).stage(sandbox=False),
         21,
@@ -416,6 +575,17 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         True,
     ),
 }
+
+
+def told_to_keep_thoughts(world: World) -> World:
+    return world.config(
+        "env", nemo_gym={"policy_model": {"chat_template_kwargs": {"truncate_history_thinking": False}}}
+    )
+
+
+def by_dtensor(world: World) -> World:
+    readable = world.config("checkpointing", model_save_format="torch_save")
+    return readable.config("policy", dtensor_cfg={"enabled": True, "_v2": True})
 
 
 def cohort_of(size: int) -> dict[str, Any]:
@@ -436,8 +606,57 @@ def test_one_wrong_value_is_one_finding(world, wrong):
     assert spoilt.found() == [Finding(spoilt.name, trap, says, stops)]
 
 
+def test_checkpoints_that_a_converter_reads_are_no_finding(world):
+    dtensor = world.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False})
+    assert dtensor.stage(overrides=["++checkpointing.model_save_format=torch_save"]).found() == []
+    assert dtensor.config("checkpointing", model_save_format="torch_save").found() == []
+
+
+@pytest.mark.skipif(not shutil.which("mksquashfs") or not shutil.which("unsquashfs"), reason="no squashfs-tools here")
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_doctor_tells_which_python_will_convert_and_what_an_image_lacks_for_it(world, whole):
+    image = world.root / "of the release.sqsh"
+    folder = world.root / "rootfs" / VENVS.lstrip("/") / (WORKER if whole else "another") / "bin"
+    folder.mkdir(parents=True)
+    (folder / "python").touch()
+    subprocess.run(["mksquashfs", world.root / "rootfs", image, "-quiet", "-no-progress"], check=True)
+    with image.open("r+b") as file:
+        file.truncate(LEAST_IMAGE_BYTES)
+    here = world.nemo_rl(images=world.site.nemo_rl.images | {"train": str(image)})
+    uv = "uv builds the environment of the converter, for which compute nodes need a network"
+    lacking = Finding("rlvr1", 15, f"{image}: has no {VENVS}/{WORKER}; {uv}", stops=False)
+    assert here.found() == ([] if whole else [lacking])
+    project = Project(here.recipe, here.site, here.root / "results")
+    assert conversions(project) == ([f"{image}: its {VENVS}/{WORKER} converts checkpoints"] if whole else [])
+    sparse = f"{world.root}/train.sqsh"
+    assert conversions(replace(project, site=world.site)) == [
+        f"{sparse}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {uv}"
+    ]
+
+
 def test_every_trap_that_is_looked_for_has_such_a_value():
-    assert {trap for _, trap, _, _ in WRONG.values()} == traps_told(Path(nemo_rl_checks.__file__))
+    told = set().union(*(traps_told(ROOT / module) for module in CHECKS_OF_NEMO_RL))
+    assert {trap for _, trap, _, _ in WRONG.values()} == told
+
+
+RIGHT: dict[str, Callable[[World], World]] = {
+    "a lock that nobody holds": lambda it: it.lock("hub/hub/.locks/models--a--judge/abc.lock", is_held=False),
+    "a lock of now": lambda it: it.lock("hub/hub/.locks/models--a--judge/abc.lock", age=60),
+    "kernels compiled on each node": lambda it: it.stage(environment={"TRITON_CACHE_DIR": "/local/triton"}),
+    "a resumed model without a reference": by_dtensor,
+    "a reference that is never resumed": lambda it: by_dtensor(it.of("rlhf")).stage(max_num_steps=4),
+    "prefixes kept while nothing else is generated": lambda it: it.stage(
+        grpo={"async_grpo": {"enabled": False}}
+    ).config("policy", generation={"vllm_cfg": {"enable_prefix_caching": True}}),
+    "a template that is told to keep thoughts": lambda it: told_to_keep_thoughts(it.template(HEEDS)),
+    "a template that keeps thoughts": lambda it: it.template(FORGETS % "false"),
+    "a template that is none": lambda it: it.template("{% for %}"),
+}
+
+
+@pytest.mark.parametrize("right", RIGHT)
+def test_what_is_near_a_wrong_value_and_right_is_no_finding(world, right):
+    assert RIGHT[right](world).found() == []
 
 
 def test_another_revision_and_changed_files_are_told(world, monkeypatch):

@@ -112,10 +112,20 @@ def test_the_recipes_settings_and_our_directories_reach_the_driver():
     assert len(keys) == len(set(keys)), "no key is said twice"
 
 
-def test_the_image_directory_and_the_prediction_heads_are_switched_on_where_asked_for():
+def test_the_image_directory_is_told_where_asked_for():
     assert f"sif_dir={SITE.nemo_rl.sif}" in hydra_overrides(launch("swe2"))
     assert "sif_dir" not in " ".join(hydra_overrides(launch("swe1")))
-    assert "++policy.generation.vllm_kwargs.speculative_config.method=mtp" in hydra_overrides(launch(mtp=True))
+
+
+def test_weights_and_biases_gets_the_sites_project_and_team():
+    def told(**names: str) -> list[str]:
+        site = SITE.model_copy(update={"nemo_rl": SITE.nemo_rl.model_copy(update=names)})
+        return [it for it in hydra_overrides(Launch(**{**vars(launch()), "site": site})) if "wandb" in it]
+
+    assert told() == ["logger.wandb_enabled=false"]
+    project = ["logger.wandb_enabled=true", "logger.wandb.name=rlvr1", "logger.wandb.project=super3"]
+    assert told(wandb_project="super3") == project
+    assert told(wandb_project="super3", wandb_entity="team") == [*project, "++logger.wandb.entity=team"]
 
 
 def test_a_resume_that_ends_before_the_planned_step_goes_on_by_the_checkpoints_schedule():

@@ -1,13 +1,20 @@
 """What a conversion leaves: a checked export named by its content, or nothing."""
 
+import json
+import shutil
+import subprocess
+import sys
+
 import pytest
 
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
-from scripts.launch.nemo_rl_command import image_of
+from scripts.launch.megatron_python import WORKER, with_megatron
+from scripts.launch.nemo_rl_command import environment_of, image_of, seen_by_containers
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.releases import release_of
 from scripts.train import nemo_rl_export
+from scripts.train.hugging_face import INDEX, tensors_of
 from tests.conftest import ROOT
 from tests.unit.test_hugging_face import FIRST, SHARDS, write
 
@@ -22,7 +29,9 @@ def convert(tmp_path, monkeypatch):
     outputs, stage = [], tmp_path / "rlvr1"
     checkpoint = stage / "run/checkpoints/step_6"
     (checkpoint / nemo_rl_export.MEGATRON).mkdir(parents=True)
-    (checkpoint / "config.yaml").write_text("policy: {megatron_cfg: {expert_model_parallel_size: 16}}\n")
+    (checkpoint / "config.yaml").write_text(
+        f"policy: {{model_name: {tmp_path / 'model'}, megatron_cfg: {{expert_model_parallel_size: 16}}}}\n"
+    )
     (stage / "ckpt").mkdir()
     (stage / "ckpt/weights").symlink_to(checkpoint)
     write_json(stage / "ckpt/record.json", {"stage": "rlvr1", "step": 6, "identity": "one"})
@@ -30,10 +39,20 @@ def convert(tmp_path, monkeypatch):
         update={"model": RECIPE.model.model_copy(update={"name": str(write(tmp_path / "model"))})}
     )
 
+    (tmp_path / "venvs").mkdir()
+    (tmp_path / "venvs" / WORKER).symlink_to(sys.prefix)
+
     def run(makes):
-        def converter(command, image, mounts, workdir, environment, gpus, log):
+        def converter(command, image, mounts, directory, environment, gpus, log):
+            if command[:-1] == with_megatron(["-c", nemo_rl_export.TO_SAFETENSORS.read_text()]):
+                own = {"NEMO_RL_VENV_DIR": str(tmp_path / "venvs"), "PATH": "/usr/bin:/bin"}
+                subprocess.run(command, env=own, check=True)
+                return
             outputs.append(nemo_rl_export.Path(next(it for it in command if "--hf-ckpt-path=" in it).partition("=")[2]))
             assert image == image_of("train", release_of("v0.7.0"), SITE.nemo_rl) and "--ep=8" in command
+            assert mounts == seen_by_containers(release_of("v0.7.0"), SITE, directory) and gpus == 8
+            driver = environment_of(recipe.stages["rlvr1"], "rlvr1", release_of("v0.7.0"), SITE.nemo_rl)
+            assert environment == driver | {"PYTHONPATH": str(directory)}
             assert not outputs[-1].exists()
             makes(outputs[-1])
 
@@ -73,3 +92,37 @@ def test_the_same_weights_are_exported_once(convert, tmp_path):
     convert(write)
     convert(write)
     assert len(exports(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("tied", "extra"), [(False, None), (True, "lm_head.weight"), (True, "model.norm.weight")])
+def test_a_pickled_export_becomes_safetensors_with_the_models_own_code_and_without_what_is_tied(
+    convert, tmp_path, tied, extra
+):
+    import torch
+
+    shapes = {name: shape for shapes in SHARDS.values() for name, shape in shapes.items()}
+    shapes["model.embed_tokens.weight"] = shapes.pop("model.embed.weight")
+    if tied:
+        del shapes["lm_head.weight"]
+    model = tmp_path / "model"
+    shutil.rmtree(model)
+    write(model, {"model.safetensors": shapes}, config={"tie_word_embeddings": tied, "auto_map": {"AutoConfig": "m.C"}})
+    (model / "m.py").write_text("code")
+
+    def pickled(output):
+        write(output, {}, config=json.loads((model / "config.json").read_text()))
+        (output / INDEX).unlink()
+        tensors = {name: torch.rand(shape) for name, shape in shapes.items()}
+        if extra:
+            tensors[extra] = tensors["model.embed_tokens.weight"].clone()
+        torch.save(tensors, output / "pytorch_model.bin")
+
+    if extra == "model.norm.weight":
+        with pytest.raises(UserError, match=r"it has model.norm.weight, which is not one of its tensors"):
+            convert(pickled)
+        assert exports(tmp_path) == []
+        return
+    convert(pickled)
+    export = tmp_path / "rlvr1/hf/model"
+    assert (export / "m.py").read_text() == "code" and not (export / "pytorch_model.bin").exists()
+    assert {name: tuple(shape) for name, (_, shape) in tensors_of(export).items()} == shapes

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from scripts.errors import UserError
+from scripts.launch.megatron_python import with_megatron
 from scripts.launch.nemo_rl_command import hydra_overrides
 from scripts.recipe.load import load_recipe
 from scripts.recipe.releases import release_of
@@ -22,28 +23,41 @@ def checkpoint(tmp_path):
     """A step's folder with Megatron weights."""
     folder = tmp_path / "rlvr1/run/checkpoints/step_4"
     (folder / "policy/weights/iter_0000000").mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump({"policy": {"megatron_cfg": {"expert_model_parallel_size": 4}}}))
+    sizes = {"tensor_model_parallel_size": 4, "pipeline_model_parallel_size": 2, "expert_model_parallel_size": 64}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"policy": {"megatron_cfg": sizes}}))
     return folder
 
 
-def test_the_release_says_by_which_program_and_in_how_many_processes_it_converts(checkpoint):
+@pytest.mark.parametrize(("release", "kind"), [("v0.7.0", "gpu"), ("super-v3", "super")])
+def test_a_converter_on_gpus_has_a_process_a_gpu_and_shares_the_model_out_as_training_did(checkpoint, release, kind):
     weights = checkpoint / "policy/weights/iter_0000000"
-    arguments = [f"--config={checkpoint}/config.yaml", f"--megatron-ckpt-path={weights}", "--hf-ckpt-path=/out"]
-    assert converter_command(release_of("v0.7.0"), checkpoint, Path("/out")) == [
-        *("torchrun", "--nproc_per_node=8", "examples/converters/convert_megatron_to_hf_gpu.py"),
-        *arguments,
-        *("--tp=1", "--pp=1", "--ep=4", "--etp=1"),
-    ]
-    assert converter_command(release_of("super-v3"), checkpoint, Path("/out")) == [
-        *("python", "examples/converters/convert_megatron_to_hf_super.py"),
-        *arguments,
-    ]
+    assert converter_command(release_of(release), checkpoint, Path("/out"), 8) == with_megatron(
+        [
+            *("-m", "torch.distributed.run", "--nproc_per_node=8", "--nnodes=1"),
+            f"examples/converters/convert_megatron_to_hf_{kind}.py",
+            *(f"--config={checkpoint}/config.yaml", f"--megatron-ckpt-path={weights}", "--hf-ckpt-path=/out"),
+            *("--tp=4", "--pp=1", "--ep=8", "--etp=1"),
+        ]
+    )
+    four = converter_command(release_of(release), checkpoint, Path("/out"), 4)
+    assert "--nproc_per_node=4" in four and four[-4:] == ["--tp=4", "--pp=1", "--ep=4", "--etp=1"]
+
+
+@pytest.mark.parametrize("release", ["v0.6.0", "nano-v3-omni"])
+def test_other_releases_convert_in_one_process(checkpoint, release):
+    weights = checkpoint / "policy/weights/iter_0000000"
+    assert converter_command(release_of(release), checkpoint, Path("/out"), 8) == with_megatron(
+        [
+            "examples/converters/convert_megatron_to_hf.py",
+            *(f"--config={checkpoint}/config.yaml", f"--megatron-ckpt-path={weights}", "--hf-ckpt-path=/out"),
+        ]
+    )
 
 
 def test_a_checkpoint_without_megatron_weights_takes_the_other_converter(checkpoint):
     (checkpoint / "policy/weights/iter_0000000").rmdir()
-    command = converter_command(release_of("v0.7.0"), checkpoint, Path("/out"))
-    assert command[1] == "examples/converters/convert_dcp_to_hf.py"
+    command = converter_command(release_of("v0.7.0"), checkpoint, Path("/out"), 8)
+    assert "examples/converters/convert_dcp_to_hf.py" in command
     assert f"--dcp-ckpt-path={checkpoint}/policy/weights" in command
 
 
@@ -57,6 +71,11 @@ def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(ch
     (stage / "ckpt/weights").symlink_to("../run/checkpoints/step_4")
     record = {"stage": "rlvr1", "step": 4, "identity": "i", "files": {"config.yaml": {"bytes": 1, "sha256": "a"}}}
     (stage / "ckpt/record.json").write_text(json.dumps(record))
+    (checkpoint / "policy/weights/iter_0000000").rename(checkpoint / "policy/weights/model")
+    with pytest.raises(UserError, match="no weights of Megatron, which pretrained_checkpoint takes"):
+        link(recipe, stage / "ckpt", stage / "hf")
+    assert not (stage / "hf").exists()
+    (checkpoint / "policy/weights/model").rename(checkpoint / "policy/weights/iter_0000000")
     link(recipe, stage / "ckpt", stage / "hf")
     folder = (stage / "hf/model").resolve()
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "megatron"]

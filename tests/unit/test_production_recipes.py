@@ -15,6 +15,7 @@ from scripts.recipe.models import Recipe
 from scripts.recipe.releases import release_of
 from scripts.recipe.resolve import planned_step, resolve_stage
 from scripts.recipe.schema import schema_text
+from scripts.recipe.settings import leaves
 from tests.conftest import ROOT
 
 NAMES = (
@@ -26,6 +27,9 @@ NAMES = (
     "steps-dpo",
     "steps-rlvr",
     "steps-rlhf",
+    "steps-dpo-tiny",
+    "steps-rlvr-tiny",
+    "steps-rlhf-tiny",
 )
 SUPER_ORDER = ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
 
@@ -73,6 +77,9 @@ def test_an_editor_finds_nothing_wrong_with_it(name):
         ("steps-dpo", {"dpo": 1}),
         ("steps-rlvr", {"rlvr": 1}),
         ("steps-rlhf", {"rlhf": 2}),
+        ("steps-dpo-tiny", {"dpo": 2}),
+        ("steps-rlvr-tiny", {"rlvr": 2}),
+        ("steps-rlhf-tiny", {"rlhf": 2}),
     ],
 )
 def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
@@ -112,7 +119,7 @@ def test_batches_add_up_and_divide_among_the_training_gpus(name):
         assert nodes * 8 // parallel["pipeline_model_parallel_size"] % parallel["expert_model_parallel_size"] == 0
 
 
-@pytest.mark.parametrize(("name", "stage"), [("nano3", "dpo"), ("steps-dpo", "dpo")])
+@pytest.mark.parametrize(("name", "stage"), [("nano3", "dpo"), ("steps-dpo", "dpo"), ("steps-dpo-tiny", "dpo")])
 def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
     one = recipe_of(name).stages[stage]
     gpus = one.cluster.num_nodes * 8
@@ -120,7 +127,7 @@ def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
     assert one.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
 
 
-@pytest.mark.parametrize("name", ["super3", "super3-small", "nano3", "steps-rlhf"])
+@pytest.mark.parametrize("name", ["super3", "super3-small", "nano3", "steps-rlhf", "steps-rlhf-tiny"])
 def test_a_judge_compares_as_many_responses_as_a_prompt_gets(name):
     stage = recipe_of(name).stages["rlhf"]
     env = stage.env["nemo_gym"] | stage.add.get("env", {}).get("nemo_gym", {})
@@ -156,7 +163,6 @@ def test_the_swe_stages_on_b200_run_in_their_own_image_and_no_prediction_head_is
     stages = recipe_of("super3-b200").stages
     assert {name for name, stage in stages.items() if stage.image == "swe"} == {"swe1", "swe2"}
     assert {stage.policy["megatron_cfg"]["mtp_num_layers"] for stage in stages.values()} == {0}
-    assert not any(stage.mtp for stage in stages.values())
 
 
 def test_swe2_on_b200_gets_the_time_that_its_config_reckons_with():
@@ -178,6 +184,24 @@ def test_nano_has_the_published_hyper_parameters():
     assert (dpo.policy["train_global_batch_size"], dpo.max_num_steps) == (128, 50)
     assert (dpo.dpo["sft_loss_weight"], dpo.dpo["reference_policy_kl_penalty"]) == (0.2, 0.05)
     assert {blend.holdout for blend in recipe.blends.values()} == {1000}
+
+
+@pytest.mark.parametrize("name", ["super3", "super3-b200", "super3-small", "nano3", "omni3"])
+def test_a_model_whose_data_are_published_in_part_says_so(name):
+    assert "so results differ from its report's" in recipe_of(name).note
+
+
+@pytest.mark.parametrize("name", ["dpo", "rlvr", "rlhf"])
+def test_a_tiny_step_differs_from_the_step_in_sizes_model_and_judge_alone(name):
+    step, tiny = (dict(leaves(resolve_stage(recipe_of(one), name))) for one in (f"steps-{name}", f"steps-{name}-tiny"))
+    differing = {key.rpartition(".")[2] for key in step.keys() | tiny.keys() if step.get(key) != tiny.get(key)}
+    sizes = {"max_num_steps", "num_prompts_per_step", "num_generations_per_prompt", "train_global_batch_size"}
+    sizes |= {"max_total_sequence_length", "max_new_tokens", "num_rollouts_per_prompt", "max_output_tokens"}
+    validation = {"val_period", "val_batches", "val_global_batch_size", "val_at_start", "val_at_end"}
+    warming_up = {"lr_decay_style", "min_lr", "lr_warmup_iters", "lr_warmup_init"}
+    vllm = {"gpu_memory_utilization", "enforce_eager", "tensor_parallel_size", "max_model_len", "max_num_seqs"}
+    judge = {"genrm_model_name", "model", "uses_reasoning_parser", "reasoning_parser"}
+    assert differing <= sizes | validation | warming_up | vllm | judge | {"name"}
 
 
 def test_a_stage_without_a_stated_end_trains_one_pass_over_its_rows():

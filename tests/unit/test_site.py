@@ -67,6 +67,13 @@ def test_the_shipped_sites_are_valid_and_so_is_the_clusters_with_every_key_uncom
     assert full.stages["rlvr1"].nodes == 2
 
 
+def test_a_team_of_weights_and_biases_without_a_project_is_refused(tmp_path):
+    path = tmp_path / "site.yaml"
+    path.write_text("name: x\nthreads: 1\nnemo_rl: {cache: /cache, wandb_entity: team}\n")
+    with pytest.raises(UserError, match="nemo_rl: wandb_entity is for a wandb_project; name one, or leave it out"):
+        load_site(path, RECIPE)
+
+
 def test_the_sites_word_on_a_stage_wins_over_the_recipes_but_for_the_longest_time_limit():
     here = Site.model_validate(
         {"name": "x", "threads": 1, "slurm": {"max_runtime": 240}, "stages": {"rlvr1": {"nodes": 4, "runtime": 600}}}

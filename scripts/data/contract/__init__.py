@@ -29,7 +29,7 @@ from scripts.data.contract.single_turn import (
     StringMatch,
     StructuredOutputs,
 )
-from scripts.data.contract.tools import ToolUse, WorkplaceAssistant
+from scripts.data.contract.tools import ParallelToolUse, ToolUse, WorkplaceAssistant
 
 __all__ = ["CONTRACTS", "FORMS", "Demonstration", "Row", "contract_of", "form_of", "problem_of"]
 
@@ -64,6 +64,7 @@ CONTRACTS: dict[str, type[Row]] = {
     "string_match_simple_agent": StringMatch,
     "terminus_judge_simple_agent": Terminus,
     "terminus_judge_string_only_simple_agent": Terminus,
+    "parallel_tool_calls_single_step_tool_use_with_argument_comparison_agent": ParallelToolUse,
     "swe_agents_train": SweAgents,
     "swe_agents_val": SweAgents,
 }
@@ -72,6 +73,6 @@ TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"
 
 def contract_of(environment: str) -> type[Row] | None:
     """The contract of an environment by its name; None for one that has none here, of which Gym has many."""
-    if environment == TOOL_USE or environment.endswith(f"_{TOOL_USE}"):
-        return ToolUse
-    return CONTRACTS.get(environment)
+    if found := CONTRACTS.get(environment):
+        return found
+    return ToolUse if environment == TOOL_USE or environment.endswith(f"_{TOOL_USE}") else None

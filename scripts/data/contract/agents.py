@@ -46,6 +46,7 @@ class SwerlGen(Row, kw_only=True):
     mode: Literal["eval", "repro-gen"] = "eval"
     dataset_name: str | None = None
     dataset_split: str | None = None
+    partial_similarity: bool | None = None
 
     def __post_init__(self) -> None:
         """A patch is applied to the files that the prompt shows."""

@@ -84,16 +84,39 @@ class AgentRef(Struct):
     name: Text
 
 
-class Part(Struct):
-    """A part of a message's content; only its kind and its text matter here."""
+class InputText(Struct, tag="input_text"):
+    """A text in a message."""
 
-    type: Text
-    text: str | UnsetType = UNSET
+    text: str
 
-    def __post_init__(self) -> None:
-        """A text part has a text."""
-        if self.type in ("input_text", "output_text") and self.text is UNSET:
-            raise broken("text", "is missing")
+
+class InputImage(Struct, tag="input_image"):
+    """A picture in a message, as an address or a data URI."""
+
+    image_url: Text
+    detail: Literal["low", "high", "auto"]
+    text: ClassVar[str] = ""
+
+
+class OutputText(Struct, tag="output_text"):
+    """A text that the assistant said; what a hosted model adds to one is not taken."""
+
+    text: str
+    annotations: Annotated[list[Any], Meta(max_length=0)]
+    logprobs: Annotated[list[Any], Meta(max_length=0)] | None = None
+
+
+class Refusal(Struct, tag="refusal"):
+    """A refusal of the assistant's."""
+
+    refusal: str
+    text: ClassVar[str] = ""
+
+
+class Summary(Struct, tag="summary_text"):
+    """A part of a thought."""
+
+    text: str
 
 
 ITEM_FIELDS = {
@@ -105,58 +128,106 @@ ITEM_FIELDS = {
 
 
 class Item(Struct):
-    """One item of the conversation before the policy's turn: a message, a call of a tool, its result, or a thought.
+    """One item of the conversation before the policy's turn: a message, a call of a tool, its result, or a thought."""
 
-    Kinds that only a hosted model makes (web_search_call, ...) are not looked into.
-    """
-
-    type: Text = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | UnsetType = UNSET
-    content: str | list[Part] | UnsetType | None = UNSET
+    content: str | list[InputText | InputImage | OutputText | Refusal] | UnsetType | None = UNSET
     id: str | UnsetType | None = UNSET
+    status: Literal["in_progress", "completed", "incomplete"] | UnsetType | None = UNSET
     call_id: Text | UnsetType = UNSET
     name: Text | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
-    output: str | list[Any] | UnsetType = UNSET
-    summary: list[Any] | UnsetType = UNSET
+    output: str | UnsetType = UNSET
+    summary: list[Summary] | UnsetType = UNSET
+    encrypted_content: str | None = None
 
     def __post_init__(self) -> None:
         """Each kind has its fields; a message's content is there, a call's arguments are an object."""
         if self.type == "message" and isinstance(self.content, str) and self.role is not UNSET:
             return
-        for field in ITEM_FIELDS.get(self.type, ()):
+        for field in ITEM_FIELDS[self.type]:
             if getattr(self, field) in (UNSET, None):
                 raise broken(field, "is null" if getattr(self, field) is None else f"is missing in a {self.type}")
         if self.type == "message" and isinstance(self.content, list):
-            said = any(part.type in ("output_text", "refusal") for part in self.content)
-            if said and (self.role != "assistant" or not isinstance(self.id, str)):
-                raise broken("content", "has a part that only an assistant's message with an id can have")
+            self._check_parts()
         if self.type == "function_call" and self.arguments:  # vLLM takes an empty text for no arguments
             parse(self.arguments, "arguments", dict)
+
+    def _check_parts(self) -> None:
+        """Parts are all given, or all said, which they can be by an assistant alone."""
+        said = sum(isinstance(part, OutputText | Refusal) for part in self.content)
+        if not said:
+            return
+        if self.role != "assistant" or not isinstance(self.id, str) or self.status is None:
+            raise broken("content", "has a part that only an assistant's message with an id can have")
+        if said < len(self.content):
+            raise broken("content", "mixes parts that the assistant said with input_text or input_image")
 
     def text(self) -> str:
         """A message's text, parts joined."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text or "" for part in self.content or ())
+        return "".join(part.text for part in self.content or ())
 
 
-class Tool(Struct):
-    """A tool that the policy may call."""
+class Tool(Struct, forbid_unknown_fields=True):
+    """A tool that the policy may call; Gym's server of the policy knows functions alone, with the schema of each."""
 
-    type: Text
-    name: Text | UnsetType = UNSET
-    parameters: Any = UNSET
-    strict: bool | None = None
-    description: str | None = None
+    type: Literal["function"]
+    name: Text
+    parameters: dict[str, Any]
+    strict: bool | UnsetType | None = UNSET
+    description: str = ""
 
     def __post_init__(self) -> None:
-        """A function has a name and the schema of its arguments."""
-        if self.type == "function":
-            if self.name is UNSET:
-                raise broken("name", "is missing in a function")
-            if not isinstance(self.parameters, dict | None):
-                raise broken("parameters", "must be the JSON schema of the arguments, or null")
+        """Gym refuses a tool without ``strict``, whatever it says."""
+        if self.strict is UNSET:
+            raise broken("strict", "is missing, and Gym refuses a tool without it; null will do")
+
+
+class Reasoning(Struct, forbid_unknown_fields=True):
+    """``reasoning``, which a model of one's own does not read."""
+
+    effort: Literal["minimal", "low", "medium", "high"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class PlainText(Struct, tag="text", forbid_unknown_fields=True):
+    """An answer in words."""
+
+
+class AnyJson(Struct, tag="json_object", forbid_unknown_fields=True):
+    """An answer in JSON."""
+
+
+class JsonSchema(Struct, tag="json_schema", forbid_unknown_fields=True):
+    """An answer that obeys a schema."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str = ""
+    strict: bool | None = None
+
+
+class TextForm(Struct, forbid_unknown_fields=True):
+    """``text``: the form of the answer, which a model of one's own does not read."""
+
+    format: PlainText | AnyJson | JsonSchema | UnsetType = UNSET
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+Includable = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
 
 
 class Request(Struct, forbid_unknown_fields=True):
@@ -167,7 +238,7 @@ class Request(Struct, forbid_unknown_fields=True):
 
     input: str | list[Item]
     background: bool | None = None
-    include: list[str] | None = None
+    include: list[Includable] | None = None
     instructions: str | None = None
     max_output_tokens: Positive | None = None
     max_tool_calls: Positive | None = None
@@ -175,14 +246,14 @@ class Request(Struct, forbid_unknown_fields=True):
     model: str | None = None
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
-    prompt: dict[str, Any] | None = None
-    reasoning: dict[str, Any] | None = None
+    prompt: None = None
+    reasoning: Reasoning | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     store: bool | None = None
     stream: bool | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None
-    text: dict[str, Any] | None = None
-    tool_choice: str | dict[str, Any] = "auto"
+    text: TextForm | None = None
+    tool_choice: Literal["none", "auto", "required"] = "auto"
     tools: list[Tool] = []
     top_logprobs: int | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None

@@ -46,6 +46,8 @@ class GenRm(Row, kw_only=True):
 
     principle: str | None = None
     prompt_id: str | None = None
+    task_index: int | None = None
+    rollout_index: int | None = None
 
     def __post_init__(self) -> None:
         """The reward model is told the conversation, of which it sees messages with plain texts alone."""
@@ -64,6 +66,7 @@ class Jailbreak(Row, kw_only=True):
 
     adversarial_prompt: str | None = None
     attack_type: str | None = None
+    metadata: dict[str, Any] | None = None
     response_policy_mapped: str | None = None
 
     def __post_init__(self) -> None:
@@ -85,6 +88,7 @@ class OverRefusal(Row, kw_only=True):
     safe_prompt: str | None = None
     category: str | None = None
     contrast_prompt: str | None = None
+    metadata: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """The judge is told the prompt, or the user's last text for it."""
@@ -114,6 +118,8 @@ class MultiChallenge(Row, kw_only=True):
     rubric: list[Question] | None = None
     context: str | None = None
     metadata: Challenge | None = None
+    uuid: str | int | None = None
+    task_id: int | None = None
 
     def __post_init__(self) -> None:
         """Without a rubric every answer earns 0, and without a context the judge sees no conversation."""
@@ -148,6 +154,8 @@ class InverseIf(Row, kw_only=True):
     judge_prompt_template: str | None = None
     judge_system_prompt: str | None = None
     metadata: Rubric | None = None
+    uuid: str | int | None = None
+    task_id: int | None = None
 
     def __post_init__(self) -> None:
         """There are criteria, and the judge's prompt has no place that nobody fills in."""

@@ -50,6 +50,8 @@ class Mcqa(Row, kw_only=True):
         "strict_single_letter_boxed"
     )
     template_metadata: Template | None = None
+    metadata: dict[str, Any] | None = None
+    uuid: str | None = None
 
     def __post_init__(self) -> None:
         """The expected letter is one of the options'; only a row with a regular expression of its own needs none."""
@@ -96,44 +98,24 @@ class CodeGen(Row, kw_only=True):
     verifier_metadata: Program
 
 
-InstructionIds = Annotated[list[Text], Meta(min_length=1)]
-Kwargs = list[dict[str, Any] | None]
-GradingMode = Literal["binary", "fraction"]
-
-
-class Instructions(Struct):
-    """The instructions of a row where they stand in ``verifier_metadata``."""
-
-    instruction_id_list: InstructionIds | None = None
-    kwargs: Kwargs | None = None
-    prompt: str | None = None
-    grading_mode: GradingMode | None = None
-
-
 class InstructionFollowing(Row, kw_only=True):
-    """instruction_following: every instruction, or a share of them, is obeyed. They stand at the top or within."""
+    """instruction_following: every instruction, or a share of them, is obeyed.
+
+    Gym's main branch also finds them in ``verifier_metadata``; the Gym of no release does.
+    """
 
     id: int
-    instruction_id_list: InstructionIds | None = None
-    kwargs: Kwargs | None = None
-    prompt: str | None = None
-    grading_mode: GradingMode | None = None
-    verifier_metadata: Instructions | None = None
+    instruction_id_list: Annotated[list[Text], Meta(min_length=1)]
+    kwargs: list[dict[str, Any] | None]
+    prompt: str
+    grading_mode: Literal["binary", "fraction"] = "binary"
 
     def __post_init__(self) -> None:
         """There are as many arguments as instructions."""
         super().__post_init__()
-        within = self.verifier_metadata or Instructions()
-        found = {}
-        for field in ("instruction_id_list", "kwargs", "prompt"):
-            inner = getattr(within, field)
-            found[field] = getattr(self, field) if inner is None else inner
-            if found[field] is None:
-                raise broken(field, "is missing")
-        given, asked = len(found["kwargs"]), len(found["instruction_id_list"])
+        given, asked = len(self.kwargs), len(self.instruction_id_list)
         if given != asked:
-            where = "kwargs" if within.kwargs is None else "verifier_metadata.kwargs"
-            raise broken(where, f"has {given} entries for {asked} instructions")
+            raise broken("kwargs", f"has {given} entries for {asked} instructions")
 
 
 SchemaType = Literal["null", "boolean", "object", "array", "number", "integer", "string"]
@@ -155,7 +137,7 @@ class StructuredOutputs(Row, kw_only=True):
     """structured_outputs: the answer, or the arguments of a call, obey a schema."""
 
     schema_str: str
-    schema_type: Literal["json", "yaml", "xml", "toml", "csv"] = "json"
+    schema_type: Literal["json", "yaml", "xml", "toml", "csv"]
     response_mode: str | None = "text"
     tool_name: str | None = None
     tool_payload_key: str | None = None
@@ -164,6 +146,19 @@ class StructuredOutputs(Row, kw_only=True):
     num_tools: int | None = None
     num_distractors: int | None = None
     has_distractors: bool | None = None
+    schema_repr: str | None = None
+    source_format: str | None = None
+    source_record_id: str | None = None
+    source_schema_type: str | None = None
+    tool_schema_mode: str | None = None
+    tool_choice: str | None = None
+    parallel_tool_calls: bool | None = None
+    instruction_layout: str | None = None
+    instruction_detail_level: str | None = None
+    system_instruction_style: str | None = None
+    tool_name_style: str | None = None
+    distractor_style: str | None = None
+    tool_union_mode: str | None = None
 
     def __post_init__(self) -> None:
         """The schema is one, and the tool that is to be called is offered."""
@@ -226,3 +221,4 @@ class Lean(Row, kw_only=True):
     formal_statement: Text
     informal_prefix: str | None = None
     name: str | None = None
+    turn_index: int = 0

@@ -33,10 +33,16 @@ class Batch(Struct, tag="function_call_batch"):
 class ToolUse(Row, kw_only=True):
     """The single-step tool-use family: one action, compared with the expected one."""
 
+    expected_action: Message | FunctionCall
+
+
+class ParallelToolUse(Row, kw_only=True):
+    """The environment of the family that Gym's main branch has alone: several calls may be expected."""
+
     expected_action: Message | FunctionCall | Batch
 
 
-class Call(Struct):
+class Call(Struct, forbid_unknown_fields=True):
     """A call in a list of calls."""
 
     name: Text

@@ -1,0 +1,124 @@
+"""Pairs of a row and a response, judged by the /verify of NeMo-Gym's own servers, all in this process.
+
+Runs in an environment that holds nemo-gym (`make gym`), so it imports nothing of ours. Reads JSON lines
+`{"row": ..., "output": [...]}` and writes one of `{"status": ..., "reward": ..., "says": ...}` for each. An argument
+names a checkout of Gym to use instead of the installed release. No model is served, so a judge that is asked is a
+status of 500.
+"""
+
+import contextlib
+import importlib
+import inspect
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+if len(sys.argv) > 1:
+    sys.path.insert(0, sys.argv[1])
+
+import nemo_gym
+import yaml
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.server_utils import ServerClient
+from omegaconf import DictConfig, OmegaConf
+
+ROOT = Path(nemo_gym.__file__).parents[1]
+RESPONSE = {
+    "id": "r",
+    "created_at": 0,
+    "model": "m",
+    "object": "response",
+    "parallel_tool_calls": True,
+    "tool_choice": "auto",
+    "tools": [],
+}
+
+
+def agents() -> dict[str, tuple[str, dict[str, Any]]]:
+    """The folder and the configuration of the server that stands behind each agent, by the agent's name."""
+    found = {}
+    for path in sorted(ROOT.glob("resources_servers/*/configs/*.yaml")):
+        parts = {
+            name: part for name, part in (yaml.safe_load(path.read_text()) or {}).items() if isinstance(part, dict)
+        }
+        servers = {name: server for name, part in parts.items() for server in part.get("resources_servers", {}).items()}
+        for name, part in parts.items():
+            for agent in part.get("responses_api_agents", {}).values():
+                reference = (agent.get("resources_server") or {}).get("name")
+                if reference in servers:
+                    found.setdefault(name, servers[reference])
+    return found
+
+
+def application(folder: str, config: dict[str, Any]) -> FastAPI:
+    """A server's web application, made in its folder, where its prompts and the modules it imports by name lie."""
+    here = ROOT / "resources_servers" / folder
+    before = set(sys.modules)
+    sys.path.insert(0, str(here))
+    try:
+        module = importlib.import_module(f"resources_servers.{folder}.app")
+    finally:
+        sys.path.remove(str(here))
+        for name in {path.stem for path in here.glob("*.py")} & (set(sys.modules) - before):
+            del sys.modules[name]
+    (served,) = [
+        it
+        for it in vars(module).values()
+        if inspect.isclass(it) and issubclass(it, SimpleResourcesServer) and it.__module__ == module.__name__
+    ]
+    typed = inspect.get_annotations(served, eval_str=True).get("config", BaseResourcesServerConfig)
+    client = ServerClient(
+        head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=DictConfig({})
+    )
+    config = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+    if "num_rollouts_per_prompt" in config:
+        config["num_rollouts_per_prompt"] = 1  # it would wait for the rest of the group
+    with contextlib.chdir(here):
+        server = served(config=typed(**config, host="127.0.0.1", port=1, name=folder), server_client=client)
+        return server.setup_webserver()
+
+
+def request_only() -> FastAPI:
+    """What every server asks of a row before it looks at its own fields."""
+    app = FastAPI()
+
+    @app.post("/verify")
+    def verify(body: BaseVerifyRequest) -> dict[str, Any]:
+        return {"reward": None}
+
+    return app
+
+
+def main() -> None:
+    """Answer each line."""
+    known, clients, lacks = agents(), {}, {}
+    answers, sys.stdout = sys.stdout, sys.stderr  # some servers print
+    with contextlib.ExitStack() as stack:
+        for line in sys.stdin:
+            pair = json.loads(line)
+            name = pair["row"]["agent_ref"]["name"]
+            if name not in clients:
+                try:
+                    app = application(*known[name]) if name in known else None
+                except ModuleNotFoundError as error:
+                    app, lacks[name] = None, f"its server cannot be imported: {error}"
+                client = TestClient(app or request_only(), raise_server_exceptions=False)
+                clients[name] = stack.enter_context(client)
+                if name not in known:
+                    lacks[name] = "this Gym has no such agent"
+            body = pair["row"] | {"response": RESPONSE | {"output": pair["output"]}}
+            answer = clients[name].post("/verify", json=body)
+            verdict = {"status": answer.status_code, "reward": None, "says": lacks.get(name, "")}
+            if answer.status_code == 200:
+                verdict["reward"] = answer.json()["reward"]
+            else:
+                verdict["says"] = answer.text[:1000]
+            print(json.dumps(verdict), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

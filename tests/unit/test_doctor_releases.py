@@ -1,0 +1,85 @@
+"""The doctor on every production recipe and the sources of its release, where they are: what it says, and no more."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from scripts.recipe.load import load_recipe
+from scripts.recipe.releases import release_of
+from scripts.train.nemo_rl_checks import LEAST_IMAGE_BYTES
+from tests.conftest import ROOT
+
+CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
+PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if not path.stem.startswith("tiny"))
+OF_RLVR_AND_RLHF, OF_SWE = "rlvr1, rlvr2, rlvr3, rlhf", "swe1, swe2"
+FINDINGS = {
+    name: {("warning", OF_RLVR_AND_RLHF, 67), ("warning", OF_SWE, 67)}
+    for name in ("super3", "super3-b200", "super3-small")
+}
+NO_SLURM = ("warning", "all stages", 35)
+
+pytestmark = pytest.mark.skipif(
+    CHECKOUTS is None, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release"
+)
+
+
+@pytest.fixture
+def doctor(tmp_path):
+    """Run the doctor, without Slurm, where a recipe's model, images, caches and checkout are all there."""
+
+    def run(name: str) -> tuple[int, list[str]]:
+        recipe = load_recipe(ROOT / "config/recipes" / f"{name}.yaml")
+        release = release_of(recipe.release)
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model/config.json").write_text("{}")
+        images = {*release.images, *(stage.image for stage in recipe.stages.values())}
+        for image in images:
+            with (tmp_path / f"{image}.sqsh").open("wb") as file:
+                file.truncate(LEAST_IMAGE_BYTES)
+        site = {
+            "name": "here",
+            "threads": 1,
+            "slurm": {"partition": "batch", "gpus_per_node": 8, "max_runtime": 1440},
+            "mounts": [f"{tmp_path}:{tmp_path}"],
+            "environment": {"HF_HOME": f"{tmp_path}/hub"},
+            "nemo_rl": {
+                "checkouts": {recipe.release: f"{CHECKOUTS}/{recipe.release}"},
+                "images": {image: f"{tmp_path}/{image}.sqsh" for image in images},
+                "cache": f"{tmp_path}/cache",
+                "sif": f"{tmp_path}/sif",
+            },
+        }
+        (tmp_path / "site.yaml").write_text(yaml.safe_dump(site))
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/git").symlink_to(shutil.which("git"))
+        config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+        config |= {"recipe": f"{ROOT}/config/recipes/{name}.yaml", "site": f"{tmp_path}/site.yaml"}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        command = [sys.executable, "-m", "scripts.doctor", f"--config={tmp_path}/config.yaml"]
+        done = subprocess.run(
+            [*command, f"--model={tmp_path}/model"],
+            cwd=tmp_path,
+            env={"PATH": f"{tmp_path}/bin", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stderr == ""
+        return done.returncode, done.stdout.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize("name", PRODUCTION)
+def test_a_shipped_recipe_on_a_right_site_has_only_the_findings_that_its_own_config_earns(doctor, name):
+    status, (*lines, total) = doctor(name)
+    lines = [line for line in lines if not line.startswith("note: ")]
+    said = {re.fullmatch(r"(error|warning): ([\w, ]+): .* \(trap (\d+)\)", line).groups() for line in lines}
+    expected = FINDINGS.get(name, set()) | {NO_SLURM}
+    assert {(kind, stages, int(trap)) for kind, stages, trap in said} == expected, "\n".join(lines)
+    assert (status, total.split(": ")[1].split(",")[0]) == (0, "0 errors")

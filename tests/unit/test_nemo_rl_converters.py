@@ -1,0 +1,177 @@
+"""NeMo-RL's own converters, from checkouts of its releases: STAGECOACH_NEMO_RL is a folder with one each, by its name.
+
+Every command that a production stage's export would run is parsed by its converter's own parser. With
+STAGECOACH_NEMO_RL_PYTHON, a Python that imports NeMo-RL v0.7.0 on a CPU, its converter of DTensor's checkpoints converts one
+that NeMo-RL's own code has saved.
+"""
+
+import argparse
+import ast
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.files import read_json, write_json
+from scripts.launch.megatron_python import WORKER, with_megatron
+from scripts.launch.upstream import load_upstream
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.releases import load_releases, release_of
+from scripts.train import nemo_rl_export
+from scripts.train.nemo_rl_checkpoints import MEGATRON
+from tests.conftest import ROOT
+from tests.unit.test_upstream import CHECKOUTS, PRODUCTION
+
+PYTHON = os.environ.get("STAGECOACH_NEMO_RL_PYTHON")
+STAGES = [
+    (recipe, stage)
+    for recipe in PRODUCTION
+    for stage in load_recipe(ROOT / f"config/recipes/{recipe}.yaml").stage_order()
+]
+pytestmark = pytest.mark.skipif(not CHECKOUTS, reason="STAGECOACH_NEMO_RL: no folder with checkouts of NeMo-RL")
+
+
+def parser_of(script: Path):
+    """The parse_args of a converter, without the imports around it, which need Megatron."""
+    (function,) = (
+        node
+        for node in ast.parse(script.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "parse_args"
+    )
+    namespace = {"argparse": argparse}
+    exec(compile(ast.Module([function], []), str(script), "exec"), namespace)  # noqa: S102
+    return namespace["parse_args"]
+
+
+@pytest.mark.parametrize(("recipe_name", "stage"), STAGES)
+def test_what_would_convert_a_stage_is_understood_by_the_releases_own_parser(recipe_name, stage, tmp_path, monkeypatch):
+    recipe = load_recipe(ROOT / f"config/recipes/{recipe_name}.yaml")
+    settings, checkout = recipe.stages[stage], Path(CHECKOUTS, recipe.release)
+    policy = load_upstream(checkout / settings.config)["policy"]
+    megatron = policy.get("megatron_cfg", {}) | settings.policy.get("megatron_cfg", {})
+    checkpoint = tmp_path / "step_4"
+    (checkpoint / (MEGATRON if megatron.get("enabled") else "policy/weights")).mkdir(parents=True)
+    (checkpoint / "config.yaml").write_text(yaml.safe_dump({"policy": policy | {"megatron_cfg": megatron}}))
+
+    command = nemo_rl_export.converter_command(release_of(recipe.release), checkpoint, tmp_path / "out", 8)
+    at = next(number for number, word in enumerate(command) if word.endswith(".py"))
+    launcher, script, arguments = command[:at], checkout / command[at], command[at + 1 :]
+    monkeypatch.setattr("sys.argv", [str(script), *arguments])
+    told = parser_of(script)()
+    assert (told.config, told.hf_ckpt_path) == (f"{checkpoint}/config.yaml", f"{tmp_path}/out")
+    if not megatron.get("enabled"):
+        assert told.dcp_ckpt_path == f"{checkpoint}/policy/weights" and launcher == with_megatron([])
+        return
+    assert told.megatron_ckpt_path == str(checkpoint / MEGATRON)
+    if launcher == with_megatron([]):
+        assert not hasattr(told, "tp")
+    else:
+        assert launcher[-2:] == ["--nproc_per_node=8", "--nnodes=1"]
+        assert 8 % (told.tp * told.pp) == 8 % (told.etp * told.ep * told.pp) == 0
+        assert told.tp > 1 or not megatron.get("sequence_parallel"), "Megatron refuses one without the other"
+
+
+@pytest.mark.parametrize("release", load_releases())
+def test_each_release_keeps_megatrons_environment_under_the_name_that_is_looked_for(release):
+    registry = Path(CHECKOUTS, release, "nemo_rl/distributed/ray_actor_environment_registry.py").read_text()
+    assert f'"{WORKER}": MCORE_EXECUTABLE' in registry
+    prefetching = Path(CHECKOUTS, release, "nemo_rl/utils/prefetch_venvs.py").read_text()
+    assert "create_local_venv(py_executable, actor_fqn)" in prefetching
+    assert "os.path.join(NEMO_RL_VENV_DIR, venv_name)" in Path(CHECKOUTS, release, "nemo_rl/utils/venvs.py").read_text()
+    assert "NEMO_RL_VENV_DIR=/opt/ray_venvs" in Path(CHECKOUTS, release, "docker/Dockerfile").read_text()
+
+
+AUTOMODEL = "3rdparty/Automodel-workspace/Automodel"
+TRAIN = """\
+import sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+tokens = torch.arange(12).reshape(1, 12)
+model(input_ids=tokens, labels=tokens).loss.backward()
+optimizer.step()
+step = sys.argv[2]
+weights, kept = f"{step}/policy/weights", f"{step}/policy/tokenizer"
+"""
+SAVE = {
+    1: TRAIN
+    + """\
+from nemo_rl.utils.native_checkpoint import save_checkpoint
+save_checkpoint(model, weights, optimizer, None, f"{step}/policy/optimizer", tokenizer, kept)
+torch.save(model(input_ids=tokens).logits, f"{step}/logits.pt")
+""",
+    2: TRAIN
+    + """\
+from nemo_rl.models.automodel.checkpoint import AutomodelCheckpointManager
+from torch.distributed.device_mesh import init_device_mesh
+torch.distributed.init_process_group("gloo", init_method=f"file://{step}.rendezvous", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+manager = AutomodelCheckpointManager(mesh["dp"], mesh["tp"])
+manager.init_checkpointer(config_updates={"model_repo_id": sys.argv[1]}, checkpoint_root=step)
+manager.save_checkpoint(
+    model, weights, tokenizer=tokenizer, tokenizer_path=kept, checkpointing_cfg={"model_save_format": "torch_save"}
+)
+torch.save(model(input_ids=tokens).logits, f"{step}/logits.pt")
+""",
+}
+LOAD = """\
+import sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, told = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
+assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"], told
+logits = model(input_ids=torch.arange(12).reshape(1, 12)).logits
+assert torch.equal(logits, torch.load(sys.argv[2]))
+assert AutoTokenizer.from_pretrained(sys.argv[1])("a b")["input_ids"]
+"""
+
+
+@pytest.mark.skipif(not PYTHON, reason="STAGECOACH_NEMO_RL_PYTHON: no Python that imports NeMo-RL")
+@pytest.mark.parametrize(("dtensor", "tied"), [(1, False), (1, True), (2, False)])
+def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits(tmp_path, monkeypatch, dtensor, tied):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from scripts.train.scratch import make_tokenizer
+
+    checkout, venv, model = Path(CHECKOUTS, "v0.7.0"), Path(PYTHON).parents[1], tmp_path / "model"
+    if dtensor == 2 and not (checkout / AUTOMODEL / "nemo_automodel").exists():
+        pytest.skip(f"{checkout}: cloned without {AUTOMODEL}")
+    tokenizer = make_tokenizer()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=tied, **sizes)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
+    environment["PYTHONPATH"] = f"{checkout}:{checkout / AUTOMODEL}"
+    step = tmp_path / "rlvr1/run/checkpoints/step_4"
+    step.parent.mkdir(parents=True)
+    subprocess.run([PYTHON, "-c", SAVE[dtensor], model, step], env=environment, check=True)
+    (step / "config.yaml").write_text(
+        yaml.safe_dump({"policy": {"model_name": str(model), "tokenizer": {"name": str(model)}}})
+    )
+    (tmp_path / "rlvr1/ckpt").mkdir()
+    (tmp_path / "rlvr1/ckpt/weights").symlink_to(step)
+    write_json(tmp_path / "rlvr1/ckpt/record.json", {"stage": "rlvr1", "step": 4, "identity": "one"})
+    (tmp_path / "venvs").mkdir()
+    (tmp_path / "venvs" / WORKER).symlink_to(venv)
+
+    def here(command, image, mounts, directory, environment, gpus, log):
+        """In the container's place: this machine, where the environment lies that the image would hold."""
+        own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "NEMO_RL_VENV_DIR": str(tmp_path / "venvs")}
+        subprocess.run(command, cwd=directory, env=environment | own, check=True)
+
+    monkeypatch.setattr(nemo_rl_export, "run_in_container", here)
+    recipe = load_recipe(ROOT / "config/recipes/super3.yaml")
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": str(model)})})
+    site = load_site(ROOT / "config/sites/h100.yaml", recipe)
+    nemo_rl = site.nemo_rl.model_copy(update={"checkouts": {"v0.7.0": str(checkout)}, "cache": str(tmp_path / "cache")})
+    site = site.model_copy(update={"nemo_rl": nemo_rl})
+    hf = tmp_path / "rlvr1/hf"
+    nemo_rl_export.convert(recipe, "rlvr1", site, tmp_path / "rlvr1/ckpt", hf, tmp_path / "log")
+
+    assert "pytorch_model.bin" not in read_json(hf / "record.json")["files"]
+    assert json.loads((hf / "model/config.json").read_text())["tie_word_embeddings"] is tied
+    subprocess.run([PYTHON, "-c", LOAD, hf / "model", step / "logits.pt"], env=environment, check=True)
