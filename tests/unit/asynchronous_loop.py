@@ -2,7 +2,8 @@
 
 Its rules are those of nemo_rl/algorithms/grpo.py and async_utils/ at v0.7.0, with time left out: whatever may happen
 next happens in an order that `random` draws. One thing is taken for granted that the sources do not enforce: while a
-step trains, the generating thread has the time to fetch a batch and to give it to a step.
+step trains, the generating thread has the time to start, to fetch a batch and to give it to a step. Where it has not, the
+real loop skips a step and waits for it for ever.
 """
 
 from collections import Counter
