@@ -338,3 +338,17 @@ def test_where_groups_fail_and_the_data_end_early_what_is_trained_is_saved_and_p
             assert checkpoints(world.run) == []
         else:
             assert 1 <= record["step"] <= batches - 2
+
+
+def test_what_was_trained_before_a_standstill_is_saved_by_the_next_attempt_and_the_one_after_goes_on(
+    tmp_path, monkeypatch
+):
+    world = World(tmp_path, monkeypatch, [("deadline", 2), ("hangs", 1)], batches=14, save_period=5, seed=3)
+    aims, steps = [], []
+    for _ in range(3):
+        assert world.attempt() == UNFINISHED
+        aims.append(world.driver.job.max_num_steps)
+        steps.append(checkpoints(world.run)[-1].step)
+    assert aims[0] == 12 and aims[2] == 3 and steps == [2, 2, 3]
+    assert world.attempt() == 0
+    assert read_json(world.ckpt / "record.json")["step"] > 3
