@@ -15,7 +15,8 @@ A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", "lm_head.w
 def check_model(folder: Path, like: Path | None = None) -> None:
     """UserError when the folder is no whole model, or its tensors are not those of the model that it is to be `like`.
 
-    A shard is whole when its size is what its own header says; contents are not read.
+    A shard is whole when its size is what its own header says; contents are not read. A model whose weights lie
+    elsewhere, as Megatron's, tells no tensors.
     """
     config = _read_json(folder / "config.json")
     if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -24,7 +25,7 @@ def check_model(folder: Path, like: Path | None = None) -> None:
         raise UserError(f"{folder}: has no {lacking}, the model's own code by its config.json (auto_map)")
     tensors = tensors_of(folder)
     _check_vocabulary(folder, config, tensors)
-    if like is None or not (like / "config.json").is_file():
+    if like is None or not any(like.glob("*.safetensors")):
         return
     wanted = tensors_of(like)
     missing, other = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())

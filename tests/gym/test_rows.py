@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from scripts.data.contract import contract_of, problem_of
+from scripts.data.contract import Row, contract_of, problem_of
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
 from scripts.recipe.load import load_recipe
@@ -138,11 +138,13 @@ def _paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
 def test_no_mutated_row_that_gym_refuses_passes_the_contract(written):
     rng = random.Random(1)
     rows = [good(name) for name in GOOD]
+    anybody = {"agent_ref": {"type": "responses_api_agents", "name": "an_agent_of_ones_own"}}
+    rows += [changed(good("genrm_simple_agent_reasoning_off") | anybody, path, value) for path, value in TAKEN]
     rows += [row for each in written.values() for row in each[:2]]
     rows += [row for folder in EXAMPLES for row in gyms_own(folder)[:2]]
     tried, passed = 0, []
     for row in rows:
-        contract = contract_of(row["agent_ref"]["name"])
+        contract = contract_of(row["agent_ref"]["name"]) or Row
         for what, mutated in mutations(row, contract, rng):
             tried += 1
             if problem_of(mutated, contract) is None:

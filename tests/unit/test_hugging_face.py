@@ -46,6 +46,9 @@ def test_a_whole_model_is_accepted_beside_itself_and_alone(model, tmp_path):
     check_model(model)
     check_model(model, like=model)
     check_model(model, like=tmp_path / "nowhere")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/config.json").write_text("{}")
+    check_model(model, like=tmp_path / "elsewhere")
     assert tensors_of(model)["lm_head.weight"] == ("BF16", [16, 8])
 
 

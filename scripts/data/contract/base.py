@@ -95,6 +95,7 @@ class InputImage(Struct, tag="input_image"):
 
     image_url: Text
     detail: Literal["low", "high", "auto"]
+    file_id: str | None = None
     text: ClassVar[str] = ""
 
 
@@ -113,9 +114,10 @@ class Refusal(Struct, tag="refusal"):
     text: ClassVar[str] = ""
 
 
-class Summary(Struct, tag="summary_text"):
+class Summary(Struct):
     """A part of a thought."""
 
+    type: Literal["summary_text"]
     text: str
 
 
