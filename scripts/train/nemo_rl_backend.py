@@ -27,7 +27,9 @@ from scripts.train.rundir import Checkpoint, newest_checkpoint
 
 LOOK_SECONDS = 2.0
 STARTUP = "startup.json"
-KILLED = (-signal.SIGKILL, -signal.SIGTERM, 128 + signal.SIGKILL, 128 + signal.SIGTERM)
+# Ray's driver answers SIGTERM with the signal's number as its status, or aborts while it shuts down.
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
+KILLED = {int(signal.SIGTERM), *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
 
 
 def train(job: TrainingJob, place: Place) -> None:

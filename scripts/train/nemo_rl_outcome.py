@@ -39,9 +39,9 @@ DRIVER_SIGNS = (
         "the data ended before max_num_steps; lower it, or leave it out and it follows from the rows",
     ),
     _Sign(
-        r"policy generation refit failed|Policy generation refit failed",
+        r"[Pp]olicy generation refit failed|failed during refit",
         "failed",
-        "the generator did not take the policy's weights (refit) at its start",
+        "the generator did not take the policy's weights (refit)",
     ),
     _Sign(r"CUDA out of memory|torch\.OutOfMemoryError|OutOfMemoryError: CUDA", "failed", "a GPU ran out of memory"),
     _Sign(

@@ -130,8 +130,8 @@ def test_no_token_is_in_any_file_or_output(chain):
 
 
 def test_a_driver_killed_while_saving_goes_on_to_the_same_weights(chain):
-    once = f"++stand_in.once={chain.root}/struck"
-    output = chain.train_at_once("killed", "++stand_in.fault=die", "++stand_in.at=4", once)
+    synchronous, once = "grpo.async_grpo.enabled=false", f"++stand_in.once={chain.root}/struck"
+    output = chain.train_at_once("killed", synchronous, "++stand_in.fault=die", "++stand_in.at=4", once)
     assert re.search(r"driver was killed \(status 137\) after the checkpoint of step 2; to be continued", output)
     output = chain.train_at_once("killed", fresh=False)
     assert "resumes from step 2" in output
