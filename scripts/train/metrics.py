@@ -16,7 +16,11 @@ SCHEMA = pa.schema(
         pa.field("step", pa.int64(), metadata={"about": "optimizer step, from 1"}),
         pa.field("reward_mean", pa.float64(), metadata={"about": "mean reward of the step's rollouts"}),
         pa.field(
-            "reward_std", pa.float64(), metadata={"about": "standard deviation of the rewards within a group, mean"}
+            "reward_std",
+            pa.float64(),
+            metadata={
+                "about": "standard deviation of the rewards within a group, mean; NeMo-RL's synchronous loop: of all"
+            },
         ),
         pa.field(
             "zero_variance_share", pa.float64(), metadata={"about": "share of groups whose rewards are all equal"}

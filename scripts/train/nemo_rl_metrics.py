@@ -31,6 +31,7 @@ NAMES = {
 }
 KL = "train/kl_penalty"
 LAST_OF_A_STEP = "seconds"
+LEARNED = "loss"
 _ENVIRONMENT = re.compile(r"train/(.+)/reward/mean")
 _PHASE = "timing/train/"
 
@@ -38,9 +39,10 @@ _PHASE = "timing/train/"
 class StepLog:
     """Follows the events of all starts of a driver and adds a line to ``metrics.jsonl`` for each step that is over.
 
-    A step that is trained again after a resume is logged again. `measures_kl`: whether a reference model is loaded;
-    without one NeMo-RL logs a KL of 0, which is none. `samples`: how many a step trains on, masked ones included; None:
-    not known.
+    A step that is trained again after a resume is logged again. One without a loss was not trained: the synchronous
+    loop logs a step's rollouts before it learns from them. `measures_kl`: whether a reference model is loaded; without
+    one NeMo-RL logs a KL of 0, which is none. `samples`: how many a step trains on, masked ones included; None: not
+    known.
     """
 
     def __init__(self, logs: Path, output: Path, measures_kl: bool, samples: int | None = None) -> None:
@@ -54,10 +56,11 @@ class StepLog:
         self.follow(is_over=True)  # what an attempt logged after the watch over it had been killed
 
     def follow(self, is_over: bool = False) -> int:
-        """Log the steps that have ended since the last call (all that were begun when training `is_over`); how many."""
+        """Log the steps that have ended since the last call (all that trained when training `is_over`); how many."""
         self._take_all()
         newest = max(self._open, default=0)
-        ended = [step for step in sorted(self._open) if is_over or step < newest or LAST_OF_A_STEP in self._open[step]]
+        trained = [step for step in sorted(self._open) if LEARNED in self._open[step]]
+        ended = [step for step in trained if is_over or step < newest or LAST_OF_A_STEP in self._open[step]]
         entries = [{"step": step, **self._with_masked_share(self._open.pop(step))} for step in ended]
         if entries:
             self.last_step, self.last_seconds = ended[-1], entries[-1].get(LAST_OF_A_STEP, 0.0)

@@ -145,6 +145,11 @@ def steps(directory: Path) -> list[str]:
     return sorted(path.name for path in (directory / "checkpoints").glob("*"))
 
 
+def infos(directory: Path) -> list[Path]:
+    """What the checkpoints say of themselves."""
+    return sorted((directory / "checkpoints").glob("step_*/training_info.json"))
+
+
 def tensors(directory: Path, step: int) -> bytes:
     """The weights of a checkpoint."""
     return (directory / f"checkpoints/step_{step}/policy/weights/iter_0000000/__0_0.distcp").read_bytes()
@@ -165,6 +170,7 @@ def test_a_run_saves_whole_checkpoints_and_logs_curves(undisturbed):
     last = undisturbed / "checkpoints/step_5"
     info = json.loads((last / "training_info.json").read_text())
     assert [info["current_step"], info["total_steps"], info["consumed_samples"]] == [5, 0, 20]
+    assert isinstance(info["total_valid_tokens"], float)
     settings = yaml.safe_load((last / "config.yaml").read_text())
     assert settings["policy"]["tokenizer"]["name"] == "org/model"
     assert settings["policy"]["train_global_batch_size"] == 16
@@ -172,7 +178,8 @@ def test_a_run_saves_whole_checkpoints_and_logs_curves(undisturbed):
     iteration = {path.name for path in (last / "policy/weights/iter_0000000").iterdir()}
     assert iteration >= {"run_config.yaml", "metadata.json", "common.pt", "__0_0.distcp"}
     assert (last / "policy/weights/latest_checkpointed_iteration.txt").read_text() == "0"
-    assert (last / "train_dataloader.pt").exists()
+    assert (last / "policy/tokenizer/tokenizer_config.json").exists()
+    assert (last / "replay_buffer.pt").exists()
 
     events = EventAccumulator(str(undisturbed / "logs/exp_001/tensorboard")).Reload()
     names = set(events.Tags()["scalars"])
@@ -182,15 +189,44 @@ def test_a_run_saves_whole_checkpoints_and_logs_curves(undisturbed):
     assert {each.value for each in events.Scalars("train/kl_penalty")} == {0}
 
 
+SYNCHRONOUS = "grpo.async_grpo.enabled=false"
+
+
 def test_a_run_killed_while_saving_goes_on_to_the_same_weights(checkout, undisturbed, tmp_path):
     fault = ("++stand_in.fault=die", "++stand_in.at=4", f"++stand_in.once={tmp_path}/once", "grpo.max_num_steps=5")
-    assert train(checkout, tmp_path, *fault).returncode == -signal.SIGKILL
+    assert train(checkout, tmp_path, SYNCHRONOUS, *fault).returncode == -signal.SIGKILL
     assert steps(tmp_path) == ["step_2", "tmp_step_4"]
-    again = train(checkout, tmp_path, *fault)
+    (tmp_path / "checkpoints/tmp_step_4/left").touch()
+    again = train(checkout, tmp_path, SYNCHRONOUS, *fault)
     assert "Step 3/5" in again.stdout and "Step 2/5" not in again.stdout
     assert steps(tmp_path) == ["step_2", "step_4", "step_5"]
+    assert (tmp_path / "checkpoints/step_4/left").exists(), "what a killed save left is written over, not removed"
     assert [tensors(tmp_path, step) for step in (4, 5)] == [tensors(undisturbed, step) for step in (4, 5)]
     assert [path.name for path in sorted((tmp_path / "logs").iterdir())] == ["exp_001", "exp_002"]
+
+
+def test_each_asynchronous_start_passes_over_the_rows_in_flight_and_the_last_batch(stand_in):
+    data = stand_in("dataloader")
+
+    def trained(most: int, loader: dict | None = None, buffer: dict | None = None, step: int = 0):
+        batches = data.Loader([{"id": number} for number in range(14)], 2, workers=1)
+        if loader:
+            batches.load_state_dict(loader)
+        collector, found = data.Collector(batches, 1, step, buffer, waits_for_last=False), []
+        while step < most and (rows := collector.rows_of(step)):
+            step += 1
+            found.append(rows[0]["id"] // 2)
+            collector.has_trained(step)
+        return found, batches.state_dict(), collector.state_dict(), step
+
+    assert trained(9)[0] == [0, 1, 2, 3, 4, 5], "seven batches, of which the last is lost"
+    first, *left = trained(1)
+    assert (first, left[0]["_snapshot"]["_snapshot_step"], left[0]["_iterator_finished"]) == ([0], 4, False)
+    second, *left = trained(9, *left)
+    assert second == [1, 4, 5], "the second was buffered, two were in flight and in hand"
+    assert left[0]["_iterator_finished"]
+    third = trained(5, *left)[0]
+    assert third == [0], "a loader that had met its end begins anew"
 
 
 def test_another_seed_or_other_rows_make_other_weights(checkout, undisturbed, tmp_path):
@@ -223,21 +259,22 @@ def test_a_run_saves_and_ends_before_its_deadline(checkout, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fault", "status", "words", "left"),
+    ("asynchronous", "fault", "status", "words", "left"),
     [
-        ("async_error", 0, "in async loop", ["step_2"]),
-        ("sync_error", 1, "Traceback", ["step_2"]),
-        ("oom", 1, "CUDA out of memory", ["step_2"]),
-        ("refit_failed", 0, "Policy generation refit failed", []),
+        (True, "error", 0, "in async loop", ["step_2"]),
+        (False, "error", 1, "Traceback", ["step_2"]),
+        (True, "oom", 0, "CUDA out of memory", ["step_2"]),
+        (True, "refit_failed", 0, "Policy generation refit failed", []),
     ],
 )
-def test_faults_end_a_run_as_they_end_the_real_one(checkout, tmp_path, fault, status, words, left):
-    done = train(checkout, tmp_path, f"++stand_in.fault={fault}", "++stand_in.at=3", "grpo.max_num_steps=4")
+def test_faults_end_a_run_as_they_end_the_real_one(checkout, tmp_path, asynchronous, fault, status, words, left):
+    loop = f"grpo.async_grpo.enabled={str(asynchronous).lower()}"
+    done = train(checkout, tmp_path, loop, f"++stand_in.fault={fault}", "++stand_in.at=3", "grpo.max_num_steps=4")
     assert (done.returncode, words in done.stdout, steps(tmp_path)) == (status, True, left)
 
 
-@pytest.mark.parametrize(("overrides", "step"), [(["++stand_in.fault=hang", "++stand_in.at=3"], 3), ([], 11)])
-def test_a_run_that_hangs_or_has_no_more_data_does_not_end(checkout, tmp_path, overrides, step):
+@pytest.mark.parametrize(("overrides", "step"), [(["++stand_in.fault=hang", "++stand_in.at=3"], 3), ([], 10)])
+def test_a_run_that_hangs_or_has_no_more_data_does_not_end_before_it_is_told(checkout, tmp_path, overrides, step):
     command = driver(tmp_path, "++stand_in.ray=false", *overrides)
     log = tmp_path / "log"
     with log.open("w") as output:
@@ -246,8 +283,30 @@ def test_a_run_that_hangs_or_has_no_more_data_does_not_end(checkout, tmp_path, o
     time.sleep(1)
     assert process.poll() is None
     assert f"Step {step + 1}/" not in log.read_text()
-    process.kill()
-    process.wait()
+    process.terminate()
+    assert process.wait() == signal.SIGTERM, "as a driver of Ray's ends"
+
+
+def test_the_synchronous_loop_ends_with_its_data_and_keeps_the_best_and_the_newest(checkout, tmp_path):
+    kept = ("checkpointing.keep_top_k=1", "checkpointing.metric_name=train:loss", "checkpointing.save_period=1")
+    done = train(checkout, tmp_path, SYNCHRONOUS, *kept, "checkpointing.higher_is_better=false")
+    assert (done.returncode, "Max number of steps" in done.stdout) == (0, False)
+    losses = {int(path.parent.name[5:]): json.loads(path.read_text())["train:loss"] for path in infos(tmp_path)}
+    assert 10 in losses and len(losses) == 2, "ten batches; the newest is kept though it is not the best"
+    assert min(losses, key=losses.get) != 10
+
+
+def test_a_driver_of_dpo_says_in_its_own_words_where_it_is(checkout, tmp_path):
+    program = ("python", "-W", "ignore", "examples/run_dpo.py", "--config=examples/configs/dpo.yaml")
+    told = (f"checkpointing.checkpoint_dir={tmp_path}/checkpoints", f"logger.log_dir={tmp_path}/logs")
+    told += ("policy.model_name=org/model", "data.train.data_path=train.jsonl", "policy.train_global_batch_size=8")
+    told += ("++stand_in.ray=false", "dpo.val_period=2", "checkpointing.save_period=2")
+    done = run(checkout, *program, *told)
+    assert (done.returncode, "Step 5/5" in done.stdout, "Max number" in done.stdout) == (0, True, False)
+    assert steps(tmp_path) == ["step_2", "step_4", "step_5"]
+    info = json.loads((tmp_path / "checkpoints/step_4/training_info.json").read_text())
+    assert [info["epoch"], info["step"], info["total_steps"], info["consumed_samples"]] == [0, 4, 4, 32]
+    assert "current_step" not in info and "validation-default_loss" in info
 
 
 def test_the_main_release_ends_with_its_data(tmp_path):

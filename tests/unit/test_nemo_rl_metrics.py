@@ -12,7 +12,8 @@ from tensorboard.util.tensor_util import make_tensor_proto
 from scripts.train.metrics import read_log
 from scripts.train.nemo_rl_metrics import StepLog
 
-STEP = {"train/reward": 0.5, "train/total_reward/stddev": 0.25, "train/kl_penalty": 0.0, "train/lr": 1e-6}
+ROLLOUTS = {"train/reward": 0.5, "train/total_reward/stddev": 0.25}
+STEP = ROLLOUTS | {"train/kl_penalty": 0.0, "train/lr": 1e-6, "train/loss": 0.125}
 OVER = {"timing/train/total_step_time": 8.0}
 
 
@@ -49,7 +50,8 @@ def test_a_step_is_logged_when_it_is_over_and_not_before(place):
     driver.log(1, OVER)
     assert (log.follow(), log.last_step, log.last_seconds) == (1, 1, 8.0)
     (line,) = lines(output)
-    assert line == {"step": 1, "reward_mean": 0.5, "reward_std": 0.25, "lr": pytest.approx(1e-6), "seconds": 8.0}
+    expected = {"reward_mean": 0.5, "reward_std": 0.25, "lr": pytest.approx(1e-6), "loss": 0.125, "seconds": 8.0}
+    assert line == {"step": 1} | expected
     assert log.follow() == 0
 
 
@@ -69,6 +71,18 @@ def test_a_step_without_its_time_is_over_when_the_next_begins_or_training_ends(p
     driver.log(2, STEP)
     assert (log.follow(), [it["step"] for it in lines(output)]) == (1, [1])
     assert (log.follow(is_over=True), [it["step"] for it in lines(output)]) == (1, [1, 2])
+
+
+def test_a_step_that_crashed_after_its_rollouts_was_not_trained_and_is_not_logged(place):
+    logs, output = place
+    first = Driver(logs, 1)
+    first.log(1, STEP | OVER)
+    first.log(2, ROLLOUTS)
+    log = StepLog(logs, output, measures_kl=False)
+    assert (log.follow(is_over=True), log.last_step, [it["step"] for it in lines(output)]) == (0, 1, [1])
+    log, second = StepLog(logs, output, measures_kl=False), Driver(logs, 2)
+    second.log(2, STEP | OVER | {"train/reward": 0.75})
+    assert (log.follow(), [(it["step"], it["reward_mean"]) for it in lines(output)]) == (1, [(1, 0.5), (2, 0.75)])
 
 
 @pytest.mark.parametrize(("measures", "kl"), [(True, 0.0), (False, None)])
@@ -92,14 +106,24 @@ def test_rewards_are_told_by_environment_and_other_numbers_and_texts_are_left_as
     logs, output = place
     driver = Driver(logs, 1)
     rewards = {"train/math/reward/mean": 1.0, "train/total_reward/mean": 0.75, "train/code/x/reward/mean": 0.5}
-    driver.log(1, rewards | {"train/math/length/mean": 9.0, "validation/math/reward/mean": 0.1, "ray/gpu": 1.0})
+    driver.log(
+        1,
+        rewards
+        | {"train/loss": 0.5, "train/math/length/mean": 9.0, "validation/math/reward/mean": 0.1, "ray/gpu": 1.0},
+    )
     driver.log(0, {"train/reward": 9.0})
     texts = make_tensor_proto(np.array([b"a text"], dtype=object))
     driver.write(1, Summary(value=[Summary.Value(tag="train/loss", tensor=texts)]))
     driver.write(1, Summary(value=[Summary.Value(tag="train/grad_norm", tensor=make_tensor_proto(np.float32(2.5)))]))
     StepLog(logs, output, measures_kl=False).follow(is_over=True)
     assert lines(output) == [
-        {"step": 1, "environment_rewards": {"math": 1.0, "code/x": 0.5}, "reward_mean": 0.75, "grad_norm": 2.5}
+        {
+            "step": 1,
+            "environment_rewards": {"math": 1.0, "code/x": 0.5},
+            "reward_mean": 0.75,
+            "loss": 0.5,
+            "grad_norm": 2.5,
+        }
     ]
 
 

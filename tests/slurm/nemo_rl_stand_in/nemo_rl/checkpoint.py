@@ -4,23 +4,13 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 
-from nemo_rl import weights
-
-
-@dataclass
-class Progress:
-    """Where a run is: its weights' state, the steps done and the rows consumed."""
-
-    state: str
-    step: int = 0
-    rows: int = 0
+from nemo_rl import RELEASE, weights
 
 
 def saved(directory: Path) -> dict[int, Path]:
@@ -28,42 +18,49 @@ def saved(directory: Path) -> dict[int, Path]:
     return {int(path.name[5:]): path for path in directory.glob("step_*") if re.fullmatch(r"step_\d+", path.name)}
 
 
-def save(
-    config: dict[str, Any], progress: Progress, state: str, metrics: dict[str, float], halfway: Callable[[], None]
-) -> None:
-    """Save a run whose weights are those of `state`, and drop what is not among the best; ValueError for a bad metric.
+def newest(directory: Path) -> Path | None:
+    """The checkpoint that a run goes on from: the highest, whatever it holds."""
+    steps = saved(directory)
+    return steps[max(steps)] if steps else None
 
-    `halfway` is called when part of the checkpoint is written.
+
+def save(
+    config: dict[str, Any],
+    step: int,
+    states: tuple[str, str],
+    info: dict[str, Any],
+    loaders: dict[str, dict[str, Any]],
+    halfway: Callable[[], None],
+) -> None:
+    """Save a step, and drop what is not among the best.
+
+    `states`: the weights' as they are saved, and the one to go on from. `loaders`: other parts by the name of their
+    file. `halfway` is called when the weights are written and not all of the rest. What a killed save left is
+    overwritten in place, but by main, which removes it.
     """
     settings = config["checkpointing"]
     directory = Path(settings["checkpoint_dir"]).absolute()
-    target, temporary = (directory / f"{prefix}step_{progress.step}" for prefix in ("", "tmp_"))
+    target, temporary = (directory / f"{prefix}step_{step}" for prefix in ("", "tmp_"))
+    if RELEASE == "main":
+        shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True, exist_ok=True)
-    asynchronous = config["grpo"]["async_grpo"]["enabled"]
-    info = {
-        "consumed_samples": progress.rows,
-        "current_step": progress.step,
-        "current_epoch": 0,
-        "total_steps": 0 if asynchronous else progress.step,
-        "total_valid_tokens": 1000 * progress.rows,
-    }
-    (temporary / "training_info.json").write_text(json.dumps(info | _chosen(settings["metric_name"], metrics)))
+    (temporary / "training_info.json").write_text(json.dumps(info))
     (temporary / "config.yaml").write_text(yaml.safe_dump(config))
-    halfway()
 
     iteration = temporary / "policy/weights/iter_0000000"
     iteration.mkdir(parents=True, exist_ok=True)
-    weights.write(iteration, state)
+    weights.write(iteration, states[0])
     (iteration / "run_config.yaml").write_text(yaml.safe_dump({"model": {"seq_length": 65536}}))
     (iteration / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
-    optimizer = {"optimizer": {"step": progress.step}} if settings["save_optimizer"] else {}
-    torch.save({"iteration": 0, "state": progress.state} | optimizer, iteration / "common.pt")
+    optimizer = {"optimizer": {"step": step}} if settings["save_optimizer"] else {}
+    torch.save({"iteration": 0, "state": states[1]} | optimizer, iteration / "common.pt")
     (iteration.parent / "latest_checkpointed_iteration.txt").write_text("0")
-    torch.save({"rows": progress.rows}, temporary / "train_dataloader.pt")
-    if asynchronous:
-        torch.save({"trajectories": []}, temporary / "replay_buffer.pt")
+    weights.write_tokenizer(config["policy"]["tokenizer"]["name"], temporary / "policy/tokenizer")
+    halfway()
+    for name, state in loaders.items():
+        torch.save(state, temporary / name)
 
-    old = directory / f"old_step_{progress.step}"
+    old = directory / f"old_step_{step}"
     if target.exists():
         target.rename(old)
     temporary.rename(target)
@@ -71,20 +68,14 @@ def save(
     _drop(settings, directory)
 
 
-def resume(directory: Path) -> Progress | None:
-    """The run as its highest step left it; None if there is none."""
-    steps = saved(directory)
-    if not steps:
-        return None
-    path = steps[max(steps)]
-    info = json.loads((path / "training_info.json").read_text())
+def state_of(path: Path) -> str:
+    """The state of the weights from which a checkpoint goes on."""
     weights.read(path / "policy/weights/iter_0000000")
-    state = torch.load(path / "policy/weights/iter_0000000/common.pt")["state"]
-    return Progress(state, info["current_step"], torch.load(path / "train_dataloader.pt")["rows"])
+    return torch.load(path / "policy/weights/iter_0000000/common.pt")["state"]
 
 
-def _chosen(name: str | None, metrics: dict[str, float]) -> dict[str, float]:
-    """The metric by which checkpoints are kept; `metrics` bear the prefixes train: and val:."""
+def chosen(name: str | None, metrics: dict[str, float]) -> dict[str, float]:
+    """The metric by which checkpoints are kept; `metrics` bear the prefixes train: and val:; ValueError for a bad one."""
     if name is None:
         return {}
     prefix = name.split(":")[0]

@@ -3,12 +3,10 @@
 import argparse
 import json
 import os
-import shutil
 from pathlib import Path
 
 import yaml
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
 
 from nemo_rl import weights
 
@@ -54,15 +52,7 @@ def export(iteration: Path, output: Path, model: str, tokenizer: str) -> None:
     own = Path(model, "config.json")
     config = json.loads(own.read_text()) if own.exists() else {"model_type": "nemotron_h", "vocab_size": 16}
     _write(output / "config.json", config | {"torch_dtype": "bfloat16"})
-    if Path(tokenizer, "tokenizer.json").exists():
-        for path in Path(tokenizer).glob("tokenizer*"):
-            shutil.copy(path, output)
-    else:
-        unknown = "<unk>"
-        words = {word: number for number, word in enumerate([unknown, *"abcdefghijklmno"])}
-        Tokenizer(models.WordLevel(words, unk_token=unknown)).save(str(output / "tokenizer.json"))
-        kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": unknown}
-        _write(output / "tokenizer_config.json", kind)
+    weights.write_tokenizer(tokenizer, output)
 
 
 def _write(path: Path, content: dict) -> None:

@@ -1,10 +1,13 @@
 """Weights that are a function of what they were made from: a model, a seed, and the rows trained on."""
 
 import hashlib
+import json
 import os
+import shutil
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, models
 from torch.distributed import checkpoint
 
 SHAPES = {"model.embed_tokens.weight": (16, 8), "model.layers.0.weight": (8, 8), "lm_head.weight": (16, 8)}
@@ -58,3 +61,16 @@ def imported(name: str, again: bool) -> str:
         for file in ("run_config.yaml", "metadata.json"):
             kept.with_name(file).write_text("{}\n")
     return state
+
+
+def write_tokenizer(name: str, directory: Path) -> None:
+    """Write a model's tokenizer: its own files where it is a directory here, else one of sixteen words."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if Path(name, "tokenizer.json").exists():
+        for path in Path(name).glob("tokenizer*"):
+            shutil.copy(path, directory)
+        return
+    words = {word: number for number, word in enumerate(["<unk>", *"abcdefghijklmno"])}
+    Tokenizer(models.WordLevel(words, unk_token="<unk>")).save(str(directory / "tokenizer.json"))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(kind, indent=2, sort_keys=True) + "\n")
