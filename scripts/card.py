@@ -20,6 +20,7 @@ from scripts.lineage.text import chain_text
 from scripts.recipe.resolve import config_text
 from scripts.recipe.settings import leaves
 from scripts.train.hugging_face import tensors_of
+from scripts.train.provenance import step_text, words_of_skipped
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -144,7 +145,7 @@ def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
             "parents": ", ".join(link.parents)
             or ("the base model" if "name" in config.get("model", {}) else "fresh weights"),
             "algorithm": config.get("algorithm", ""),
-            "steps": link.record["step"],
+            "steps": step_text(link.record),
             "seed": link.record.get("seed"),
             "release": ", ".join(f"{name} {version}" for name, version in sorted(release.items())),
             "identity": link.record["identity"],
@@ -181,6 +182,9 @@ def _limits(chain: Chain, evaluation: dict[str, Any] | None) -> Iterator[str]:
     for blend in _blends(chain):
         if blend["trained_on"]:
             yield f"{blend['trained_on']} held-out prompts of blend {blend['blend']} are trained on too."
+    for link in chain.links.values():
+        if skipped := words_of_skipped(link.record):
+            yield f"{link.name} was trained for {step_text(link.record)} steps: {skipped}."
     spans = [span for link in chain.links.values() for span in link.record.get("trained_by", ())]
     if any(span["code"] is None or span["code"]["dirty"] is not False for span in spans):
         yield "Not all of its training can be traced to a commit of the code; the lineage names the scripts' hashes."

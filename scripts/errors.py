@@ -14,6 +14,10 @@ class CutOffError(UserError):
     """Something from outside ended the work (a kill, a lost node): the next attempt may go well."""
 
 
+class ExhaustedError(CutOffError):
+    """The data ended before the step that was aimed at; the next attempt aims at one that can be reached."""
+
+
 def shortened(text: str, length: int) -> str:
     """A text of at most so many characters, for a message; dots stand for what is left out."""
     return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -50,7 +50,7 @@ class Planned:
     def why(self) -> str:
         """Why, in words."""
         one = self.standing
-        reasons = [*one.changed, *([one.note] if one.note else [])]
+        reasons = [*one.changed, *(words for words in (one.note, one.skipped) if words)]
         return ", ".join(reasons) or ("never trained" if one.state == "new" else "")
 
 

@@ -52,6 +52,7 @@ class Launch:
     startup_seconds: float = 0.0
     pretrained: Path | None = None
     pretrained_format: str = "megatron_bridge"
+    schedule_steps: int | None = None
 
     @property
     def nemo_rl(self) -> NemoRlSite:
@@ -142,10 +143,26 @@ def _steps(launch: Launch) -> dict[str, Any]:
     }
     if launch.seed is not None:
         steps[f"{algorithm}.seed"] = launch.seed
+    if launch.schedule_steps is not None:
+        steps |= _schedule(launch)
     if launch.pretrained is not None:
         steps["++checkpointing.pretrained_checkpoint.path"] = str(launch.pretrained)
         steps["++checkpointing.pretrained_checkpoint.format"] = launch.pretrained_format
     return steps
+
+
+def _schedule(launch: Launch) -> dict[str, Any]:
+    """What lets attempts that end at different steps follow one schedule, that of the checkpoint where there is one.
+
+    NeMo-RL derives the schedule of Megatron's optimizer from max_num_steps, and Megatron refuses a checkpoint whose
+    schedule differs, unless it is told which of them counts. Tried with megatron-core's scheduler alone, on a CPU.
+    """
+    scheduler = "++policy.megatron_cfg.scheduler"
+    return {
+        f"{scheduler}.lr_decay_iters": launch.schedule_steps,
+        f"{scheduler}.override_opt_param_scheduler": False,
+        f"{scheduler}.use_checkpoint_opt_param_scheduler": True,
+    }
 
 
 def driver_environment(launch: Launch) -> dict[str, str]:

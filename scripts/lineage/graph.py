@@ -8,6 +8,7 @@ from scripts.errors import UserError
 from scripts.files import write_text
 from scripts.lineage.chain import Chain, Link
 from scripts.lineage.text import code_name, datasets_of, image_name, model_name
+from scripts.train.provenance import step_text, words_of_skipped
 
 FILLS = {
     "dataset": "#e8e8e8",
@@ -68,8 +69,9 @@ def graph_of(chain: Chain) -> Graph:
 def _checkpoint(link: Link) -> Node:
     record = link.record
     seed = [f"seed {record['seed']}"] if record.get("seed") is not None else []
-    words = [f"identity {record['identity']}", f"content {link.content or '-'}", *seed]
-    return Node("checkpoint", (f"{link.name}, step {record['step']}", *words))
+    skipped = [words_of_skipped(record)] if "data_ended" in record else []
+    words = [f"identity {record['identity']}", f"content {link.content or '-'}", *seed, *skipped]
+    return Node("checkpoint", (f"{link.name}, step {step_text(record)}", *words))
 
 
 def dot_text(graph: Graph) -> str:

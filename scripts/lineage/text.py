@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.lineage.chain import Chain, Link
+from scripts.train.provenance import step_text, words_of_skipped
 
 
 def chain_text(chain: Chain) -> str:
@@ -13,7 +14,7 @@ def chain_text(chain: Chain) -> str:
 
 def _lines(chain: Chain, link: Link) -> Iterator[str]:
     record = link.record
-    yield f"{link.name}  step {record['step']}  identity {record['identity']}  content {link.content or '-'}"
+    yield f"{link.name}  step {step_text(record)}  identity {record['identity']}  content {link.content or '-'}"
     branches = [[f"{head:<7} {words}"] for head, words in facts_of(link)]
     branches += [list(_lines(chain, chain.links[name])) for name in link.parents]
     for place, branch in enumerate(branches):
@@ -37,6 +38,8 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
         splits = f"train {facts['train_split'][:16]}, validation {facts['validation_split'][:16]}"
         dataset, *tables = datasets_of(data)
         yield "data", f"{data['blend']} of {dataset}; {splits}; manifest {data['manifest'][:16]}"
+        if "data_ended" in record:
+            yield "ended", words_of_skipped(record)
         for table in tables:
             yield "table", table
     for span in record.get("trained_by", ()):

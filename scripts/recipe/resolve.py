@@ -83,12 +83,18 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: no readable training config ({error}); start Snakemake, which writes it") from None
 
 
+def is_asynchronous(config: dict[str, Any]) -> bool:
+    """Whether a stage of this resolved config generates rollouts while it trains, in one pass over its data."""
+    return bool(config.get("grpo", {}).get("async_grpo", {}).get("enabled"))
+
+
 def planned_step(config: dict[str, Any], train_rows: int | None) -> int | None:
     """The step at which a stage of this resolved config is done.
 
     Where the config leaves it open, the training rows decide, and it is None while those are not known: one pass over
     the data (NeMo-RL drops the last, partial batch), or ``max_num_epochs``. Asynchronous training generates ahead and
-    waits for ever when the data end before its last step, so it ends two steps before them.
+    waits for ever when the data end before its last step, so it ends two steps before them. That is for training
+    without interruption; scripts.train.reach tells where a resumed one ends.
     """
     if config["backend"] == "trl":
         return config[config["algorithm"]]["max_num_steps"]
@@ -97,7 +103,7 @@ def planned_step(config: dict[str, Any], train_rows: int | None) -> int | None:
     settings = config[config["algorithm"]]
     if config["algorithm"] == "grpo":
         batches = train_rows // settings["num_prompts_per_step"]
-        if settings.get("async_grpo", {}).get("enabled"):
+        if is_asynchronous(config):
             return max(0, batches - PREFETCHED_STEPS)
     else:
         batches = train_rows // config["policy"]["train_global_batch_size"]

@@ -42,7 +42,9 @@ def _node(stage: StageFiles, parent: str) -> Node:
     if not stage.is_trained:
         return Node(stage.name, parent, progress(stage), None, is_trained=False)
     cost, steps = stage.cost, stage.record["step"]
-    facts = f"{steps} step{'s' if steps != 1 else ''}, {cost.mark}{number_text(cost.hours)} h"
+    ended = stage.record.get("data_ended")
+    whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
+    facts = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{number_text(cost.hours)} h"
     facts += f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else ""
     return Node(stage.name, parent, facts, stage.verdict, is_trained=True)
 

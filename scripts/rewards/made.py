@@ -112,10 +112,10 @@ def _mcqa(row: Row) -> Answers:
     def chosen(text: str) -> str:
         return f"Answer: {text}" if colon else rf"\boxed{{{text}}}"
 
-    allowed = {"a small heading": f"answer: {right}"} if colon else {"a letter as text": chosen(rf"\text{{{right}}}")}
+    allowed = {"a small heading": f"answer: {right}"} if colon else {"a letter in brackets": chosen(f"({right})")}
     tricks = {"all letters at once": chosen(", ".join(options))} if others else {}
     if others and not colon:
-        tricks["each letter in turn, a wrong one last"] = "\n".join(map(chosen, [right, *others]))
+        tricks["each letter in turn, a wrong one first"] = "\n".join(map(chosen, [*others, right]))
     return Answers(
         chosen(right),
         wrong={"a wrong letter": chosen(others[0])} if others else {},
@@ -198,7 +198,7 @@ def _words(wanted: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 def _tool_use(row: Row) -> Answers:
-    """Calls beside the right ones cost nothing in most of the family, which a call of every tool shows."""
+    """Where one call is expected the first one made counts, so in a call of every tool the right one is last."""
     expected = row["expected_action"]
     if expected["type"] == "message":
         return Answers(
@@ -211,6 +211,7 @@ def _tool_use(row: Row) -> Answers:
     calls = [(call["name"], json.loads(call["arguments"])) for call in given]
     right = "\n".join(starmap(_called, calls))
     tools = [tool["name"] for tool in row["responses_create_params"].get("tools") or () if tool.get("name")]
+    tools.sort(key=calls[0][0].__eq__)
     every = "\n".join(_called(tool, arguments) for _, arguments in calls for tool in tools)
     return Answers(
         right,

@@ -2,21 +2,15 @@
 
 import re
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 from scripts.rewards.patterns import compiled, last_match
-from scripts.rewards.response import last_boxed, unwrap_text
+from scripts.rewards.response import unwrap_text
 
 Options = dict[str, str]
-_ONLY_A_LETTER = re.compile(r"[^A-Za-z]*([A-Z])[^A-Za-z]*")
-_LETTER_AND_LABEL = re.compile(r"\s*([A-Z])\s*[:).\-]")
+_BOXED_LETTER = re.compile(r"\\boxed\{[^A-Za-z]*([A-Z])[^A-Za-z]*\}")
+_BOX = re.compile(r"\\boxed\{([^}]*)\}")
 _ANSWER_COLON = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
-_ANSWER_COLON_MARKDOWN = re.compile(r"[*_]{0,2}Answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)", re.IGNORECASE)
-_LONE_LETTER = re.compile(r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
-_BETWEEN_CHOICES = re.compile(r"\s*[/|&,;]\s*|\s+(?:or|and)\s+|\s+", re.IGNORECASE)
-_LEADING_LETTER = re.compile(r"[A-Za-z](?![A-Za-z0-9])")
-_CAPITAL = re.compile(r"\b[A-Z]\b")
 _OTHER_SCRIPTS = str.maketrans(dict(zip("أبجدঅবডঢＡＢＣＤ", (f" {letter}" for letter in "ABCD" * 3), strict=True)))
 
 
@@ -25,9 +19,10 @@ def verify(row: dict[str, Any], response: str) -> float:
 
     ``template_metadata.output_regex`` (a pattern, or several to be tried in turn), where a row has one, says where
     the choice is read: the last match is a letter or the text of an option. Where it finds none, and without it,
-    ``grading_mode`` says it: in the last box (strict_single_letter_boxed, the default); in the last box, as a letter
-    or as the text of exactly one option (lenient_boxed); after the first "Answer:", as nothing but a letter or an
-    option's text (lenient_answer_colon); after the last "Answer:" that names one letter (lenient_answer_colon_md).
+    ``grading_mode`` says it: in the first box that holds one capital and no other letter (strict_single_letter_boxed,
+    the default); there or, where no such box holds an option's letter, in the first box, as the text of exactly one
+    option (lenient_boxed); after the first "Answer:", as nothing but a letter or an option's text
+    (lenient_answer_colon).
     """
     options = _options(row)
     text = response.strip()
@@ -77,22 +72,16 @@ def _by_pattern(pattern: str, text: str, options: Options) -> str | None:
 
 
 def _strict_boxed(text: str, options: Options) -> str | None:
-    content = last_boxed(text)
-    if content is None:
-        return None
-    content = unwrap_text(content.strip())
-    match = _ONLY_A_LETTER.fullmatch(content) or _LETTER_AND_LABEL.match(content)
+    match = _BOXED_LETTER.search(text)
     return match[1] if match and match[1] in options else None
 
 
 def _lenient_boxed(text: str, options: Options) -> str | None:
-    content = last_boxed(text)
-    if content is None:
-        return None
     if letter := _strict_boxed(text, options):
         return letter
-    folded = _fold(content)
-    found = [letter for letter, option in options.items() if _fold(option) and _fold(option) in folded]
+    box = _BOX.search(text)
+    content = _fold(box[1]) if box else ""
+    found = [letter for letter, option in options.items() if _fold(option) and _fold(option) in content]
     return found[0] if len(found) == 1 else None
 
 
@@ -102,25 +91,6 @@ def _answer_colon(text: str, options: Options) -> str | None:
         return None
     content = unwrap_text(match[1]).strip()
     return content.upper() if len(content) == 1 and content.upper() in options else _option_that_is(content, options)
-
-
-def _answer_colon_markdown(text: str, options: Options) -> str | None:
-    for payload in reversed(_ANSWER_COLON_MARKDOWN.findall(text)):
-        if letter := _one_letter(payload.translate(_OTHER_SCRIPTS).strip("*_` \t\n\r.,;:"), options):
-            return letter
-    return None
-
-
-def _one_letter(payload: str, options: Options) -> str | None:
-    """The letter that leads the payload, or else stands last in it; None where several are offered as a list."""
-    choices = [match for match in _LONE_LETTER.finditer(payload) if match[0].upper() in options]
-    for left, right in pairwise(choices):
-        between = payload[left.end() : right.start()]
-        if left[0].upper() != right[0].upper() and _BETWEEN_CHOICES.fullmatch(between):
-            return None
-    leading = _LEADING_LETTER.match(payload)
-    letters = [payload] if len(payload) == 1 else [leading[0]] if leading else _CAPITAL.findall(payload)
-    return letters[-1].upper() if letters and letters[-1].upper() in options else None
 
 
 def _option_that_is(content: str, options: Options) -> str | None:
@@ -135,5 +105,4 @@ _MODES: dict[str, Callable[[str, Options], str | None]] = {
     "strict_single_letter_boxed": _strict_boxed,
     "lenient_boxed": _lenient_boxed,
     "lenient_answer_colon": _answer_colon,
-    "lenient_answer_colon_md": _answer_colon_markdown,
 }

@@ -54,9 +54,8 @@ def _of(module: ModuleType, confined: bool = False) -> Verifier:
     return Verifier(module.verify, check=module.check, confined=confined)
 
 
-def _tool_use(threshold: float, parallel: bool = False) -> Verifier:
-    verify = partial(tool_use.verify, threshold=threshold, parallel=parallel)
-    return Verifier(verify, check=tool_use.check)
+def _tool_use(threshold: float) -> Verifier:
+    return Verifier(partial(tool_use.verify, threshold=threshold), check=tool_use.check)
 
 
 VERIFIERS: dict[str, Verifier] = {
@@ -73,7 +72,9 @@ VERIFIERS: dict[str, Verifier] = {
     Environment.TOOLCALL_SCHEMA: _tool_use(threshold=0.1),
     Environment.SEARCH_PIVOT: _tool_use(threshold=0.3),
     Environment.SWE_PIVOT: _tool_use(threshold=0.0),
-    Environment.PARALLEL_TOOL_USE: _tool_use(threshold=0.1, parallel=True),
+    Environment.PARALLEL_TOOL_USE: Verifier(
+        partial(tool_use.verify_parallel, threshold=0.1), check=tool_use.check_parallel
+    ),
     Environment.GENRM: Verifier(genrm.verify, compare=genrm.compare, check=genrm.check),
 }
 

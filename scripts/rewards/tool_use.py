@@ -1,4 +1,4 @@
-"""The single-step tool-use family: the response makes the expected calls, arguments compared by value."""
+"""The single-step tool-use family: the response makes the expected call, arguments compared by value."""
 
 import json
 from collections import Counter
@@ -7,31 +7,45 @@ from typing import Any
 from scripts.rewards.response import FunctionCall, parse_calls
 
 
-def verify(row: dict[str, Any], response: str, threshold: float, parallel: bool = False) -> float:
+def verify(row: dict[str, Any], response: str, threshold: float) -> float:
     """1.0 if the response acts as ``expected_action`` says, else 0.0.
 
-    A call wins over text. For an expected message (``message``) any message will do. Of expected calls
-    (``function_call``, or ``calls`` of a ``function_call_batch``) each must be made, in any order; what is called
-    beside them costs nothing, unless `parallel`: then the reward is F1, 2 x matched / (expected + made), 0 to 1.
+    A call wins over text, and the first call over those after it. For an expected ``message`` any message will do, an
+    expected ``function_call`` is compared with the first one made.
 
     Calls match by name and arguments: the same keys and list lengths, the type of the expected value, numbers within
     1e-6, and strings equal or, when both have at least two words, sharing a part of their words: shared / (words of
     both) >= `threshold` (which is at most 0.5).
     """
-    calls = parse_calls(response)
-    expected = _calls(row["expected_action"])
+    calls, expected = parse_calls(response), _calls(row["expected_action"])
     if not expected:
         return float(not calls and bool(response.strip()))
+    return float(bool(calls) and _same(expected[0], calls[0], threshold))
+
+
+def verify_parallel(row: dict[str, Any], response: str, threshold: float) -> float:
+    """F1 of the calls made and the calls expected (a ``function_call_batch`` has several), in any order, 0 to 1.
+
+    That is 2 x matched / (expected + made). An expected ``message`` is as in `verify`, and so is how calls match.
+    """
+    calls, expected = parse_calls(response), _calls(row["expected_action"])
+    if not expected:
+        return verify(row, response, threshold)
     matched = _most_matches(
         [[place for place, call in enumerate(calls) if _same(one, call, threshold)] for one in expected]
     )
-    if parallel:
-        return 2 * matched / (len(expected) + len(calls))
-    return float(matched == len(expected))
+    return 2 * matched / (len(expected) + len(calls))
 
 
 def check(row: dict[str, Any]) -> str | None:
     """Why the row's expected action cannot be verified, or None."""
+    if row["expected_action"].get("type") == "function_call_batch":
+        return "expected_action.type 'function_call_batch' is of parallel_tool_calls alone; here one call is compared"
+    return check_parallel(row)
+
+
+def check_parallel(row: dict[str, Any]) -> str | None:
+    """Why the row's expected calls cannot be verified, or None."""
     expected = row["expected_action"]
     kind = expected.get("type")
     if kind not in ("message", "function_call", "function_call_batch"):

@@ -7,7 +7,7 @@ from scripts.launch.jobs import newest_job
 from scripts.train.attempts import attempts_of, vain_attempts
 from scripts.train.rundir import checkpoints
 
-CUT_OFF = {"unfinished", "killed", "lost", "waited"}
+CUT_OFF = {"unfinished", "exhausted", "killed", "lost", "waited"}
 SLURMS_FAULT = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
 
 

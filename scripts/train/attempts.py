@@ -33,8 +33,8 @@ def begin_attempt(
 def end_attempt(run: Path, step: int, outcome: str) -> None:
     """Note how the attempt ended and at which step its newest checkpoint is.
 
-    `outcome`: finished, unfinished (stopped on request), lost (a node), failed, or waited (for another job, training
-    nothing).
+    `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next one aims no further),
+    lost (a node), failed, or waited (for another job, training nothing).
     """
     _append(run, {"event": "end", "step": step, "outcome": outcome, "time": time.time()})
 
@@ -67,10 +67,11 @@ def attempts_of(run: Path, call: int) -> list[dict[str, Any]]:
 def vain_attempts(run: Path, call: int, step: int) -> str | None:
     """How the last two attempts ended when both belong to this call and began at this step; None: there is hope.
 
+    There is after one that found where its data end: the next one aims at an earlier step.
     `call` 0 is a person's own, who may try as often as she likes; `step` is the newest checkpoint's.
     """
     last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
-    if call and len(last) == 2 and all(it["from"] == step for it in last):
+    if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
 

@@ -11,7 +11,10 @@ from scripts.launch.slurm import Job
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.judges import JudgeServer, Role
 from scripts.recipe.models import Checkpointing, NemoRlStage
+from scripts.recipe.resolve import is_asynchronous
 from scripts.recipe.site import Site
+from scripts.train.reach import Reach
+from scripts.train.rundir import Checkpoint, step_of
 from scripts.train.stop import StopRequest
 
 
@@ -19,8 +22,9 @@ from scripts.train.stop import StopRequest
 class TrainingJob:
     """One attempt at a stage.
 
-    The backend trains up to the planned step (`max_num_steps`), from the checkpoint `resume_from` where there is
-    one; it seals checkpoints every ``checkpointing.save_period`` steps and at the planned step, logs every step to
+    The backend trains up to `max_num_steps` (the planned step, or the one where the data end before it), from the
+    checkpoint `resume_from` where there is one; it seals checkpoints every ``checkpointing.save_period`` steps and at
+    the last one, logs every step to
     ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
     `nodes` and `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on
     any number of them. Another number rounds otherwise, and of nodes draws other completions. `judge_servers` says
@@ -42,6 +46,11 @@ class TrainingJob:
     judge_servers: dict[Role, JudgeServer] = field(default_factory=dict)
     environments: dict[str, Path] = field(default_factory=dict)
     gate: list[Criterion] = field(default_factory=list)
+
+    @property
+    def start(self) -> int:
+        """The step from which it trains; 0: a fresh start."""
+        return step_of(self.resume_from) if self.resume_from else 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +115,13 @@ def recognise_checkpoints(backend: str, run: Path) -> None:
     """Seal the whole checkpoints that a backend's own program left in a run directory."""
     if backend == "nemo_rl":
         import_module("scripts.train.nemo_rl_checkpoints").seal_finished(run)
+
+
+def reach_of(config: dict[str, Any], run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
+    """How far an attempt gets from a run directory's newest checkpoint: to the planned step, or where the data end."""
+    if not is_asynchronous(config):
+        return Reach(planned)
+    return import_module("scripts.train.nemo_rl_reach").reach_of(run, newest, planned, rows)
 
 
 def check_nodes(stage: str, config: dict[str, Any], nodes: int) -> None:

@@ -55,7 +55,8 @@ def condition_of(one: Standing, directory: Path, word: LastWord | None = None) -
     if word is not None and (condition := _of_job(one, directory, entries, word)) is not None:
         return condition
     if one.state in ("fresh", "waiting"):
-        return _at(one, one.state, one.planned if one.state == "fresh" else 0, entries, note=one.note)
+        step = one.last if one.state == "fresh" else 0
+        return _at(one, one.state, step, entries, note=_joined(one.note, one.skipped))
     if note := _failure(one, directory, attempts, word):
         return _at(one, "failed", one.start, entries, note=note)
     return _at_rest(one, entries, bool(attempts), word)
@@ -64,9 +65,9 @@ def condition_of(one: Standing, directory: Path, word: LastWord | None = None) -
 def _at_rest(one: Standing, entries: list[dict[str, Any]], was_tried: bool, word: LastWord | None) -> Condition:
     """A stage that nobody is at and that did not fail."""
     if one.publishes_again:
-        return _at(one, "trained", one.start, entries, note="to be published")
+        return _at(one, "trained", one.start, entries, note=_joined("to be published", one.skipped))
     if one.state == "resumes" or was_tried:
-        return _at(one, "unfinished", one.start, entries, note=_joined(one.note, _said(word)))
+        return _at(one, "unfinished", one.start, entries, note=_joined(one.note, one.skipped, _said(word)))
     return _at(one, one.state, 0, entries, note=_joined(_shortened(one.changed), _said(word)))
 
 
@@ -91,7 +92,7 @@ def _training(one: Standing, directory: Path, attempts: list[dict[str, Any]], jo
         step=step,
         reward=last.get("reward_mean"),
         kl=last.get("kl"),
-        left=(one.planned - step) * seconds if begun and one.planned and seconds is not None else None,
+        left=(one.last - step) * seconds if begun and one.last and seconds is not None else None,
         nodes=begun["nodes"] if begun else nodes,
         job=owner.get("slurm_job"),
         note=_joined(
@@ -108,7 +109,7 @@ def _of_job(one: Standing, directory: Path, entries: list[dict[str, Any]], word:
     job, place = word.job, {"nodes": word.job.node_count or None, "job": word.job.id}
     is_old = time.time() - word.at > OLD_SECONDS
     as_of = f"as of {clock(word.at)}" if is_old else ""
-    step = one.planned if one.state == "fresh" else one.start
+    step = one.last if one.state == "fresh" else one.start
     if job.state in QUEUED:
         note = _joined(f"since {slurm_clock(job.submitted)}", _reason(job), as_of)
         return _at(one, "queued", step, entries, note=note, **place)

@@ -1,4 +1,4 @@
-"""Whether a training job would only publish again what its run directory already holds, and how many steps are left."""
+"""Whether a training job would only publish what its run directory already holds, and how many steps are left."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -9,7 +9,8 @@ from scripts.files import read_json
 from scripts.recipe.models import Recipe
 from scripts.recipe.resolve import planned_step, read_config, resolve_stage, rows_of_manifest
 from scripts.train.identity import identity_of, stage_facts
-from scripts.train.rundir import FILES, checkpoints, identity_in
+from scripts.train.reach import last_step
+from scripts.train.rundir import checkpoints, identity_in
 
 
 @dataclass(frozen=True)
@@ -47,26 +48,29 @@ def stage_files(recipe: Recipe, results: Path, name: str) -> StageFiles:
 
 
 def is_trained(recipe: Recipe, results: Path, name: str) -> bool:
-    """Whether the planned step of exactly what the stage is now lies in its run directory, or in the one set aside.
+    """Whether the last step of exactly what the stage is now lies in its run directory, or in the one set aside.
 
-    False when something is missing to tell, and when a stage it descends from will train first. Files are not hashed
-    here: the job itself does that, and trains on where one is damaged.
+    That is the planned step, or the one where its data end. False when something is missing to tell, and when a stage
+    it descends from will train first. Files are not hashed here: the job itself does that, and trains on where one is
+    damaged.
     """
     told = _told(stage_files(recipe, results, name))
     if told is None or not _is_settled(recipe, results, recipe.stages[name].parent):
         return False
-    return (told.run / "checkpoints" / f"step_{told.planned}" / FILES).is_file()
+    steps = [checkpoint.step for checkpoint in checkpoints(told.run) if checkpoint.step <= told.planned]
+    return bool(steps) and steps[-1] == last_step(told.run, steps[-1], told.planned)
 
 
 def steps_left(recipe: Recipe, results: Path, name: str) -> int | None:
-    """The steps from the newest checkpoint of exactly what the stage is now to the planned one; None: nobody knows."""
+    """The steps from the newest checkpoint of exactly what the stage is now to its last one; None: nobody knows."""
     files = stage_files(recipe, results, name)
     told, rows = _told(files), rows_of_manifest(files.manifest)
     planned = planned_step(resolve_stage(recipe, name), rows)
     if planned is None or told is None or not _is_settled(recipe, results, recipe.stages[name].parent):
         return planned
     found = checkpoints(told.run)
-    return max(0, planned - found[-1].step) if found else planned
+    start = found[-1].step if found else 0
+    return max(0, last_step(told.run, start, planned) - start)
 
 
 def exported_identity(export: Path) -> str | None:

@@ -9,18 +9,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.errors import CutOffError, UserError
+from scripts.errors import CutOffError, ExhaustedError, UserError
 from scripts.files import read_json, write_json
 from scripts.launch.nemo_rl_cluster import RaySub, checkout_of
 from scripts.launch.nemo_rl_command import DRIVER_STARTED, Launch
 from scripts.recipe.releases import release_of
+from scripts.recipe.resolve import is_asynchronous, planned_step, rows_of_manifest
 from scripts.train.backend import Place, TrainingJob
 from scripts.train.criteria import refuse_divergence
 from scripts.train.nemo_rl_checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.train.nemo_rl_export import handed_on
 from scripts.train.nemo_rl_metrics import StepLog
-from scripts.train.nemo_rl_outcome import Cause, cause_of
-from scripts.train.rundir import newest_checkpoint
+from scripts.train.nemo_rl_outcome import Cause, cause_of, data_ended
+from scripts.train.nemo_rl_reach import note_sealed, note_standstill
+from scripts.train.reach import forget_beyond
+from scripts.train.rundir import Checkpoint, newest_checkpoint
 
 LOOK_SECONDS = 2.0
 STARTUP = "startup.json"
@@ -37,6 +40,7 @@ def train(job: TrainingJob, place: Place) -> None:
     """
     launch = launch_of(job, place)
     pass_over_newer(job.run, job.resume_from)
+    forget_beyond(job.run, job.start)
     started = time.time()
     cluster = RaySub(launch, place.job, job.run.absolute().parent / "logs")
     watch = _Watch(job, launch, started)
@@ -69,12 +73,20 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
         checkpoints=(job.run / "checkpoints").absolute(),
         logs=(job.run / "logs").absolute(),
         max_num_steps=job.max_num_steps,
+        schedule_steps=_schedule_steps(job),
         seed=config["seed"],
         save_by=save_by,
         startup_seconds=startup_seconds(job.run, nemo_rl.startup_seconds),
         pretrained=Path(megatron["path"]) if megatron else None,
         pretrained_format=megatron["format"] if megatron else "megatron_bridge",
     )
+
+
+def _schedule_steps(job: TrainingJob) -> int | None:
+    """The steps of the learning rate's schedule where they are not max_num_steps, which NeMo-RL takes for them."""
+    planned = planned_step(job.config, rows_of_manifest(job.train_split.with_name("manifest.json")))
+    is_fresh = job.resume_from is None and job.max_num_steps == planned
+    return None if is_fresh or not is_asynchronous(job.config) else planned
 
 
 def startup_seconds(run: Path, expected: float) -> float:
@@ -95,6 +107,8 @@ class _Watch:
         self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
         self.started = self.last_news = started
         self.made_a_step = False
+        self.last_step = job.start
+        self.is_asynchronous = is_asynchronous(job.config)
         self.stalled: str | None = None
 
     def is_over(self) -> bool:
@@ -118,11 +132,14 @@ class _Watch:
             self._note_startup()
         if ended:
             self.made_a_step = True
+            self.last_step = self.steps.last_step
             self.last_news = time.time()
             print(f"{self.job.stage}: step {self.steps.last_step} of {self.job.max_num_steps}", flush=True)
         for checkpoint in seal_finished(self.job.run):
             self.last_news = time.time()
             print(f"{self.job.stage}: checkpoint of step {checkpoint.step}", flush=True)
+            if self.is_asynchronous:
+                note_sealed(self.job, checkpoint)
             refuse_repeated_weights(self.job.run)
 
     def _note_startup(self) -> None:
@@ -140,7 +157,7 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
         return
     log, status = cluster.driver_log(watch.started), cluster.process.returncode
     if watch.stalled:
-        raise CutOffError(f"{watch.stalled}, at step {reached}; see {log or cluster.log}")
+        raise _standstill(job, watch, newest, log or cluster.log)
     cause = cause_of(log, cluster.log, cluster.cluster_logs())
     if cause is None and status in KILLED:
         raise CutOffError(f"NeMo-RL's driver was killed (status {status}) after the checkpoint of step {reached}")
@@ -153,6 +170,16 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
         job.stop.ask(cause.what)
         return
     raise (CutOffError if cause.kind == "lost" else UserError)("\n  ".join(_words(cause, status, reached)))
+
+
+def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path) -> CutOffError:
+    """Why nothing moves any more; asynchronous training waits for ever where its data have ended."""
+    is_end = watch.is_asynchronous and data_ended(log)
+    if watch.is_asynchronous:
+        note_standstill(job, newest, watch.last_step, is_end)
+    if is_end:
+        return ExhaustedError(f"its data ended at step {watch.last_step}, before {job.max_num_steps}; see {log}")
+    return CutOffError(f"{watch.stalled}, at step {newest.step if newest else 0}; see {log}")
 
 
 def _words(cause: Cause, status: int, reached: int) -> Iterator[str]:

@@ -9,6 +9,7 @@ from scripts.files import read_tail
 
 TAIL_BYTES = 1 << 20
 SHOWN = 5
+COLLECTION_OVER, COLLECTION_FAILED = "Trajectory collection stopped", "Error in trajectory collection"
 TRACEBACK = r"^Traceback \(most recent call last\)"
 
 
@@ -96,6 +97,13 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
         log = _shortest_lived(directory) or cluster_log
         return Cause("lost", "a node's step ended before the driver", log, tuple(read_tail(log, TAIL_BYTES)[-SHOWN:]))
     return None
+
+
+def data_ended(driver_log: Path) -> bool:
+    """Whether the thread that generates rollouts came to the end of its data, by the driver's whole log."""
+    with driver_log.open(encoding="utf-8", errors="replace") as lines:
+        said = {words for line in lines for words in (COLLECTION_FAILED, COLLECTION_OVER) if words in line}
+    return said == {COLLECTION_OVER}
 
 
 def _shortest_lived(directory: Path) -> Path | None:

@@ -6,6 +6,7 @@ directory; publishing the same checkpoint again, by whatever code, tells the sam
 
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ from scripts.files import canonical_json, read_json, sha256_file, sha256_text
 from scripts.launch.nemo_rl_command import image_of
 from scripts.recipe.models import Stage
 from scripts.recipe.releases import release_of
+from scripts.recipe.resolve import is_asynchronous, planned_step, rows_of_manifest
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import repository_root
 from scripts.train.attempts import read_attempts
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
 PATIENCE = 30.0
-OF_PARENT = ("facts", "seed", "release", "data", "trained_by", "parents")
+OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "parents")
 
 
 def code_revision(root: Path | None = None) -> dict[str, Any]:
@@ -76,9 +78,7 @@ def trained_by(run: Path, step: int) -> list[dict[str, Any]]:
     """
     spans: list[dict[str, Any]] = []
     end = step
-    for attempt in reversed(read_attempts(run)):
-        if attempt["outcome"] == "waited" or attempt["from"] >= end:
-            continue
+    for attempt in _attempts_in(run, step):
         how = {"code": attempt["code"], "image": attempt["image"]}
         if spans and spans[-1] == how | {"steps": spans[-1]["steps"]}:
             spans[-1]["steps"][0] = attempt["from"] + 1
@@ -88,14 +88,50 @@ def trained_by(run: Path, step: int) -> list[dict[str, Any]]:
     return spans[::-1]
 
 
+def _attempts_in(run: Path, step: int) -> Iterator[dict[str, Any]]:
+    """The attempts whose steps are in the checkpoint of this step, newest first."""
+    for attempt in reversed(read_attempts(run)):
+        if attempt["outcome"] != "waited" and attempt["from"] < step:
+            yield attempt
+            step = attempt["from"]
+
+
 def origin_of_checkpoint(config: dict[str, Any], manifest: Path, run: Path, step: int) -> dict[str, Any]:
-    """What the record of a checkpoint tells besides its identity: seed, release, data, and what trained it."""
+    """What the record of a checkpoint tells besides its identity: seed, release, data, and what trained it.
+
+    `data_ended` is there where the data ended before the planned step: that step, the rows of the steps that are
+    missing, and at how many resumes they were skipped.
+    """
     return {
         "seed": config.get("seed"),
         "release": config.get("release"),
         "data": _data_of(manifest),
+        **_data_ended(config, manifest, run, step),
         "trained_by": trained_by(run, step),
     }
+
+
+def _data_ended(config: dict[str, Any], manifest: Path, run: Path, step: int) -> dict[str, Any]:
+    planned = planned_step(config, rows_of_manifest(manifest))
+    if step == planned or not is_asynchronous(config):
+        return {}
+    resumes = sum(attempt["from"] > 0 for attempt in _attempts_in(run, step))
+    skipped = (planned - step) * config["grpo"]["num_prompts_per_step"]
+    return {"data_ended": {"planned": planned, "rows_skipped": skipped, "resumes": resumes}}
+
+
+def step_text(record: dict[str, Any]) -> str:
+    """A checkpoint's step, and of how many where its data ended before the planned one."""
+    return f"{record['step']} of {record['data_ended']['planned']}" if "data_ended" in record else str(record["step"])
+
+
+def words_of_skipped(record: dict[str, Any]) -> str:
+    """What a record tells of data that ended before the planned step; nothing where they did not."""
+    if not (ended := record.get("data_ended")):
+        return ""
+    resumes = ended["resumes"]
+    when = f" at {resumes} resume{'' if resumes == 1 else 's'}" if resumes else ""
+    return f"{ended['rows_skipped']} rows skipped{when}"
 
 
 def _data_of(manifest: Path) -> dict[str, Any]:

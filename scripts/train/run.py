@@ -1,8 +1,9 @@
 """Train one stage: open its run directory, resume or start, and publish the planned step.
 
-Done means that the planned step's checkpoint is there. A run directory that already holds it under the same
-identity is published again without training. Within a Slurm job the training stops before the job's end and goes on
-in the next allocation. Exit status: 0 published; 75 unfinished, to be continued by the next attempt; 1 failed.
+Done means that the planned step's checkpoint is there, or the one after which no further step has data (an asynchronous
+stage loses rows at every resume). A run directory that already holds it under the same identity is published again
+without training. Within a Slurm job the training stops before the job's end and goes on in the next allocation. Exit
+status: 0 published; 75 unfinished, to be continued by the next attempt; 1 failed.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.errors import CutOffError, UserError, run_program
+from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
 from scripts.files import read_json, sha256_file
 from scripts.launch.ray_cluster import run_on_cluster
 from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
@@ -21,11 +22,25 @@ from scripts.recipe.models import GrpoStage, Recipe, Stage
 from scripts.recipe.resolve import own_environments, planned_step, read_config, rows_of_manifest
 from scripts.recipe.site import Site
 from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
-from scripts.train.backend import Place, TrainingJob, load_backend, load_cluster_backend, recognise_checkpoints
+from scripts.train.backend import (
+    Place,
+    TrainingJob,
+    load_backend,
+    load_cluster_backend,
+    reach_of,
+    recognise_checkpoints,
+)
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.live import live_page
 from scripts.train.owner import hold
-from scripts.train.provenance import code_revision, image_of_stage, origin_of_checkpoint, parents_of
+from scripts.train.provenance import (
+    code_revision,
+    image_of_stage,
+    origin_of_checkpoint,
+    parents_of,
+    step_text,
+    words_of_skipped,
+)
 from scripts.train.publish import publish_checkpoint
 from scripts.train.rundir import Checkpoint, checkpoints, newest_checkpoint, open_run_directory
 from scripts.train.stop import StopRequest
@@ -69,7 +84,8 @@ def train_stage(
     judges answer, the gate). The training split lies beside `manifest`; `parent_export` is the parent's hf/record.json.
     """
     settings = read_config(config)
-    planned = planned_step(settings, rows_of_manifest(manifest))
+    rows = rows_of_manifest(manifest)
+    planned = planned_step(settings, rows)
     if ckpt.is_dir() and not any(ckpt.iterdir()):
         ckpt.rmdir()
     with hold(run.with_name("owner.json"), attempt.patience):
@@ -78,9 +94,12 @@ def train_stage(
         open_run_directory(run, identity, facts, settings)
         recognise_checkpoints(settings["backend"], run)
         newest = newest_checkpoint(run, planned)
-        if newest is None or newest.step < planned:
+        aim = reach_of(settings, run, newest, planned, rows)
+        step = newest.step if newest else 0
+        if newest is None or step < aim.step:
             _check_split(manifest)
-            step = newest.step if newest else 0
+            if aim.step == 0:
+                raise UserError(f"{stage_name}: its data end before the first step; see {attempt.log}")
             if attempt.publish_only:
                 begin_attempt(run, step, attempt.call, nodes=0)
                 end_attempt(run, step, "waited")
@@ -88,7 +107,10 @@ def train_stage(
                 return UNFINISHED
             refuse_a_third_vain_attempt(run, attempt.call, step, attempt.log)
             start = f"resumes from step {step}" if newest else "starts"
-            print(f"{stage_name}: {start}, planned step {planned}, identity {identity}", flush=True)
+            until = (
+                f", {'its data end at' if aim.is_end else 'at first to'} step {aim.step}" if aim.step < planned else ""
+            )
+            print(f"{stage_name}: {start}, planned step {planned}{until}, identity {identity}", flush=True)
             stage = recipe.stages[stage_name]
             newest = _attempt(
                 TrainingJob(
@@ -98,7 +120,7 @@ def train_stage(
                     parent_model=parent_export.with_name("model") if parent_export else None,
                     run=run,
                     resume_from=newest.path if newest else None,
-                    max_num_steps=planned,
+                    max_num_steps=aim.step,
                     checkpointing=stage.checkpointing,
                     threads=attempt.threads,
                     stop=stop,
@@ -110,21 +132,20 @@ def train_stage(
                 step,
                 attempt,
                 stage,
+                is_last=aim.is_end or aim.step == planned,
             )
-            if newest is None or newest.step < planned:
-                reached = newest.step if newest else 0
-                if stop.reason is None:
+            reached = newest.step if newest else 0
+            if newest is None or reached < reach_of(settings, run, newest, planned, rows).step:
+                if reached < aim.step and stop.reason is None:
                     raise UserError(
-                        f"{stage_name}: training ended at step {reached} of {planned} for no reason it gave; what is "
+                        f"{stage_name}: training ended at step {reached} of {aim.step} for no reason it gave; what is "
                         f"trained is in {run}: see {attempt.log}"
                     )
-                print(
-                    f"{stage_name}: unfinished at step {reached} of {planned} ({stop.reason}); to be continued",
-                    flush=True,
-                )
+                why = stop.reason or "as far as this attempt was to train"
+                print(f"{stage_name}: unfinished at step {reached} of {planned} ({why}); to be continued", flush=True)
                 return UNFINISHED
         else:
-            print(f"{stage_name}: step {planned} of identity {identity} is already trained; publishing it", flush=True)
+            print(f"{stage_name}: step {step} of identity {identity} is already trained; publishing it", flush=True)
         if identity_of(stage_facts(read_config(config), manifest, parent_export)) != identity:
             raise UserError(
                 f"{stage_name}: its config, data or parent changed while it trained; what is trained is kept in {run}: "
@@ -132,12 +153,16 @@ def train_stage(
             )
         origin = origin_of_checkpoint(settings, manifest, run, newest.step)
         publish_checkpoint(newest, ckpt, stage_name, identity, facts, parents_of(parent_export), origin)
-    print(f"{stage_name}: published {ckpt} (step {planned})", flush=True)
+    told = [step_text({"step": newest.step, **origin}), *filter(None, [words_of_skipped(origin)])]
+    print(f"{stage_name}: published {ckpt} (step {', '.join(told)})", flush=True)
     return 0
 
 
-def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage) -> Checkpoint | None:
-    """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
+def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage, is_last: bool) -> Checkpoint | None:
+    """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it.
+
+    `is_last`: whether the stage is done when the attempt has trained what it is to.
+    """
     gpus = attempt.site.slurm.gpus_per_node if attempt.job and attempt.site and attempt.site.slurm else 0
     image = image_of_stage(stage, attempt.site, job.config)
     begin_attempt(job.run, step, attempt.call, job.nodes, job.nodes * gpus, code_revision(), image)
@@ -151,13 +176,18 @@ def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage) -> Che
             else:
                 load_cluster_backend(job.config["backend"])(job, run_driver_of(job, attempt))
         outcome = "unfinished" if job.stop.reason else "failed"
+    except ExhaustedError as error:
+        outcome = "exhausted"
+        job.stop.ask(str(error))
     except CutOffError:
         outcome = "lost"
         raise
     finally:
         newest = newest_checkpoint(job.run, job.max_num_steps)
         reached = newest.step if newest else 0
-        end_attempt(job.run, reached, "finished" if reached == job.max_num_steps else outcome)
+        if reached == job.max_num_steps:
+            outcome = "finished" if is_last else "unfinished"
+        end_attempt(job.run, reached, outcome)
     return newest
 
 

@@ -15,6 +15,8 @@ from scripts.train.attempts import read_attempts
 from scripts.train.identity import identity_of, stage_facts
 from scripts.train.memo import exported_identity, stage_files
 from scripts.train.owner import describe, is_alive, read_owner
+from scripts.train.provenance import words_of_skipped
+from scripts.train.reach import last_step
 from scripts.train.rundir import checkpoints, identity_in
 
 
@@ -32,15 +34,18 @@ class Standing:
 
     `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
     (steps of this very identity lie in a run directory), stale (it was published, but something that may change its
-    weights did) or new. `planned` is None while nobody knows how many rows there are. `run` is the run directory that
-    bears this identity, `start` the step of its newest checkpoint, `changed` what differs from what the run directory
-    trained; `trains_other`: who trains it trains something else.
+    weights did) or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the
+    stage is done where its data end before that, and `skipped` says so. `run` is the run directory that bears this
+    identity, `start` the step of its newest checkpoint, `changed` what differs from what the run directory trained;
+    `trains_other`: who trains it trains something else.
     """
 
     stage: str
     state: str
     planned: int | None
     start: int = 0
+    end: int | None = None
+    skipped: str = ""
     identity: str | None = None
     run: Path | None = None
     changed: tuple[str, ...] = ()
@@ -53,7 +58,12 @@ class Standing:
         """Steps still to train; None while the planned step is not known."""
         if self.state == "fresh":
             return 0
-        return None if self.planned is None else max(0, self.planned - self.start)
+        return None if self.last is None else max(0, self.last - self.start)
+
+    @property
+    def last(self) -> int | None:
+        """The step at which the stage is done."""
+        return self.planned if self.end is None else self.end
 
     @property
     def publishes_again(self) -> bool:
@@ -91,12 +101,12 @@ def stage_standing(
     facts = stage_facts(config, files.manifest, files.parent_export)
     trained, identity = identity_in(files.run), identity_of(facts)
     run = next((it for it in (files.run, *(it.path for it in aside)) if _bears(it, identity, trained)), None)
-    here = replace(here, identity=identity, run=run, start=_newest_step(run) if run else 0)
+    here = replace(here, identity=identity, run=run, **_steps(run, here.planned))
     if owner is not None:
         return _held(here, owner, files.run)
     record = read_json(files.published) if files.published.exists() else None
-    if record is not None and (record["identity"], record["step"]) == (identity, here.planned):
-        return replace(here, state="fresh")
+    if record is not None and record["identity"] == identity and is_done(record, here.planned):
+        return replace(here, state="fresh", end=record["step"], skipped=words_of_skipped(record))
     if run == files.run:
         attempts = read_attempts(run)
         note = f"last attempt {attempts[-1]['outcome']}" if attempts else ""
@@ -124,6 +134,21 @@ def _held(here: Standing, owner: dict[str, Any], run: Path) -> Standing:
 
 def _bears(run: Path, identity: str, trained: str | None) -> bool:
     return trained == identity if run.name == "run" else run.name == f"run.{identity}"
+
+
+def is_done(record: dict[str, Any], planned: int) -> bool:
+    """Whether a published checkpoint is the stage's last: of the planned step, or of the one where its data ended."""
+    return record["step"] == planned or "data_ended" in record
+
+
+def _steps(run: Path | None, planned: int | None) -> dict[str, Any]:
+    """Where a run directory's newest checkpoint is, and where the stage ends if that is before the planned step."""
+    if run is None or planned is None:
+        return {}
+    start = _newest_step(run)
+    end = last_step(run, start, planned)
+    ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
+    return {"start": start, **ended}
 
 
 def _newest_step(run: Path) -> int:

@@ -10,14 +10,18 @@ import contextlib
 import importlib
 import inspect
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+os.environ["RAY_ADDRESS"] = "local"  # code_gen's server runs programs by Ray, not on a cluster that is up by chance
 
 if len(sys.argv) > 1:
     sys.path.insert(0, sys.argv[1])
 
 import nemo_gym
+import resources_servers
 import yaml
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
@@ -27,6 +31,7 @@ from nemo_gym.server_utils import ServerClient
 from omegaconf import DictConfig, OmegaConf
 
 ROOT = Path(nemo_gym.__file__).parents[1]
+resources_servers.__path__ = [str(ROOT / "resources_servers")]  # a checkout's own servers and no others
 RESPONSE = {
     "id": "r",
     "created_at": 0,

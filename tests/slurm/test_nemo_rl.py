@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.nemo_rl_chain import AGENTS, STEPS, NemoRlChain
+from tests.slurm.nemo_rl_chain import AGENTS, PROMPTS, STEPS, NemoRlChain
 
+STAGES = ("rlvr1", "rlvr2")
 SECRET = "hf-token-that-nobody-may-see"  # noqa: S105
 
 
@@ -151,3 +152,23 @@ def test_a_driver_that_makes_no_new_step_is_ended(chain):
     output = chain.train_at_once("stalled", "++stand_in.fault=hang", "++stand_in.at=4")
     assert re.search(r"no new step for 15 s \(site's nemo_rl.stall_seconds\), at step 2; see .*ray-driver.log", output)
     assert chain.left_running() == []
+
+
+def test_a_chain_interrupted_twice_is_published_and_says_what_was_skipped(chain):
+    chain.write_site()
+    struck = chain.root / "struck_again"
+    output = chain.train_at_once("twice", "++stand_in.fault=die", "++stand_in.at=3", f"++stand_in.once={struck}")
+    assert "after the checkpoint of step 2; to be continued" in output
+    struck.unlink()
+    chain.train_at_once("twice", fresh=False)
+    chain.train("--config", "recipe=config/recipes/twice.yaml", "run=twice", "--", "results/twice/rlvr2/ckpt")
+    first, second = (
+        json.loads((chain.root / f"results/twice/{stage}/ckpt/record.json").read_text()) for stage in STAGES
+    )
+    assert second["step"] == STEPS and "data_ended" not in second
+    ended, skipped = first["data_ended"], (STEPS - first["step"]) * PROMPTS
+    assert 2 <= first["step"] < STEPS
+    assert (ended["planned"], ended["rows_skipped"]) == (STEPS, skipped)
+    assert second["parents"][0]["data_ended"] == ended
+    log = (chain.root / "results/twice/rlvr1/logs/attempts.log").read_text()
+    assert f"(step {first['step']} of {STEPS}, {skipped} rows skipped" in log

@@ -17,7 +17,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.train.attempts import begin_attempt, end_attempt
-from scripts.train.provenance import code_revision, image_of_stage, trained_by
+from scripts.train.provenance import code_revision, image_of_stage, parents_of, trained_by
 from scripts.train.publish import export_checkpoint
 from tests.conftest import ROOT
 from tests.published import publish
@@ -119,6 +119,18 @@ def test_a_whole_chain_is_printed_as_a_tree_and_verified(made):
     assert "├─ data    rlvr1 of synthetic@synthetic-0; train " in done.stdout
     assert "└─ sft  step 3  identity " in done.stdout and "   ├─ seed    3" in lines
     assert "files are as recorded" in lines[-1]
+
+
+def test_a_stage_whose_data_ended_early_says_how_many_steps_and_rows_are_missing(made, tmp_path):
+    results = shutil.copytree(made, tmp_path / "results", symlinks=True)
+    path = results / "sft/ckpt/record.json"
+    ended = {"data_ended": {"planned": 5, "rows_skipped": 32, "resumes": 1}}
+    write_json(path, read_json(path) | ended)
+    text = chain_text(read_chain(results / "rlvr1/ckpt"))
+    assert "└─ sft  step 3 of 5  identity " in text and "├─ ended   32 rows skipped at 1 resume\n" in text
+    assert "sft, step 3 of 5" in dot_text(graph_of(read_chain(results / "rlvr1/ckpt")))
+    (parent,) = parents_of(results / "sft/hf/record.json")
+    assert parent["data_ended"] == ended["data_ended"], "what starts from it carries that on"
 
 
 def test_json_tells_the_stages_parents_first_and_without_verification_no_problems(made):

@@ -128,6 +128,16 @@ def test_weights_and_biases_gets_the_sites_project_and_team():
     assert told(wandb_project="super3", wandb_entity="team") == [*project, "++logger.wandb.entity=team"]
 
 
+def test_a_resume_that_ends_before_the_planned_step_goes_on_by_the_checkpoints_schedule():
+    scheduler = "++policy.megatron_cfg.scheduler"
+    resumed = hydra_overrides(replace(launch(), schedule_steps=80))
+    assert "grpo.max_num_steps=50" in resumed
+    assert f"{scheduler}.lr_decay_iters=80" in resumed
+    assert f"{scheduler}.override_opt_param_scheduler=false" in resumed
+    assert f"{scheduler}.use_checkpoint_opt_param_scheduler=true" in resumed
+    assert not any("opt_param_scheduler" in override for override in hydra_overrides(launch()))
+
+
 @pytest.mark.parametrize(
     ("left", "expected"), [(3 * 3600 + 125, "00:03:00:05"), (200_000, "02:07:31:20"), (-50, "00:00:00:01")]
 )

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from scripts.train.nemo_rl_outcome import CLUSTER_SIGNS, DRIVER_SIGNS, SHOWN, cause_of
+from scripts.train.nemo_rl_outcome import CLUSTER_SIGNS, DRIVER_SIGNS, SHOWN, cause_of, data_ended
 
 STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.41"]
 DRIVER = {
@@ -108,3 +108,23 @@ def test_a_step_of_the_cluster_that_ended_first_is_named(logs, tmp_path):
 def test_where_no_step_of_the_cluster_wrote_anything_its_own_log_is_shown(logs, tmp_path):
     (tmp_path / "ENDED").touch()
     assert logs(None, ["bringing up"]).lines == ("bringing up",)
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended"),
+    [
+        (["(AsyncTrajectoryCollector pid=7) 🛑 Trajectory collection stopped"], True),
+        (
+            [
+                "(AsyncTrajectoryCollector pid=7) ❌ Error in trajectory collection: x",
+                "🛑 Trajectory collection stopped",
+            ],
+            False,
+        ),
+        (["⏳ Buffer empty or not enough groups to form a full step, waiting..."], False),
+    ],
+)
+def test_the_data_have_ended_where_the_generating_thread_says_so_however_long_ago(tmp_path, lines, ended):
+    log = tmp_path / "ray-driver.log"
+    log.write_text("\n".join([*lines, *["  waiting..."] * 200_000]))
+    assert data_ended(log) is ended

@@ -24,6 +24,7 @@ from scripts.train.identity import identity_of, stage_facts
 from scripts.train.memo import is_trained, stage_files, steps_left
 from scripts.train.owner import hold
 from scripts.train.progress import LIVE_PAGE, recent_steps, step_seconds
+from scripts.train.reach import Reach, note_reach
 from scripts.train.rundir import open_run_directory, seal_checkpoint
 from tests.conftest import ROOT
 
@@ -158,6 +159,25 @@ def test_fresh_with_the_last_steps_reward_and_kl(tree):
     tree.publish("sft", "rlvr1")
     assert re.fullmatch(r"sft +fresh +600/600 +- +- +- +- +-", tree.status("sft"))
     assert re.fullmatch(r"rlvr1 +fresh +12/12 +0.500 +0.0123 +- +- +-", tree.status("rlvr1"))
+
+
+def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what_was_skipped(tree):
+    tree.publish("sft")
+    run = tree.run("rlvr1", 4, 9)
+    assert steps_left(tree.recipe, tree.results, "rlvr1") == 3 and not is_trained(tree.recipe, tree.results, "rlvr1")
+    note_reach(run, 9, Reach(11, is_end=True))
+    assert tree.plan("rlvr1").split()[:7] == ["rlvr1", "resumes", "at", "step", "9", "2", "of"]
+    assert steps_left(tree.recipe, tree.results, "rlvr1") == 2
+    note_reach(run, 9, Reach(9, is_end=True))
+    assert is_trained(tree.recipe, tree.results, "rlvr1") and steps_left(tree.recipe, tree.results, "rlvr1") == 0
+    assert re.fullmatch(r"rlvr1 +trained +9/12 .* to be published, its data end at step 9 of 12", tree.status("rlvr1"))
+    assert "published again" in tree.plan("rlvr1")
+    record = {"stage": "rlvr1", "step": 9, "identity": json.loads((run / "identity.json").read_text())["identity"]}
+    write_json(tree.directory("rlvr1") / "ckpt/record.json", record)
+    assert " trained " in tree.status("rlvr1"), "an earlier step is not the stage's last unless its record says so"
+    ended = {"planned": 12, "rows_skipped": 48, "resumes": 2}
+    write_json(tree.directory("rlvr1") / "ckpt/record.json", record | {"data_ended": ended})
+    assert re.fullmatch(r"rlvr1 +fresh +9/12 .* 48 rows skipped at 2 resumes", tree.status("rlvr1"))
 
 
 def test_stale_says_what_changed_and_how_much_more(tree):

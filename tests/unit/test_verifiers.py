@@ -499,6 +499,7 @@ def test_sentences_words_and_language():
     assert count_sentences('He said "no." She (too) left... "Why?!" - Because') == 4
     assert count_sentences("") == 0
     assert tokens("I don't, it's A.") == ["I", "do", "n't", ",", "it", "'s", "A", "."]
+    assert tokens('"Hi" ("yes")') == ["``", "Hi", "''", "(", "``", "yes", "''", ")"]
     assert language("12 345") is None
 
 
@@ -521,30 +522,37 @@ def batch(*expected: tuple[str, dict]) -> dict:
     return {"expected_action": {"type": "function_call_batch", "calls": listed}}
 
 
+def single(expected: tuple[str, dict]) -> dict:
+    return {"expected_action": batch(expected)["expected_action"]["calls"][0]}
+
+
 A, B, C = ("f", {"a": 1}), ("f", {"a": 2}), ("g", {})
 
 
 @pytest.mark.parametrize(
-    ("made", "reward", "parallel"),
-    [
-        ((A, B), 1.0, 1.0),
-        ((B, A), 1.0, 1.0),
-        ((A,), 0.0, 2 / 3),
-        ((A, A), 0.0, 0.5),
-        ((B, C, A), 1.0, 0.8),
-        ((C,), 0.0, 0.0),
-    ],
+    ("made", "reward"),
+    [((A,), 1.0), ((B,), 0.0), ((A, C), 1.0), ((C, A), 0.0), ((A, A), 1.0), ((), 0.0)],
 )
-def test_tool_use_a_batch_is_compared_in_any_order(made, reward, parallel):
-    row = batch(A, B)
+def test_tool_use_the_first_call_is_compared(made, reward):
+    row = single(A)
     assert tool_use.check(row) is None
-    assert tool_use.verify(row, calls(*made), 0.1) == reward
-    assert tool_use.verify(row, calls(*made), 0.1, parallel=True) == parallel
+    assert tool_use.verify(row, f"I call. {calls(*made)}", 0.1) == reward
+    assert "parallel_tool_calls alone" in tool_use.check(batch(A, B))
+
+
+@pytest.mark.parametrize(
+    ("made", "reward"),
+    [((A, B), 1.0), ((B, A), 1.0), ((A,), 2 / 3), ((A, A), 0.5), ((B, C, A), 0.8), ((C,), 0.0)],
+)
+def test_tool_use_a_batch_is_compared_in_any_order(made, reward):
+    row = batch(A, B)
+    assert tool_use.check_parallel(row) is None
+    assert tool_use.verify_parallel(row, calls(*made), 0.1) == reward
 
 
 def test_tool_use_finds_the_pairing_that_matches_most():
     row = batch(("f", {"q": "red cat dog"}), ("f", {"q": "red cat"}))
-    assert tool_use.verify(row, calls(("f", {"q": "red cat"}), ("f", {"q": "dog hen"})), 0.1) == 1.0
+    assert tool_use.verify_parallel(row, calls(("f", {"q": "red cat"}), ("f", {"q": "dog hen"})), 0.1) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -568,8 +576,8 @@ def test_tool_use_an_integer_takes_a_truth_value_but_not_a_float():
 
 
 def test_tool_use_refuses_an_empty_batch():
-    assert "not a list" in tool_use.check({"expected_action": {"type": "function_call_batch", "calls": []}})
-    assert ".name" in tool_use.check({"expected_action": {"type": "function_call_batch", "calls": [{}]}})
+    assert "not a list" in tool_use.check_parallel({"expected_action": {"type": "function_call_batch", "calls": []}})
+    assert ".name" in tool_use.check_parallel({"expected_action": {"type": "function_call_batch", "calls": [{}]}})
 
 
 # workplace_assistant
@@ -748,7 +756,7 @@ ROWS = {
     Environment.CALENDAR: TWO,
     Environment.STRING_MATCH: {"expected_answer": "x"},
     Environment.WORKPLACE: workplace_row(MAIL),
-    Environment.TOOL_USE: batch(A),
+    Environment.TOOL_USE: single(A),
     Environment.PARALLEL_TOOL_USE: batch(A, B),
     Environment.INSTRUCTION_FOLLOWING: {
         "instruction_id_list": ["keywords:start_end", "detectable_format:title", "copy:repeat_phrase"],

@@ -1,0 +1,147 @@
+"""Responses to rows whose environment reads what a policy does: calls of tools, schedules, programs."""
+
+import json
+from typing import Any
+
+from tests.gym.rows import MAIL, WEEK, Row
+
+SUM = "print(int(input()) ** 2)"
+
+
+def call(name: str, arguments: Any) -> str:
+    """A call in the notation of the chat template "hermes"."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def named(texts: list[str]) -> dict[str, str]:
+    """Texts by themselves."""
+    return {text: text for text in texts}
+
+
+def tool_use(row: Row) -> dict[str, str]:
+    expected = row["expected_action"]
+    name, right = expected.get("name", "find"), json.loads(expected.get("arguments", "{}"))
+    it = call(name, right)
+    texts = {
+        "a sentence before": f"I look. {it}",
+        "a sentence after": f"{it} Done.",
+        "twice": it * 2,
+        "another call before": call("nope", {}) + it,
+        "another call after": it + call("nope", {}),
+        "a message": "Hello there.",
+        "a question": "Which one?",
+        "arguments lack": f'<tool_call>{{"name": "{name}"}}</tool_call>',
+        "another name": call(name.upper(), right),
+    }
+    for key, value in right.items():
+        others: list[Any] = [None, 1, 1.5, 2.0, True, "", [], {}, str(value), [value]]
+        if isinstance(value, str):
+            words = value.split()
+            others += [
+                value.upper(),
+                f" {value} ",
+                words[0],
+                " ".join(reversed(words)),
+                f"{words[0]} or so",
+                f"{value} {value}",
+            ]
+            others += ["no such words at all", f"a b c d e f g {words[0]}", value.replace(" ", "\n")]
+        if isinstance(value, int | float):
+            others += [value + 1e-9, value + 1e-3, -value, int(value)]
+        texts |= {f"{key} = {other!r}": call(name, right | {key: other}) for other in others}
+        texts[f"no {key}"] = call(name, {k: v for k, v in right.items() if k != key})
+    texts["one more"] = call(name, right | {"more": 1})
+    return texts
+
+
+def parallel(row: Row) -> dict[str, str]:
+    expected = row["expected_action"]
+    it = [call(each["name"], json.loads(each["arguments"])) for each in expected.get("calls", [expected])]
+    texts = {
+        "one": it[0],
+        "reversed": "".join(reversed(it)),
+        "twice": "".join(it * 2),
+        "and another": "".join(it) + call("x", {}),
+    }
+    return texts | {"another first": call("x", {}) + "".join(it), "words": "Done.", "the last twice": it[-1] * 2}
+
+
+def calendar(row: Row) -> dict[str, str]:
+    def told(*changes: tuple[int, str, Any]) -> str:
+        starts = ["10am", "2:30pm", "4pm", "4:45pm", "12pm"]
+        events = [
+            {"event_id": place, "event_name": "e", "start_time": start, "duration": WEEK[str(place)]["duration"]}
+            for place, start in enumerate(starts)
+        ]
+        for place, key, value in changes:
+            events[place][key] = value
+        return json.dumps(events)
+
+    right = told()
+    texts = named(
+        [f"Here it is: {right}", f"```json\n{right}\n```", f"{right} {right}", f"[] {right}", f"<think></think>{right}"]
+    )
+    texts |= named([f"[1, 2] {right}", right[:-1], f"[{right}]", "[]", "[{}]", "none", right.replace("},", "}")])
+    times = [
+        "10:00",
+        "10:00am",
+        "10 am",
+        "10AM",
+        "9am",
+        "8:59am",
+        "12:30pm",
+        "12:31pm",
+        "12am",
+        "22:00",
+        "noon",
+        "",
+        "1030",
+    ]
+    texts |= {f"starts {time!r}": told((0, "start_time", time)) for time in times}
+    others = [(0, "duration", 30), (0, "duration", "60"), (0, "duration", 60.0), (1, "start_time", "1:59pm")]
+    others += [
+        (2, "start_time", "4:01pm"),
+        (2, "start_time", "16:00"),
+        (3, "start_time", "4:44pm"),
+        (4, "start_time", "10:30am"),
+    ]
+    others += [
+        (4, "start_time", "11am"),
+        (4, "event_id", 0),
+        (4, "event_id", "4"),
+        (4, "event_id", 9),
+        (4, "start_time", None),
+    ]
+    return texts | {f"{change}": told(change) for change in others}
+
+
+def workplace(row: Row) -> dict[str, str]:
+    it = call("email_send_email", MAIL)
+    texts = {
+        "twice": it * 2,
+        "a search before": call("email_search_emails", {"query": "Numbers"}) + it,
+        "words": "Sent.",
+    }
+    for key, value in MAIL.items():
+        texts[f"upper {key}"] = call("email_send_email", MAIL | {key: value.upper()})
+        texts[f"other {key}"] = call("email_send_email", MAIL | {key: "dana@atlas.com"})
+        texts[f"no {key}"] = call("email_send_email", {k: v for k, v in MAIL.items() if k != key})
+    return texts | {"no such tool": call("nope", {}) + it, "one more": call("email_send_email", MAIL | {"cc": "x"})}
+
+
+def code_gen(row: Row) -> dict[str, str]:
+    block = "```python\n%s\n```"
+    programs = [
+        SUM,
+        "print(9)",
+        "import sys; print(int(sys.stdin.read()) ** 2)",
+        f"{SUM}\nprint()",
+        "print(",
+        "while True: x",
+    ]
+    programs += ["def joined(a, b):\n    return a + b", "def joined(a, b):\n    return None", f"if True:\n    {SUM}"]
+    programs += ["class Solution:\n    def joined(self, a, b):\n        return a + b"]
+    texts = named([block.replace("%s", it) for it in programs])
+    return texts | named(
+        [SUM, f"```\n{SUM}\n```", block.replace("%s", SUM) + block.replace("%s", "print(1)"), "``` ```"]
+    )

@@ -1,0 +1,215 @@
+"""Rows of every environment that is verified here without a judge."""
+
+import json
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from scripts.data.synthesize import FAMILIES, make_task
+from scripts.recipe.models import Environment
+
+Row = dict[str, Any]
+
+
+def rows() -> list[Row]:
+    """Some of each environment: those of the tiny recipes, and others of more kinds than these have."""
+    rng, made = random.Random(7), []
+    for environment in FAMILIES:
+        for _ in range(4):
+            task = make_task(environment, rng)
+            made.append(_row(environment, task.prompt, task.tools, **task.fields))
+    return made + _more_rows()
+
+
+def _row(environment: str, question: str = "What, then?", tools: Iterable[Row] = (), /, **fields: Any) -> Row:
+    params: Row = {"input": [{"role": "user", "content": question}]}
+    if tools:
+        params["tools"] = [{"strict": None} | tool for tool in tools]
+    return {
+        "agent_ref": {"type": "responses_api_agents", "name": str(environment)},
+        "responses_create_params": params,
+        **fields,
+    }
+
+
+TOOL_USE = (Environment.TOOL_USE, Environment.TOOLCALL_SCHEMA, Environment.SEARCH_PIVOT, Environment.SWE_PIVOT)
+ANSWERS = [
+    r"\frac{3}{4}",
+    r"0.125",
+    r"50\%",
+    r"-7",
+    r"1,200",
+    r"2\sqrt{3}",
+    r"x^2+2x+1",
+    r"(1,2]",
+    r"\{1,2,3\}",
+    r"(3,4)",
+    r"x=5",
+    r"\pi/2",
+    r"10^{6}",
+    r"3+4i",
+    r"\text{even}",
+    r"$12$",
+    r"\(\dfrac{1}{3}\)",
+    r"1:2",
+    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+    r"x>3",
+    r"12\text{cm}",
+    r"\infty",
+    r"90^\circ",
+]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2},
+        "count": {"type": "integer", "minimum": 1},
+        "share": {"type": "number"},
+        "open": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "inner": {"type": "object", "properties": {"when": {"type": "string", "format": "date"}}, "required": []},
+    },
+    "required": ["name"],
+}
+VALUE = {"name": "ab", "count": 2, "share": 0.5, "open": True, "tags": ["x", "y"], "inner": {"when": "2026-01-02"}}
+TABLE = {
+    "type": "array",
+    "items": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+}
+TOOLS = [
+    {"type": "function", "name": name, "parameters": {"type": "object", "properties": {}}}
+    for name in ("find", "move", "open")
+]
+FIND = {"item": "the red key", "count": 2, "near": 1.5, "tags": ["a b", "c"], "deep": {"on": True, "none": None}}
+WEEK = {
+    str(place): {
+        "event_id": place,
+        "duration": duration,
+        "constraint": constraint,
+        "min_time": "9am",
+        "max_time": "5pm",
+    }
+    for place, (duration, constraint) in enumerate(
+        [(60, "before 1:30pm"), (30, "between 2pm and 4pm"), (45, "at 4pm"), (15, "after 4:45pm"), (30, None)]
+    )
+}
+MAIL = {"recipient": "carlos.rodriguez@atlas.com", "subject": "Numbers", "body": "They are in."}
+
+
+def _more_rows() -> list[Row]:
+    letters = [{"A": "red wine"}, {"B": "wine"}, {"C": "A dog"}, {"D": None}, {"E": "12.5"}]
+    choice = {"options": letters, "expected_answer": "B"}
+    made = [_row(Environment.MATH, question="?", expected_answer=answer) for answer in ANSWERS]
+    made += [
+        _row(Environment.MCQA, **choice, grading_mode=mode)
+        for mode in ("strict_single_letter_boxed", "lenient_boxed", "lenient_answer_colon")
+    ]
+    made += [
+        _row(Environment.MCQA, **choice, template_metadata={"output_regex": pattern})
+        for pattern in (r"choice:\s*(.+)", [r"final:\s*(\w+)", r"choice:\s*(\w+)"], r"[A-E](?=!)", r"<(\w?)>")
+    ]
+    made += [
+        _row(Environment.STRUCTURED_OUTPUTS, schema_type=kind, schema_str=json.dumps(schema))
+        for kind in ("json", "yaml", "toml", "xml", "csv")
+        for schema in ({"type": "object", "properties": {"top": SCHEMA}} if kind == "xml" else SCHEMA, TABLE)
+    ]
+    called = {"response_mode": "tool_call", "schema_str": json.dumps(SCHEMA), "schema_type": "json"}
+    made += [
+        _row(Environment.STRUCTURED_OUTPUTS, "Call.", TOOLS, **called, **more)
+        for more in ({}, {"tool_name": "find"}, {"tool_name": "find", "tool_payload_key": "result"})
+    ]
+    for name in TOOL_USE:
+        expected = [
+            {"type": "message", "content": "Hello."},
+            {"type": "function_call", "name": "find", "arguments": json.dumps(FIND)},
+            {"type": "function_call", "name": "open", "arguments": "{}"},
+        ]
+        made += [_row(name, "Do it.", TOOLS, expected_action=action) for action in expected]
+    batch = [{"type": "function_call", "name": name, "arguments": json.dumps(FIND)} for name in ("find", "move")]
+    for action in ({"type": "function_call_batch", "calls": batch}, batch[0]):
+        made.append(_row(Environment.PARALLEL_TOOL_USE, "Do it.", TOOLS, expected_action=action))
+    made += [
+        _row(Environment.STRING_MATCH, expected_answer=answer, extraction_mode=mode, case_sensitive=strict)
+        for answer in ("Paris", "1,200", "12 cm", "red, blue", "50%")
+        for mode in ("boxed", "final_answer", "last_line", "full_response")
+        for strict in (False, True)
+    ]
+    made += [_row(Environment.CALENDAR, exp_cal_state=state) for state in (WEEK, {})]
+    mails = [{"name": "email_send_email", "arguments": json.dumps(MAIL)}]
+    made += [
+        _row(Environment.WORKPLACE, id=0, category="x", environment_name="workplace_assistant", ground_truth=truth)
+        for truth in (mails, [])
+    ]
+    programs = (
+        {"inputs": ["3\n", "-4\n"], "outputs": ["9\n", "16"]},
+        {"inputs": ["[1]\n[2, 3]", "[]\n[]"], "outputs": ["[1, 2, 3]", "[]"], "fn_name": "joined"},
+    )
+    made += [_row(Environment.CODE_GEN, verifier_metadata={"unit_tests": tests}) for tests in programs]
+    puzzle = {"question": "2 + 3 = ?", "answer": "5"}
+    made += [
+        _row(Environment.REASONING_GYM, **puzzle, metadata={"source_dataset": name})
+        for name in ("chain_sum", "basic_arithmetic", "leg_counting", "gcd")
+    ]
+    made += [
+        _row(
+            Environment.INSTRUCTION_FOLLOWING,
+            id=1,
+            prompt="Say something.",
+            instruction_id_list=[name for name, _ in some],
+            kwargs=[given for _, given in some],
+            grading_mode=mode,
+        )
+        for some in (*([pair] for pair in INSTRUCTIONS), INSTRUCTIONS[:3], INSTRUCTIONS[4:9])
+        for mode in ("binary", "fraction")
+    ]
+    return made
+
+
+INSTRUCTIONS: list[tuple[str, Row]] = [
+    ("keywords:existence", {"keywords": ["tea", "milk"]}),
+    ("keywords:frequency", {"keyword": "tea", "frequency": 2, "relation": "at least"}),
+    ("keywords:frequency", {"keyword": "tea", "frequency": 2, "relation": "less than"}),
+    ("keywords:forbidden_words", {"forbidden_words": ["coffee", "rum"]}),
+    ("keywords:letter_frequency", {"letter": "e", "let_frequency": 4, "let_relation": "at least"}),
+    ("language:response_language", {"language": "de"}),
+    ("length_constraints:number_sentences", {"num_sentences": 3, "relation": "at least"}),
+    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}),
+    ("length_constraints:number_words", {"num_words": 8, "relation": "less than"}),
+    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "milk"}),
+    ("detectable_content:number_placeholders", {"num_placeholders": 2}),
+    ("detectable_content:postscript", {"postscript_marker": "P.S."}),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 2}),
+    ("detectable_format:constrained_response", {}),
+    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}),
+    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2}),
+    ("detectable_format:json_format", {}),
+    ("detectable_format:title", {}),
+    ("combination:two_responses", {}),
+    ("combination:repeat_prompt", {"prompt_to_repeat": "Say something."}),
+    ("startend:end_checker", {"end_phrase": "That is all."}),
+    ("startend:quotation", {}),
+    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}),
+    ("change_case:english_capital", {}),
+    ("change_case:english_lowercase", {}),
+    ("punctuation:no_comma", {}),
+    ("punctuation:punctuation_dot", {}),
+    ("punctuation:punctuation_exclamation", {}),
+    ("detectable_format:square_brackets", {}),
+    ("detectable_format:sentence_hyphens", {}),
+    ("detectable_format:bigram_wrapping", {}),
+    ("keywords:no_adjacent_consecutive", {}),
+    ("keywords:word_once", {"keyword": "tea"}),
+    ("keywords:palindrome", {}),
+    ("keywords:start_end", {}),
+    ("paragraphs:paragraphs", {}),
+    ("paragraphs:paragraphs2", {}),
+    ("first_word:first_word_sent", {"first_word": "tea"}),
+    ("first_word:first_word_answer", {"first_word": "tea"}),
+    ("last_word:last_word_sent", {"last_word": "milk"}),
+    ("last_word:last_word_answer", {"last_word": "milk"}),
+    ("count:lowercase_counting", {"N": 3}),
+    ("count:count_unique", {}),
+    ("count:count_increment_word", {"keyword1": "tea", "keyword2": "milk"}),
+    ("letters:letter_counting", {"N": 20, "relation": "at least"}),
+    ("letters:letter_counting2", {"letter": "e", "let_frequency": 4, "let_relation": "at least"}),
+    ("copy:repeat_phrase", {"phrase": "tea with milk", "small_n": 2}),
+]

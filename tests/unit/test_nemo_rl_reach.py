@@ -1,0 +1,354 @@
+"""How far asynchronous GRPO gets from a checkpoint: what its files say, and that no attempt waits for rows for ever."""
+
+import os
+import pickle
+import shutil
+import zipfile
+from contextlib import nullcontext
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.errors import CutOffError, UserError
+from scripts.files import read_json, sha256_file, write_json
+from scripts.recipe.load import load_recipe
+from scripts.train import nemo_rl_backend
+from scripts.train import run as trainer
+from scripts.train.another import why_not_again
+from scripts.train.attempts import attempts_of
+from scripts.train.nemo_rl_reach import batches_taken, generated_steps, reached, sure_step
+from scripts.train.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
+from scripts.train.run import UNFINISHED, Attempt, train_stage
+from scripts.train.rundir import Checkpoint, checkpoints
+from scripts.train.stop import StopRequest
+from tests.conftest import ROOT
+from tests.unit.asynchronous_loop import Loop, Saved
+
+SAVED = Path(__file__).with_name("nemo_rl_saved")
+
+
+def save(path: Path, value: object) -> Path:
+    """A file as torch.save lays it out."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{path.stem}/data.pkl", pickle.dumps(value, protocol=2))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "batches", "taken"),
+    [("of_step_1", 5, 4), ("of_step_4", 5, 5), ("with_worker", 5, 3), ("shuffled", 5, 3)],
+)
+def test_the_batches_that_a_real_loader_gave_out_are_read_without_torch(name, batches, taken):
+    assert batches_taken(SAVED / f"loader_{name}.pt", batches) == taken
+
+
+def test_a_loader_that_met_its_end_has_nothing_left_though_a_resume_would_begin_anew(tmp_path):
+    state = {"_num_yielded": 2, "_iterator_finished": True}
+    assert batches_taken(save(tmp_path / "train_dataloader.pt", state), 9) == 9
+
+
+def test_the_steps_that_a_real_replay_buffer_holds_whole_are_read_without_torch(tmp_path):
+    assert generated_steps(SAVED / "replay_buffer_of_step_1.pt", prompts=2) == {1}
+    assert generated_steps(SAVED / "replay_buffer_of_step_1.pt", prompts=3) == set()
+    assert generated_steps(tmp_path / "replay_buffer.pt", prompts=2) == set(), "v0.6.0 saves none"
+
+
+def test_no_code_that_a_checkpoints_file_names_is_run(tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "made"),)
+
+    state = {"_num_yielded": 3, "_iterator_finished": False, "more": Harmful()}
+    assert batches_taken(save(tmp_path / "train_dataloader.pt", state), 9) == 3
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"rows", {}, {"_iterator_finished": False}, [1]])
+def test_a_loader_of_an_unknown_kind_is_one_message_that_says_what_to_do(tmp_path, content):
+    path = tmp_path / "step_4" / "train_dataloader.pt"
+    path.parent.mkdir()
+    path.write_bytes(content) if isinstance(content, bytes) else save(path, content)
+    with pytest.raises(UserError, match=r"step_4/train_dataloader.pt: it does not tell .* rename step_4$"):
+        batches_taken(path, 9)
+
+
+def test_the_sure_step_of_a_real_checkpoint(tmp_path):
+    shutil.copy(SAVED / "loader_of_step_1.pt", tmp_path / "train_dataloader.pt")
+    shutil.copy(SAVED / "replay_buffer_of_step_1.pt", tmp_path / "replay_buffer.pt")
+    grpo = {"num_prompts_per_step": 2, "async_grpo": {"max_trajectory_age_steps": 1}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"grpo": grpo}))
+    assert sure_step(Checkpoint(1, tmp_path), rows=10) == 2, "the buffered step; the last batch would be dropped"
+    assert sure_step(Checkpoint(1, tmp_path), rows=20) == 6
+
+
+@pytest.mark.parametrize(
+    ("start", "left", "generated", "age", "step"),
+    [
+        (0, 10, set(), 1, 8),  # fresh: two steps before the data end
+        (0, 10, set(), 3, 6),
+        (4, 3, {4}, 1, 6),
+        (4, 3, set(), 1, 5),
+        (4, 0, {4, 5}, 1, 6),
+        (4, 0, {5}, 1, 4),  # the next step's own groups are lost
+        (4, 1, {5}, 1, 4),
+        (4, 0, set(), 1, 4),
+    ],
+)
+def test_steps_are_sure_up_to_those_whose_groups_are_dropped_when_the_data_end(start, left, generated, age, step):
+    assert reached(start, left, generated, age) == step
+
+
+@given(seed=st.integers(0), age=st.integers(1, 3), prompts=st.sampled_from([1, 2, 4]), batches=st.integers(1, 14))
+@settings(max_examples=300, deadline=None)
+def test_the_loop_never_waits_for_ever_up_to_the_sure_step_however_often_it_was_resumed(seed, age, prompts, batches):
+    random, saved = Random(seed), Saved()
+    while True:
+        left = 0 if saved.finished else batches - saved.taken
+        generated = {step for step, groups in saved.groups.items() if groups >= prompts}
+        aim = reached(saved.step, left, generated, age)
+        if aim == saved.step:
+            break
+        loop = Loop(saved, batches, prompts, age, random)
+        assert loop.train(random.randint(saved.step + 1, aim))
+        saved = loop.save()
+        assert loop.train(aim)
+
+
+def test_a_step_further_than_the_sure_one_may_wait_for_ever():
+    def waits(random):
+        return not Loop(Saved(), 8, 2, 1, random).train(7)
+
+    assert any(waits(Random(seed)) for seed in range(300))
+
+
+def test_what_is_noted_of_a_checkpoint_that_is_made_again_is_forgotten(tmp_path):
+    for step in (2, 4, 6):
+        note_reach(tmp_path, step, Reach(8, is_end=True))
+    forget_beyond(tmp_path, 4)
+    assert noted_reach(tmp_path, 4) == Reach(8, is_end=True) and noted_reach(tmp_path, 6) is None
+
+
+def test_a_stage_ends_at_its_planned_step_or_where_its_data_end(tmp_path):
+    assert last_step(tmp_path, 4, planned=9) == 9
+    note_reach(tmp_path, 4, Reach(6))
+    assert last_step(tmp_path, 4, planned=9) == 9, "an attempt that aims at less, to save what it trains, ends nothing"
+    note_reach(tmp_path, 4, Reach(6, is_end=True))
+    assert last_step(tmp_path, 4, planned=9) == 6
+
+
+# --- a stage's life: the trainer with a driver that keeps to the model of the loop ---
+
+RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
+PROMPTS = 2
+
+
+class Killed(BaseException):
+    """The trainer was killed with its driver."""
+
+
+class Driver:
+    """Stands for ray.sub, the driver and its logs: a look lets it train a step, save, end or wait for ever."""
+
+    def __init__(self, world, job):
+        self.world, self.job, self.random = world, job, world.random
+        self.how, steps = world.schedule.pop(0) if world.schedule else ("whole", 0)
+        saved = self._resumed(job.resume_from)
+        self.loop = Loop(saved, world.batches, PROMPTS, 1, self.random, world.failing)
+        self.until = job.max_num_steps if self.how == "whole" else min(saved.step + steps, job.max_num_steps)
+        self.log = self.driver_log_path = world.folder / "driver.log"
+        self.log.write_text("")
+        self.process = SimpleNamespace(returncode=0)
+        world.driver = self
+
+    def _resumed(self, path):
+        if path is None:
+            return Saved()
+        return self.world.states[sha256_file(path / "train_dataloader.pt"), int(path.name.removeprefix("step_"))]
+
+    def is_running(self) -> bool:
+        if self.loop.step == self.until and self.how != "whole":
+            return self._interrupt()
+        if self.loop.step >= self.job.max_num_steps:
+            return False
+        if not self.loop.train(self.loop.step + 1):
+            assert self.world.failing, f"waits for ever at step {self.loop.step}, aims at {self.job.max_num_steps}"
+            return self._wait()
+        if self.loop.step % self.world.save_period == 0 or self.loop.step == self.job.max_num_steps:
+            self._save()
+        return True
+
+    def _wait(self) -> bool:
+        if not self.loop.running:
+            self.log.write_text("(AsyncTrajectoryCollector pid=7) Trajectory collection stopped\n")
+        self.world.clock += 1e6
+        return True
+
+    def _interrupt(self) -> bool:
+        if self.how == "killed in a save":
+            self._save(is_whole=False)
+        if self.how.startswith("killed"):
+            shutil.copytree(self.job.run, self.world.folder / "left")
+            raise Killed
+        if self.how == "deadline":
+            self._save()
+            self.log.write_text("Timeout has been reached, stopping training early\n")
+        elif self.how == "raises":
+            self.log.write_text("Error in async loop: CUDA error\n")
+        elif self.how == "driver killed":
+            self.process.returncode = -9
+        elif self.how == "hangs":
+            self.world.clock += 1e6
+            return True
+        return False
+
+    def _save(self, is_whole=True):
+        state, step = self.loop.save(), self.loop.step
+        whole = self.job.run / f"checkpoints/step_{step}"
+        path = whole.with_name(f"tmp_{whole.name}")
+        if whole.exists():
+            return
+        shutil.rmtree(path, ignore_errors=True)
+        (path / "policy/weights").mkdir(parents=True)
+        (path / "policy/weights/shard.distcp").write_bytes(os.urandom(8))
+        (path / "training_info.json").write_text("{}")
+        grpo = {"num_prompts_per_step": PROMPTS, "async_grpo": {"max_trajectory_age_steps": 1}}
+        (path / "config.yaml").write_text(yaml.safe_dump({"grpo": grpo}))
+        loader = {"_num_yielded": state.taken, "_iterator_finished": state.finished, "token": self.random.random()}
+        save(path / "train_dataloader.pt", loader)
+        save(path / "replay_buffer.pt", {"target_weight_versions": sorted(state.groups.elements())})
+        self.world.states[sha256_file(path / "train_dataloader.pt"), step] = state
+        if is_whole:
+            path.rename(whole)
+
+    def end(self):
+        pass
+
+    def driver_log(self, since):
+        return self.log
+
+    def cluster_logs(self):
+        return self.world.folder
+
+
+class World:
+    """A stage, its interruptions and its clock."""
+
+    def __init__(self, folder, monkeypatch, schedule, batches, save_period, seed, failing=0.0):
+        self.folder, self.schedule, self.batches, self.save_period = folder, schedule, batches, save_period
+        self.random, self.failing, self.states, self.clock, self.driver = Random(seed), failing, {}, 0.0, None
+        self.run, self.ckpt, self.call = folder / "run", folder / "ckpt", 1
+        self.config, self.manifest = folder / "config.yaml", folder / "manifest.json"
+        settings = {"algorithm": "grpo", "backend": "nemo_rl", "max_num_steps": None, "loss_fn": {}, "policy": {}}
+        grpo = {"num_prompts_per_step": PROMPTS, "num_generations_per_prompt": 2, "async_grpo": {"enabled": True}}
+        self.config.write_text(yaml.safe_dump(settings | {"grpo": grpo}))
+        split = folder / "train-split.jsonl"
+        split.write_text("{}\n")
+        rows = {"sha256": sha256_file(split), "rows": batches * PROMPTS}
+        write_json(self.manifest, {"train": rows, "validation": {"sha256": "v"}})
+        world = self
+
+        class Steps:
+            last_seconds = 0.0
+
+            def __init__(self, *_):
+                self.last_step = 0
+
+            def follow(self, is_over):
+                before, self.last_step = self.last_step, world.driver.loop.step if world.driver else 0
+                return int(self.last_step != before and self.last_step > world.driver.job.start)
+
+        launch = SimpleNamespace(logs=folder, startup_seconds=0, nemo_rl=SimpleNamespace(stall_seconds=1000))
+        monkeypatch.setattr(nemo_rl_backend, "launch_of", lambda job, place: setattr(world, "job", job) or launch)
+        monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))
+        monkeypatch.setattr(nemo_rl_backend, "StepLog", Steps)
+        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock, sleep=lambda _: None))
+        monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
+        monkeypatch.setattr(trainer, "_train_in_containers", lambda job, *_: nemo_rl_backend.train(job, world.place))
+        monkeypatch.setattr(trainer, "live_page", lambda *_: nullcontext())
+        monkeypatch.setattr(trainer, "code_revision", dict)
+        self.place = SimpleNamespace(job=None)
+
+    def attempt(self) -> int:
+        stop, how = StopRequest(), Attempt(call=self.call)
+        files, before = (self.config, self.manifest, None, self.run, self.ckpt), len(attempts_of(self.run, self.call))
+        try:
+            status = train_stage(RECIPE, "rlvr1", *files, how, stop)
+            why = why_not_again(self.run, self.call, before, None, "the log")
+            assert status == 0 or why is None or "two attempts in a row" in why
+            return status
+        except Killed:
+            shutil.rmtree(self.run)
+            (self.folder / "left").rename(self.run)
+        except CutOffError:
+            pass
+        except UserError as error:
+            if "two attempts in a row" not in str(error) and "in async loop" not in str(error).lower():
+                raise
+            self.call += 1  # a person looks at the log and starts again
+        return UNFINISHED
+
+    def live(self) -> dict:
+        """Attempts until the stage is published; its record."""
+        for _ in range(40):
+            if self.attempt() == 0:
+                record = read_json(self.ckpt / "record.json")
+                newest = checkpoints(self.run)[-1].step
+                assert record["step"] == newest == last_step(self.run, newest, self.batches - 2)
+                return record
+        raise AssertionError("never published")
+
+
+INTERRUPTIONS = ["killed", "killed in a save", "deadline", "raises", "driver killed", "hangs"]
+SCHEDULES = st.lists(st.tuples(st.sampled_from(INTERRUPTIONS), st.integers(1, 4)), max_size=7)
+
+
+@given(schedule=SCHEDULES, batches=st.integers(3, 14), save_period=st.integers(1, 5), seed=st.integers(0))
+@settings(max_examples=60, deadline=None)
+def test_whatever_interrupts_it_a_stage_is_published_and_no_driver_waits_for_rows(
+    tmp_path_factory, schedule, batches, save_period, seed
+):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        world = World(tmp_path_factory.mktemp("stage"), monkeypatch, list(schedule), batches, save_period, seed)
+        record = world.live()
+    planned = batches - 2
+    assert 1 <= record["step"] <= planned
+    if record["step"] == planned:
+        assert "data_ended" not in record
+    else:
+        ended = record["data_ended"]
+        assert (ended["planned"], ended["rows_skipped"]) == (planned, (planned - record["step"]) * PROMPTS)
+
+
+@given(batches=st.integers(4, 14), save_period=st.integers(1, 5), seed=st.integers(0))
+@settings(max_examples=40, deadline=None)
+def test_where_groups_fail_and_the_data_end_early_what_is_trained_is_saved_and_published(
+    tmp_path_factory, batches, save_period, seed
+):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        world = World(tmp_path_factory.mktemp("stage"), monkeypatch, [], batches, save_period, seed, failing=0.1)
+        try:
+            record = world.live()
+        except UserError as error:
+            assert "its data end before the first step" in str(error)
+            assert checkpoints(world.run) == []
+        else:
+            assert 1 <= record["step"] <= batches - 2
+
+
+def test_what_was_trained_before_a_standstill_is_saved_by_the_next_attempt_and_the_one_after_goes_on(
+    tmp_path, monkeypatch
+):
+    world = World(tmp_path, monkeypatch, [("deadline", 2), ("hangs", 1)], batches=14, save_period=5, seed=3)
+    aims, steps = [], []
+    for _ in range(3):
+        assert world.attempt() == UNFINISHED
+        aims.append(world.driver.job.max_num_steps)
+        steps.append(checkpoints(world.run)[-1].step)
+    assert aims[0] == 12 and aims[2] == 3 and steps == [2, 2, 3]
+    assert world.attempt() == 0
+    assert read_json(world.ckpt / "record.json")["step"] > 3
