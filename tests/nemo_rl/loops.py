@@ -47,27 +47,46 @@ class Start:
     at_once: bool = False
 
 
-def write_inputs(directory: Path, steps: int) -> None:
-    """A tiny model, and rows and pairs for so many steps of two."""
+def rows_of(numbers: range) -> list[dict[str, Any]]:
+    """Questions of arithmetic, one a number."""
+    rows = []
+    for number in numbers:
+        question = f"the larger of {number} and 3"
+        rows.append(
+            {
+                "agent_ref": {"type": "responses_api_agents", "name": AGENT},
+                "question": question,
+                "expected_answer": str(max(number, 3)),
+                "responses_create_params": {"input": [{"role": "user", "content": question}]},
+            }
+        )
+    return rows
+
+
+def write_model(directory: Path) -> None:
+    """A tiny model with its tokenizer."""
     tokenizer = make_tokenizer()
-    tokenizer.save_pretrained(directory / "model")
+    tokenizer.save_pretrained(directory)
     size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **size)
-    LlamaForCausalLM(config).save_pretrained(directory / "model")
-    questions = [f"the larger of {number} and 3" for number in range(2 * steps)]
-    rows = [
-        {
-            "agent_ref": {"type": "responses_api_agents", "name": AGENT},
-            "question": question,
-            "expected_answer": str(max(number, 3)),
-            "responses_create_params": {"input": [{"role": "user", "content": question}]},
-        }
-        for number, question in enumerate(questions)
-    ]
-    pairs = [{"prompt": question, "chosen": "7", "rejected": "no"} for question in questions]
+    LlamaForCausalLM(config).save_pretrained(directory)
+
+
+def write_inputs(directory: Path, steps: int) -> None:
+    """A tiny model, and rows and pairs for so many steps of two."""
+    write_model(directory / "model")
+    rows = rows_of(range(2 * steps))
+    pairs = [{"prompt": row["question"], "chosen": "7", "rejected": "no"} for row in rows]
     for name, lines in (("rows", rows), ("rows-val", rows[:2]), ("pairs", pairs), ("pairs-val", pairs[:2])):
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_gym(directory: Path, python: Path) -> None:
+    """Folders for Gym's servers as its images have them, each with a Python environment, which is one for all."""
+    for server in GYM:
+        (directory / server).mkdir(parents=True)
+        (directory / server / ".venv").symlink_to(python.parent.parent)
 
 
 class Loops:
@@ -169,9 +188,7 @@ class Real(Loops):
             "WANDB_MODE": "disabled",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        for server in GYM:
-            (inputs / "gym" / server).mkdir(parents=True, exist_ok=True)
-            (inputs / "gym" / server / ".venv").symlink_to(python.parent.parent)
+        write_gym(inputs / "gym", python)
 
     def __enter__(self) -> "Real":
         head = [

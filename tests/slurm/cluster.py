@@ -27,7 +27,10 @@ IN_USE = ("idle", "mix", "alloc", "comp", "plnd")
 
 
 class Cluster:
-    """The cluster of a directory. As a context it is up inside, and goes down however this process ends."""
+    """The cluster of a directory. As a context it is up inside, and goes down however this process ends.
+
+    `image` is the environment that its containers' image has, with `pyxis`.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Cluster:
         hosts: int = 3,
         gpus: int = 8,
         pyxis: bool = False,
+        image: dict[str, str] | None = None,
         requeue: bool = True,
         requeue_delay: int = 10,
         kill_wait: int = 5,
@@ -46,6 +50,7 @@ class Cluster:
         self.hosts = [f"node{number}" for number in range(1, hosts + 1)]
         self.gpus = gpus
         self.pyxis = pyxis
+        self.image = image or {}
         self.options = {
             "requeue": requeue,
             "requeue_delay": requeue_delay,
@@ -100,7 +105,7 @@ class Cluster:
         if reason := reason_missing():
             raise ClusterError(reason)
         self.down()
-        files.write(self.directory, self.hosts, self.gpus, self.pyxis, self.options)
+        files.write(self.directory, self.hosts, self.gpus, self.image if self.pyxis else None, self.options)
         gateway = f"{self.addresses['machine']}/24"
         ready = ("ip", "-oneline", "address", "show", "up", "dev", self.link)
         munge = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}

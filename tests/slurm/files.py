@@ -17,8 +17,11 @@ PLUGIN = Path(__file__).with_name("pyxis.c")
 LONGEST = 64  # with it slurmstepd's sockets still have names
 
 
-def write(directory: Path, hosts: list[str], gpus: int, pyxis: bool, options: dict[str, Any]) -> None:
-    """Empty the directory and fill it; what slurmstepd loads for containers, if wanted, is compiled here."""
+def write(directory: Path, hosts: list[str], gpus: int, image: dict[str, str] | None, options: dict[str, Any]) -> None:
+    """Empty the directory and fill it; what slurmstepd loads for containers, if wanted, is compiled here.
+
+    `image` is what their image has in its environment; None: there are no containers.
+    """
     own = directory / "cluster"  # what lies beside it may be removed
     if len(os.fsencode(directory)) > LONGEST:
         raise ClusterError(f"{directory} is too long for the names of sockets; give the cluster a shorter one")
@@ -41,14 +44,15 @@ def write(directory: Path, hosts: list[str], gpus: int, pyxis: bool, options: di
         device.symlink_to("/dev/null")
     (directory / "etc/gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
     (directory / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    if pyxis:
+    if image is not None:
         plugin = directory / "pyxis.so"
         subprocess.run(["gcc", "-Wall", "-shared", "-fPIC", "-o", plugin, PLUGIN], check=True)
         record = directory / "containers.jsonl"
         record.touch()
         # Ray counts GPUs by NVIDIA's library, absent here; and the home with its token is not mounted in a container.
-        seen = f'env=RAY_OVERRIDE_RESOURCES={{"GPU":{gpus}}} env=RAY_AUTH_MODE=disabled'
-        (directory / "etc/plugstack.conf").write_text(f"required {plugin} record={record} {seen}\n")
+        seen = {"RAY_OVERRIDE_RESOURCES": f'{{"GPU":{gpus}}}', "RAY_AUTH_MODE": "disabled"} | image
+        told = " ".join(f"env={name}={value}" for name, value in seen.items())
+        (directory / "etc/plugstack.conf").write_text(f"required {plugin} record={record} {told}\n")
     (directory / "etc/slurm.conf").write_text(
         TEMPLATE.read_text().format(
             **options,

@@ -42,12 +42,16 @@ def make_checkout(directory: Path, release: str = "v0.7.0", ray_sub: Path | None
         lines = script.read_text().splitlines(keepends=True)
         script.write_text("".join(line for line in lines if "# since v0.7.0" not in line))
     script.chmod(0o755)
+    return commit(directory, release)
 
+
+def commit(directory: Path, message: str) -> Path:
+    """Make a folder a git repository of one commit, the same one for the same files."""
     identity = {
         f"GIT_{who}_{what}": value
         for who in ("AUTHOR", "COMMITTER")
         for what, value in {"NAME": "NeMo-RL", "EMAIL": "none@example.com", "DATE": "2026-01-01T00:00:00Z"}.items()
     }
-    for command in (["init", "--quiet", "-b", "main"], ["add", "--all"], ["commit", "--quiet", "-m", release]):
+    for command in (["init", "--quiet", "-b", "main"], ["add", "--all"], ["commit", "--quiet", "-m", message]):
         subprocess.run(["git", *command], cwd=directory, env=os.environ | identity, check=True)
     return directory

@@ -53,4 +53,4 @@ def answer_to(asked: dict) -> dict:
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+    ThreadingHTTPServer(("", int(sys.argv[1])), Handler).serve_forever()
