@@ -10,6 +10,7 @@ from scripts.files import read_tail
 TAIL_BYTES = 1 << 20
 SHOWN = 5
 COLLECTION_OVER, COLLECTION_FAILED = "Trajectory collection stopped", "Error in trajectory collection"
+TRACED = re.compile(r"\s*(\++ |echo )")  # ray.sub runs with `set -x`, which prints the text of its steps' scripts too
 TRACEBACK = r"^Traceback \(most recent call last\)"
 
 
@@ -87,6 +88,8 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
     ended = directory / "ENDED"
     for log, signs in ((driver_log, DRIVER_SIGNS), (ended, SETUP_SIGNS), (cluster_log, CLUSTER_SIGNS)):
         lines = read_tail(log, TAIL_BYTES) if log is not None else []
+        if log == cluster_log:
+            lines = [line for line in lines if not TRACED.match(line)]
         for sign in signs:
             found = [place for place, line in enumerate(lines) if re.search(sign.pattern, line)]
             if found:

@@ -1,11 +1,14 @@
 """How a driver of NeMo-RL ended is read off its logs, since its exit status says little."""
 
 import os
+from pathlib import Path
 
 import pytest
 
+from scripts.recipe.releases import load_releases
 from scripts.train.nemo_rl_outcome import CLUSTER_SIGNS, DRIVER_SIGNS, SHOWN, cause_of, data_ended
 
+CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
 STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.41"]
 DRIVER = {
     "deadline": ("Timeout has been reached, stopping training early", "unfinished", "its deadline came"),
@@ -48,6 +51,23 @@ def logs(tmp_path):
         return cause_of(log if driver is not None else None, tmp_path / "ray-sub.log", tmp_path)
 
     return told
+
+
+def test_the_script_that_ray_sub_prints_as_it_runs_is_no_message_of_its(logs):
+    trace = ["+ srun --nodes=2 bash -x -c 'set -o pipefail", "  if (( SECONDS > DEADLINE )); then"]
+    trace += ['    echo "[ERROR] Timed out waiting for all workers to connect ($units/16)"', "  fi'"]
+    trace += [
+        "+ echo '[ERROR] Background srun ray-workers exited'",
+        "srun: error: node1: task 0: Exited with exit code 137",
+    ]
+    assert logs(STEP, trace) is None
+    assert logs(STEP, [*trace, "[ERROR] Timed out waiting for all workers to connect (8/16)"]).kind == "lost"
+
+
+@pytest.mark.skipif(not CHECKOUTS, reason="STAGECOACH_NEMO_RL: no folder with checkouts of NeMo-RL")
+@pytest.mark.parametrize("release", load_releases())
+def test_nothing_that_a_releases_ray_sub_may_print_of_itself_is_a_cause(logs, release):
+    assert logs(STEP, Path(CHECKOUTS, release, "ray.sub").read_text().splitlines()) is None
 
 
 def test_every_sign_is_tried_here():
