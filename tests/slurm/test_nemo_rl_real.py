@@ -76,9 +76,8 @@ def test_the_first_goes_on_after_a_kill_in_a_save_and_after_a_requeue(chain):
     first, second, third = chain.attempts("rlvr1")
     assert (first["from"], second["from"]) == (0, 2), "step 3 was not whole"
     assert second["to"] == third["from"] >= 5
-    assert (first["outcome"], third["outcome"]) == ("lost", "finished")
-    log = chain.log("rlvr1")
-    assert "after the checkpoint of step 2; to be continued" in log
+    assert [it["outcome"] for it in (first, second, third)] == ["lost", "unfinished", "finished"]
+    assert "driver was killed (status 137) after the checkpoint of step 2; to be continued" in chain.log("rlvr1")
 
 
 def test_it_ends_where_its_rows_do_and_the_record_counts_what_was_skipped(chain):
@@ -98,9 +97,7 @@ def test_the_second_starts_from_what_the_releases_converter_made_of_the_first(ch
     record = json.loads((chain.results / "rlvr1/hf/record.json").read_text())
     model = (chain.results / "rlvr1/hf/model").resolve()
     assert model.name == record["content"]
-    assert "Saved HF checkpoint to" in "".join(
-        path.read_text(errors="replace") for path in (chain.results / "rlvr1/logs").glob("*export*")
-    )
+    assert "Saved HF checkpoint to" in (chain.results / "rlvr1/logs/converter.log").read_text()
     (command,) = (chain.results / "rlvr2/logs").glob("*-logs/driver_command.sh")
     assert f"policy.model_name={model}" in command.read_text()
 
