@@ -22,6 +22,7 @@ PREWARM = (
     "AutoTokenizer.from_pretrained(name, trust_remote_code=True, use_fast=True)"
 )
 SANDBOX_PORT = "6000"
+ALL = 1_000_000  # as upstream writes it
 LEAST_SECONDS = 1  # it looks at the deadline after each step, and saves that step
 DRIVER_STARTED = "driver_started"
 
@@ -128,9 +129,9 @@ def _nodes(launch: Launch) -> dict[str, Any]:
     return nodes
 
 
-def kept_checkpoints(checkpointing: Checkpointing) -> int | None:
-    """NeMo-RL's keep_top_k, which always spares the newest; None: all."""
-    return None if checkpointing.keep_last_k is None else checkpointing.keep_last_k + checkpointing.keep_top_k
+def kept_checkpoints(checkpointing: Checkpointing) -> int:
+    """NeMo-RL's keep_top_k, which always spares the newest; v0.7.0 refuses null for all of them."""
+    return ALL if checkpointing.keep_last_k is None else checkpointing.keep_last_k + checkpointing.keep_top_k
 
 
 def _steps(launch: Launch) -> dict[str, Any]:

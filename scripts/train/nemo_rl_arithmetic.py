@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
+from scripts.recipe.resolve import PREFETCHED_STEPS, planned_step, resolve_stage, rows_of_manifest
 from scripts.train.nemo_rl_patient import Finding, Patient
 
 
@@ -62,11 +62,12 @@ def check_rows_and_steps(patient: Patient) -> Iterator[Finding]:
             4,
             f"{rows} training rows make {batches} batches of {stage.rows_per_step}, too few to train; lower the batch",
         )
-    elif stage.is_asynchronous and planned > batches - 1:
+    elif stage.is_asynchronous and planned > batches - PREFETCHED_STEPS:
         yield patient.finding(
             4,
             f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}, and "
-            f"asynchronous training generates one ahead; set it to {batches - 1} at most or leave it out",
+            f"asynchronous training may lose the last {PREFETCHED_STEPS}, which it generates ahead; set it to "
+            f"{batches - PREFETCHED_STEPS} at most or leave it out",
         )
     elif not stage.is_asynchronous and isinstance(epochs, int) and planned > batches * epochs:
         yield patient.finding(

@@ -141,7 +141,7 @@ def test_a_driver_killed_while_saving_goes_on_to_the_same_weights(chain):
 
 
 def test_a_deadline_ends_an_attempt_with_its_step_saved(chain):
-    output = chain.train_at_once("deadline", "++stand_in.step_seconds=5", deadline=70)
+    output = chain.train_at_once("deadline", "++stand_in.step_seconds=10", deadline=70)
     assert re.search(
         r"unfinished at step [1-5] of 6 \(its deadline came; it saved and stopped\); to be continued", output
     )

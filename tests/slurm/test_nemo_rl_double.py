@@ -417,7 +417,7 @@ def test_a_driver_alone_on_a_host_finds_too_few_gpus(pyxis, checkout, tmp_path):
     done = run(checkout, *command, **pyxis.environment, NRL_VIRTUAL_CLUSTER_MAX_RETRIES="1")
     assert done.returncode == 1
     assert "Requested 16 GPUs, but only 8 are available" in done.stdout
-    assert pyxis.processes("node1") == []
+    until(lambda: not pyxis.processes("node1"))
 
 
 @pytest.mark.skipif(

@@ -419,7 +419,7 @@ RULES = {
         (
             "template_metadata",
             {"output_regex": 5},
-            "$.template_metadata.output_regex: expected str | array | null, got int",
+            "$.template_metadata.output_regex: expected str | array, got int",
         ),
     ],
     "instruction_following_simple_agent": [

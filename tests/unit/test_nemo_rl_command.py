@@ -21,9 +21,11 @@ from scripts.launch.nemo_rl_command import (
     driver_command,
     driver_environment,
     hydra_overrides,
+    kept_checkpoints,
 )
 from scripts.launch.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.models import Checkpointing
 from scripts.recipe.releases import release_of
 from tests.conftest import ROOT
 
@@ -110,6 +112,10 @@ def test_the_recipes_settings_and_our_directories_reach_the_driver():
         assert told.count(override) == 1, override
     keys = [override.split("=", 1)[0] for override in told]
     assert len(keys) == len(set(keys)), "no key is said twice"
+
+
+def test_all_checkpoints_are_kept_by_a_number_since_null_is_refused():
+    assert kept_checkpoints(Checkpointing(save_period=1)) == 1_000_000
 
 
 def test_the_image_directory_is_told_where_asked_for():

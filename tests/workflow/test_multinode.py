@@ -139,6 +139,8 @@ def cluster():
     """A Ray cluster of two nodes, both on this machine."""
     ip, port = ray.util.get_node_ip_address(), free_port()
     address = f"{ip}:{port}"
+    no_token = pytest.MonkeyPatch()
+    no_token.setenv("RAY_AUTH_MODE", "disabled")  # else one in the home, of another cluster, is asked for
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
     start = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1", f"--node-ip-address={ip}"]
     start += ["--object-store-memory=100000000"]
@@ -162,6 +164,7 @@ def cluster():
         for node in nodes:
             node.wait()
         shutil.rmtree(folder, ignore_errors=True)
+        no_token.undo()
 
 
 class Cluster:

@@ -28,11 +28,11 @@ class NsTools(Math, kw_only=True):
 class Template(Struct):
     """``template_metadata``: how this row's prompt asks for its answer."""
 
-    output_regex: str | list[str] | None = None
+    output_regex: str | list[str] = []
 
     def patterns(self) -> list[str]:
         """Its regular expressions."""
-        return [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex or []
+        return [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex
 
     def __post_init__(self) -> None:
         """Gym takes a regular expression that does not compile for an answer that is not there."""
