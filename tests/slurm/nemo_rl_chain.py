@@ -134,7 +134,7 @@ class NemoRlChain(Workflow):
                 "cache": str(self.root / "cache"),
                 "startup_seconds": 20,
                 "save_seconds": 2,
-                "stall_seconds": 60,
+                "stall_seconds": 150,
             }
             | nemo_rl,
         }
