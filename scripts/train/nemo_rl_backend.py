@@ -14,14 +14,14 @@ from scripts.files import read_json, write_json
 from scripts.launch.nemo_rl_cluster import RaySub, checkout_of
 from scripts.launch.nemo_rl_command import DRIVER_STARTED, Launch
 from scripts.recipe.releases import release_of
-from scripts.recipe.resolve import is_asynchronous, planned_step, rows_of_manifest
+from scripts.recipe.resolve import is_asynchronous
 from scripts.train.backend import Place, TrainingJob
 from scripts.train.criteria import refuse_divergence
 from scripts.train.nemo_rl_checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.train.nemo_rl_export import handed_on
 from scripts.train.nemo_rl_metrics import StepLog
 from scripts.train.nemo_rl_outcome import Cause, cause_of, data_ended
-from scripts.train.nemo_rl_reach import note_sealed, note_standstill
+from scripts.train.nemo_rl_reach import note_sealed, note_standstill, planned_and_rows
 from scripts.train.reach import forget_beyond
 from scripts.train.rundir import Checkpoint, newest_checkpoint
 
@@ -84,7 +84,7 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
 
 def _schedule_steps(job: TrainingJob) -> int | None:
     """The steps of the learning rate's schedule where they are not max_num_steps, which NeMo-RL takes for them."""
-    planned = planned_step(job.config, rows_of_manifest(job.train_split.with_name("manifest.json")))
+    planned, _ = planned_and_rows(job)
     is_fresh = job.resume_from is None and job.max_num_steps == planned
     return None if is_fresh or not is_asynchronous(job.config) else planned
 

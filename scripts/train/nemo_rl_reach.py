@@ -47,7 +47,7 @@ def note_sealed(job: TrainingJob, checkpoint: Checkpoint) -> None:
     if aimed is not None and aimed.is_end and aimed.step == checkpoint.step:
         note_reach(job.run, checkpoint.step, aimed)
     try:
-        reach_of(job.run, checkpoint, *_planned_and_rows(job))
+        reach_of(job.run, checkpoint, *planned_and_rows(job))
     except UserError as error:  # said again, and refused, where an attempt would go on from it
         print(f"{job.stage}: {error}", flush=True)
 
@@ -58,14 +58,15 @@ def note_standstill(job: TrainingJob, newest: Checkpoint | None, logged: int, da
     So the steps that it trained are saved. Where its data had ended (a prompt group that failed takes the place of a
     batch), the stage ends there.
     """
-    planned, rows = _planned_and_rows(job)
+    planned, rows = planned_and_rows(job)
     start = newest.step if newest else 0
     known = reach_of(job.run, newest, planned, rows)
     if logged < known.step and (data_ended or logged > start):
         note_reach(job.run, start, Reach(logged, is_end=data_ended))
 
 
-def _planned_and_rows(job: TrainingJob) -> tuple[int, int]:
+def planned_and_rows(job: TrainingJob) -> tuple[int, int]:
+    """The planned step of what a job trains, and the rows of its training split."""
     rows = rows_of_manifest(job.train_split.with_name("manifest.json"))
     return planned_step(job.config, rows), rows
 
