@@ -31,10 +31,10 @@ THREADS = 2
 
 def train_by_backend(config: dict[str, Any], run: Path) -> None:
     """The stage's steps as a rule trains them, without Snakemake."""
+    from scripts.backends.protocol import TrainingJob  # noqa: PLC0415
+    from scripts.backends.trl.train import train  # noqa: PLC0415
     from scripts.recipe.models import Checkpointing  # noqa: PLC0415
-    from scripts.train.backend import TrainingJob  # noqa: PLC0415
-    from scripts.train.stop import StopRequest  # noqa: PLC0415
-    from scripts.train.trl_backend import train  # noqa: PLC0415
+    from scripts.stage.stop import StopRequest  # noqa: PLC0415
 
     (run / "checkpoints").mkdir()
     steps, checkpointing = config["grpo"]["max_num_steps"], Checkpointing(save_period=4)

@@ -32,7 +32,7 @@ import os, sys
 from pathlib import Path
 os.environ["PYTHONPATH"] = workflow.basedir
 sys.path.insert(0, workflow.basedir)
-from scripts.snakemake_slurm import bound_polling, use_stand_ins
+from scripts.snakemake.slurm_plugin import bound_polling, use_stand_ins
 use_stand_ins(Path(workflow.basedir), "results")
 {bound}
 

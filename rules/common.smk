@@ -17,20 +17,20 @@ os.environ.update(
 sys.path.insert(0, workflow.basedir)
 
 from scripts.errors import UserError
-from scripts.launch.orphans import find_orphans, hand_on, handed_on
+from scripts.snakemake.orphans import find_orphans, hand_on, handed_on
 from scripts.launch.site_check import check_site
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.images import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config, scored_stage
 from scripts.recipe.resolve import own_environments, resolve_stage, sync_configs
-from scripts.controller_lock import remove_dead_lock
-from scripts.snakemake_ancient import correct_ancient
-from scripts.snakemake_retry import decide_retries
+from scripts.snakemake.controller_lock import remove_dead_lock
+from scripts.snakemake.ancient import correct_ancient
+from scripts.snakemake.retry import decide_retries
 from scripts.plan import check_budget
-from scripts.train.another import AttemptCounter
-from scripts.train.backend import check_nodes
-from scripts.train.estimate import estimate
-from scripts.train.memo import is_trained, steps_left
+from scripts.snakemake.retries import AttemptCounter
+from scripts.backends.protocol import check_nodes
+from scripts.stage.estimate import estimate
+from scripts.stage.memo import is_trained, steps_left
 
 IMAGES_FILE = "config/images.yaml"
 
@@ -53,7 +53,7 @@ except UserError as error:
     raise WorkflowError(str(error)) from None
 
 if SITE.slurm and workflow.is_main_process:
-    from scripts.snakemake_slurm import bound_polling, show_own_logs, use_stand_ins
+    from scripts.snakemake.slurm_plugin import bound_polling, show_own_logs, use_stand_ins
 
     bound_polling()
     show_own_logs()

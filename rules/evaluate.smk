@@ -32,7 +32,7 @@ if RECIPE.release:
             recipe=CONFIG.recipe,
             folder=f"{RESULTS}/{{stage}}/held_out",
         shell:
-            "python -m scripts.evaluate.nemo_rl_score --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+            "python -m scripts.backends.nemo_rl.score --recipe {params.recipe:q} --stage {wildcards.stage:q}"
             " --site {resources.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
             " --parent-eval {input.parent:q} --parent-rollouts {input.parent_rollouts:q} --folder {params.folder:q}"
             " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"
@@ -56,7 +56,7 @@ if RECIPE.release:
             names=RECIPE.evaluation.benchmarks if RECIPE.evaluation else [],
             folder=f"{RESULTS}/{{stage}}/benchmarks",
         shell:
-            "python -m scripts.evaluate.nemo_rl_benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+            "python -m scripts.backends.nemo_rl.benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
             " --site {resources.site:q} --export {input:q} --folder {params.folder:q} --output {output:q}"
             " > {log:q} 2>&1"
 

@@ -121,7 +121,7 @@ if RECIPE.release:
             converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",
             as_it_is=export_as_it_is,
         shell:
-            "python -m scripts.train.nemo_rl_export --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+            "python -m scripts.backends.nemo_rl.export --recipe {params.recipe:q} --stage {wildcards.stage:q}"
             " --site {resources.site:q} --ckpt {params.ckpt:q} --hf {output.hf:q} --log {params.converter_log:q}"
             " {params.as_it_is} 2> {log:q}"
 
@@ -161,4 +161,4 @@ rule metrics:
     params:
         steps=f"{RESULTS}/{{stage}}/run/metrics.jsonl",
     shell:
-        "python -m scripts.train.metrics --record {input:q} --log {params.steps:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.stage.metrics --record {input:q} --log {params.steps:q} --output {output:q} 2> {log:q}"

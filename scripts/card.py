@@ -17,10 +17,10 @@ from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_text
 from scripts.lineage.chain import Chain, Link, export_of, read_chain
 from scripts.lineage.text import chain_text
+from scripts.model.hugging_face import tensors_of
 from scripts.recipe.resolve import config_text
 from scripts.recipe.settings import leaves
-from scripts.train.hugging_face import tensors_of
-from scripts.train.provenance import step_text, words_of_skipped
+from scripts.stage.provenance import step_text, words_of_skipped
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

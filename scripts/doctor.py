@@ -8,18 +8,18 @@ the Slurm job's.
 
 import shlex
 
+from scripts.backends.nemo_rl.checks import Finding, Patient, conversion, findings
+from scripts.backends.nemo_rl.command import cluster_environment
+from scripts.backends.nemo_rl.train import launch_of
+from scripts.backends.protocol import Place, TrainingJob, check_nodes
 from scripts.errors import UserError, run_program
-from scripts.launch.nemo_rl_command import cluster_environment
 from scripts.launch.site_check import check_site
 from scripts.launch.slurm import Job
 from scripts.recipe.load import check_stage_name
 from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
+from scripts.stage.memo import stage_files
+from scripts.stage.stop import StopRequest
 from scripts.status import Project, project_of, project_parser
-from scripts.train.backend import Place, TrainingJob, check_nodes
-from scripts.train.memo import stage_files
-from scripts.train.nemo_rl_backend import launch_of
-from scripts.train.nemo_rl_checks import Finding, Patient, conversion, findings
-from scripts.train.stop import StopRequest
 
 NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
 

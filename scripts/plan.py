@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.errors import UserError, run_program
 from scripts.files import amount
 from scripts.recipe.models import Recipe
-from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
-from scripts.recipe.table import ROWS, side_by_side
+from scripts.stage.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
+from scripts.stage.memo import steps_left
+from scripts.stage.standing import Standing, tree_bytes
 from scripts.status import Project, aligned, duration, project_of_arguments
-from scripts.train.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
-from scripts.train.memo import steps_left
-from scripts.train.standing import Standing, tree_bytes
 
 WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains", "fresh": "fresh"}
 LARGEST = 3

@@ -18,7 +18,7 @@ from scripts.data.hub_errors import TOKEN, brief, status_of
 from scripts.errors import UserError, run_program
 from scripts.lineage.chain import Link, export_of, read_chain
 from scripts.lineage.verify import verify_export
-from scripts.train.hugging_face import check_model
+from scripts.model.hugging_face import check_model
 
 CARD = "README.md"
 REFUSALS = (400, 401, 403, 404, 409)

@@ -12,8 +12,8 @@ from scripts.launch.jobs import last_words
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.models import Recipe
 from scripts.recipe.site import Site
-from scripts.train.condition import Condition, condition_of
-from scripts.train.standing import Standing, all_standings
+from scripts.stage.condition import Condition, condition_of
+from scripts.stage.standing import Standing, all_standings
 
 
 @dataclass(frozen=True)

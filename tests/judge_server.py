@@ -38,9 +38,12 @@ class ServedJudge:
 
 
 @contextmanager
-def serve(answer: Callable[[Messages], str | Fault], delay: float = 0.0) -> Iterator[ServedJudge]:
-    """Answer each question with what `answer` makes of its messages, after a delay in seconds."""
-    judge, lock, busy = ServedJudge(), threading.Lock(), []
+def serve(answer: Callable[[Messages], str | Fault], delay: float = 0.0, together: int = 1) -> Iterator[ServedJudge]:
+    """Answer each question with what `answer` makes of its messages, after a delay in seconds.
+
+    None is answered before as many as `together` have been asked at one time, or half a minute has passed.
+    """
+    judge, lock, busy, enough = ServedJudge(), threading.Lock(), [], threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -52,7 +55,10 @@ def serve(answer: Callable[[Messages], str | Fault], delay: float = 0.0) -> Iter
                 judge.authorizations.append(self.headers["Authorization"])
                 busy.append(1)
                 judge.most_at_a_time = max(judge.most_at_a_time, len(busy))
+                if judge.most_at_a_time >= together:
+                    enough.set()
                 said = answer(body["messages"])
+            enough.wait(30)
             try:
                 self._reply(said)
             except OSError:

@@ -15,13 +15,13 @@ from scripts.evaluate.rollouts import SCHEMA, write_rollouts
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
-from scripts.train.attempts import begin_attempt, end_attempt
-from scripts.train.identity import identity_of, stage_facts
-from scripts.train.memo import stage_files
-from scripts.train.metrics import write_metrics
-from scripts.train.provenance import code_revision, origin_of_checkpoint, parents_of
-from scripts.train.publish import export_checkpoint, publish_checkpoint
-from scripts.train.rundir import newest_checkpoint, open_run_directory, seal_checkpoint
+from scripts.stage.attempts import begin_attempt, end_attempt
+from scripts.stage.identity import identity_of, stage_facts
+from scripts.stage.memo import stage_files
+from scripts.stage.metrics import write_metrics
+from scripts.stage.provenance import code_revision, origin_of_checkpoint, parents_of
+from scripts.stage.publish import export_checkpoint, publish_checkpoint
+from scripts.stage.rundir import newest_checkpoint, open_run_directory, seal_checkpoint
 from tests.conftest import SHORT
 
 STEPS = 3

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from scripts.backends.protocol import read_job
+from scripts.backends.trl import grpo as trl_grpo
+from scripts.backends.trl import train as trl_backend
 from scripts.rewards.registry import reward_groups
-from scripts.train import trl_backend, trl_grpo
-from scripts.train.backend import read_job
-from scripts.train.stop import StopRequest
+from scripts.stage.stop import StopRequest
 
 
 class StopAt(StopRequest):

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from scripts.files import write_json
-from scripts.train.attempts import begin_attempt, end_attempt
-from scripts.train.metrics import SCHEMA
+from scripts.stage.attempts import begin_attempt, end_attempt
+from scripts.stage.metrics import SCHEMA
 
 MATH, MCQA = "math_with_judge_simple_agent", "mcqa_simple_agent"
 

@@ -5,14 +5,14 @@ import random
 from pathlib import Path
 from typing import Any
 
+from scripts.backends.protocol import TrainingJob
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
 from scripts.files import sha256_file
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import resolve_stage
-from scripts.train.backend import TrainingJob
-from scripts.train.stop import StopRequest
+from scripts.stage.stop import StopRequest
 from tests.conftest import SHORT
 
 

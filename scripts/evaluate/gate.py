@@ -12,7 +12,7 @@ from scripts.evaluate.bootstrap import LEAST_ROWS
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import HELD_OUT, STEP_METRICS, Criterion
 from scripts.recipe.load import load_recipe
-from scripts.train.criteria import judge_steps
+from scripts.stage.step_criteria import judge_steps
 
 
 class Result(NamedTuple):

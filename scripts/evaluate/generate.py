@@ -6,7 +6,7 @@ import torch
 from transformers import GenerationConfig
 
 from scripts.data.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
-from scripts.train.policy import tokenizer_of
+from scripts.model.load import tokenizer_of
 
 BATCH = 256
 

@@ -17,15 +17,15 @@ from transformers import logging as transformers_logging
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import Rollout, rollouts
 from scripts.files import write_json
+from scripts.model.load import load_model, load_processor
+from scripts.model.random_init import make_model, make_processor
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.models import GrpoStage
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
 from scripts.rewards.registry import register, reward_groups
-from scripts.train.policy import load_model, load_processor
-from scripts.train.probe import Findings, Sampled, panel_of, rewardable, sample_rows, spread
-from scripts.train.scratch import make_model, make_processor
+from scripts.stage.probe import Findings, Sampled, panel_of, rewardable, sample_rows, spread
 
 
 def try_rollouts(

@@ -15,13 +15,13 @@ from scripts.evaluate.generate import rollouts
 from scripts.evaluate.record import evaluation_record, told
 from scripts.evaluate.rollouts import Answer, beside_fresh_model, beside_parent, write_rollouts
 from scripts.files import read_json, sha256_file, write_json
+from scripts.model.load import load_model, load_processor
+from scripts.model.random_init import make_model, make_processor
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Evaluation
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
 from scripts.rewards.registry import check_row, register, scores
-from scripts.train.policy import load_model, load_processor
-from scripts.train.scratch import make_model, make_processor
 
 
 def answer_rows(

@@ -8,7 +8,7 @@ from scripts.errors import UserError
 from scripts.files import write_text
 from scripts.lineage.chain import Chain, Link
 from scripts.lineage.text import code_name, datasets_of, image_name, model_name
-from scripts.train.provenance import step_text, words_of_skipped
+from scripts.stage.provenance import step_text, words_of_skipped
 
 FILLS = {
     "dataset": "#e8e8e8",

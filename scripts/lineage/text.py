@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.lineage.chain import Chain, Link
-from scripts.train.provenance import step_text, words_of_skipped
+from scripts.stage.provenance import step_text, words_of_skipped
 
 
 def chain_text(chain: Chain) -> str:

@@ -12,7 +12,7 @@ from scripts.errors import UserError
 from scripts.files import canonical_json, read_json, sha256_text
 from scripts.lineage.chain import Chain, Link, export_of
 from scripts.recipe.resolve import read_config
-from scripts.train.identity import identity_of
+from scripts.stage.identity import identity_of
 
 CHUNK_BYTES = 4 << 20
 SHOWN_FROM_SECONDS = 2.0

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from scripts.backends.nemo_rl.releases import load_releases
 from scripts.errors import UserError
 from scripts.recipe.models import Name, Strict, nearest
-from scripts.recipe.releases import load_releases
 from scripts.recipe.site import Variable
 from scripts.recipe.yaml_file import line_of, read_yaml, validate
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.errors import UserError
 from scripts.recipe.models import Config, NemoRlStage, Recipe, nearest
-from scripts.recipe.releases import Release, release_of
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import line_of, read_yaml, repository_root, validate
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import yaml
 
+from scripts.backends.nemo_rl.megatron import content_of, iteration_of
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_text
-from scripts.recipe.megatron import content_of, iteration_of
 from scripts.recipe.models import GrpoStage, Recipe
-from scripts.recipe.releases import release_of
 from scripts.recipe.yaml_file import repository_root
 
 NO_EFFECT_ON_WEIGHTS = {
@@ -94,7 +94,7 @@ def planned_step(config: dict[str, Any], train_rows: int | None) -> int | None:
     Where the config leaves it open, the training rows decide, and it is None while those are not known: one pass over
     the data (NeMo-RL drops the last, partial batch), or ``max_num_epochs``. Asynchronous training generates ahead and
     waits for ever when the data end before its last step, so it ends two steps before them. That is for training
-    without interruption; scripts.train.reach tells where a resumed one ends.
+    without interruption; scripts.stage.reach tells where a resumed one ends.
     """
     if config["backend"] == "trl":
         return config[config["algorithm"]]["max_num_steps"]

@@ -1,1 +1,1 @@
-"""A stage's life (identity, run directory, publishing, export), apart from the backends that train."""
+"""Programs of a stage's rules: preflight, training, export."""

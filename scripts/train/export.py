@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from scripts.errors import run_program
-from scripts.train.publish import export_checkpoint
+from scripts.stage.publish import export_checkpoint
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scripts.backends.nemo_rl.checks import findings
 from scripts.data.lengths import token_lengths, tokenizer_at_hand
 from scripts.data.parallel import default_workers
 from scripts.data.rows import key_of, read_rows
@@ -23,10 +24,9 @@ from scripts.recipe.models import GrpoStage, Recipe
 from scripts.recipe.resolve import own_environments, planned_step, read_config
 from scripts.recipe.site import Site
 from scripts.rewards.registry import check_row, register
-from scripts.train.disk import shortage
-from scripts.train.nemo_rl_checks import findings
-from scripts.train.probe import longest_response, panel_of, sample_rows, try_made
-from scripts.train.versions import problem_of
+from scripts.stage.disk import shortage
+from scripts.stage.probe import longest_response, panel_of, sample_rows, try_made
+from scripts.stage.versions import problem_of
 
 SHOWN = 10
 

@@ -13,6 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.backends.protocol import (
+    Place,
+    TrainingJob,
+    load_backend,
+    load_cluster_backend,
+    reach_of,
+    recognise_checkpoints,
+)
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
 from scripts.files import read_json, sha256_file
 from scripts.launch.ray_cluster import run_on_cluster
@@ -21,19 +29,11 @@ from scripts.recipe.load import check_stage_name, load_recipe, load_site
 from scripts.recipe.models import GrpoStage, Recipe, Stage
 from scripts.recipe.resolve import own_environments, planned_step, read_config, rows_of_manifest
 from scripts.recipe.site import Site
-from scripts.train.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
-from scripts.train.backend import (
-    Place,
-    TrainingJob,
-    load_backend,
-    load_cluster_backend,
-    reach_of,
-    recognise_checkpoints,
-)
-from scripts.train.identity import identity_of, stage_facts
-from scripts.train.live import live_page
-from scripts.train.owner import hold
-from scripts.train.provenance import (
+from scripts.stage.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
+from scripts.stage.identity import identity_of, stage_facts
+from scripts.stage.live import live_page
+from scripts.stage.owner import hold
+from scripts.stage.provenance import (
     code_revision,
     image_of_stage,
     origin_of_checkpoint,
@@ -41,9 +41,9 @@ from scripts.train.provenance import (
     step_text,
     words_of_skipped,
 )
-from scripts.train.publish import publish_checkpoint
-from scripts.train.rundir import Checkpoint, checkpoints, newest_checkpoint, open_run_directory
-from scripts.train.stop import StopRequest
+from scripts.stage.publish import publish_checkpoint
+from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, open_run_directory
+from scripts.stage.stop import StopRequest
 
 UNFINISHED = os.EX_TEMPFAIL
 IDLE_NODES_SECONDS = 360.0

@@ -15,7 +15,7 @@ from scripts.report.environments import write_environments_page
 from scripts.report.overview import write_overview
 from scripts.report.records import StageFiles
 from scripts.report.stage import write_stage_page
-from scripts.train.live import write_page
+from scripts.stage.live import write_page
 from tests.report_files import rollout, write_manifest, write_stage
 
 REQUIRED = bool(os.environ.get("STAGECOACH_REQUIRE_BROWSER"))
@@ -100,6 +100,25 @@ def saved(downloads: Path, name: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+def open_page(browser, report: str, section: str, place: int, count: int) -> None:
+    """Open one of the `count` pages of a section of the report, once all are listed; a click may come too early."""
+    from selenium.common.exceptions import StaleElementReferenceException
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def is_opened(driver) -> bool:
+        icons = [e for e in driver.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()]
+        if len(icons) == count:
+            icons[place].click()
+        return bool(driver.find_elements(By.TAG_NAME, "iframe"))
+
+    browser.switch_to.default_content()
+    browser.get(report)
+    visit(browser, section)
+    patient = WebDriverWait(browser, 60, poll_frequency=2, ignored_exceptions=[StaleElementReferenceException])
+    patient.until(is_opened)
+
+
 def shown_frame(browser, name: str):
     """Enter the frame that shows an embedded page, once its script has run."""
     from selenium.webdriver.common.by import By
@@ -128,11 +147,7 @@ def test_every_section_opens_with_its_pages_and_without_script_errors(browser, f
     assert places == sorted(places)
     for section, shown in (("Stages", ["stage.html"] * 3), ("Chain", ["environments.html", "overview.html"])):
         for place, name in enumerate(shown):
-            browser.switch_to.default_content()
-            browser.get(report)
-            visit(browser, section)
-            icons = [e for e in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()]
-            icons[place].click()
+            open_page(browser, report, section, place, len(shown))
             shown_frame(browser, f"filename={name}")
             figures = browser.find_elements(By.CSS_SELECTOR, "svg.chart, .graph svg, .heat tbody td")
             assert figures and all(figure.size["width"] > 30 for figure in figures), (
@@ -144,9 +159,7 @@ def test_every_section_opens_with_its_pages_and_without_script_errors(browser, f
 def test_an_embedded_page_follows_its_own_links_and_saves_csv(browser, finished, downloads):
     from selenium.webdriver.common.by import By
 
-    browser.get((finished.results / "report.html").as_uri())
-    visit(browser, "Chain")
-    [e for e in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()][1].click()
+    open_page(browser, (finished.results / "report.html").as_uri(), "Chain", 1, 2)
     shown_frame(browser, "filename=overview.html")
     browser.find_element(By.CSS_SELECTOR, "a[href='#stage-rlhf'] rect").click()
     assert browser.execute_script("return document.querySelector(':target').id") == "stage-rlhf"

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from scripts.train.nemo_rl_backend import KILLED
-from scripts.train.nemo_rl_checkpoints import seal_finished
-from scripts.train.nemo_rl_metrics import StepLog
-from scripts.train.nemo_rl_outcome import cause_of
-from scripts.train.scratch import make_tokenizer
+from scripts.backends.nemo_rl.checkpoints import seal_finished
+from scripts.backends.nemo_rl.metrics import StepLog
+from scripts.backends.nemo_rl.outcome import cause_of
+from scripts.backends.nemo_rl.train import KILLED
+from scripts.model.random_init import make_tokenizer
 from tests.slurm.nemo_rl import make_checkout
 from tests.slurm.processes import PATH
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from scripts.train.attempts import read_attempts
-from scripts.train.rundir import checkpoints
+from scripts.stage.attempts import read_attempts
+from scripts.stage.rundir import checkpoints
 from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster, ClusterError
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.train.attempts import read_attempts
+from scripts.stage.attempts import read_attempts
 from tests.conftest import Workflow
 from tests.slurm.chain import SAVE_PERIOD, Chain
 from tests.slurm.cluster import Cluster, ClusterError
@@ -63,7 +63,7 @@ def fault(what: str, *reads: str, **options: Any) -> Callable[[Callable[[Chain],
 
 def at_each_step(chain: Chain, python: str) -> Callable[[], None]:
     """Let the trainer run a statement before each step, in which `self` is its callback; what undoes that."""
-    file = chain.root / "scripts/train/trl_callback.py"
+    file = chain.root / "scripts/backends/trl/callback.py"
     whole = file.read_text()
     beginning = "    def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:\n"
     assert beginning in whole

@@ -3,7 +3,7 @@
 import contextlib
 from typing import Any
 
-from scripts.train.attempts import read_attempts
+from scripts.stage.attempts import read_attempts
 from tests.slurm.chain import STAGE, Chain
 from tests.slurm.cluster import Cluster
 from tests.slurm.fault import MIDDLE, at_each_step, fault
@@ -39,7 +39,7 @@ def raylet_head(chain: Chain) -> None:
 
 @fault("driver killed", r"node\d: the driver was killed \(SIGKILL\).*; trying again from step \d+", nodes=2, jobs=2)
 def driver_killed(chain: Chain) -> None:
-    _kill(chain, chain.hosts()[0], "scripts.train.trl_driver")
+    _kill(chain, chain.hosts()[0], "scripts.backends.trl.driver")
 
 
 @fault(

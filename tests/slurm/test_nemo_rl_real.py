@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from scripts.train.rundir import checkpoints
+from scripts.stage.rundir import checkpoints
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl_real import BATCHES, PROMPTS, RealChain, image_of
 

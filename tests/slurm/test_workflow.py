@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from scripts.train.attempts import read_attempts
+from scripts.stage.attempts import read_attempts
 from tests.conftest import ROOT, Workflow
 
 SITE = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from scripts.train.another import AttemptCounter, why_not_again
-from scripts.train.attempts import begin_attempt, end_attempt
+from scripts.snakemake.retries import AttemptCounter, why_not_again
+from scripts.stage.attempts import begin_attempt, end_attempt
 
 
 @pytest.fixture

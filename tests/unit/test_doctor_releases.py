@@ -9,9 +9,9 @@ import sys
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl.checks import LEAST_IMAGE_BYTES
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.recipe.load import load_recipe
-from scripts.recipe.releases import release_of
-from scripts.train.nemo_rl_checks import LEAST_IMAGE_BYTES
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")

@@ -17,9 +17,9 @@ from scripts.evaluate.rollouts import Answer, beside_fresh_model, beside_parent,
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Criterion
-from scripts.train.criteria import judge_steps, refuse_divergence
-from scripts.train.live import live_page
-from scripts.train.metrics import write_metrics
+from scripts.stage.live import live_page
+from scripts.stage.metrics import write_metrics
+from scripts.stage.step_criteria import judge_steps, refuse_divergence
 from tests.conftest import SHORT
 
 EXPORT = {"stage": "rlvr1", "step": 10, "content": "abc"}

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from scripts.errors import UserError
-from scripts.train.hugging_face import INDEX, check_model, tensors_of
+from scripts.model.hugging_face import INDEX, check_model, tensors_of
 
 torch = pytest.importorskip("torch")
 SHARDS = {

@@ -3,7 +3,8 @@
 import subprocess
 from pathlib import Path
 
-from scripts.launch import jobs, sbatch
+from scripts.launch import jobs
+from scripts.snakemake import sbatch
 
 
 def test_a_job_is_known_from_its_submission_on(tmp_path, monkeypatch):

@@ -16,9 +16,9 @@ from scripts.lineage.text import chain_text
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.site import NemoRlSite, Site
-from scripts.train.attempts import begin_attempt, end_attempt
-from scripts.train.provenance import code_revision, image_of_stage, parents_of, trained_by
-from scripts.train.publish import export_checkpoint
+from scripts.stage.attempts import begin_attempt, end_attempt
+from scripts.stage.provenance import code_revision, image_of_stage, parents_of, trained_by
+from scripts.stage.publish import export_checkpoint
 from tests.conftest import ROOT
 from tests.published import publish
 

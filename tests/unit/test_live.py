@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.train.live import live_page, write_page
-from scripts.train.progress import LIVE_PAGE
+from scripts.stage.live import live_page, write_page
+from scripts.stage.progress import LIVE_PAGE
 
 
 def log(run: Path, *entries: dict) -> None:

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl.command import hydra_overrides
+from scripts.backends.nemo_rl.megatron import MARKS, content_of, iteration_of
+from scripts.backends.nemo_rl.train import launch_of
+from scripts.backends.protocol import Place, TrainingJob
 from scripts.errors import UserError
-from scripts.launch.nemo_rl_command import hydra_overrides
 from scripts.launch.slurm import Job
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.megatron import MARKS, content_of, iteration_of
 from scripts.recipe.models import Checkpointing, MegatronCheckpoint
 from scripts.recipe.resolve import resolve_stage
-from scripts.train.backend import Place, TrainingJob
-from scripts.train.nemo_rl_backend import launch_of
-from scripts.train.stop import StopRequest
+from scripts.stage.stop import StopRequest
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.launch.megatron_python import VENVS, WORKER, has_megatron, with_megatron
+from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER, has_megatron, with_megatron
 
 AWKWARD = ["-c", "import sys; print(sys.argv[1:])", "a b", "$HOME", "'; exit 7 #"]
 

@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 
-from scripts.errors import UserError
-from scripts.train.nemo_rl_checkpoints import (
+from scripts.backends.nemo_rl.checkpoints import (
     MEGATRON,
     SMALL_BYTES,
     pass_over_newer,
@@ -14,7 +13,8 @@ from scripts.train.nemo_rl_checkpoints import (
     refuse_repeated_weights,
     seal_finished,
 )
-from scripts.train.rundir import FILES, checkpoints, damage_of, newest_checkpoint
+from scripts.errors import UserError
+from scripts.stage.rundir import FILES, checkpoints, damage_of, newest_checkpoint
 
 SHARD = f"{MEGATRON}/__0_0.distcp"
 
@@ -151,7 +151,7 @@ def test_one_checkpoint_alone_or_one_just_removed_is_compared_with_nothing(run, 
     seal_finished(run)
     found = checkpoints(run)
     shutil.rmtree(found[0].path)
-    monkeypatch.setattr("scripts.train.nemo_rl_checkpoints.checkpoints", lambda run: found)
+    monkeypatch.setattr("scripts.backends.nemo_rl.checkpoints.checkpoints", lambda run: found)
     refuse_repeated_weights(run)
 
 

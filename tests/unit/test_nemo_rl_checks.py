@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl import checks as nemo_rl_checks
+from scripts.backends.nemo_rl.caches import STALE_SECONDS
+from scripts.backends.nemo_rl.checks import LEAST_IMAGE_BYTES, Finding, findings
+from scripts.backends.nemo_rl.command import hydra_overrides
+from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.doctor import conversions
-from scripts.launch.megatron_python import VENVS, WORKER
-from scripts.launch.nemo_rl_command import hydra_overrides
-from scripts.launch.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import MegatronCheckpoint, Recipe
-from scripts.recipe.releases import release_of
 from scripts.recipe.site import Site
 from scripts.status import Project
-from scripts.train import nemo_rl_checks
-from scripts.train.nemo_rl_caches import STALE_SECONDS
-from scripts.train.nemo_rl_checks import LEAST_IMAGE_BYTES, Finding, findings
 from tests.conftest import ROOT
 from tests.unit.test_traps import CHECKS_OF_NEMO_RL, traps_told
 

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from scripts.launch.hydra import hydra_value
-from scripts.launch.nemo_rl_command import (
+from scripts.backends.nemo_rl.command import (
     Launch,
     cluster_environment,
     driver_command,
@@ -23,10 +22,11 @@ from scripts.launch.nemo_rl_command import (
     hydra_overrides,
     kept_checkpoints,
 )
-from scripts.launch.upstream import any_launch
+from scripts.backends.nemo_rl.hydra import hydra_value
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.models import Checkpointing
-from scripts.recipe.releases import release_of
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")

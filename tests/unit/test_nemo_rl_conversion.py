@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
+from scripts.backends.nemo_rl import export as nemo_rl_export
+from scripts.backends.nemo_rl.command import environment_of, image_of, seen_by_containers
+from scripts.backends.nemo_rl.megatron_python import WORKER, with_megatron
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
-from scripts.launch.megatron_python import WORKER, with_megatron
-from scripts.launch.nemo_rl_command import environment_of, image_of, seen_by_containers
+from scripts.model.hugging_face import INDEX, tensors_of
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.releases import release_of
-from scripts.train import nemo_rl_export
-from scripts.train.hugging_face import INDEX, tensors_of
 from tests.conftest import ROOT
 from tests.unit.test_hugging_face import FIRST, SHARDS, write
 

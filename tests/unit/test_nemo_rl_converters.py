@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl import export as nemo_rl_export
+from scripts.backends.nemo_rl.checkpoints import MEGATRON
+from scripts.backends.nemo_rl.megatron_python import WORKER, with_megatron
+from scripts.backends.nemo_rl.releases import load_releases, release_of
+from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.files import read_json, write_json
-from scripts.launch.megatron_python import WORKER, with_megatron
-from scripts.launch.upstream import load_upstream
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.releases import load_releases, release_of
-from scripts.train import nemo_rl_export
-from scripts.train.nemo_rl_checkpoints import MEGATRON
 from tests.conftest import ROOT
 from tests.unit.test_upstream import CHECKOUTS, PRODUCTION
 
@@ -135,7 +135,7 @@ assert AutoTokenizer.from_pretrained(sys.argv[1])("a b")["input_ids"]
 def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits(tmp_path, monkeypatch, dtensor, tied):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from scripts.train.scratch import make_tokenizer
+    from scripts.model.random_init import make_tokenizer
 
     checkout, venv, model = Path(CHECKOUTS, "v0.7.0"), Path(PYTHON).parents[1], tmp_path / "model"
     if dtensor == 2 and not (checkout / AUTOMODEL / "nemo_automodel").exists():

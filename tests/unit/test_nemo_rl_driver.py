@@ -15,19 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from scripts.launch.containers import container_environment
-from scripts.launch.nemo_rl_command import (
+from scripts.backends.nemo_rl.command import (
     DRIVER_STARTED,
     Launch,
     cluster_environment,
     driver_environment,
     hydra_overrides,
 )
-from scripts.launch.upstream import any_launch
+from scripts.backends.nemo_rl.outcome import cause_of
+from scripts.backends.nemo_rl.releases import load_releases
+from scripts.backends.nemo_rl.upstream import any_launch
+from scripts.launch.containers import container_environment
 from scripts.recipe.images import load_images
 from scripts.recipe.load import load_recipe
-from scripts.recipe.releases import load_releases
-from scripts.train.nemo_rl_outcome import cause_of
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")

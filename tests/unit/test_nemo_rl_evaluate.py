@@ -8,19 +8,20 @@ import pandas as pd
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl import benchmarks as nemo_rl_benchmarks
+from scripts.backends.nemo_rl import score as nemo_rl_score
+from scripts.backends.nemo_rl.benchmarks import arguments_of, config_of, read_result
+from scripts.backends.nemo_rl.command import driver_command
+from scripts.backends.nemo_rl.records import Asked, Record, answers_of, read_records
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.score import check_nodes, is_comparable, launch_of, write_tasks
 from scripts.errors import UserError
-from scripts.evaluate import nemo_rl_benchmarks, nemo_rl_score
 from scripts.evaluate.gate import judge
-from scripts.evaluate.nemo_rl_benchmarks import arguments_of, config_of, read_result
-from scripts.evaluate.nemo_rl_records import Asked, Record, answers_of, read_records
-from scripts.evaluate.nemo_rl_score import check_nodes, is_comparable, launch_of, write_tasks
 from scripts.evaluate.record import evaluation_record
 from scripts.evaluate.rollouts import Answer, beside_parent
 from scripts.files import read_json, sha256_file, write_json
-from scripts.launch.nemo_rl_command import driver_command
 from scripts.recipe.load import load_recipe, load_site, scored_stage
 from scripts.recipe.models import Criterion
-from scripts.recipe.releases import release_of
 from scripts.report.environments import write_environments_page
 from scripts.report.summary import held_out
 from tests.conftest import ROOT

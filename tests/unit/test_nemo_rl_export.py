@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl.command import hydra_overrides
+from scripts.backends.nemo_rl.export import converter_command, link
+from scripts.backends.nemo_rl.megatron_python import with_megatron
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.errors import UserError
-from scripts.launch.megatron_python import with_megatron
-from scripts.launch.nemo_rl_command import hydra_overrides
 from scripts.recipe.load import load_recipe
-from scripts.recipe.releases import release_of
-from scripts.train.nemo_rl_export import converter_command, link
 from tests.conftest import ROOT
 from tests.unit.test_nemo_rl_command import launch
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.recipe.releases import load_releases
-from scripts.train.nemo_rl_outcome import CLUSTER_SIGNS, DRIVER_SIGNS, SHOWN, cause_of, data_ended
+from scripts.backends.nemo_rl.outcome import CLUSTER_SIGNS, DRIVER_SIGNS, SHOWN, cause_of, data_ended
+from scripts.backends.nemo_rl.releases import load_releases
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
 STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.41"]

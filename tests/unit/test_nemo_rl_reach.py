@@ -14,18 +14,18 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.backends.nemo_rl import train as nemo_rl_backend
+from scripts.backends.nemo_rl.reach import batches_taken, generated_steps, reached, sure_step
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
-from scripts.train import nemo_rl_backend
+from scripts.snakemake.retries import why_not_again
+from scripts.stage.attempts import attempts_of
+from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
+from scripts.stage.rundir import Checkpoint, checkpoints
+from scripts.stage.stop import StopRequest
 from scripts.train import run as trainer
-from scripts.train.another import why_not_again
-from scripts.train.attempts import attempts_of
-from scripts.train.nemo_rl_reach import batches_taken, generated_steps, reached, sure_step
-from scripts.train.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
 from scripts.train.run import UNFINISHED, Attempt, train_stage
-from scripts.train.rundir import Checkpoint, checkpoints
-from scripts.train.stop import StopRequest
 from tests.conftest import ROOT
 from tests.unit.asynchronous_loop import Loop, Saved
 

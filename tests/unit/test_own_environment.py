@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.backends.protocol import TrainingJob, read_job, write_job
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import own_environments, resolve_stage
 from scripts.rewards.registry import VERIFIERS, check_row, register, reward_group, scores
-from scripts.train.backend import TrainingJob, read_job, write_job
+from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
-from scripts.train.stop import StopRequest
 from tests.conftest import ROOT, SHORT
 
 EXAMPLE = "config/environments/word_count.py"
@@ -189,7 +189,7 @@ def test_it_travels_with_the_job_to_where_ranks_train(job, tmp_path):
 
 def test_it_is_really_trained_with(job):
     pytest.importorskip("torch")
-    from scripts.train.trl_backend import train
+    from scripts.backends.trl.train import train
 
     train(job)
     steps = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]

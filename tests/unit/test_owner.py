@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from scripts.errors import UserError
-from scripts.train import owner as owner_module
-from scripts.train.owner import SILENCE_SECONDS, hold, is_alive, read_owner
+from scripts.stage import owner as owner_module
+from scripts.stage.owner import SILENCE_SECONDS, hold, is_alive, read_owner
 from tests.conftest import ROOT
 
 
 def holder(owner: Path, seconds: float = 60) -> subprocess.Popen:
     """Another process that holds the owner file."""
-    program = f"import time\nfrom pathlib import Path\nfrom scripts.train.owner import hold\nwith hold(Path({str(owner)!r})):\n    print('held', flush=True)\n    time.sleep({seconds})\n"
+    program = f"import time\nfrom pathlib import Path\nfrom scripts.stage.owner import hold\nwith hold(Path({str(owner)!r})):\n    print('held', flush=True)\n    time.sleep({seconds})\n"
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
@@ -78,7 +78,7 @@ def test_of_many_that_take_over_a_dead_one_at_a_time_holds(tmp_path):
     process.kill()
     process.wait()
     program = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom scripts.train.owner import hold\n"
+        "import os, sys, time\nfrom pathlib import Path\nfrom scripts.stage.owner import hold\n"
         f"with hold(Path({str(tmp_path / 'owner.json')!r}), patience=60):\n"
         f"    os.mkdir({str(tmp_path / 'inside')!r})\n    time.sleep(0.02)\n    os.rmdir({str(tmp_path / 'inside')!r})\n"
     )
@@ -118,7 +118,7 @@ def test_who_takes_over_from_another_host_gives_the_old_owner_time_to_see_it(tmp
 
 def test_an_owner_that_was_taken_over_ends_at_once_with_what_it_started(tmp_path):
     program = (
-        "import subprocess, time\nfrom pathlib import Path\nfrom scripts.train import owner\n"
+        "import subprocess, time\nfrom pathlib import Path\nfrom scripts.stage import owner\n"
         "owner.HEARTBEAT_SECONDS = 0.2\n"
         f"with owner.hold(Path({str(tmp_path / 'owner.json')!r})):\n"
         "    child = subprocess.Popen(['sleep', '60'])\n    print(child.pid, flush=True)\n    time.sleep(60)\n"

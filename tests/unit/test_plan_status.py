@@ -14,18 +14,18 @@ import yaml
 from scripts.errors import UserError
 from scripts.files import read_tail, write_json
 from scripts.launch.jobs import FOLDER, JobRecord, last_words, write_call
-from scripts.launch.sacct import states_of
 from scripts.plan import check_budget, hours_text, plan_text
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage, sync_configs
+from scripts.snakemake.sacct import states_of
+from scripts.stage.attempts import begin_attempt, end_attempt
+from scripts.stage.identity import identity_of, stage_facts
+from scripts.stage.memo import is_trained, stage_files, steps_left
+from scripts.stage.owner import hold
+from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
+from scripts.stage.reach import Reach, note_reach
+from scripts.stage.rundir import open_run_directory, seal_checkpoint
 from scripts.status import Project, aligned, duration, status_text
-from scripts.train.attempts import begin_attempt, end_attempt
-from scripts.train.identity import identity_of, stage_facts
-from scripts.train.memo import is_trained, stage_files, steps_left
-from scripts.train.owner import hold
-from scripts.train.progress import LIVE_PAGE, recent_steps, step_seconds
-from scripts.train.reach import Reach, note_reach
-from scripts.train.rundir import open_run_directory, seal_checkpoint
 from tests.conftest import ROOT
 
 STAGES = ("sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
@@ -570,7 +570,7 @@ def test_slurm_heard_again_makes_its_word_new(tree, monkeypatch):
     tree.job("rlvr1", "PENDING", ago=4000)
     old = last_words(tree.results)["rlvr1"]
     fields = [old.job.id, "PENDING", old.job.comment, "Priority", "2", "node[1-2]", *[old.job.submitted] * 2, "N/A"]
-    monkeypatch.setattr("scripts.launch.sacct.ask", lambda *command: "|".join(fields) + "\n")
+    monkeypatch.setattr("scripts.snakemake.sacct.ask", lambda *command: "|".join(fields) + "\n")
     assert states_of("call", str(tree.results)) == {"17": "PENDING"}
     new = last_words(tree.results)["rlvr1"]
     assert new.job == old.job and new.at > old.at + 3000

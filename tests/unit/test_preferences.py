@@ -4,12 +4,12 @@ import json
 
 import pytest
 
+from scripts.backends.nemo_rl.checks import Finding
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage
 from scripts.train import preflight
-from scripts.train.nemo_rl_checks import Finding
 from tests.conftest import ROOT
 
 RECIPE = load_recipe(ROOT / "config/recipes/steps-dpo.yaml")

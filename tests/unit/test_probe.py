@@ -20,8 +20,8 @@ from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.judge import JudgeUnavailable, Panel
 from scripts.rewards.made import answers_of, made_responses
 from scripts.rewards.registry import VERIFIERS, Verifier, check_row, score
+from scripts.stage.probe import Sampled, sample_rows, try_made
 from scripts.train.preflight import check_stage
-from scripts.train.probe import Sampled, sample_rows, try_made
 from tests.conftest import SHORT
 from tests.judge_server import serve
 
@@ -320,7 +320,7 @@ def test_the_probes_settings_are_no_part_of_what_a_stage_trains(stage):
 def test_rollouts_are_described_and_a_constant_reward_stops_the_stage(stage, monkeypatch):
     pytest.importorskip("torch")
     from scripts.evaluate.probe import try_rollouts
-    from scripts.train.scratch import make_model, make_tokenizer
+    from scripts.model.random_init import make_model, make_tokenizer
 
     recipe = stage.load()
     config = resolve_stage(recipe, "rlvr1") | {"model": recipe.model.model_dump(mode="json")}

@@ -7,12 +7,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from scripts.backends.nemo_rl.command import hydra_overrides
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.errors import UserError
-from scripts.launch.nemo_rl_command import hydra_overrides
-from scripts.launch.upstream import any_launch
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Recipe
-from scripts.recipe.releases import release_of
 from scripts.recipe.resolve import planned_step, resolve_stage
 from scripts.recipe.schema import schema_text
 from scripts.recipe.settings import leaves

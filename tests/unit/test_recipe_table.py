@@ -1,7 +1,7 @@
 """docs/recipes.md is what the recipes and docs/recipes.yaml say."""
 
+from scripts.backends.nemo_rl.table import DOCUMENT, About, Published, document, load_about, section
 from scripts.recipe.load import load_recipe
-from scripts.recipe.table import DOCUMENT, About, Published, document, load_about, section
 from tests.conftest import ROOT
 
 STEP = ROOT / "config/recipes/steps-rlvr.yaml"
@@ -14,7 +14,7 @@ def said(**figures: str) -> str:
 
 
 def test_the_document_is_what_the_recipes_say():
-    assert DOCUMENT.read_text() == document(), "run: python -m scripts.recipe.table"
+    assert DOCUMENT.read_text() == document(), "run: python -m scripts.backends.nemo_rl.table"
 
 
 def test_every_recipe_of_nemo_rl_is_in_it():

@@ -24,7 +24,7 @@ from scripts.report.overview import write_overview
 from scripts.report.records import StageFiles, changed_settings, scores_of, short_name
 from scripts.report.stage import sample_rollouts, write_stage_page
 from scripts.report.summary import summarise_stage
-from scripts.train.attempts import begin_attempt, end_attempt
+from scripts.stage.attempts import begin_attempt, end_attempt
 from tests.conftest import ROOT
 from tests.report_files import (
     MATH,

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from scripts.errors import UserError
-from scripts.launch import orphans, sacct
 from scripts.launch.jobs import newest_job, note_submission, read_call
-from scripts.launch.orphans import find_orphans
-from scripts.launch.sacct import states_of
 from scripts.launch.slurm import SlurmUnreachableError
+from scripts.snakemake import orphans, sacct
+from scripts.snakemake.orphans import find_orphans
+from scripts.snakemake.sacct import states_of
 
 LINE = "{id}|{state}|rule_train_wildcards_{stage}|None|2|node[1-2]|2026-01-01T10:00:0{second}|N/A|N/A\n"
 

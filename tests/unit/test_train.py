@@ -13,6 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from scripts.backends.protocol import TrainingJob, read_job, write_job
+from scripts.backends.trl.cluster import train_on_cluster
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
 from scripts.recipe.judges import JudgeServer
@@ -20,18 +22,16 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing, Criterion
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.judge import JudgeUnavailable
-from scripts.train.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
-from scripts.train.backend import TrainingJob, read_job, write_job
-from scripts.train.disk import checkpoint_bytes, checkpoints_at_once, parameters
-from scripts.train.identity import identity_of, stage_facts
-from scripts.train.metrics import SCHEMA, read_log, write_metrics
+from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
+from scripts.stage.disk import checkpoint_bytes, checkpoints_at_once, parameters
+from scripts.stage.identity import identity_of, stage_facts
+from scripts.stage.metrics import SCHEMA, read_log, write_metrics
+from scripts.stage.publish import export_checkpoint, publish_checkpoint
+from scripts.stage.retention import prune_checkpoints
+from scripts.stage.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint
+from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
-from scripts.train.publish import export_checkpoint, publish_checkpoint
-from scripts.train.retention import prune_checkpoints
 from scripts.train.run import UNFINISHED, Attempt, train_stage
-from scripts.train.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint
-from scripts.train.stop import StopRequest
-from scripts.train.trl_cluster import train_on_cluster
 from tests.conftest import ROOT
 
 FACTS = {"config": "c", "train_split": "t", "validation_split": "v", "parent_export": None}
@@ -246,7 +246,7 @@ def test_a_deadline_is_due_when_one_more_step_and_its_save_may_not_fit():
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 0), ("SIGHUP", 0), ("SIGINT", 1)])
 def test_a_signal_is_a_request_and_only_a_second_ctrl_c_acts_at_once(name, status):
     program = (
-        "import os, signal\nfrom scripts.train.stop import StopRequest\nstop = StopRequest()\nstop.listen()\n"
+        "import os, signal\nfrom scripts.stage.stop import StopRequest\nstop = StopRequest()\nstop.listen()\n"
         f"os.kill(os.getpid(), signal.{name})\nassert stop.is_due(0, 0) and stop.reason == '{name}'\n"
         f"try:\n    os.kill(os.getpid(), signal.{name})\nexcept KeyboardInterrupt:\n    raise SystemExit(1)\n"
     )
@@ -323,7 +323,7 @@ def test_a_driver_finds_its_job_and_can_be_asked_to_stop_and_nothing_of_it_stays
 
     def driver(command):
         sent = read_job(Path(command[-1]))
-        assert command[1:3] == ["-m", "scripts.train.trl_driver"] and sent.nodes == 2
+        assert command[1:3] == ["-m", "scripts.backends.trl.driver"] and sent.nodes == 2
         assert not sent.stop.is_due(1, 1)
         job.stop.ask("SIGTERM")
         assert sent.stop.is_due(1, 1)

@@ -10,7 +10,9 @@ import pytest
 from tests.conftest import ROOT
 
 KINDS = {"prevented", "caught beforehand", "survived", "reported", "not ours", "not yet"}
-CHECKS_OF_NEMO_RL = tuple(f"scripts/train/nemo_rl_{name}.py" for name in ("checks", "arithmetic", "caches", "defects"))
+CHECKS_OF_NEMO_RL = tuple(
+    f"scripts/backends/nemo_rl/{name}.py" for name in ("checks", "arithmetic", "caches", "defects")
+)
 LOOKING = (*CHECKS_OF_NEMO_RL, "scripts/doctor.py")
 NAMED = re.compile(r"`(tests/\w+/\w+\.py)::(\w+)`")
 

@@ -14,21 +14,21 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
+from scripts.backends.protocol import write_job  # noqa: E402
+from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
+from scripts.backends.trl.cluster import check_nodes  # noqa: E402
+from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
+from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
+from scripts.backends.trl.train import train  # noqa: E402
 from scripts.data.preferences import preference_of  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.evaluate.generate import rollouts  # noqa: E402
-from scripts.train import trl_grpo  # noqa: E402
-from scripts.train.backend import write_job  # noqa: E402
-from scripts.train.metrics import SCHEMA, write_metrics  # noqa: E402
-from scripts.train.policy import load_model, load_processor  # noqa: E402
-from scripts.train.publish import export_checkpoint, publish_checkpoint  # noqa: E402
-from scripts.train.rundir import Checkpoint  # noqa: E402
-from scripts.train.scratch import make_tokenizer  # noqa: E402
-from scripts.train.trl_backend import train  # noqa: E402
-from scripts.train.trl_cluster import check_nodes  # noqa: E402
-from scripts.train.trl_grpo import leave_one_out  # noqa: E402
-from scripts.train.trl_preferences import losses, tokenize_pairs  # noqa: E402
+from scripts.model.load import load_model, load_processor  # noqa: E402
+from scripts.model.random_init import make_tokenizer  # noqa: E402
+from scripts.stage.metrics import SCHEMA, write_metrics  # noqa: E402
+from scripts.stage.publish import export_checkpoint, publish_checkpoint  # noqa: E402
+from scripts.stage.rundir import Checkpoint  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.ranks import StopAt  # noqa: E402
 from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402

@@ -12,9 +12,9 @@ from tests.judge_server import serve
 
 torch = pytest.importorskip("torch")
 
-from scripts.train.scratch import make_model, make_tokenizer  # noqa: E402
-from scripts.train.trl_grpo import environment_reward, panel_of  # noqa: E402
-from scripts.train.trl_sft import fill_last_batch, tokenize_demonstrations  # noqa: E402
+from scripts.backends.trl.grpo import environment_reward, panel_of  # noqa: E402
+from scripts.backends.trl.sft import fill_last_batch, tokenize_demonstrations  # noqa: E402
+from scripts.model.random_init import make_model, make_tokenizer  # noqa: E402
 
 CONFIG = {
     "seed": 1,

@@ -9,10 +9,10 @@ pytest.importorskip("ray")
 
 from ray.train import ControllerError, WorkerGroupError
 
+from scripts.backends.trl import driver as trl_driver
+from scripts.backends.trl.driver import _explain
+from scripts.backends.trl.worker import RankError
 from scripts.errors import CutOffError, UserError
-from scripts.train import trl_driver
-from scripts.train.trl_driver import _explain
-from scripts.train.trl_worker import RankError
 
 GLOO = RankError(0, "node1", "Traceback ...\nRuntimeError: [pair.cc:547] Connection closed by peer (gloo)\n", False)
 FULL = RankError(1, "node2", "run: the disk is full; make room and start again", True)

@@ -9,9 +9,9 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from scripts.backends.nemo_rl.command import hydra_overrides
+from scripts.backends.nemo_rl.upstream import ABSENT, Difference, any_launch, differences, load_upstream, unknown_keys
 from scripts.errors import UserError
-from scripts.launch.nemo_rl_command import hydra_overrides
-from scripts.launch.upstream import ABSENT, Difference, any_launch, differences, load_upstream, unknown_keys
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Recipe
 from tests.conftest import ROOT

@@ -6,11 +6,11 @@ import sys
 import pytest
 import yaml
 
+from scripts.backends.trl.cluster import check_nodes
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import backend_release, resolve_stage
-from scripts.train.trl_cluster import check_nodes
-from scripts.train.versions import check_versions, problem_of
+from scripts.stage.versions import check_versions, problem_of
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "tests/vllm.yaml"
@@ -103,7 +103,7 @@ def _said(release: dict[str, str]) -> str:
 
 def test_equal_probabilities_are_no_mismatch_and_tokens_that_do_not_count_are_left_out():
     torch = pytest.importorskip("torch")
-    from scripts.train.trl_vllm import mismatch
+    from scripts.backends.trl.vllm import mismatch
 
     sampler = torch.tensor([[-1.0, -2.0, math.nan], [-0.5, -9.0, -9.0]])
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])

@@ -50,7 +50,7 @@ def _bump_revision(workflow: Any) -> None:
 
 
 def _comments(workflow: Any) -> None:
-    for name in ("scripts/train/run.py", "scripts/train/trl_backend.py", "rules/train.smk"):
+    for name in ("scripts/train/run.py", "scripts/backends/trl/train.py", "rules/train.smk"):
         path = workflow.root / name
         path.write_text(path.read_text() + "\n# a comment\n")
 

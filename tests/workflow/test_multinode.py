@@ -19,11 +19,11 @@ ray = pytest.importorskip("ray")
 
 from safetensors.torch import load_file  # noqa: E402
 
+from scripts.backends.protocol import write_job  # noqa: E402
+from scripts.backends.trl.cluster import train_on_cluster  # noqa: E402
+from scripts.backends.trl.train import train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
-from scripts.train.backend import write_job  # noqa: E402
-from scripts.train.rundir import damage_of  # noqa: E402
-from scripts.train.trl_backend import train  # noqa: E402
-from scripts.train.trl_cluster import train_on_cluster  # noqa: E402
+from scripts.stage.rundir import damage_of  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
 

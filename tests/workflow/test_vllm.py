@@ -14,7 +14,7 @@ import pytest
 
 from scripts.files import sha256_file
 from scripts.recipe.resolve import backend_release
-from scripts.train.versions import problem_of
+from scripts.stage.versions import problem_of
 from tests.conftest import ROOT, Workflow
 
 PYTHON = os.environ.get("STAGECOACH_VLLM_PYTHON", sys.executable)

@@ -1,0 +1,1 @@
+"""What trains stages: one package each."""

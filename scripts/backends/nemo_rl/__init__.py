@@ -1,0 +1,1 @@
+"""Backend `nemo_rl`: NeMo-RL in its containers under Slurm."""

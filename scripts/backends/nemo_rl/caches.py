@@ -1,0 +1,109 @@
+"""Caches that a NeMo-RL stage shares with other nodes and other runs: half-made, locked for ever, on a wrong disk."""
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from scripts.backends.nemo_rl.patient import Finding, Patient
+
+STALE_SECONDS = 3 * 3600  # a file of a model is fetched within minutes
+SHOWN = 5
+HELD = (errno.EACCES, errno.EAGAIN, errno.ENOSYS)
+OF_A_NODE = {
+    "TRITON_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
+    "TORCHINDUCTOR_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
+    "TORCH_EXTENSIONS_DIR": "a lock that a killed build has left there makes every later one wait for ever",
+    "TMPDIR": "sockets of Ray and vLLM cannot lie there",
+    "RAY_TMPDIR": "sockets of Ray cannot lie there",
+}
+
+
+def check_import(patient: Patient) -> Iterator[Finding]:
+    """NeMo-RL imports a model once and knows it by its path alone, be it half imported or changed since."""
+    model, cache = patient.model, patient.environment.get("NRL_MEGATRON_CHECKPOINT_DIR")
+    if model is None or not cache:
+        return
+    imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
+    if not imported.exists():
+        return
+    wanting = [name for name in ("run_config.yaml", "metadata.json") if not (imported / name).is_file()]
+    if wanting:
+        yield patient.finding(
+            13, f"{imported}: has no {wanting[0]}; an import that was killed? delete it, and NeMo-RL imports again"
+        )
+    elif max((file.stat().st_mtime for file in model.glob("*")), default=0) > imported.stat().st_mtime:
+        yield patient.finding(
+            13,
+            f"{model}: has changed since NeMo-RL imported it; delete {imported.parent} or use a new path",
+            stops=False,
+        )
+
+
+def check_hub(patient: Patient) -> Iterator[Finding]:
+    """Judges and datasets are fetched from the hub by compute nodes unless they are cached."""
+    if _hub(patient):
+        return
+    wanted = ["its judge models"] if patient.stage.reward == "judge" else []
+    if patient.stage.parent is None and not patient.recipe.model.name.startswith("/"):
+        wanted.append(f"the model {patient.recipe.model.name}")
+    for what in wanted:
+        yield patient.finding(
+            41, f"{what} would come from the hub, and no HF_HOME (site's environment) says where that is cached"
+        )
+
+
+def check_locks(patient: Patient) -> Iterator[Finding]:
+    """A lock that outlived its owner makes every later download or import wait, or fail."""
+    hub, configs = _hub(patient), patient.environment.get("MEGATRON_CONFIG_LOCK_DIR")
+    places = [(hub, "hub/.locks/**/*.lock")] if hub else []
+    places += [(configs, ".megatron_config_lock_*.lock")] if configs else []
+    stale = (path for folder, pattern in places for path in sorted(Path(folder).glob(pattern)) if _is_stale(path))
+    for path in islice(stale, SHOWN):
+        yield patient.finding(
+            58,
+            f"{path}: is locked for more than {STALE_SECONDS // 3600} hours; if nothing is downloading or importing "
+            "any more, delete it, or everything that needs it waits or fails",
+            stops=False,
+        )
+
+
+def check_places_of_caches(patient: Patient) -> Iterator[Finding]:
+    """Some caches are made for one node and break where several write them."""
+    shared = [patient.nemo_rl.cache, str(patient.results.absolute()), *patient.nemo_rl.checkouts.values()]
+    shared += [hub] if (hub := _hub(patient)) else []
+    variables = patient.site.environment | patient.environment
+    for name in sorted(variables.keys() & OF_A_NODE):
+        if any(Path(variables[name]).is_relative_to(folder) for folder in shared):
+            yield patient.finding(
+                74,
+                f"{name} is {variables[name]}, which all nodes share: {OF_A_NODE[name]}; put it into each node's /tmp",
+                stops=False,
+            )
+
+
+CHECKS = (check_import, check_hub, check_locks, check_places_of_caches)
+
+
+def _hub(patient: Patient) -> str | None:
+    """Where models of the hub are cached."""
+    return patient.site.environment.get("HF_HOME") or os.environ.get("HF_HOME")
+
+
+def _is_stale(lock: Path) -> bool:
+    """Whether it is old and held: by a process or, where the disk knows no flock, by being there."""
+    try:
+        if time.time() - lock.stat().st_mtime < STALE_SECONDS:
+            return False
+        file = lock.open("rb")
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in HELD
+    return False

@@ -1,0 +1,106 @@
+"""Checkpoints that NeMo-RL wrote: which are whole, and our list of their files beside them.
+
+NeMo-RL publishes ``step_N`` by a rename once all of it is written. A list of files with sizes is added here; contents
+are not hashed, being terabytes, but for small files and one large shard, by which two checkpoints can be told apart.
+"""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.errors import UserError
+from scripts.files import sha256_file, write_json
+from scripts.stage.rundir import FILES, Checkpoint, checkpoints, step_of
+
+SMALL_BYTES = 1 << 20
+WEIGHTS = "policy/weights/"
+MEGATRON = Path("policy/weights/iter_0000000")
+
+
+def reason_unfinished(path: Path) -> str | None:
+    """Why a step's directory is no whole checkpoint; None: it is one."""
+    for prefix in ("tmp_", "old_"):
+        if path.with_name(f"{prefix}{path.name}").exists():
+            return f"{prefix}{path.name} stands beside it"
+    try:
+        json.loads((path / "training_info.json").read_text(encoding="utf-8"))
+        yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return f"training_info.json or config.yaml cannot be read ({error})"
+    if not any(path.glob("train_dataloader*.pt")):
+        return "train_dataloader.pt is missing"
+    if (path / "policy/weights/latest_checkpointed_iteration.txt").exists() or (path / MEGATRON).exists():
+        wanting = [name for name in ("run_config.yaml", "metadata.json") if not (path / MEGATRON / name).is_file()]
+        return f"{MEGATRON}/{wanting[0]} is missing" if wanting else None
+    return None if any((path / "policy/weights").rglob("*")) else "policy/weights is empty"
+
+
+def seal_finished(run: Path) -> list[Checkpoint]:
+    """List the files of every whole checkpoint that has no list yet; the checkpoints that were sealed by this call."""
+    sealed = []
+    for path in sorted((run / "checkpoints").glob("step_*"), key=step_of):
+        if step_of(path) >= 0 and not (path / FILES).exists() and reason_unfinished(path) is None:
+            write_json(path / FILES, _describe(path))
+            sealed.append(Checkpoint(step_of(path), path))
+    return sealed
+
+
+def _describe(directory: Path) -> dict[str, dict[str, Any]]:
+    files = sorted(path for path in directory.rglob("*") if path.is_file())
+    sizes = {str(path.relative_to(directory)): path.stat().st_size for path in files}
+    hashed = largest_shard(sizes)
+    return {
+        name: {
+            "bytes": size,
+            "sha256": sha256_file(directory / name) if size <= SMALL_BYTES or name == hashed else None,
+        }
+        for name, size in sizes.items()
+    }
+
+
+def largest_shard(sizes: dict[str, int]) -> str | None:
+    """The name of the weights' largest shard, which all but surely differs from step to step; small ones need not."""
+    shards = [name for name in sizes if name.startswith(WEIGHTS) and name.endswith((".distcp", ".safetensors"))]
+    return max(shards, key=lambda name: sizes[name], default=None)
+
+
+def refuse_repeated_weights(run: Path) -> None:
+    """UserError when a checkpoint holds the very same weights as the one before; asynchronous saving was seen to do so.
+
+    Upstream's issue 3312: every later checkpoint repeats the tensors of the first. Such a checkpoint is moved out of
+    the way, so that nothing resumes from it or publishes it.
+    """
+    for before, after in pairwise(checkpoints(run)):
+        if same := _same_shard(before.path, after.path):
+            aside = _set_aside(after.path, "repeated")
+            raise UserError(
+                f"{aside}: {same} is byte for byte that of {before.path.name}, so saving repeats old weights (NeMo-RL "
+                "issue 3312); set policy.megatron_cfg.checkpoint.async_save to false and train on"
+            )
+
+
+def _same_shard(before: Path, after: Path) -> str | None:
+    """The largest shard of a checkpoint's weights, where the one before has the very same."""
+    try:
+        old, new = (json.loads((path / FILES).read_text(encoding="utf-8")) for path in (before, after))
+    except FileNotFoundError:  # NeMo-RL has just removed one of them
+        return None
+    shard = largest_shard({name: file["bytes"] for name, file in new.items()})
+    return shard if shard is not None and old.get(shard) == new[shard] else None
+
+
+def _set_aside(path: Path, why: str) -> Path:
+    """Give a checkpoint a name that says why nothing resumes from it."""
+    times = len(list(path.parent.glob(f"{why}_{path.name}.*")))
+    return path.rename(path.with_name(f"{why}_{path.name}.{times + 1}"))
+
+
+def pass_over_newer(run: Path, resume_from: Path | None) -> None:
+    """Take what is no whole checkpoint, or a damaged one, out of NeMo-RL's way: it resumes from the highest number."""
+    newest = step_of(resume_from) if resume_from else 0
+    for path in (run / "checkpoints").glob("step_*"):
+        if step_of(path) > newest:
+            _set_aside(path, "passed_over")

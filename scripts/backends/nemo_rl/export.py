@@ -1,0 +1,161 @@
+"""Export a checkpoint of NeMo-RL: by the release's own converter to Hugging Face's format, or as it is.
+
+The export is a folder named by its content, since NeMo-RL caches what it imports under the folder's path. The converter
+runs in the Slurm job around this process and as the driver did: in its container, with its mounts and variables.
+"""
+
+import argparse
+import math
+import os
+import secrets
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.backends.nemo_rl.checkpoints import MEGATRON
+from scripts.backends.nemo_rl.command import environment_of, image_of, seen_by_containers
+from scripts.backends.nemo_rl.megatron_python import with_megatron
+from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.errors import UserError, run_program
+from scripts.files import canonical_json, describe_files, read_json, replace_directory, sha256_text
+from scripts.launch.containers import run_in_container
+from scripts.model.hugging_face import check_model
+from scripts.recipe.load import check_stage_name, load_recipe, load_site
+from scripts.recipe.models import Recipe
+from scripts.recipe.site import Site
+from scripts.stage.publish import publish_export
+
+DCP_CONVERTER = "examples/converters/convert_dcp_to_hf.py"
+PICKLED = "pytorch_model.bin"
+TO_SAFETENSORS = Path(__file__).with_name("safetensors.py")
+LINK = "megatron"
+
+
+def converter_command(release: Release, checkpoint: Path, output: Path, gpus: int) -> list[str]:
+    """The command that writes a checkpoint (a ``step_N`` folder) to `output`, which must not exist yet."""
+    config, weights = checkpoint / "config.yaml", checkpoint / MEGATRON
+    if not weights.exists():
+        dcp = [f"--dcp-ckpt-path={checkpoint / 'policy/weights'}", f"--config={config}", f"--hf-ckpt-path={output}"]
+        return with_megatron([DCP_CONVERTER, *dcp])
+    program = [release.converter.script, f"--config={config}", f"--megatron-ckpt-path={weights}"]
+    program.append(f"--hf-ckpt-path={output}")
+    if release.converter.ranks == 1:
+        return with_megatron(program)
+    ranks = min(release.converter.ranks, gpus)
+    # torchrun, which is this module, would have the Python of its first line
+    torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1"]
+    return with_megatron([*torchrun, *program, *_split(_policy(checkpoint)["megatron_cfg"], ranks)])
+
+
+def _split(megatron: dict[str, Any], ranks: int) -> list[str]:
+    """How the converter shares a model out over its ranks: as training did, as far as one node goes.
+
+    v0.7.0's converter takes `sequence_parallel` from training, which Megatron refuses without tensor parallelism.
+    """
+    tensor, experts = (math.gcd(megatron.get(f"{kind}_model_parallel_size", 1), ranks) for kind in ("tensor", "expert"))
+    return [f"--tp={tensor}", "--pp=1", f"--ep={experts}", "--etp=1"]
+
+
+def _policy(checkpoint: Path) -> dict[str, Any]:
+    """What trained a checkpoint, by NeMo-RL's own word beside it."""
+    return yaml.safe_load((checkpoint / "config.yaml").read_text(encoding="utf-8"))["policy"]
+
+
+def complete(export: Path, model: Path) -> None:
+    """Add what the converter of DTensor's checkpoints leaves out: the model's own code, how it generates."""
+    for path in [*model.glob("*.py"), *model.glob("generation_config.json")]:
+        if not (export / path.name).exists():
+            shutil.copyfile(path, export / path.name)
+
+
+def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: Path) -> None:
+    """Make `hf` hold ``record.json`` and ``model``, a link to the converted model beside it."""
+    release, checkpoint, settings = release_of(recipe.release), (ckpt / "weights").resolve(), recipe.stages[stage]
+    checkout = Path(site.nemo_rl.checkouts[recipe.release])
+    in_container = partial(
+        run_in_container,
+        image=image_of(settings.image, release, site.nemo_rl),
+        mounts=seen_by_containers(release, site, checkout),
+        directory=checkout,
+        environment=environment_of(settings, stage, release, site.nemo_rl) | {"PYTHONPATH": str(checkout)},
+        gpus=site.slurm.gpus_per_node,  # one process on the CPU seeds CUDA's generators too
+        log=log,
+    )
+    incoming = hf.absolute().parent / "exports" / f".incoming.{secrets.token_hex(4)}"
+    incoming.parent.mkdir(exist_ok=True)
+    try:
+        in_container(converter_command(release, checkpoint, incoming, site.slurm.gpus_per_node))
+        if (incoming / PICKLED).exists():
+            in_container(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]))
+            complete(incoming, Path(_policy(checkpoint)["model_name"]))
+        model = Path(recipe.model.name)
+        check_model(incoming, like=model if model.is_absolute() else None)
+        files = describe_files(incoming)
+        target = incoming.parent / sha256_text(canonical_json(files))[:16]
+        if target.exists():
+            shutil.rmtree(incoming)
+        else:
+            incoming.rename(target)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+    publish_export(read_json(ckpt / "record.json"), target.name, files, hf)
+
+
+def handed_on(model: Path) -> dict[str, str] | None:
+    """Where the weights are that an export merely links to, and their format; None: the export holds its own."""
+    weights = model / LINK
+    return {"path": str(weights.resolve()), "format": "megatron_bridge"} if weights.exists() else None
+
+
+def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
+    """Make `hf` stand for the checkpoint as it is: config and tokenizer of the recipe's model, a link to the weights.
+
+    NeMo-RL takes the weights from there (checkpointing.pretrained_checkpoint), and all else from the folder.
+    """
+    record, model = read_json(ckpt / "record.json"), Path(recipe.model.name)
+    if not (model / "config.json").is_file():
+        raise UserError(
+            f"{model}: no config.json there; with pretrained_checkpoint the recipe's model must be a folder"
+        )
+    if not (ckpt / "weights" / MEGATRON).exists():
+        raise UserError(
+            f"{ckpt}: no weights of Megatron, which pretrained_checkpoint takes; leave it out of the recipe"
+        )
+    files = record["files"]
+    content = sha256_text(canonical_json(files))[:16]
+    with replace_directory(hf.parent / "exports" / content) as fresh:
+        for path in sorted(model.iterdir()):
+            if path.is_file() and path.suffix != ".safetensors":
+                shutil.copyfile(path, fresh / path.name)
+        weights = (ckpt / "weights").resolve() / "policy/weights"
+        (fresh / LINK).symlink_to(os.path.relpath(weights, (hf.parent / "exports" / content).absolute()))
+    publish_export(record, content, files, hf)
+
+
+def main() -> None:
+    """Command line of the export."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.backends.nemo_rl.export", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--stage", required=True, help="the stage's name in the recipe")
+    parser.add_argument("--site", type=Path, required=True)
+    parser.add_argument("--ckpt", type=Path, required=True, help="the stage's published checkpoint")
+    parser.add_argument("--hf", type=Path, required=True, help="directory to publish")
+    parser.add_argument("--log", type=Path, required=True, help="what the converter prints")
+    parser.add_argument("--as-it-is", action="store_true", help="do not convert: the next stage takes Megatron weights")
+    arguments = parser.parse_args()
+    recipe = load_recipe(arguments.recipe)
+    check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
+    if arguments.as_it_is:
+        link(recipe, arguments.ckpt, arguments.hf)
+    else:
+        site = load_site(arguments.site, recipe)
+        convert(recipe, arguments.stage, site, arguments.ckpt, arguments.hf, arguments.log.absolute())
+
+
+if __name__ == "__main__":
+    run_program(main)

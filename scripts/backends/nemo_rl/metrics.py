@@ -1,0 +1,118 @@
+"""NeMo-RL's TensorBoard events as the lines of ``metrics.jsonl`` that every backend logs."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.util.tensor_util import make_ndarray
+
+from scripts.stage.metrics import read_log
+
+NAMES = {
+    "train/reward": "reward_mean",
+    "train/total_reward/mean": "reward_mean",
+    "train/total_reward/stddev": "reward_std",
+    "train/gen_tokens_per_sample/mean": "response_length_mean",
+    "train/mean_gen_tokens_per_sample": "response_length_mean",
+    "train/gen_tokens_per_sample/max": "response_length_max",
+    "train/truncation_rate": "truncation_rate",
+    "train/approx_entropy": "entropy",
+    "train/loss": "loss",
+    "train/grad_norm": "grad_norm",
+    "train/lr": "lr",
+    "train/gen_kl_error": "gen_kl_error",
+    "train/token_mult_prob_error": "token_mult_prob_error",
+    "train/sampling_importance_ratio": "sampling_importance_ratio",
+    "train/num_valid_samples": "valid_samples",
+    "timing/train/total_step_time": "seconds",
+}
+KL = "train/kl_penalty"
+LAST_OF_A_STEP = "seconds"
+LEARNED = "loss"
+_ENVIRONMENT = re.compile(r"train/(.+)/reward/mean")
+_PHASE = "timing/train/"
+
+
+class StepLog:
+    """Follows the events of all starts of a driver and adds a line to ``metrics.jsonl`` for each step that is over.
+
+    A step that is trained again after a resume is logged again. One without a loss was not trained: the synchronous
+    loop logs a step's rollouts before it learns from them. `measures_kl`: whether a reference model is loaded; without
+    one NeMo-RL logs a KL of 0, which is none. `samples`: how many a step trains on, masked ones included; None: not
+    known.
+    """
+
+    def __init__(self, logs: Path, output: Path, measures_kl: bool, samples: int | None = None) -> None:
+        self.logs, self.output, self.measures_kl, self.samples = logs, output, measures_kl, samples
+        self._followed: dict[Path, Iterator[Any]] = {}
+        self._open: dict[int, dict[str, Any]] = {}
+        self.last_step, self.last_seconds = 0, 0.0
+        self._take_all()
+        for entry in read_log(output) if output.exists() else ():
+            self._open.pop(entry["step"], None)
+        self.follow(is_over=True)  # what an attempt logged after the watch over it had been killed
+
+    def follow(self, is_over: bool = False) -> int:
+        """Log the steps that have ended since the last call (all that trained when training `is_over`); how many."""
+        self._take_all()
+        newest = max(self._open, default=0)
+        trained = [step for step in sorted(self._open) if LEARNED in self._open[step]]
+        ended = [step for step in trained if is_over or step < newest or LAST_OF_A_STEP in self._open[step]]
+        entries = [{"step": step, **self._with_masked_share(self._open.pop(step))} for step in ended]
+        if entries:
+            self.last_step, self.last_seconds = ended[-1], entries[-1].get(LAST_OF_A_STEP, 0.0)
+            with self.output.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(entry) + "\n" for entry in entries))
+        return len(ended)
+
+    def _with_masked_share(self, entry: dict[str, Any]) -> dict[str, Any]:
+        if self.samples is None or "valid_samples" not in entry:
+            return entry
+        return entry | {"masked_share": max(0.0, 1 - entry["valid_samples"] / self.samples)}
+
+    def _take_all(self) -> None:
+        for path in self._files():
+            for event in self._new_events(path):
+                self._take(event)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.logs.glob("exp_*/tensorboard/**/events.out.tfevents.*"))
+
+    def _new_events(self, path: Path) -> Iterator[Any]:
+        if path not in self._followed:
+            self._followed[path] = EventFileLoader(str(path))
+        return self._followed[path].Load()
+
+    def _take(self, event: Any) -> None:
+        for value in event.summary.value if event.HasField("summary") else ():
+            number = _scalar(value)
+            if number is None or event.step < 1:
+                continue
+            environment = _ENVIRONMENT.fullmatch(value.tag)
+            if value.tag in NAMES:
+                self._entry(event.step)[NAMES[value.tag]] = number
+            elif value.tag == KL and self.measures_kl:
+                self._entry(event.step)["kl"] = number
+            elif value.tag.startswith(_PHASE):
+                # A step that is logged already is not opened again for a phase that comes after its whole time.
+                if event.step in self._open:
+                    self._open[event.step].setdefault("timing", {})[value.tag.removeprefix(_PHASE)] = number
+            elif environment and environment[1] != "total_reward":
+                self._entry(event.step).setdefault("environment_rewards", {})[environment[1]] = number
+
+    def _entry(self, step: int) -> dict[str, Any]:
+        return self._open.setdefault(step, {})
+
+
+def _scalar(value: Any) -> float | None:
+    """The number of a summary's value; None when it is a text, a histogram, ..."""
+    if value.HasField("simple_value"):
+        return float(value.simple_value)
+    if value.HasField("tensor"):
+        array = make_ndarray(value.tensor)
+        if array.size == 1 and array.dtype.kind in "fiu":
+            return float(array.item())
+    return None

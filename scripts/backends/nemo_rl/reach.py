@@ -1,0 +1,173 @@
+"""How far NeMo-RL's asynchronous GRPO gets from a checkpoint before it would wait for rows that never come.
+
+By its sources (v0.6.0, v0.7.0, super-v3): one thread fetches a batch, waits until a step within
+``max_trajectory_age_steps`` wants prompts, and gives the whole batch to that step, even if a few of its prompt groups
+were all that was missing. A checkpoint holds the loader's position, which is ahead of the training, and the groups that
+are generated; those in the making are lost. When the data end, v0.6.0 and v0.7.0 drop the groups in the making as well,
+which may be of the last ``max_trajectory_age_steps + 1`` steps. A loader that had met the end of its data begins a
+second pass when it is resumed; here one pass is all.
+"""
+
+import pickle
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.backends.protocol import TrainingJob
+from scripts.errors import UserError
+from scripts.recipe.resolve import planned_step, rows_of_manifest
+from scripts.stage.reach import Reach, note_reach, noted_reach
+from scripts.stage.rundir import Checkpoint
+
+LOADER, BUFFER = "train_dataloader.pt", "replay_buffer.pt"
+
+
+def reach_of(run: Path, checkpoint: Checkpoint | None, planned: int, rows: int) -> Reach:
+    """How far an attempt from this checkpoint gets (None: a fresh one): as noted, else by what the checkpoint holds."""
+    start = checkpoint.step if checkpoint else 0
+    if noted := noted_reach(run, start):
+        return noted
+    if checkpoint is None or start >= planned:
+        return Reach(planned)
+    step = min(planned, sure_step(checkpoint, rows))
+    reach = Reach(step, is_end=step < planned)
+    note_reach(run, start, reach)
+    return reach
+
+
+def note_sealed(job: TrainingJob, checkpoint: Checkpoint) -> None:
+    """Note how far an attempt would get from a checkpoint that this job made.
+
+    Where the job aimed at it because the data end there, nothing is left to train from it, whatever it holds.
+    """
+    aimed = noted_reach(job.run, job.start)
+    if aimed is not None and aimed.is_end and aimed.step == checkpoint.step:
+        note_reach(job.run, checkpoint.step, aimed)
+    try:
+        reach_of(job.run, checkpoint, *planned_and_rows(job))
+    except UserError as error:  # said again, and refused, where an attempt would go on from it
+        print(f"{job.stage}: {error}", flush=True)
+
+
+def note_standstill(job: TrainingJob, newest: Checkpoint | None, logged: int, data_ended: bool) -> None:
+    """After a driver stood still at the step `logged`, aim no further than that from its newest checkpoint.
+
+    So the steps that it trained are saved. Where its data had ended (a prompt group that failed takes the place of a
+    batch), the stage ends there.
+    """
+    planned, rows = planned_and_rows(job)
+    start = newest.step if newest else 0
+    known = reach_of(job.run, newest, planned, rows)
+    if logged < known.step and (data_ended or logged > start):
+        note_reach(job.run, start, Reach(logged, is_end=data_ended))
+
+
+def planned_and_rows(job: TrainingJob) -> tuple[int, int]:
+    """The planned step of what a job trains, and the rows of its training split."""
+    rows = rows_of_manifest(job.train_split.with_name("manifest.json"))
+    return planned_step(job.config, rows), rows
+
+
+def sure_step(checkpoint: Checkpoint, rows: int) -> int:
+    """The last step that training surely reaches from a checkpoint of asynchronous GRPO without waiting for ever."""
+    config = checkpoint.path / "config.yaml"
+    try:
+        grpo = yaml.safe_load(config.read_text(encoding="utf-8"))["grpo"]
+        prompts, age = grpo["num_prompts_per_step"], grpo["async_grpo"]["max_trajectory_age_steps"]
+    except (KeyError, TypeError) as error:
+        raise _unknown(config, f"no {error}") from None
+    left = max(0, rows // prompts - batches_taken(checkpoint.path / LOADER, rows // prompts))
+    return reached(checkpoint.step, left, generated_steps(checkpoint.path / BUFFER, prompts), age)
+
+
+def reached(start: int, left: int, generated: set[int], age: int) -> int:
+    """How many steps are trained, going on from `start` with `left` batches and the prompts of some steps `generated`.
+
+    Steps count from 0, as the loop counts them: with `start` steps trained the next one is of that number.
+    """
+    last, served = start, 0
+    while served < left:
+        served += last not in generated
+        last += 1
+    step = max(start, last - 1 - age) if left else start
+    while step in generated:
+        step += 1
+    return step
+
+
+def batches_taken(path: Path, batches: int) -> int:
+    """How many batches a saved loader of `batches` had given out; all of them when it had met their end."""
+    state = read_torch_file(path)
+    try:
+        if state["_iterator_finished"]:
+            return batches
+        if "_snapshot" in state:
+            return state["_snapshot"]["_snapshot_step"] + state["_steps_since_snapshot"]
+        return state["_num_yielded"]
+    except (KeyError, TypeError) as error:
+        raise _unknown(path, f"no {error} as torchdata's StatefulDataLoader writes it") from None
+
+
+def generated_steps(path: Path, prompts: int) -> set[int]:
+    """The steps whose prompt groups are all in a saved replay buffer; none where a release saves no buffer."""
+    if not path.exists():
+        return set()
+    try:
+        counts = Counter(read_torch_file(path)["target_weight_versions"])
+    except (KeyError, TypeError) as error:
+        raise _unknown(path, f"no {error} as NeMo-RL's replay buffer writes it") from None
+    return {step for step, groups in counts.items() if groups >= prompts}
+
+
+class _Nothing:
+    """Takes the place of every object that is not made of plain values: it keeps and does nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "_Nothing":
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __call__(self, *_: Any, **__: Any) -> "_Nothing":
+        return self
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+    def __setitem__(self, *_: Any) -> None:
+        pass
+
+    append = extend = add = update = __setstate__
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads the plain values of a pickle; whatever code it names is neither imported nor called."""
+
+    def find_class(self, module: str, name: str) -> type[_Nothing]:
+        return _Nothing
+
+    def persistent_load(self, _: Any) -> _Nothing:
+        return _Nothing()
+
+
+def read_torch_file(path: Path) -> Any:
+    """The plain values of a file of torch.save, read without torch and without running any of its code."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+            with archive.open(name) as file:
+                return _PlainUnpickler(file).load()
+    except FileNotFoundError:
+        raise _unknown(path, "it is missing") from None
+    except Exception as error:  # a damaged pickle raises whatever it likes
+        raise _unknown(path, f"{type(error).__name__}: {error}") from None
+
+
+def _unknown(path: Path, why: str) -> UserError:
+    return UserError(
+        f"{path}: it does not tell how many rows are left ({why}), and asynchronous training waits for ever when they "
+        f"end; to resume from the checkpoint before, rename {path.parent.name}"
+    )

@@ -1,0 +1,230 @@
+"""A recipe beside the NeMo-RL release that it names: keys that the release's configs lack, values that differ.
+
+A checkout is a folder with the release's files. Nothing of NeMo-RL is imported or run.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, kept_checkpoints
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.errors import UserError, run_program
+from scripts.recipe.load import load_recipe
+from scripts.recipe.models import NemoRlStage, Recipe, nearest
+from scripts.recipe.settings import leaves
+from scripts.recipe.site import NemoRlSite, Site, Slurm
+
+DEADLINE = "checkpointing.checkpoint_must_save_by=null"
+ABSENT = "not in its config"
+ANY_SITE = Site(
+    name="any",
+    threads=1,
+    slurm=Slurm(),
+    nemo_rl=NemoRlSite(cache="/cache", sif="/sif", wandb_project="any"),
+)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as OmegaConf reads it, where 3e-6 is a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting of a stage that is not what the release's config says; `theirs` is ABSENT where it says nothing."""
+
+    stage: str
+    key: str
+    ours: Any
+    theirs: Any
+
+
+def load_upstream(path: Path) -> dict[str, Any]:
+    """A config with all that its ``defaults`` name, as NeMo-RL's loader merges them since v0.7.0.
+
+    ``defaults`` is one file or a list, relative to the file that says it; later ones win, the file itself over all. A
+    section with ``_override_: true`` replaces what it inherits instead of being laid over it.
+    """
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (it is a SafeLoader)
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"{path}: no such file") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no settings")
+    defaults = config.pop("defaults", [])
+    merged: dict[str, Any] = {}
+    for parent in [defaults] if isinstance(defaults, str) else defaults:
+        merged = _merge(merged, load_upstream(path.parent / parent))
+    return _merge(merged, config)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Lay `over` on `base`; the marker counts in a section at the top only, as it does in NeMo-RL."""
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, dict) and value.get("_override_"):
+            merged[key] = {name: item for name, item in value.items() if name != "_override_"}
+        else:
+            merged[key] = _laid(merged.get(key), value)
+    return merged
+
+
+def _laid(base: Any, over: Any) -> Any:
+    if not isinstance(base, dict) or not isinstance(over, dict):
+        return over
+    return base | {key: _laid(base.get(key), value) for key, value in over.items()}
+
+
+def unknown_keys(recipe: Recipe, checkout: Path, source: str | None = None) -> list[str]:
+    """What the release in `checkout` has no key or file for, a line each, with the nearest key that it has.
+
+    NeMo-RL refuses a key that its config lacks when it starts, when the nodes are already taken.
+    `source` is the recipe's path for people.
+    """
+    source = source or f"config/recipes/{recipe.name}.yaml"
+    found = []
+    for name, stage in recipe.stages.items():
+        at = f"{source}: stages.{name}"
+        if not (checkout / stage.entry).is_file():
+            found.append(f"{at}.entry: {stage.entry} is not in the checkout of {recipe.release}")
+        config = _config_of(stage, checkout)
+        if isinstance(config, str):
+            found.append(f"{at}.config: {config}, which is not in the checkout of {recipe.release}")
+            continue
+        overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
+        found += [f"{at}.{problem}" for problem in _problems(config, overrides, stage.config)]
+    return list(dict.fromkeys(found))
+
+
+def _config_of(stage: NemoRlStage, checkout: Path) -> dict[str, Any] | str:
+    """The stage's config in the checkout, or what names the file that is missing."""
+    path = checkout / stage.config
+    if not path.is_file():
+        return f"names {stage.config}"
+    try:
+        return load_upstream(path)
+    except UserError as error:
+        missing, _, why = str(error).partition(": ")
+        if why != "no such file":
+            raise
+        return f"{stage.config} inherits from {Path(missing).name}"
+
+
+def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
+    """A start of the stage whose values mean nothing: only the keys that it says count."""
+    anywhere = Path("/anywhere")
+    return Launch(
+        stage=name,
+        settings=recipe.stages[name],
+        release=release_of(recipe.release),
+        site=ANY_SITE,
+        checkout=checkout,
+        model="/model",
+        train_split=anywhere / "data/train-split.jsonl",
+        validation_split=anywhere / "data/val-split.jsonl",
+        checkpoints=anywhere,
+        logs=anywhere,
+        max_num_steps=1,
+        seed=recipe.seed_of(name),
+    )
+
+
+def _problems(config: dict[str, Any], overrides: list[str], path: str) -> Iterator[str]:
+    """Go through Hydra overrides in order: ``key`` must be there, ``+key`` must not, ``~key`` takes away."""
+    known = _all_keys(config)
+    for override in overrides:
+        marks, key = re.match(r"([+~]*)([^=]*)", override).groups()
+        *parents, last = key.split(".")
+        node: Any = config
+        for part in parents:
+            if "+" in marks and not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node.get(part)
+            if not isinstance(node, dict):
+                break
+        if "+" not in marks and (not isinstance(node, dict) or last not in node):
+            hint = nearest(key, known)
+            yield f"{key}: no key of {path}{hint if 'did you mean' in hint else ''}"
+        elif marks == "+" and node.get(last) is not None:
+            yield f"{key}: is a key of {path}; say it under {key.split('.')[0]}, not under add"
+        elif marks == "~":
+            del node[last]
+        else:
+            node.setdefault(last)
+
+
+def _all_keys(config: dict[str, Any], prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in config.items():
+        keys.append(f"{prefix}{key}")
+        if isinstance(value, dict):
+            keys += _all_keys(value, f"{prefix}{key}.")
+    return keys
+
+
+def differences(recipe: Recipe, checkout: Path) -> list[Difference]:
+    """Every setting that the release's config has otherwise or not at all, stages in the recipe's order."""
+    release, found = release_of(recipe.release), []
+    for name, stage in recipe.stages.items():
+        config = load_upstream(checkout / stage.config)
+        ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
+        ours |= dict(leaves(stage.add))
+        ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
+        ours |= {"checkpointing.save_period": stage.checkpointing.save_period}
+        ours |= {"checkpointing.keep_top_k": kept_checkpoints(stage.checkpointing)}
+        if stage.cluster.generation_nodes:
+            ours["policy.generation.colocated.resources.num_nodes"] = stage.cluster.generation_nodes
+        if stage.cluster.judge_nodes and release.keys.judge_nodes:
+            ours[release.keys.judge_nodes] = stage.cluster.judge_nodes
+        if stage.max_num_steps is not None:
+            ours[f"{stage.algorithm}.max_num_steps"] = stage.max_num_steps
+        for key, value in ours.items():
+            theirs = value_of(config, key)
+            if theirs != value:
+                found.append(Difference(name, key, value, theirs))
+    return found
+
+
+def value_of(config: dict[str, Any], key: str) -> Any:
+    """A key's value; a plain reference to another key is followed, a computed one stays text."""
+    node: Any = config
+    for part in key.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return ABSENT
+        node = node[part]
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
+    return value_of(config, reference[1]) if reference else node
+
+
+def main() -> int:
+    """Command line: says both of a recipe; status 1 when the release lacks something."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.backends.nemo_rl.upstream", description=__doc__)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("checkout", type=Path, help="folder with the files of the release that the recipe names")
+    arguments = parser.parse_args()
+    recipe = load_recipe(arguments.recipe)
+    if recipe.release is None:
+        raise UserError(f"{arguments.recipe}: names no NeMo-RL release to set it beside")
+    unknown = unknown_keys(recipe, arguments.checkout, str(arguments.recipe))
+    for line in unknown:
+        print(line)
+    if not unknown:
+        for it in differences(recipe, arguments.checkout):
+            print(f"stages.{it.stage}.{it.key}: {it.ours}; {recipe.release}: {it.theirs}")
+    return 1 if unknown else 0
+
+
+if __name__ == "__main__":
+    run_program(main)

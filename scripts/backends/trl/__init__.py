@@ -1,0 +1,1 @@
+"""Backend `trl`: TRL's trainers, on one machine or several nodes."""

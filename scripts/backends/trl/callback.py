@@ -1,0 +1,149 @@
+"""What a trainer of backend `trl` does at each step: log, say where the stage stands, seal checkpoints, stop."""
+
+import json
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainingArguments
+
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks
+from scripts.backends.trl.setup import updates_per_step
+from scripts.backends.trl.vllm import MISMATCH
+from scripts.errors import UserError
+from scripts.stage.retention import prune_checkpoints
+from scripts.stage.rundir import seal_checkpoint
+from scripts.stage.step_criteria import refuse_divergence
+
+ENVIRONMENT_PREFIX = "environment/"
+UNREAD_VERDICTS = "judge/unread"
+ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
+LOG_NAMES = {
+    "reward": "reward_mean",
+    "reward_std": "reward_std",
+    "frac_reward_zero_std": "zero_variance_share",
+    "kl": "kl",
+    "completions/mean_length": "response_length_mean",
+    "completions/max_length": "response_length_max",
+    "completions/clipped_ratio": "truncation_rate",
+    "entropy": "entropy",
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "lr",
+    UNREAD_VERDICTS: "judge_unread_share",
+} | {name: name for name in MISMATCH}
+
+
+class StageCallback(TrainerCallback):
+    """Logs every step, says where the stage stands, and seals checkpoints once they are whole; all on rank 0 alone.
+
+    Rank 0 also decides for all when to stop. A step may be several updates, which TRL counts; it ends with the last.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job, self.updates = job, updates_per_step(job.config)
+        self.log_path = job.run / "metrics.jsonl"
+        self.started = self.step_started = time.monotonic()
+        self.first_step = 0
+        self.saving_since = 0.0
+        self.step_seconds: deque[float] = deque(maxlen=20)
+        self.save_seconds: deque[float] = deque(maxlen=20)
+
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        """Note where this attempt begins, and end a line of the log that a kill cut."""
+        self.started, self.first_step = time.monotonic(), state.global_step // self.updates
+        if rank() == 0 and self.log_path.exists() and not self.log_path.read_bytes().endswith(b"\n"):
+            with self.log_path.open("ab") as file:  # a kill cut the last line; what follows must not join it
+                file.write(b"\n")
+
+    def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        """End a training that diverges; start the step's clock."""
+        if state.global_step % self.updates == 0:
+            if rank() == 0:
+                refuse_divergence(self.job.stage, self.job.gate, self.job.run, state.global_step // self.updates)
+            self.step_started = time.monotonic()
+
+    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        """Ask for a checkpoint at the last step, and for that and an end when a stop is due."""
+        if state.global_step % self.updates:
+            return
+        self.step_seconds.append(time.monotonic() - self.step_started)
+        if state.global_step == state.max_steps:
+            control.should_save = True
+        elif as_rank_0_says(rank() == 0 and self._stop_is_due()):
+            control.should_save = control.should_training_stop = True
+        self.saving_since = time.monotonic()
+
+    def _stop_is_due(self) -> bool:
+        """Asked with the longest of the last steps and saves; an unknown save is taken to last a step."""
+        longest_step = max(self.step_seconds)
+        return self.job.stop.is_due(longest_step, max(self.save_seconds, default=longest_step))
+
+    def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+        """Add the step to the log, and say now and then where the stage stands."""
+        if "loss" not in logs or rank() != 0:
+            return
+        now, step = time.monotonic(), state.global_step // self.updates
+        entry: dict[str, Any] = {"step": step, "seconds": now - self.step_started}
+        entry |= {ours: logs[theirs] for theirs, ours in LOG_NAMES.items() if theirs in logs}
+        if self.job.config["algorithm"] == "grpo":
+            is_filtered = self.job.config["grpo"]["overlong_filtering"]
+            entry["masked_share"] = entry.get("truncation_rate") if is_filtered else 0.0
+        entry["environment_rewards"] = {
+            key.removeprefix(ENVIRONMENT_PREFIX): value
+            for key, value in logs.items()
+            if key.startswith(ENVIRONMENT_PREFIX)
+        }
+        entry["timing"] = _phases(entry["seconds"], logs)
+        with self.log_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        left = (now - self.started) / (step - self.first_step) * (self.job.max_num_steps - step)
+        if step % max(1, self.job.max_num_steps // 20) == 0 or left == 0:
+            print(f"{self.job.stage}: {_progress(entry, self.job.max_num_steps, left)}", flush=True)
+
+    def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
+        """Seal what was saved, and remove the checkpoints that are not kept."""
+        wait_for_all_ranks()
+        if rank() != 0:
+            return
+        saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        for name in rng_files(self.job.nodes):
+            _wait_for(saved / name)
+        seal_checkpoint(saved, self.job.run, state.global_step // self.updates)
+        self.save_seconds.append(time.monotonic() - self.saving_since)
+        prune_checkpoints(self.job.run, self.job.checkpointing)
+
+
+def _phases(seconds: float, logs: dict[str, Any]) -> dict[str, float] | None:
+    """What a step of these seconds went into; None where it has no rollouts."""
+    if ROLLOUT_SECONDS not in logs:
+        return None
+    rollouts, rewards = logs[ROLLOUT_SECONDS], logs[REWARD_SECONDS]
+    return {"generation": rollouts - rewards, "rewards": rewards, "update": seconds - rollouts}
+
+
+def rng_files(nodes: int) -> list[str]:
+    """The names under which Trainer saves each rank's random state."""
+    return [f"rng_state_{number}.pth" for number in range(nodes)] if nodes > 1 else ["rng_state.pth"]
+
+
+def _wait_for(file: Path, seconds: float = 90) -> None:
+    """Wait until this host sees a file that another has written; shared file systems may take half a minute."""
+    deadline = time.monotonic() + seconds
+    while not file.exists():
+        if time.monotonic() > deadline:
+            raise UserError(f"{file}: not seen after {seconds:.0f} s; results/ must be shared by all nodes of a stage")
+        time.sleep(0.5)
+
+
+def _progress(entry: dict[str, Any], last: int, left: float) -> str:
+    parts = [f"step {entry['step']}/{last}"]
+    if entry.get("reward_mean") is not None:
+        parts.append(f"reward {entry['reward_mean']:.3f} ± {entry['reward_std']:.3f}")
+        parts.append(f"length {entry['response_length_mean']:.1f}")
+    else:
+        parts.append(f"loss {entry['loss']:.3f}")
+    parts += [f"{entry['seconds']:.2f} s/step", f"{left:.0f} s left"]
+    return ", ".join(parts)

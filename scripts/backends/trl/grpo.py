@@ -1,0 +1,213 @@
+"""Group relative policy optimisation, by TRL's GRPOTrainer; each group is rewarded by its row's environment."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import set_seed
+from trl import GRPOConfig, GRPOTrainer
+
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.callback import ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS, UNREAD_VERDICTS
+from scripts.backends.trl.setup import (
+    expand_pictures,
+    model_and_processor,
+    pictures_by_row,
+    shared_arguments,
+    training_rows,
+    updates_per_step,
+)
+from scripts.backends.trl.vllm import mismatch, prepare_engine, vllm_arguments
+from scripts.data.prompts import open_picture, prompt_of, render_prompt
+from scripts.errors import UserError
+from scripts.model.load import tokenizer_of
+from scripts.recipe.judges import Judges
+from scripts.recipe.resolve import samples_by_vllm
+from scripts.rewards.judge import Panel
+from scripts.rewards.registry import reward_groups
+
+Completion = str | list[dict[str, Any]]
+
+
+def make_trainer(job: TrainingJob) -> GRPOTrainer:
+    """The trainer of a stage of GRPO; prompts are taken in file order."""
+    grpo, policy = job.config["grpo"], job.config["policy"]
+    model, processor = model_and_processor(job)
+    rows = training_rows(job, job.max_num_steps * grpo["num_prompts_per_step"])
+    longest_prompt = policy["max_total_sequence_length"] - policy["generation"]["max_new_tokens"]
+    pictures = pictures_by_row(job, [prompt_of(row) for row in rows], processor)
+    if any(pictures) and not all(pictures):
+        raise UserError(
+            f"{job.train_split}:{pictures.index([]) + 1}: shows no picture, but other rows do, which TRL cannot mix; "
+            "give them a blend and a stage of their own"
+        )
+    prompts = expand_pictures([render_prompt(row, processor) for row in rows], processor)
+    for number, ids in enumerate(tokenizer_of(processor)(prompts)["input_ids"], start=1):
+        if len(ids) > longest_prompt:
+            raise UserError(
+                f"{job.train_split}:{number}: the prompt has {len(ids)} tokens, but max_total_sequence_length less "
+                f"max_new_tokens leaves {longest_prompt}; raise policy.max_total_sequence_length or drop the row"
+            )
+    trainer_class = LeaveOneOutTrainer if grpo["use_leave_one_out_baseline"] else MeasuringTrainer
+    by_vllm = samples_by_vllm(job.config)
+    if by_vllm:
+        prepare_engine()
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=[environment_reward(grpo["num_generations_per_prompt"], panel_of(job))],
+        args=_arguments(job),
+        train_dataset=_dataset(rows, prompts, pictures),
+        processing_class=processor,
+    )
+    trainer.normalize_rewards = grpo["normalize_rewards"]
+    if by_vllm:
+        trainer.corrects_sampling = job.config["loss_fn"]["use_importance_sampling_correction"]
+        set_seed(job.config["seed"])  # the engine has seeded what it draws from, always alike
+    return trainer
+
+
+def _dataset(rows: list[dict[str, Any]], prompts: list[str], pictures: list[list[str]]) -> Dataset:
+    """The rows as TRL takes them: prompts in the chat template, or messages with their pictures where there are any."""
+    texts = [json.dumps(row) for row in rows]
+    if not any(pictures):
+        return Dataset.from_list([{"prompt": prompt, "row": text} for prompt, text in zip(prompts, texts, strict=True)])
+    columns = {"messages": [json.dumps(prompt_of(row)) for row in rows], "pictures": pictures, "row": texts}
+    return Dataset.from_dict(columns).with_transform(_with_pictures)
+
+
+def _with_pictures(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """What TRL asks of a row with pictures, made when it is asked for."""
+    return {
+        "prompt": [_without_pictures(json.loads(text)) for text in batch["messages"]],
+        "images": [[open_picture(uri) for uri in uris] for uris in batch["pictures"]],
+        "row": batch["row"],
+    }
+
+
+def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose pictures are placeholders, into which TRL puts a row's images in order."""
+    return [
+        message | {"content": [{key: it for key, it in part.items() if key != "image"} for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
+
+
+def _arguments(job: TrainingJob) -> GRPOConfig:
+    grpo, loss, policy = job.config["grpo"], job.config["loss_fn"], job.config["policy"]
+    rollouts = grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"]
+    is_scaled_by_trl = grpo["normalize_rewards"] and not grpo["use_leave_one_out_baseline"]
+    return GRPOConfig(
+        per_device_train_batch_size=rollouts // updates_per_step(job.config) // job.nodes,
+        steps_per_generation=updates_per_step(job.config),
+        num_generations=grpo["num_generations_per_prompt"],
+        max_completion_length=policy["generation"]["max_new_tokens"],
+        temperature=policy["generation"]["temperature"],
+        top_p=policy["generation"]["top_p"],
+        beta=loss["reference_policy_kl_penalty"],
+        epsilon=loss["ratio_clip_min"],
+        epsilon_high=loss["ratio_clip_max"],
+        delta=loss["ratio_clip_c"],
+        importance_sampling_level="sequence" if loss["sequence_level_importance_ratios"] else "token",
+        loss_type="dapo" if loss["token_level_loss"] else "grpo",
+        scale_rewards="group" if is_scaled_by_trl else "none",
+        mask_truncated_completions=grpo["overlong_filtering"],
+        num_iterations=1,
+        shuffle_dataset=False,
+        remove_unused_columns=False,
+        model_init_kwargs={"dtype": "float32"},
+        **(vllm_arguments(job.config) if samples_by_vllm(job.config) else {}),
+        **shared_arguments(job),
+    )
+
+
+class MeasuringTrainer(GRPOTrainer):
+    """GRPO that logs how long a step's rollouts took and, where vLLM samples them, how far it differs from the trainer.
+
+    TRL weights the loss by the ratio of the two, which is taken back unless `corrects_sampling`: it measures nothing
+    where it does not correct.
+    """
+
+    corrects_sampling = False
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        started = time.monotonic()
+        output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
+        if self.use_vllm:
+            measured = mismatch(
+                output["old_per_token_logps"], output["sampling_per_token_logps"], output["completion_mask"]
+            )
+            for name, value in measured.items():
+                self._metrics["train"][name].append(value)
+            if not self.corrects_sampling:
+                output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
+        return output
+
+
+class LeaveOneOutTrainer(MeasuringTrainer):
+    """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
+
+    normalize_rewards = True
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        output["advantages"] = leave_one_out(output["advantages"], self.num_generations, self.normalize_rewards)
+        return output
+
+
+def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> torch.Tensor:
+    """Each reward less the mean of its group's others; divided by their standard deviation where that is not 0.
+
+    Rewards that are centred already give the same.
+    """
+    groups, others = rewards.double().view(-1, group_size), group_size - 1
+    mean = (groups.sum(1, keepdim=True) - groups) / others
+    advantages = groups - mean
+    if normalize and others > 1:
+        squares = (groups.square().sum(1, keepdim=True) - groups.square()) / others
+        deviation = ((squares - mean.square()).clamp(min=0) * others / (others - 1)).sqrt()
+        advantages = torch.where(deviation > 1e-6, advantages / (deviation + 1e-6), advantages)
+    return advantages.view(-1).to(rewards.dtype)
+
+
+def panel_of(job: TrainingJob) -> Panel | None:
+    """The judges that a stage names."""
+    settings = job.config.get("judges")
+    return Panel(Judges.model_validate(settings), job.judge_servers) if settings else None
+
+
+def environment_reward(group_size: int, panel: Panel | None = None) -> Callable[..., list[float]]:
+    """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
+
+    It takes a step's completions (of this rank) and their rows as JSON, and logs each group's mean reward under the
+    name of its environment; TRL averages what is logged over the groups of all ranks. Of the judges' answers it logs
+    the share that could not be read, and of the rewards how long they took.
+    """
+
+    def reward(
+        completions: list[Completion], row: list[str], log_metric: Callable[[str, float], None], **_: Any
+    ) -> list[float]:
+        groups = [
+            (json.loads(row[start]), [_text(it) for it in completions[start : start + group_size]])
+            for start in range(0, len(row), group_size)
+        ]
+        started = time.monotonic()
+        rewards = reward_groups(groups, panel)
+        log_metric(REWARD_SECONDS, time.monotonic() - started)
+        for (fields, _), group in zip(groups, rewards, strict=True):
+            log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
+        if panel is not None and (share := panel.unread_share()) is not None:
+            log_metric(UNREAD_VERDICTS, share)
+        return [value for group in rewards for value in group]
+
+    return reward
+
+
+def _text(completion: Completion) -> str:
+    """The text of a completion, which TRL makes a message where the prompt is one."""
+    return completion if isinstance(completion, str) else completion[0]["content"]

@@ -1,0 +1,82 @@
+"""Direct and mixed preference optimisation on pairs of answers, by TRL's DPOTrainer."""
+
+from typing import Any
+
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.setup import model_and_processor, shared_arguments, training_rows
+from scripts.data.preferences import Preference, preference_of
+from scripts.data.prompts import render
+from scripts.errors import UserError
+from scripts.model.load import tokenizer_of
+
+
+class TokenizedPairsTrainer(DPOTrainer):
+    """TRL's trainer on pairs that are tokenized already."""
+
+    def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
+        return dataset
+
+
+def make_trainer(job: TrainingJob) -> DPOTrainer:
+    """The trainer of a stage of DPO or MPO; pairs are learnt in file order, less what fills no whole batch."""
+    settings, policy = job.config[job.config["algorithm"]], job.config["policy"]
+    batch, longest = policy["train_global_batch_size"], policy["max_total_sequence_length"]
+    model, processor = model_and_processor(job)
+    rows = training_rows(job, job.max_num_steps * batch)
+    pairs = tokenize_pairs([preference_of(row) for row in rows], tokenizer_of(processor))
+    for number, pair in enumerate(pairs, start=1):
+        length = len(pair["prompt_ids"]) + max(len(pair["chosen_ids"]), len(pair["rejected_ids"]))
+        if length > longest:
+            raise UserError(
+                f"{job.train_split}:{number}: prompt and answer have {length} tokens, more than the {longest} of "
+                "policy.max_total_sequence_length; raise that or drop the row"
+            )
+    loss_types, loss_weights = losses(settings)
+    arguments = DPOConfig(
+        per_device_train_batch_size=batch // job.nodes,
+        train_sampling_strategy="sequential",
+        dataloader_drop_last=True,
+        max_length=longest,
+        beta=settings["reference_policy_kl_penalty"],
+        loss_type=loss_types,
+        loss_weights=loss_weights,
+        remove_unused_columns=False,
+        model_init_kwargs={"dtype": "float32"},
+        **shared_arguments(job),
+    )
+    return TokenizedPairsTrainer(
+        model=model, args=arguments, train_dataset=Dataset.from_list(pairs), processing_class=processor
+    )
+
+
+def losses(settings: dict[str, Any]) -> tuple[list[str], list[float]]:
+    """TRL's names of the losses that have a weight, and the weights."""
+    preference = "sigmoid_norm" if settings["preference_average_log_probs"] else "sigmoid"
+    named = {
+        preference: settings["preference_loss_weight"],
+        "bco_pair": settings.get("bco_loss_weight", 0),
+        "sft": settings["sft_loss_weight"],
+    }
+    weighted = {name: weight for name, weight in named.items() if weight}
+    return list(weighted), list(weighted.values())
+
+
+def tokenize_pairs(preferences: list[Preference], tokenizer: Any) -> list[dict[str, list[int]]]:
+    """Token ids of prompts, chosen and rejected answers in the tokenizer's chat template."""
+
+    def ids(texts: list[str]) -> list[list[int]]:
+        return tokenizer(texts, add_special_tokens=False)["input_ids"]
+
+    prompts = [render(it.prompt, tokenizer, add_generation_prompt=True) for it in preferences]
+    answers = {
+        name: [
+            render([*it.prompt, *getattr(it, name)], tokenizer).removeprefix(prompt)
+            for it, prompt in zip(preferences, prompts, strict=True)
+        ]
+        for name in ("chosen", "rejected")
+    }
+    pairs = zip(ids(prompts), ids(answers["chosen"]), ids(answers["rejected"]), strict=True)
+    return [dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), pair, strict=True)) for pair in pairs]

@@ -1,0 +1,86 @@
+"""What the trainers of every algorithm of backend `trl` start from: arguments, model, processor, rows."""
+
+from itertools import islice
+from typing import Any
+
+from PIL import Image
+
+from scripts.backends.protocol import TrainingJob
+from scripts.data.prompts import Messages, pictures_of
+from scripts.data.rows import read_rows
+from scripts.errors import UserError
+from scripts.model.load import load_processor, tokenizer_of
+from scripts.model.random_init import make_model, make_processor
+
+
+def updates_per_step(config: dict[str, Any]) -> int:
+    """Optimizer updates of one step: GRPO may train on a step's rollouts in several batches."""
+    if config["algorithm"] != "grpo":
+        return 1
+    rollouts = config["grpo"]["num_prompts_per_step"] * config["grpo"]["num_generations_per_prompt"]
+    return rollouts // (config["policy"]["train_global_batch_size"] or rollouts)
+
+
+def shared_arguments(job: TrainingJob) -> dict[str, Any]:
+    """Training arguments that all trainers share. TRL counts updates where a stage counts steps."""
+    optimizer, updates = job.config["policy"]["optimizer"], updates_per_step(job.config)
+    return {
+        "output_dir": str(job.run / "saving"),
+        "max_steps": job.max_num_steps * updates,
+        "learning_rate": optimizer["lr"],
+        "lr_scheduler_type": optimizer["schedule"] if optimizer["schedule"] == "cosine" else "constant_with_warmup",
+        "warmup_steps": optimizer["lr_warmup_iters"] * updates,
+        "weight_decay": optimizer["weight_decay"],
+        "adam_beta1": optimizer["adam_beta1"],
+        "adam_beta2": optimizer["adam_beta2"],
+        "max_grad_norm": optimizer["clip_grad"],
+        "seed": job.config["seed"],
+        "data_seed": job.config["seed"],
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False,  # activation_checkpointing in newer transformers, which know both
+        "bf16": False,
+        "use_cpu": True,
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": False,
+        "save_strategy": "steps",
+        "save_steps": job.checkpointing.save_period * updates,
+        "logging_strategy": "steps",
+        "logging_steps": updates,
+        "logging_nan_inf_filter": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_level_replica": "error",
+        # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.
+        "ddp_find_unused_parameters": True,
+    }
+
+
+def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
+    """The model to start from (a path, or for a stage without a parent a fresh one) and its tokenizer or processor."""
+    if job.parent_model is None:
+        processor = make_processor(job.config)
+        return make_model(job.config, processor), processor
+    return str(job.parent_model), load_processor(job.parent_model)
+
+
+def pictures_by_row(job: TrainingJob, conversations: list[Messages], processor: Any) -> list[list[str]]:
+    """The pictures that each row of the training split shows; UserError for the first one that the model cannot see."""
+    pictures = [pictures_of(messages) for messages in conversations]
+    if tokenizer_of(processor) is processor and any(pictures):
+        number = next(number for number, uris in enumerate(pictures, start=1) if uris)
+        raise UserError(f"{job.train_split}:{number}: shows a picture, but the recipe's model has no vision")
+    return pictures
+
+
+def expand_pictures(texts: list[str], processor: Any) -> list[str]:
+    """The texts with as many tokens in a picture's place as it has for the model; all are scaled to one size."""
+    token = getattr(processor, "image_token", None)
+    if token is None:
+        return texts
+    expanded = processor(text=[token], images=[Image.new("RGB", (1, 1))])["input_ids"][0]
+    return [text.replace(token, token * len(expanded)) for text in texts]
+
+
+def training_rows(job: TrainingJob, count: int) -> list[dict[str, Any]]:
+    """The first `count` rows of the training split in file order; the whole split when it has fewer."""
+    return [row for _, _, row in islice(read_rows(job.train_split), count)]

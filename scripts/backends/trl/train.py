@@ -1,0 +1,99 @@
+"""Backend `trl`: train with TRL's trainers, on the CPU.
+
+A GPU is left alone where there is one, so that a tiny model's weights do not depend on the machine; only vLLM takes it,
+where that samples the rollouts (`scripts.backends.trl.vllm`). On one node this process trains; on several, one process
+a node does (`scripts.backends.trl.cluster`), each with an equal part of every step's rows, and they keep equal weights.
+Each algorithm's trainer is made by a module of its own; what they share in a training's life (resuming, logging,
+sealing, stopping) is here and in `scripts.backends.trl.callback`.
+"""
+
+import shutil
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, set_seed
+from transformers import logging as transformers_logging
+
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl import grpo, preferences, sft
+from scripts.backends.trl.callback import StageCallback, rng_files
+from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
+from scripts.errors import UserError
+from scripts.files import sha256_text
+from scripts.model.load import load_model
+from scripts.rewards.registry import register
+from scripts.stage.versions import check_versions
+
+TRAINERS = {
+    "sft": sft.make_trainer,
+    "grpo": grpo.make_trainer,
+    "dpo": preferences.make_trainer,
+    "mpo": preferences.make_trainer,
+}
+
+
+def train(job: TrainingJob) -> None:
+    """Train a stage in this process, from its model (or its newest checkpoint) to the planned step."""
+    if job.nodes != 1:
+        raise UserError(f"{job.stage}: {job.nodes} nodes need a Ray cluster (scripts.backends.trl.cluster)")
+    train_rank(job)
+
+
+def train_rank(job: TrainingJob) -> None:
+    """Train a stage as one of `job.nodes` ranks; torch.distributed is up where there are several."""
+    if world_size() != job.nodes:
+        raise ValueError(f"{job.stage} is to train on {job.nodes} nodes, but {world_size()} ranks are up")
+    check_versions(job.config["release"])
+    register(job.environments, job.config.get("environments"))
+    torch.set_num_threads(job.threads)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    _remove_half_saved(job)
+    trainer = TRAINERS[job.config["algorithm"]](job)
+    trainer.create_model_card = lambda *arguments, **options: None
+    trainer._load_from_checkpoint = partial(_load_weights, trainer)
+    for callback in list(trainer.callback_handler.callbacks):
+        if type(callback).__name__ in ("PrinterCallback", "ProgressCallback", "RichProgressCallback"):
+            trainer.remove_callback(callback)
+    trainer.add_callback(StageCallback(job))
+    torch.set_num_threads(job.threads)  # accelerate may have set its own
+    _seed_where_no_state_was_saved(job)
+    try:
+        trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+        wait_for_all_ranks()  # each still looks into the directory that rank 0 removes
+    except Exception as error:
+        if "No space left on device" in str(error) or shutil.disk_usage(job.run).free == 0:
+            raise UserError(
+                f"{job.run}: the disk is full; make room and start again: training resumes from the newest checkpoint"
+            ) from error
+        raise
+    finally:
+        _remove_half_saved(job)
+
+
+def _load_weights(trainer: Trainer, folder: str, *_: Any) -> None:
+    """Load a checkpoint's weights as `from_pretrained` does, all of them.
+
+    Trainer's own loading goes by the names in the file, which for LLaVA are others than the model's, and passes over
+    what it does not find.
+    """
+    trainer.model.load_state_dict(load_model(Path(folder)).state_dict())
+
+
+def _remove_half_saved(job: TrainingJob) -> None:
+    if rank() == 0:
+        shutil.rmtree(job.run / "saving", ignore_errors=True)
+
+
+def _seed_where_no_state_was_saved(job: TrainingJob) -> None:
+    """Seed a rank that the checkpoint does not know, having been made on fewer nodes (or one, or several).
+
+    The checkpoint's own states replace the seed where it has them; without either, the rank would repeat the random
+    numbers of its first steps.
+    """
+    if job.resume_from and not (job.resume_from / rng_files(job.nodes)[rank()]).exists():
+        set_seed(int(sha256_text(f"{job.config['seed']} {job.resume_from.name} {rank()}")[:8], 16))

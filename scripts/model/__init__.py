@@ -1,0 +1,1 @@
+"""Models in Hugging Face's format: made with random weights, loaded, checked."""

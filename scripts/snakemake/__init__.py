@@ -1,0 +1,1 @@
+"""What Stagecoach adds to Snakemake and its Slurm plugin, pinned to their versions."""

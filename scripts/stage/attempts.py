@@ -1,0 +1,91 @@
+"""What each attempt at a stage came to, one line each in the run directory."""
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import UserError
+from scripts.launch.slurm import own_job_id
+
+
+def begin_attempt(
+    run: Path,
+    step: int,
+    call: int = 0,
+    nodes: int = 1,
+    gpus: int = 0,
+    code: dict[str, Any] | None = None,
+    image: dict[str, Any] | None = None,
+) -> None:
+    """Note that an attempt begins at a step; without an end line it was killed.
+
+    `call`: which call it belongs to; `gpus`: those of all nodes together; `code` and `image`: what trains, as
+    scripts.stage.provenance tells.
+    """
+    place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes, "gpus": gpus}
+    what = {"code": code, "image": image}
+    _append(run, {"event": "begin", "step": step, "call": call, **place, **what, "time": time.time()})
+
+
+def end_attempt(run: Path, step: int, outcome: str) -> None:
+    """Note how the attempt ended and at which step its newest checkpoint is.
+
+    `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next one aims no further),
+    lost (a node), failed, or waited (for another job, training nothing).
+    """
+    _append(run, {"event": "end", "step": step, "outcome": outcome, "time": time.time()})
+
+
+def read_attempts(run: Path) -> list[dict[str, Any]]:
+    """Each attempt with its first step and outcome (killed when it has no end), oldest first.
+
+    `time` is when it began and `ended` when it ended, in seconds since the epoch.
+    """
+    attempts: list[dict[str, Any]] = []
+    path = run / "attempts.jsonl"
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if entry["event"] == "begin":
+            kept = ("host", "time", "call", "slurm_job", "nodes", "code", "image")
+            attempts.append({"from": entry["step"], "outcome": "killed"} | {key: entry.get(key) for key in kept})
+        elif attempts:
+            attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"], "ended": entry.get("time")}
+    return attempts
+
+
+def attempts_of(run: Path, call: int) -> list[dict[str, Any]]:
+    """The attempts that belong to one call of Snakemake, oldest first."""
+    return [attempt for attempt in read_attempts(run) if attempt["call"] == call]
+
+
+def vain_attempts(run: Path, call: int, step: int) -> str | None:
+    """How the last two attempts ended when both belong to this call and began at this step; None: there is hope.
+
+    There is after one that found where its data end: the next one aims at an earlier step.
+    `call` 0 is a person's own, who may try as often as she likes; `step` is the newest checkpoint's.
+    """
+    last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
+    if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
+        return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
+    return None
+
+
+def refuse_a_third_vain_attempt(run: Path, call: int, step: int, log: str) -> None:
+    """UserError when the two attempts of this call before made no new step."""
+    if vain := vain_attempts(run, call, step):
+        raise UserError(f"{run}: {vain}; not trying again: see {log}")
+
+
+def _append(run: Path, entry: dict[str, Any]) -> None:
+    path = run / "attempts.jsonl"
+    cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    with path.open("a", encoding="utf-8") as file:
+        file.write(("\n" if cut else "") + json.dumps(entry) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,161 @@
+"""Where a checkpoint comes from: its data, and the code and image of the attempts whose steps are in it.
+
+All of it changes no weight, so it is recorded and never compared. Each attempt notes its code and image in the run
+directory; publishing the same checkpoint again, by whatever code, tells the same.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scripts.backends.nemo_rl.command import image_of
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.data.placeholders import TABLES
+from scripts.files import canonical_json, read_json, sha256_file, sha256_text
+from scripts.recipe.models import Stage
+from scripts.recipe.resolve import is_asynchronous, planned_step, rows_of_manifest
+from scripts.recipe.site import Site
+from scripts.recipe.yaml_file import repository_root
+from scripts.stage.attempts import read_attempts
+
+CODE = ("Snakefile", "rules", "scripts", "envs")
+PATIENCE = 30.0
+OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "parents")
+
+
+def code_revision(root: Path | None = None) -> dict[str, Any]:
+    """Stagecoach's commit, whether its code differs from that (`dirty`), and the SHA-256 of its scripts' hashes.
+
+    Commit and `dirty` are None where there is no git or no checkout; the hash tells such trees apart too.
+    """
+    root = root or repository_root()
+    hashes = {str(path.relative_to(root)): sha256_file(path) for path in sorted((root / "scripts").rglob("*.py"))}
+    top = _git(root, "rev-parse", "--show-toplevel")
+    is_own = top is not None and Path(top).resolve() == root.resolve()
+    commit = _git(root, "rev-parse", "HEAD") if is_own else None
+    changes = _git(root, "status", "--porcelain", "--", *CODE) if commit else None
+    return {
+        "commit": commit,
+        "dirty": None if changes is None else bool(changes),
+        "scripts": sha256_text(canonical_json(hashes)),
+    }
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git answers; None where it cannot."""
+    program = shutil.which("git")
+    if program is None:
+        return None
+    command = [program, "--no-optional-locks", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def image_of_stage(stage: Stage, site: Site | None, config: dict[str, Any]) -> dict[str, Any] | None:
+    """The container that trains a stage: its name, its digest in the registry, the SHA-256 of its file.
+
+    None where no container does; digest and hash are None where neither the name nor a record beside the file tells.
+    """
+    if stage.backend != "nemo_rl" or site is None or site.nemo_rl is None:
+        return None
+    name = image_of(stage.image, release_of(config["release"]["name"]), site.nemo_rl)
+    if not name.endswith(".sqsh"):
+        return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
+    record = Path(f"{name}.json")
+    told = read_json(record) if record.is_file() else {}
+    return {"name": told.get("source") or Path(name).name, "digest": told.get("digest"), "sha256": told.get("sha256")}
+
+
+def trained_by(run: Path, step: int) -> list[dict[str, Any]]:
+    """The code and image that trained the steps up to this one, oldest first; `steps` are the first and the last.
+
+    An attempt's steps count up to where a later attempt went on; neighbours of the same code and image are one.
+    """
+    spans: list[dict[str, Any]] = []
+    end = step
+    for attempt in _attempts_in(run, step):
+        how = {"code": attempt["code"], "image": attempt["image"]}
+        if spans and spans[-1] == how | {"steps": spans[-1]["steps"]}:
+            spans[-1]["steps"][0] = attempt["from"] + 1
+        else:
+            spans.append({"steps": [attempt["from"] + 1, end], **how})
+        end = attempt["from"]
+    return spans[::-1]
+
+
+def _attempts_in(run: Path, step: int) -> Iterator[dict[str, Any]]:
+    """The attempts whose steps are in the checkpoint of this step, newest first."""
+    for attempt in reversed(read_attempts(run)):
+        if attempt["outcome"] != "waited" and attempt["from"] < step:
+            yield attempt
+            step = attempt["from"]
+
+
+def origin_of_checkpoint(config: dict[str, Any], manifest: Path, run: Path, step: int) -> dict[str, Any]:
+    """What the record of a checkpoint tells besides its identity: seed, release, data, and what trained it.
+
+    `data_ended` is there where the data ended before the planned step: that step, the rows of the steps that are
+    missing, and at how many resumes they were skipped.
+    """
+    return {
+        "seed": config.get("seed"),
+        "release": config.get("release"),
+        "data": _data_of(manifest),
+        **_data_ended(config, manifest, run, step),
+        "trained_by": trained_by(run, step),
+    }
+
+
+def _data_ended(config: dict[str, Any], manifest: Path, run: Path, step: int) -> dict[str, Any]:
+    planned = planned_step(config, rows_of_manifest(manifest))
+    if step == planned or not is_asynchronous(config):
+        return {}
+    resumes = sum(attempt["from"] > 0 for attempt in _attempts_in(run, step))
+    skipped = (planned - step) * config["grpo"]["num_prompts_per_step"]
+    return {"data_ended": {"planned": planned, "rows_skipped": skipped, "resumes": resumes}}
+
+
+def step_text(record: dict[str, Any]) -> str:
+    """A checkpoint's step, and of how many where its data ended before the planned one."""
+    return f"{record['step']} of {record['data_ended']['planned']}" if "data_ended" in record else str(record["step"])
+
+
+def words_of_skipped(record: dict[str, Any]) -> str:
+    """What a record tells of data that ended before the planned step; nothing where they did not."""
+    if not (ended := record.get("data_ended")):
+        return ""
+    resumes = ended["resumes"]
+    when = f" at {resumes} resume{'' if resumes == 1 else 's'}" if resumes else ""
+    return f"{ended['rows_skipped']} rows skipped{when}"
+
+
+def _data_of(manifest: Path) -> dict[str, Any]:
+    """The blend, its dataset, the revisions of the tables that filled its placeholders, and its manifest's SHA-256."""
+    told, record = read_json(manifest), manifest.parents[1] / "source/record.json"
+    revisions = read_json(record).get("tables", {}) if record.is_file() else {}
+    tables = sorted({TABLES[name].repository for name in told.get("placeholders", {}) if name in TABLES})
+    return {
+        "blend": manifest.parent.name,
+        "source": told.get("source"),
+        "tables": {name: revisions.get(name) for name in tables},
+        "manifest": sha256_file(manifest),
+    }
+
+
+def parents_of(export: Path | None) -> list[dict[str, Any]]:
+    """The stage whose export this one starts from, with all that it comes from itself; none for a first stage.
+
+    What the parent's own ckpt/record.json tells is taken over where it is of the exported checkpoint.
+    """
+    if export is None:
+        return []
+    exported, record = read_json(export), export.parents[1] / "ckpt/record.json"
+    published = read_json(record) if record.is_file() else {}
+    is_same = published.get("identity") == exported["identity"]
+    told = {key: published[key] for key in OF_PARENT if key in published} if is_same else {}
+    return [{key: exported[key] for key in ("stage", "step", "identity", "content")} | told]

@@ -1,0 +1,102 @@
+"""Publish what a stage trained: `ckpt/` with its record, `hf/` for the next stage. Renames and links, no copies."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import UserError
+from scripts.files import (
+    canonical_json,
+    describe_files,
+    fsync_directory,
+    link_or_copy,
+    read_json,
+    replace_directory,
+    sha256_text,
+    write_json,
+)
+from scripts.stage.rundir import FILES, Checkpoint
+
+EXPORT_PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "chat_template*",
+    "processor_config.json",
+)
+
+
+def publish_checkpoint(
+    checkpoint: Checkpoint,
+    ckpt: Path,
+    stage: str,
+    identity: str,
+    facts: dict[str, Any],
+    parents: list[dict[str, Any]],
+    origin: dict[str, Any] | None = None,
+) -> None:
+    """Make `ckpt` hold ``record.json`` and ``weights``, a link to the checkpoint in the run directory.
+
+    The record holds no time and no path, so publishing the same checkpoint twice gives equal bytes. `parents` and
+    `origin` are those of scripts.stage.provenance.
+    """
+    record = {
+        "stage": stage,
+        "step": checkpoint.step,
+        "identity": identity,
+        "facts": facts,
+        **(origin or {}),
+        "parents": parents,
+        "files": read_json(checkpoint.path / FILES),
+    }
+    with replace_directory(ckpt) as fresh:
+        (fresh / "weights").symlink_to(os.path.relpath(checkpoint.path.resolve(), ckpt.parent.resolve() / ckpt.name))
+        write_json(fresh / "record.json", record)
+
+
+def export_checkpoint(ckpt: Path, hf: Path) -> None:
+    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
+
+    The directory's name is a hash of its files, so a path never means two different models. A file whose size or
+    hash is not what the checkpoint's record says is a UserError.
+    """
+    record = read_json(ckpt / "record.json")
+    weights = ckpt / "weights"
+    chosen = sorted(path for pattern in EXPORT_PATTERNS for path in weights.glob(pattern))
+    if not any(path.suffix == ".safetensors" for path in chosen):
+        raise UserError(f"{weights}: no *.safetensors; the checkpoint is damaged: delete it and train the stage again")
+    exports = hf.parent / "exports"
+    exports.mkdir(exist_ok=True)
+    with replace_directory(exports / ".incoming") as fresh:
+        for path in chosen:
+            link_or_copy(path, fresh / path.name)
+        files = describe_files(fresh)
+        for name, described in files.items():
+            if described != record["files"].get(name):
+                raise UserError(
+                    f"{weights / name}: not the file that {ckpt / 'record.json'} lists (size or hash differs); the "
+                    "checkpoint is damaged: delete it, and training resumes from the one before"
+                )
+    content = sha256_text(canonical_json(files))[:16]
+    target = exports / content
+    if target.exists():
+        shutil.rmtree(exports / ".incoming")
+    else:
+        (exports / ".incoming").rename(target)
+        fsync_directory(exports)
+    publish_export(record, content, files, hf)
+
+
+def publish_export(record: dict[str, Any], content: str, files: dict[str, Any], hf: Path) -> None:
+    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
+
+    `record` is that of the checkpoint, `files` the description of the export's files.
+    """
+    exported = {key: record[key] for key in ("stage", "step", "identity")} | {"content": content, "files": files}
+    with replace_directory(hf) as fresh:
+        (fresh / "model").symlink_to(Path("..", "exports", content))
+        write_json(fresh / "record.json", exported)

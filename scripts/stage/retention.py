@@ -1,0 +1,52 @@
+"""Which checkpoints of a run directory are kept."""
+
+import os
+import shutil
+from pathlib import Path
+
+from scripts.recipe.models import Checkpointing
+from scripts.stage.metrics import read_log
+from scripts.stage.rundir import Checkpoint, checkpoints
+
+
+def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
+    """Remove the checkpoints that are neither among the newest nor among the best; the removed steps.
+
+    Kept are the newest `keep_last_k`, the best `keep_top_k` by `metric_name`, and the published one. A checkpoint is
+    renamed before it is removed, so a half-removed one never looks whole.
+    """
+    if checkpointing.keep_last_k is None:
+        return []
+    for left in (run / "checkpoints").glob("removing_*"):
+        shutil.rmtree(left)
+    found = checkpoints(run)
+    newest = found[-checkpointing.keep_last_k :]
+    keep = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]} | _published(run)
+    removed = []
+    for checkpoint in found:
+        if checkpoint.step not in keep:
+            doomed = checkpoint.path.with_name(f"removing_{checkpoint.path.name}")
+            checkpoint.path.rename(doomed)
+            shutil.rmtree(doomed)
+            removed.append(checkpoint.step)
+    return removed
+
+
+def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> list[Checkpoint]:
+    """The best by the metric of their own step, ties to the newer; those without the metric count as worst."""
+    if not checkpointing.keep_top_k:
+        return []
+    name, sign = checkpointing.metric_name.removeprefix("train:"), 1 if checkpointing.higher_is_better else -1
+    values = {entry["step"]: entry.get(name) for entry in read_log(run / "metrics.jsonl")}
+    known = [checkpoint for checkpoint in found if values.get(checkpoint.step) is not None]
+    known.sort(key=lambda checkpoint: (sign * values[checkpoint.step], checkpoint.step), reverse=True)
+    return known[: checkpointing.keep_top_k]
+
+
+def _published(run: Path) -> set[int]:
+    """The step that ckpt/ beside the run directory links to, if it is one of this run's."""
+    link = run.with_name("ckpt") / "weights"
+    if not link.is_symlink():
+        return set()
+    target = Path(os.path.normpath(link.parent / link.readlink()))
+    return {checkpoint.step for checkpoint in checkpoints(run) if checkpoint.path.resolve() == target.resolve()}

