@@ -26,7 +26,7 @@ from scripts.recipe.resolve import own_environments, resolve_stage, sync_configs
 from scripts.snakemake.controller_lock import remove_dead_lock
 from scripts.snakemake.ancient import correct_ancient
 from scripts.snakemake.retry import decide_retries
-from scripts.plan import check_budget
+from scripts.commands.plan import check_budget
 from scripts.snakemake.retries import AttemptCounter
 from scripts.backends.protocol import check_nodes
 from scripts.stage.estimate import estimate

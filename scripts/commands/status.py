@@ -4,57 +4,11 @@ It asks no Slurm and reads the ends of logs only, so it may run in `watch`.
 """
 
 import argparse
-from dataclasses import dataclass
-from pathlib import Path
 
-from scripts.errors import run_program
+from scripts.commands.project import Project, project_of
 from scripts.launch.jobs import last_words
-from scripts.recipe.load import load_config, load_recipe, load_site
-from scripts.recipe.models import Recipe
 from scripts.recipe.site import Site
 from scripts.stage.condition import Condition, condition_of
-from scripts.stage.standing import Standing, all_standings
-
-
-@dataclass(frozen=True)
-class Project:
-    """What status and plan speak of: a recipe, the site it trains on and the folder of its results."""
-
-    recipe: Recipe
-    site: Site
-    results: Path
-    over_budget: bool = False
-
-    def standings(self) -> dict[str, Standing]:
-        """The standing of every stage, parents first."""
-        return all_standings(self.recipe, self.results, last_words(self.results) if self.site.slurm else None)
-
-
-def project_of_arguments(program: str, description: str | None) -> Project:
-    """Parse the command line that status and plan share."""
-    parser = project_parser(program, description)
-    return project_of(parser.parse_args())
-
-
-def project_parser(program: str, description: str | None) -> argparse.ArgumentParser:
-    """The command line of a program that speaks of a project."""
-    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=(description or "").split("\n")[0])
-    parser.add_argument("--config", type=Path, default=Path("config/config.yaml"), help="default: config/config.yaml")
-    parser.add_argument("--recipe", help="instead of the config's")
-    parser.add_argument("--site", help="instead of the config's")
-    parser.add_argument("--run", help="instead of the config's")
-    parser.add_argument("--seed", type=int, help="instead of the config's")
-    parser.add_argument("--model", help="instead of the config's")
-    return parser
-
-
-def project_of(arguments: argparse.Namespace) -> Project:
-    """The project that the arguments of `project_parser` name."""
-    names = ("config", "recipe", "site", "run", "seed", "model")
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    config = load_config(given.pop("config"), given)
-    recipe = load_recipe(Path(config.recipe), config.seed, config.model)
-    return Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), config.over_budget)
 
 
 def status_text(project: Project) -> str:
@@ -66,7 +20,7 @@ def status_text(project: Project) -> str:
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
     lines = aligned([head, *rows], left={0, 1, len(head) - 1})
     aside = [f"  {entry.path}  step {entry.step}" for one in standings.values() for entry in one.aside]
-    return "\n".join([*lines, *(["", "set aside (with sizes: python -m scripts.plan):", *aside] if aside else [])])
+    return "\n".join([*lines, *(["", "set aside (with sizes: stagecoach plan):", *aside] if aside else [])])
 
 
 def _row(one: Condition, site: Site) -> list[str]:
@@ -104,10 +58,6 @@ def aligned(rows: list[list[str]], left: set[int]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Command line of the status."""
-    print(status_text(project_of_arguments("scripts.status", __doc__)))
-
-
-if __name__ == "__main__":
-    run_program(main)
+def run(arguments: argparse.Namespace) -> None:
+    """Print the status."""
+    print(status_text(project_of(arguments)))

@@ -3,20 +3,22 @@
 Reads records only, so it works while the cluster is down. What is set aside is listed with its size.
 """
 
+import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.table import ROWS, side_by_side
-from scripts.errors import UserError, run_program
+from scripts.commands.project import Project, project_of
+from scripts.commands.status import aligned, duration
+from scripts.errors import UserError
 from scripts.files import amount
 from scripts.recipe.models import Recipe
 from scripts.recipe.site import Site
 from scripts.stage.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
 from scripts.stage.memo import steps_left
 from scripts.stage.standing import Standing, tree_bytes
-from scripts.status import Project, aligned, duration, project_of_arguments
 
 WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains", "fresh": "fresh"}
 LARGEST = 3
@@ -171,7 +173,7 @@ def _aside(plan: Iterable[Planned]) -> list[str]:
         "",
         "set aside (comes back when that identity is asked for again):",
         *(f"  {entry.path}  step {entry.step}  {amount(tree_bytes(entry.path))}" for entry in entries),
-        "to remove one: python -m scripts.discard PATH",
+        "to remove one: stagecoach discard PATH",
     ]
 
 
@@ -213,10 +215,6 @@ def check_budget(
         raise UserError(words)
 
 
-def main() -> None:
-    """Command line of the plan."""
-    print(plan_text(project_of_arguments("scripts.plan", __doc__)))
-
-
-if __name__ == "__main__":
-    run_program(main)
+def run(arguments: argparse.Namespace) -> None:
+    """Print the plan."""
+    print(plan_text(project_of(arguments)))

@@ -6,20 +6,21 @@ With ``--command STAGE`` it prints what NeMo-RL's ray.sub would be told of a sta
 the Slurm job's.
 """
 
+import argparse
 import shlex
 
 from scripts.backends.nemo_rl.checks import Finding, Patient, conversion, findings
 from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.protocol import Place, TrainingJob, check_nodes
-from scripts.errors import UserError, run_program
+from scripts.commands.project import Project, project_of
+from scripts.errors import UserError
 from scripts.launch.site_check import check_site
 from scripts.launch.slurm import Job
 from scripts.recipe.load import check_stage_name
 from scripts.recipe.resolve import planned_step, resolve_stage, rows_of_manifest
 from scripts.stage.memo import stage_files
 from scripts.stage.stop import StopRequest
-from scripts.status import Project, project_of, project_parser
 
 NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
 
@@ -81,14 +82,11 @@ def command_text(project: Project, name: str) -> str:
     return "\n".join([*(f"{key}={shlex.quote(value)}" for key, value in told.items()), "", command])
 
 
-def main() -> int:
-    """Command line of the doctor."""
-    parser = project_parser("scripts.doctor", __doc__)
-    parser.add_argument("--command", metavar="STAGE", help="print what NeMo-RL would be told of a stage, and end")
-    arguments = parser.parse_args()
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings, or what NeMo-RL would be told of a stage."""
     project = project_of(arguments)
-    if arguments.command:
-        print(command_text(project, arguments.command))
+    if arguments.stage:
+        print(command_text(project, arguments.stage))
         return 0
     found = diagnose(project)
     alike: dict[tuple[str, int, bool], list[str]] = {}
@@ -103,7 +101,3 @@ def main() -> int:
     stopping = sum(finding.stops for finding in found)
     print(f"{len(project.recipe.stages)} stages: {stopping} errors, {len(found) - stopping} warnings")
     return 1 if stopping else 0
-
-
-if __name__ == "__main__":
-    run_program(main)
