@@ -11,7 +11,7 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.errors import UserError, run_program
 from scripts.files import amount
-from scripts.recipe.models import Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.stage.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
 from scripts.stage.memo import steps_left

@@ -10,7 +10,7 @@ from pathlib import Path
 from scripts.errors import run_program
 from scripts.launch.jobs import last_words
 from scripts.recipe.load import load_config, load_recipe, load_site
-from scripts.recipe.models import Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.stage.condition import Condition, condition_of
 from scripts.stage.standing import Standing, all_standings

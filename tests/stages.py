@@ -10,8 +10,8 @@ from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
 from scripts.files import sha256_file
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.stage import Checkpointing
 from scripts.stage.stop import StopRequest
 from tests.conftest import SHORT
 

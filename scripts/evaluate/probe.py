@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from transformers import logging as transformers_logging
 
+from scripts.backends.trl.settings import GrpoSettings
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import Rollout, rollouts
 from scripts.files import write_json
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
 from scripts.recipe.load import check_stage_name, load_recipe
-from scripts.recipe.models import GrpoStage
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
@@ -118,7 +118,7 @@ def main() -> None:
     recipe = load_recipe(arguments.recipe)
     check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
     stage, config = recipe.stages[arguments.stage], read_config(arguments.config)
-    if not isinstance(stage, GrpoStage):
+    if not isinstance(stage, GrpoSettings):
         raise UserError(f"{arguments.stage}: no stage of GRPO that backend trl trains, so it has no rollouts to try")
     register(own_environments(recipe, arguments.stage), config.get("environments"))
     torch.set_num_threads(arguments.threads)

@@ -17,8 +17,8 @@ from scripts.evaluate.rollouts import Answer, beside_fresh_model, beside_parent,
 from scripts.files import read_json, sha256_file, write_json
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
+from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Evaluation
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
 from scripts.rewards.registry import check_row, register, scores

@@ -24,6 +24,7 @@ GONE = {
     "REVOKED",
     "TIMEOUT",
 }
+SLURMS_FAULT = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
 PATIENCE_SECONDS = 600.0
 Answer = TypeVar("Answer")
 NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")

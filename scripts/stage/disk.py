@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.files import amount, canonical_json, read_json, sha256_text
-from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import planned_step, rows_of_manifest
+from scripts.recipe.stage import Checkpointing
 from scripts.stage.rundir import checkpoints
 
 

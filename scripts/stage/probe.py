@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import fmean, median, pvariance
 from typing import Any, NamedTuple
 
+from scripts.backends.trl.settings import GrpoSettings
 from scripts.data.rows import environment_of, key_of, read_rows
 from scripts.errors import UserError, shortened
-from scripts.recipe.models import GrpoStage
 from scripts.recipe.probe import Probe
 from scripts.rewards.judge import JudgeUnavailable, Panel
 from scripts.rewards.made import Made, answers_of, made_responses
@@ -64,7 +64,7 @@ class Findings:
             raise UserError(f"stage {stage}: its reward cannot be trained on:\n  " + "\n  ".join(stops))
 
 
-def panel_of(stage: GrpoStage) -> Panel | None:
+def panel_of(stage: GrpoSettings) -> Panel | None:
     """The judges that a stage's probe asks."""
     return Panel(stage.judges, stage.judge_servers) if stage.judges and stage.probe.ask_judges else None
 

@@ -14,9 +14,9 @@ from scripts.backends.nemo_rl.command import image_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.data.placeholders import TABLES
 from scripts.files import canonical_json, read_json, sha256_file, sha256_text
-from scripts.recipe.models import Stage
 from scripts.recipe.resolve import is_asynchronous, planned_step, rows_of_manifest
 from scripts.recipe.site import Site
+from scripts.recipe.stage import StageSettings
 from scripts.recipe.yaml_file import repository_root
 from scripts.stage.attempts import read_attempts
 
@@ -56,7 +56,7 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def image_of_stage(stage: Stage, site: Site | None, config: dict[str, Any]) -> dict[str, Any] | None:
+def image_of_stage(stage: StageSettings, site: Site | None, config: dict[str, Any]) -> dict[str, Any] | None:
     """The container that trains a stage: its name, its digest in the registry, the SHA-256 of its file.
 
     None where no container does; digest and hash are None where neither the name nor a record beside the file tells.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.nemo_rl.checks import findings
+from scripts.backends.trl.settings import GrpoSettings
 from scripts.data.lengths import token_lengths, tokenizer_at_hand
 from scripts.data.parallel import default_workers
 from scripts.data.rows import key_of, read_rows
@@ -20,7 +21,7 @@ from scripts.errors import UserError, run_program
 from scripts.files import read_json, write_json
 from scripts.recipe.judges import roles_of
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import GrpoStage, Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import own_environments, planned_step, read_config
 from scripts.recipe.site import Site
 from scripts.rewards.registry import check_row, register
@@ -83,7 +84,7 @@ def check_stage(
         "epochs": math.ceil(planned * stage.rows_per_step / rows),
         "tokens": _token_lengths(recipe, name, config, manifest, splits) if blend.format == "jsonl" else None,
     }
-    if isinstance(stage, GrpoStage):
+    if isinstance(stage, GrpoSettings):
         samples = sample_rows(manifest.with_name("train-split.jsonl"), stage.probe.rows, frozenset(blend.allow))
         found = try_made(samples, stage.probe, panel_of(stage), longest_response(config))
         found.tell(name, stage.probe.action)

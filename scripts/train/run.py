@@ -21,14 +21,16 @@ from scripts.backends.protocol import (
     reach_of,
     recognise_checkpoints,
 )
+from scripts.backends.trl.settings import GrpoSettings
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
 from scripts.files import read_json, sha256_file
 from scripts.launch.ray_cluster import run_on_cluster
 from scripts.launch.slurm import Job, own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import check_stage_name, load_recipe, load_site
-from scripts.recipe.models import GrpoStage, Recipe, Stage
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import own_environments, planned_step, read_config, rows_of_manifest
 from scripts.recipe.site import Site
+from scripts.recipe.stage import StageSettings
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_a_third_vain_attempt, vain_attempts
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.live import live_page
@@ -125,7 +127,7 @@ def train_stage(
                     threads=attempt.threads,
                     stop=stop,
                     nodes=len(attempt.job.nodes) if attempt.job else 1,
-                    judge_servers=stage.judge_servers if isinstance(stage, GrpoStage) else {},
+                    judge_servers=stage.judge_servers if isinstance(stage, GrpoSettings) else {},
                     environments=own_environments(recipe, stage_name),
                     gate=stage.gate,
                 ),
@@ -158,7 +160,7 @@ def train_stage(
     return 0
 
 
-def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage, is_last: bool) -> Checkpoint | None:
+def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: StageSettings, is_last: bool) -> Checkpoint | None:
     """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it.
 
     `is_last`: whether the stage is done when the attempt has trained what it is to.
@@ -191,7 +193,7 @@ def _attempt(job: TrainingJob, step: int, attempt: Attempt, stage: Stage, is_las
     return newest
 
 
-def _train_in_containers(job: TrainingJob, attempt: Attempt, stage: Stage) -> None:
+def _train_in_containers(job: TrainingJob, attempt: Attempt, stage: StageSettings) -> None:
     if attempt.job is None or attempt.site is None or attempt.site.slurm is None:
         raise UserError(
             f"{job.stage}: NeMo-RL trains in a Slurm job: snakemake --profile slurm, and a site with a slurm section"

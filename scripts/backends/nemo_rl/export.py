@@ -24,7 +24,7 @@ from scripts.files import canonical_json, describe_files, read_json, replace_dir
 from scripts.launch.containers import run_in_container
 from scripts.model.hugging_face import check_model
 from scripts.recipe.load import check_stage_name, load_recipe, load_site
-from scripts.recipe.models import Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.stage.publish import publish_export
 

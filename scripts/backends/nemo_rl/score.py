@@ -21,6 +21,7 @@ from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.patient import Patient
 from scripts.backends.nemo_rl.records import Asked, Record, answers_of, read_records
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
@@ -29,8 +30,9 @@ from scripts.evaluate.rollouts import beside_parent, write_rollouts
 from scripts.files import open_atomically, read_json, sha256_file, write_json
 from scripts.launch.slurm import Job, own_job
 from scripts.recipe.load import load_recipe, load_site, scored_stage
-from scripts.recipe.models import NemoRlStage, Recipe, nearest
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.recipe.strict import nearest
 
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
@@ -43,12 +45,14 @@ COLLECT = (
 )
 
 
-def responses_a_row(environment: str, stage: NemoRlStage) -> int:
+def responses_a_row(environment: str, stage: NemoRlSettings) -> int:
     """How many responses to a row of an environment are scored."""
     return stage.grpo["num_generations_per_prompt"] if environment.startswith(GENRM) else 1
 
 
-def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) -> tuple[list[Asked], dict[str, int]]:
+def write_tasks(
+    split: Path, stage: NemoRlSettings, release: Release, tasks: Path
+) -> tuple[list[Asked], dict[str, int]]:
     """Write the rows that the driver is given, a line for each response; which rows these are, in order.
 
     A collection takes one response a line whatever the validation's settings are, and a generative reward model waits

@@ -1,4 +1,4 @@
-"""What a stage is at right now: its standing, and over that what its attempts, its last steps and its Slurm job tell.
+"""What a stage is at right now: its state by its files, and over that what its attempts, its last steps and its Slurm job tell.
 
 Of two that contradict each other the later word counts: an attempt that began or ended after Slurm was last heard is
 news, and so is a job of which Slurm spoke after the last attempt.
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from scripts.launch.jobs import SLURM_LOGS, JobRecord, LastWord
-from scripts.launch.slurm import GONE, epoch
-from scripts.snakemake.retries import SLURMS_FAULT
-from scripts.stage.attempts import read_attempts, vain_attempts
+from scripts.launch.slurm import GONE, SLURMS_FAULT, epoch
+from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.owner import read_owner
 from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
-from scripts.stage.standing import Standing
+from scripts.stage.paths import StagePaths
+from scripts.stage.state import StageState
 
 OLD_SECONDS = 300.0
 QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -23,7 +23,7 @@ STARTING = {"CONFIGURING", "RUNNING"}
 
 
 @dataclass(frozen=True)
-class Condition:
+class StageStatus:
     """What one stage is at.
 
     `state` is fresh, queued, starting, training, unfinished (it goes on from `step` when called for), trained (only to
@@ -43,116 +43,118 @@ class Condition:
     note: str = ""
 
 
-def condition_of(one: Standing, directory: Path, word: LastWord | None = None) -> Condition:
-    """What a stage is at; `directory` is its folder of results, `word` what Slurm last said of its job."""
-    run = directory / "run" if one.state == "training" else one.run
-    attempts = [it for it in read_attempts(run) if it["outcome"] != "waited"] if run else []
-    if one.state == "training":
-        return _training(one, directory, attempts, word.job if word else None)
-    if word is not None and not _is_news(word, directory, attempts):
+def status_of(state: StageState, paths: StagePaths, word: LastWord | None = None) -> StageStatus:
+    """What a stage is at; `word` is what Slurm last said of its job."""
+    run = paths.run if state.state == "training" else state.run
+    attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"] if run else []
+    if state.state == "training":
+        return _training(state, paths, attempts, word.job if word else None)
+    if word is not None and not _is_news(word, paths, attempts):
         word = None
     entries = recent_steps(run) if run else []
-    if word is not None and (condition := _of_job(one, directory, entries, word)) is not None:
-        return condition
-    if one.state in ("fresh", "waiting"):
-        step = one.last if one.state == "fresh" else 0
-        return _at(one, one.state, step, entries, note=_joined(one.note, one.skipped))
-    if note := _failure(one, directory, attempts, word):
-        return _at(one, "failed", one.start, entries, note=note)
-    return _at_rest(one, entries, bool(attempts), word)
+    if word is not None and (status := _of_job(state, paths, entries, word)) is not None:
+        return status
+    if state.state in ("fresh", "waiting"):
+        step = state.last if state.state == "fresh" else 0
+        return _at(state, state.state, step, entries, note=_joined(state.note, state.skipped))
+    if note := _failure(state, paths, attempts, word):
+        return _at(state, "failed", state.start, entries, note=note)
+    return _at_rest(state, entries, bool(attempts), word)
 
 
-def _at_rest(one: Standing, entries: list[dict[str, Any]], was_tried: bool, word: LastWord | None) -> Condition:
+def _at_rest(state: StageState, entries: list[dict[str, Any]], was_tried: bool, word: LastWord | None) -> StageStatus:
     """A stage that nobody is at and that did not fail."""
-    if one.publishes_again:
-        return _at(one, "trained", one.start, entries, note=_joined("to be published", one.skipped))
-    if one.state == "resumes" or was_tried:
-        return _at(one, "unfinished", one.start, entries, note=_joined(one.note, one.skipped, _said(word)))
-    return _at(one, one.state, 0, entries, note=_joined(_shortened(one.changed), _said(word)))
+    if state.publishes_again:
+        return _at(state, "trained", state.start, entries, note=_joined("to be published", state.skipped))
+    if state.state == "resumes" or was_tried:
+        return _at(state, "unfinished", state.start, entries, note=_joined(state.note, state.skipped, _said(word)))
+    return _at(state, state.state, 0, entries, note=_joined(_shortened(state.changed), _said(word)))
 
 
-def _training(one: Standing, directory: Path, attempts: list[dict[str, Any]], job: JobRecord | None) -> Condition:
+def _training(
+    state: StageState, paths: StagePaths, attempts: list[dict[str, Any]], job: JobRecord | None
+) -> StageStatus:
     """A stage that a process holds: where its attempt is, once it has begun one; `job`: the stage's newest."""
-    owner = read_owner(directory / "owner.json") or {}
+    owner = read_owner(paths.owner) or {}
     since = owner.get("since", 0.0)
     begun = attempts[-1] if attempts and attempts[-1]["time"] >= since else None
-    entries = recent_steps(directory / "run")
-    step = begun["from"] if begun else one.start
-    if begun and entries and _changed_at(directory / "run/metrics.jsonl") >= begun["time"]:
+    entries = recent_steps(paths.run)
+    step = begun["from"] if begun else state.start
+    if begun and entries and _changed_at(paths.run / "metrics.jsonl") >= begun["time"]:
         step = entries[-1]["step"]
     seconds = step_seconds(entries)
-    last = next((it for it in reversed(entries) if it["step"] == step), {})
+    last = next((entry for entry in reversed(entries) if entry["step"] == step), {})
     nodes = job.node_count if job and job.id == owner.get("slurm_job") else None
     loss = last.get("loss") if last.get("reward_mean") is None else None
-    page = directory / "run" / LIVE_PAGE
-    return Condition(
-        stage=one.stage,
+    page = paths.run / LIVE_PAGE
+    return StageStatus(
+        stage=state.stage,
         state="training",
-        planned=one.planned,
+        planned=state.planned,
         step=step,
         reward=last.get("reward_mean"),
         kl=last.get("kl"),
-        left=(one.last - step) * seconds if begun and one.last and seconds is not None else None,
+        left=(state.last - step) * seconds if begun and state.last and seconds is not None else None,
         nodes=begun["nodes"] if begun else nodes,
         job=owner.get("slurm_job"),
         note=_joined(
             f"since {clock(since)} on {owner.get('host', 'an unknown host')}",
             f"loss {loss:.3f}" if loss is not None else "",
-            "what the recipe said before" if one.trains_other else "",
+            "what the recipe said before" if state.trains_other else "",
             f"curves in {page}" if begun and page.exists() else "",
         ),
     )
 
 
-def _of_job(one: Standing, directory: Path, entries: list[dict[str, Any]], word: LastWord) -> Condition | None:
-    """The condition of a stage whose Slurm job is the latest news of it; None: the job does not decide it."""
-    job, place = word.job, {"nodes": word.job.node_count or None, "job": word.job.id}
+def _of_job(state: StageState, paths: StagePaths, entries: list[dict[str, Any]], word: LastWord) -> StageStatus | None:
+    """The status of a stage whose Slurm job is the latest news of it; None: the job does not decide it."""
+    job, on = word.job, {"nodes": word.job.node_count or None, "job": word.job.id}
     is_old = time.time() - word.at > OLD_SECONDS
     as_of = f"as of {clock(word.at)}" if is_old else ""
-    step = one.last if one.state == "fresh" else one.start
+    step = state.last if state.state == "fresh" else state.start
     if job.state in QUEUED:
         note = _joined(f"since {slurm_clock(job.submitted)}", _reason(job), as_of)
-        return _at(one, "queued", step, entries, note=note, **place)
-    if one.state in ("fresh", "waiting"):
+        return _at(state, "queued", step, entries, note=note, **on)
+    if state.state in ("fresh", "waiting"):
         return None
     if job.state in STARTING and not is_old:
-        return _at(one, "starting", step, entries, note=f"since {slurm_clock(job.start)} on {job.nodes}", **place)
+        return _at(state, "starting", step, entries, note=f"since {slurm_clock(job.start)} on {job.nodes}", **on)
     if job.state == "CANCELLED":
-        return _at(one, "cancelled", step, entries, job=job.id, note=f"{slurm_clock(job.end)}; call snakemake again")
-    if job.state in ("FAILED", "OUT_OF_MEMORY") and not _attempted(one, job):
-        log = directory / "logs/attempts.log"
-        log = log if _changed_at(log) >= (epoch(job.submitted) or 0) else SLURM_LOGS / one.stage / f"{job.id}.log"
-        return _at(one, "failed", step, entries, job=job.id, note=f"{job.state} before any step; see {log}")
+        return _at(state, "cancelled", step, entries, job=job.id, note=f"{slurm_clock(job.end)}; call snakemake again")
+    if job.state in ("FAILED", "OUT_OF_MEMORY") and not _attempted(state, job):
+        log = paths.attempts_log
+        log = log if _changed_at(log) >= (epoch(job.submitted) or 0) else SLURM_LOGS / state.stage / f"{job.id}.log"
+        return _at(state, "failed", step, entries, job=job.id, note=f"{job.state} before any step; see {log}")
     return None
 
 
-def _failure(one: Standing, directory: Path, attempts: list[dict[str, Any]], word: LastWord | None) -> str | None:
+def _failure(state: StageState, paths: StagePaths, attempts: list[dict[str, Any]], word: LastWord | None) -> str | None:
     """How a stage failed and in which log that stands; None: it did not."""
-    preflight = directory / "logs/preflight.log"
+    preflight = paths.logs / "preflight.log"
     last = attempts[-1] if attempts else None
-    refused = not (directory / "preflight.json").exists() and preflight.exists() and preflight.stat().st_size > 0
+    refused = not paths.preflight.exists() and preflight.exists() and preflight.stat().st_size > 0
     if refused and (last is None or _changed_at(preflight) > last["time"]):
         return f"preflight; see {preflight}"
     cut_off = word is not None and word.job.state in SLURMS_FAULT
-    if last is None or one.publishes_again or one.run != directory / "run" or cut_off:
+    if last is None or state.publishes_again or state.run != paths.run or cut_off:
         return None
-    log = directory / "logs/attempts.log"
+    log = paths.attempts_log
     if last["outcome"] == "failed":
         return f"see {log}"
-    if vain_attempts(one.run, last["call"] or 0, one.start):
+    if without_progress(state.run, last["call"] or 0, state.start):
         return f"two attempts without a new step; see {log}"
     return None
 
 
-def _at(one: Standing, state: str, step: int, entries: list[dict[str, Any]], **more: Any) -> Condition:
-    """A condition at a step, with what that step logged."""
-    entry = next((it for it in reversed(entries) if it["step"] == step), {})
-    return Condition(one.stage, state, one.planned, step, entry.get("reward_mean"), entry.get("kl"), **more)
+def _at(state: StageState, word: str, step: int, entries: list[dict[str, Any]], **more: Any) -> StageStatus:
+    """The status at a step, with what that step logged."""
+    entry = next((entry for entry in reversed(entries) if entry["step"] == step), {})
+    return StageStatus(state.stage, word, state.planned, step, entry.get("reward_mean"), entry.get("kl"), **more)
 
 
-def _attempted(one: Standing, job: JobRecord) -> bool:
+def _attempted(state: StageState, job: JobRecord) -> bool:
     """Whether a job came as far as to begin an attempt."""
-    return one.run is not None and any(it["slurm_job"] == job.id for it in read_attempts(one.run))
+    return state.run is not None and any(attempt["slurm_job"] == job.id for attempt in read_attempts(state.run))
 
 
 def _said(word: LastWord | None) -> str:
@@ -175,7 +177,7 @@ def _shortened(changed: tuple[str, ...]) -> str:
     return f"{changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}" if changed else ""
 
 
-def _is_news(word: LastWord, directory: Path, attempts: list[dict[str, Any]]) -> bool:
+def _is_news(word: LastWord, paths: StagePaths, attempts: list[dict[str, Any]]) -> bool:
     """Whether Slurm's last word of the job is later than what the stage itself told last.
 
     A job that ended speaks of every attempt but a later one of another job's.
@@ -184,7 +186,7 @@ def _is_news(word: LastWord, directory: Path, attempts: list[dict[str, Any]]) ->
     if word.job.state in GONE:
         return last is None or last["slurm_job"] == word.job.id or last["time"] < (epoch(word.job.end) or 0)
     told = [last.get("ended") or last["time"]] if last else []
-    return word.at >= max([*told, _changed_at(directory / "ckpt/record.json")])
+    return word.at >= max([*told, _changed_at(paths.record)])
 
 
 def _changed_at(path: Path) -> float:
