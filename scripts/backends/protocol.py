@@ -18,6 +18,7 @@ from scripts.recipe.recipe import AnyStage, Recipe
 from scripts.recipe.resolve import training_config
 from scripts.recipe.site import Site
 from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.stage.publish import export_checkpoint
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, step_of
 from scripts.stage.stage import Stage
@@ -103,8 +104,11 @@ class Backend:
             return [Finding(stage.name, 19, str(error))]
         return []
 
-    def unrewarded_rows(self, stage: Stage, python: str) -> list[str]:
-        """What keeps this machine from training a stage whose splits are there, a line each; `python` trains it."""
+    def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
+        """What keeps a stage whose data are there from training, a line each; what is worth a look is printed.
+
+        `site` is given where it matters to the backend, `python` is what trains the stage.
+        """
         return []
 
     def seal_finished(self, run: Path) -> None:
@@ -118,9 +122,13 @@ class Backend:
         """The container that trains a stage: its name, its digest in the registry, the SHA-256 of its file; or none."""
         return None
 
-    def convert(self, stage: Stage, site: Site, log: Path, as_it_is: bool) -> None:
-        """Export a published checkpoint that is not in Hugging Face's format, for settings that are `is_converted`."""
-        raise NotImplementedError
+    def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
+        """Export the published checkpoint in Hugging Face's format, for the next stage to start from.
+
+        Where that takes a program, it runs on the site and prints into `log`; `as_it_is`: what follows takes the
+        checkpoint's own weights.
+        """
+        export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent)
 
     def command_text(self, stage: Stage, site: Site) -> str:
         """What a program of the backend's own would be told of a stage; UserError where there is none."""
@@ -132,14 +140,19 @@ class Backend:
         """What the doctor tells besides its findings, a line each."""
         return []
 
-    def parameters(self, recipe: Recipe) -> list[str]:
-        """What the plan tells of the parameters that the recipe's stages of this backend are trained with."""
-        return []
+    def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
+        """The parameters that the recipe's stages of this backend are trained with, for the plan: heading and rows."""
+        return None
 
 
 def backend_of(name: str) -> Backend:
     """The backend of that name."""
     return backend_modules("backend")[name].BACKEND
+
+
+def backends_in(recipe: Recipe) -> list[Backend]:
+    """The backends that train a recipe's stages."""
+    return [backend_of(name) for name in dict.fromkeys(stage.backend for stage in recipe.stages.values())]
 
 
 _PATHS = ("train_split", "parent_model", "run", "resume_from")

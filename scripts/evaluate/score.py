@@ -97,8 +97,9 @@ def main() -> None:
         table = beside_parent(after, pq.read_table(arguments.parent_rollouts))
     else:
         config = read_config(arguments.config)
-        processor = make_processor(config)
-        table = beside_fresh_model(after, answers(make_model(config, processor), processor))
+        processor = make_processor(config.model)
+        model = make_model(config.model, processor, config.max_length, config.seed)
+        table = beside_fresh_model(after, answers(model, processor))
     write_rollouts(table, arguments.rollouts)
     record = evaluation_record(read_json(arguments.export), table, decoding)
     write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})

@@ -38,9 +38,9 @@ def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str,
     return {name: repository_root() / recipe.environments[name] for name in sorted(names)}
 
 
-def config_text(config: TrainingConfig) -> str:
-    """The YAML text of a resolved config; equal configs give equal bytes."""
-    return yaml.safe_dump(config.values(), sort_keys=True, allow_unicode=True)
+def config_text(values: dict[str, Any]) -> str:
+    """The YAML text of a resolved config's values; equal values give equal bytes."""
+    return yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
 
 
 def read_config(path: Path) -> TrainingConfig:
@@ -77,7 +77,7 @@ def sync_configs(recipe: Recipe, results: Path) -> list[str]:
     """
     written = []
     for stage in recipe.stages:
-        path, text = results / stage / "config.yaml", config_text(resolve_stage(recipe, stage))
+        path, text = results / stage / "config.yaml", config_text(resolve_stage(recipe, stage).values())
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_text(path, text)
             written.append(stage)

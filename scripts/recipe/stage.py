@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.strict import Name, Strict
@@ -60,6 +61,11 @@ class Training(Strict):
         """Whether rollouts are generated while the policy trains, in one pass over the data."""
         return False
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of a row's prompt and response together, at most."""
+        raise NotImplementedError
+
     def planned_step(self, train_rows: int | None) -> int | None:
         """The step at which the stage is done; None where the training rows decide and nobody knows them yet."""
         raise NotImplementedError
@@ -80,6 +86,11 @@ class TrainingConfig(Training):
     def values(self) -> dict[str, Any]:
         """The plain values that it was made from, whose hash is part of the stage's identity."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def content(self) -> str:
+        """The hash of its values."""
+        return sha256_text(canonical_json(self.values()))
 
 
 class StageSettings(Training):

@@ -1,16 +1,14 @@
 """Runs side by side on one page: curves, held-out scores, costs and configs of their stages, matched by name."""
 
-import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from scripts.chart import COLOURS, interval
-from scripts.errors import UserError, run_program
+from scripts.chart import interval
+from scripts.errors import UserError
 from scripts.report.curves import PANELS, Figure, figure_of
-from scripts.report.page import write_page
 from scripts.report.records import Score, StageFiles, differing_settings, scores_of
 
 
@@ -64,22 +62,3 @@ def _side_by_side(stages: Iterable[StageFiles]) -> dict[str, list[Score | None]]
     return {
         name: [scores.get(name) for scores in of_runs] for name in dict.fromkeys(it for one in of_runs for it in one)
     }
-
-
-def main() -> None:
-    """Command line of the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.compare", description=__doc__)
-    parser.add_argument("results", type=Path, nargs="+", help="folders of results, such as results/tiny")
-    parser.add_argument("--output", type=Path, required=True, help="HTML")
-    arguments = parser.parse_args()
-    names = [path.resolve().name for path in arguments.results]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in arguments.results]
-    if not 2 <= len(set(names)) == len(names) <= len(COLOURS):
-        raise UserError(f"two to {len(COLOURS)} different folders can be compared, not {', '.join(names)}")
-    runs = {name: trained_stages(path) for name, path in zip(names, arguments.results, strict=True)}
-    write_page(arguments.output, "compare.html", runs=names, comparisons=compare(runs))
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -19,6 +19,7 @@ from scripts.backends.trl.settings import GrpoSettings
 from scripts.data.rows import environment_of, key_of, read_rows
 from scripts.errors import UserError, shortened
 from scripts.recipe.probe import Probe
+from scripts.recipe.stage import TrainingConfig
 from scripts.rewards.judge import JudgeUnavailable, Panel
 from scripts.rewards.made import Made, answers_of, made_responses
 from scripts.rewards.registry import VERIFIERS, check_row, judged_by, reward_groups
@@ -277,9 +278,9 @@ def spread(groups: list[list[float]]) -> dict[str, Any]:
     }
 
 
-def longest_response(config: dict[str, Any]) -> int:
+def longest_response(config: TrainingConfig) -> int:
     """About how many characters the stage's policy may answer."""
-    return BYTES_PER_TOKEN * config["policy"]["generation"]["max_new_tokens"]
+    return BYTES_PER_TOKEN * config.policy.generation.max_new_tokens
 
 
 class TooSlow(BaseException):

@@ -1,6 +1,6 @@
 """What a stage's files tell: whether it is fresh, how far it is trained, what would train.
 
-Neither Slurm nor a checkpoint's content is read: a job hashes what it goes on from, and trains on where that is damaged.
+Neither Slurm nor a checkpoint's content is read: a job hashes what it goes on from, and passes over what is damaged.
 """
 
 import os
@@ -199,7 +199,7 @@ def is_trained(stage: Stage) -> bool:
 
 
 def settled_identity(stage: Stage) -> str | None:
-    """A stage's identity by its files; None where one is missing, or a stage before it is exported as something else."""
+    """A stage's identity by its files; None where one is missing, or a stage before it will train first."""
     read = [stage.paths.config, stage.manifest, *([stage.first_export] if stage.first_export else [])]
     identity = _identity(*read, versions=tuple(map(_version, read)))
     parent = stage.parent

@@ -1,4 +1,4 @@
-"""What a stage is at right now: its state by its files, and over that what its attempts, its last steps and its Slurm job tell.
+"""What a stage is at right now: its state, and over that what its attempts, its last steps and its Slurm job tell.
 
 Of two that contradict each other the later word counts: an attempt that began or ended after Slurm was last heard is
 news, and so is a job of which Slurm spoke after the last attempt.
@@ -13,8 +13,8 @@ from scripts.launch.jobs import SLURM_LOGS, JobRecord, LastWord
 from scripts.launch.slurm import GONE, SLURMS_FAULT, epoch
 from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.owner import read_owner
-from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
 from scripts.stage.paths import StagePaths
+from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
 from scripts.stage.state import StageState
 
 OLD_SECONDS = 300.0

@@ -29,7 +29,7 @@ from scripts.evaluate.record import evaluation_record, told
 from scripts.evaluate.rollouts import beside_parent, write_rollouts
 from scripts.files import open_atomically, read_json, sha256_file, write_json
 from scripts.launch.slurm import Job, own_job
-from scripts.recipe.load import load_recipe, load_site, scored_stage
+from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.strict import nearest
@@ -107,7 +107,7 @@ def collect(launch: Launch, job: Job, asked: list[Asked], folder: Path) -> dict[
 
 def launch_of(recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path) -> Launch:
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
-    stage, release = scored_stage(recipe, name), release_of(recipe.release)
+    stage, release = recipe.evaluation.stage_while_scoring(recipe, name), release_of(recipe.release)
     model = export.with_name("model").resolve()
     megatron = handed_on(model)
     return Launch(

@@ -71,6 +71,11 @@ class NemoRlTraining(Training):
         return self.policy["train_global_batch_size"]
 
     @property
+    def max_length(self) -> int:
+        """Tokens of a row's prompt and response together, at most."""
+        return self.policy["max_total_sequence_length"]
+
+    @property
     def rollouts_per_step(self) -> int | None:
         """Completions of one step; None where none are generated."""
         if self.algorithm != "grpo":

@@ -36,6 +36,11 @@ class TrlTraining(Training):
         return self.policy.train_global_batch_size
 
     @property
+    def max_length(self) -> int:
+        """Tokens of a row's prompt and response together, at most."""
+        return self.policy.max_total_sequence_length
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one step."""
         return 1
