@@ -120,3 +120,9 @@ def test_a_run_directory_publishes_the_same_again_and_another_goes_on_from_its_n
 
 def test_the_identities_of_every_recipes_stages_are_the_recorded():
     assert identities() == json.loads(TABLE.read_text())
+
+
+def test_the_inputs_and_params_of_every_recipes_jobs_are_the_recorded(fresh):
+    fresh.environment["PYTHONPATH"] = str(ROOT)
+    fresh.run("python", "-m", "tests.recorded.jobs", "jobs.json")
+    assert json.loads((fresh.root / "jobs.json").read_text()) == json.loads((RECORDED / "jobs.json").read_text())
