@@ -114,7 +114,7 @@ def filled_by_program(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def scratch_directory(beside: Path) -> Iterator[Path]:
+def temporary_directory(beside: Path) -> Iterator[Path]:
     """Yield an empty hidden directory beside a path; it is removed at the end, or by the next one after a kill."""
     beside.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(beside)

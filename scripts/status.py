@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.errors import run_program
-from scripts.launch.jobs import last_words
+from scripts.launch.jobs import latest_jobs
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.models import Recipe
 from scripts.recipe.site import Site
@@ -27,7 +27,7 @@ class Project:
 
     def standings(self) -> dict[str, Standing]:
         """The standing of every stage, parents first."""
-        return all_standings(self.recipe, self.results, last_words(self.results) if self.site.slurm else None)
+        return all_standings(self.recipe, self.results, latest_jobs(self.results) if self.site.slurm else None)
 
 
 def project_of_arguments(program: str, description: str | None) -> Project:
@@ -60,7 +60,7 @@ def project_of(arguments: argparse.Namespace) -> Project:
 def status_text(project: Project) -> str:
     """One line a stage, and below them what is set aside."""
     standings, results = project.standings(), project.results
-    words = last_words(results) if project.site.slurm else {}
+    words = latest_jobs(results) if project.site.slurm else {}
     conditions = [condition_of(one, results / name, words.get(name)) for name, one in standings.items()]
     rows = [_row(one, project.site) for one in conditions]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]

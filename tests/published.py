@@ -10,8 +10,7 @@ import pyarrow as pa
 from scripts.data.fill import fill_blend
 from scripts.data.source_record import origin_of
 from scripts.data.synthesize import write_source
-from scripts.evaluate.record import evaluation_record
-from scripts.evaluate.rollouts import SCHEMA, write_rollouts
+from scripts.evaluate.results import SCHEMA, evaluation_record, write_rollouts
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage

@@ -60,7 +60,7 @@ class Fetcher:
         from_hub = [item for item in wanted if isinstance(item.source, HubSource)]
         for source in dict.fromkeys(item.source for item in from_hub):
             files = [item.file for item in from_hub if item.source == source]
-            self.snapshots[source] = self._hub.resolve(source.repository, source.revision, files)
+            self.snapshots[source] = self._hub.find_snapshot(source.repository, source.revision, files)
         located = self.at_once(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
         folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
         _check_space(located, list(folders.values()), self.directory)

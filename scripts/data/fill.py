@@ -22,13 +22,13 @@ import numpy as np
 import xxhash
 
 from scripts.data.blocks import blocks_of
+from scripts.data.fill_block import SHOWN, FilledBlock, fill_block
 from scripts.data.holdout import Part, parts_of
 from scripts.data.parallel import default_workers, in_order
-from scripts.data.resolve import SHOWN, ResolvedBlock, resolve_block
 from scripts.data.source_record import not_as_recorded, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
-from scripts.files import open_atomically, read_json, scratch_directory, write_json
+from scripts.files import open_atomically, read_json, temporary_directory, write_json
 
 if TYPE_CHECKING:
     from scripts.recipe.reasoning import Reasoning
@@ -49,7 +49,7 @@ class Split:
         self.environments: Counter[str] = Counter()
         self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
 
-    def add(self, data: bytes, block: ResolvedBlock) -> None:
+    def add(self, data: bytes, block: FilledBlock) -> None:
         """Write a block, whose bytes in the source are `data`, and count its rows."""
         self._coming.writelines(block.pieces(data))
         self.rows += block.rows
@@ -119,10 +119,10 @@ def fill_blend(
     cleaned: Counter[str] = Counter()
     problems, bad_rows, hashed = [], 0, xxhash.xxh3_128()
     paths = [output / FILES[name] for name in parts]
-    with scratch_directory(output / "tables") as scratch, open_atomically(*paths) as files:
+    with temporary_directory(output / "tables") as scratch, open_atomically(*paths) as files:
         splits = {name: Split(file) for name, file in zip(parts, files, strict=True)}
         external = ExternalTables(tables, scratch, hashes)
-        resolve = partial(resolve_block, tables=external, is_rewarded=is_rewarded, reasoning=reasoning, seed=seed)
+        resolve = partial(fill_block, tables=external, is_rewarded=is_rewarded, reasoning=reasoning, seed=seed)
         blocks = (block for part in parts.values() for block in blocks_of(source, part.start, part.end))
         for resolved in in_order(resolve, blocks, workers):
             data = resolved.block.read()

@@ -60,7 +60,7 @@ class HubClient:
         """End what the threads do, as soon as they look."""
         self._stop.set()
 
-    def resolve(self, repository: str, revision: str, files: list[str]) -> Snapshot:
+    def find_snapshot(self, repository: str, revision: str, files: list[str]) -> Snapshot:
         """The repository at the commit that `revision` means now, or in the cache where the hub cannot be asked.
 
         A whole commit hash whose `files` are in the cache needs no hub.

@@ -12,8 +12,14 @@ from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import rollouts
-from scripts.evaluate.record import evaluation_record, told
-from scripts.evaluate.rollouts import Answer, beside_fresh_model, beside_parent, write_rollouts
+from scripts.evaluate.results import (
+    Answer,
+    beside_fresh_model,
+    beside_parent,
+    evaluation_record,
+    format_mean,
+    write_rollouts,
+)
 from scripts.files import read_json, sha256_file, write_json
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
@@ -102,7 +108,7 @@ def main() -> None:
     write_rollouts(table, arguments.rollouts)
     record = evaluation_record(read_json(arguments.export), table, decoding)
     write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
-    print(f"{record['stage']}: {told(record['mean'])}", flush=True)
+    print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from scripts.errors import CutOffError, UserError, run_program
-from scripts.launch.slurm import Job, ask, client_environment, own_job, patiently, step_command
+from scripts.launch.slurm import Job, ask, client_environment, own_job, retry_unreachable, step_command
 from scripts.recipe.site import Slurm
 
 CONNECT_SECONDS = 5.0
@@ -108,7 +108,7 @@ def head_address(node: str, slurm: Slurm) -> str:
             except ValueError:
                 continue
         raise UserError(f"{node}: no address in the site's slurm.network {slurm.network}; it has {', '.join(own)}")
-    answer = patiently(lambda: ask("scontrol", "show", "node", "-o", node))
+    answer = retry_unreachable(lambda: ask("scontrol", "show", "node", "-o", node))
     fields = dict(part.split("=", 1) for part in answer.split() if "=" in part)
     try:
         return socket.gethostbyname(fields.get("NodeAddr", node))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from scripts.errors import UserError
 
-GONE = {
+ENDED_STATES = {
     "BOOT_FAIL",
     "CANCELLED",
     "COMPLETED",
@@ -24,7 +24,7 @@ GONE = {
     "REVOKED",
     "TIMEOUT",
 }
-PATIENCE_SECONDS = 600.0
+RETRY_SECONDS = 600.0
 Answer = TypeVar("Answer")
 NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 
@@ -81,14 +81,14 @@ def own_job() -> Job:
     """The job that this process runs in."""
     if (job_id := own_job_id()) is None:
         raise UserError("this process runs in no Slurm job")
-    if (job := patiently(lambda: job_of(job_id))) is None:
+    if (job := retry_unreachable(lambda: job_of(job_id))) is None:
         raise UserError(f"Slurm knows no job {job_id}, in which this process runs")
     return job
 
 
-def patiently(question: Callable[[], Answer]) -> Answer:
+def retry_unreachable(question: Callable[[], Answer]) -> Answer:
     """The answer to a question, asked again for ten minutes while Slurm's controller is away."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + RETRY_SECONDS
     while True:
         try:
             return question()
@@ -98,13 +98,13 @@ def patiently(question: Callable[[], Answer]) -> Answer:
         time.sleep(5)
 
 
-def is_gone(job_id: str) -> bool | None:
+def has_ended(job_id: str) -> bool | None:
     """Whether a job's processes are known to have ended; None when Slurm does not answer."""
     try:
         job = job_of(job_id)
     except UserError:
         return None
-    return job is None or job.state in GONE or job.state in ("PENDING", "REQUEUED")
+    return job is None or job.state in ENDED_STATES or job.state in ("PENDING", "REQUEUED")
 
 
 def wait_for_job(job_id: str, every: float = 10.0) -> None:
@@ -115,7 +115,7 @@ def wait_for_job(job_id: str, every: float = 10.0) -> None:
         except SlurmUnreachableError:
             pass
         else:
-            if job is None or job.state in GONE:
+            if job is None or job.state in ENDED_STATES:
                 return
         time.sleep(every)
 

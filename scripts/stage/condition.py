@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.launch.jobs import SLURM_LOGS, JobRecord, LastWord
-from scripts.launch.slurm import GONE, epoch
+from scripts.launch.jobs import SLURM_LOGS, JobRecord, LatestJob
+from scripts.launch.slurm import ENDED_STATES, epoch
 from scripts.snakemake.retries import SLURMS_FAULT
 from scripts.stage.attempts import read_attempts, vain_attempts
 from scripts.stage.owner import read_owner
@@ -43,7 +43,7 @@ class Condition:
     note: str = ""
 
 
-def condition_of(one: Standing, directory: Path, word: LastWord | None = None) -> Condition:
+def condition_of(one: Standing, directory: Path, word: LatestJob | None = None) -> Condition:
     """What a stage is at; `directory` is its folder of results, `word` what Slurm last said of its job."""
     run = directory / "run" if one.state == "training" else one.run
     attempts = [it for it in read_attempts(run) if it["outcome"] != "waited"] if run else []
@@ -62,7 +62,7 @@ def condition_of(one: Standing, directory: Path, word: LastWord | None = None) -
     return _at_rest(one, entries, bool(attempts), word)
 
 
-def _at_rest(one: Standing, entries: list[dict[str, Any]], was_tried: bool, word: LastWord | None) -> Condition:
+def _at_rest(one: Standing, entries: list[dict[str, Any]], was_tried: bool, word: LatestJob | None) -> Condition:
     """A stage that nobody is at and that did not fail."""
     if one.publishes_again:
         return _at(one, "trained", one.start, entries, note=_joined("to be published", one.skipped))
@@ -104,7 +104,7 @@ def _training(one: Standing, directory: Path, attempts: list[dict[str, Any]], jo
     )
 
 
-def _of_job(one: Standing, directory: Path, entries: list[dict[str, Any]], word: LastWord) -> Condition | None:
+def _of_job(one: Standing, directory: Path, entries: list[dict[str, Any]], word: LatestJob) -> Condition | None:
     """The condition of a stage whose Slurm job is the latest news of it; None: the job does not decide it."""
     job, place = word.job, {"nodes": word.job.node_count or None, "job": word.job.id}
     is_old = time.time() - word.at > OLD_SECONDS
@@ -126,7 +126,7 @@ def _of_job(one: Standing, directory: Path, entries: list[dict[str, Any]], word:
     return None
 
 
-def _failure(one: Standing, directory: Path, attempts: list[dict[str, Any]], word: LastWord | None) -> str | None:
+def _failure(one: Standing, directory: Path, attempts: list[dict[str, Any]], word: LatestJob | None) -> str | None:
     """How a stage failed and in which log that stands; None: it did not."""
     preflight = directory / "logs/preflight.log"
     last = attempts[-1] if attempts else None
@@ -155,7 +155,7 @@ def _attempted(one: Standing, job: JobRecord) -> bool:
     return one.run is not None and any(it["slurm_job"] == job.id for it in read_attempts(one.run))
 
 
-def _said(word: LastWord | None) -> str:
+def _said(word: LatestJob | None) -> str:
     """What Slurm said of the job, where that adds to the attempts' own account."""
     if word is None or word.job.state in ("COMPLETED", "UNKNOWN"):
         return ""
@@ -175,13 +175,13 @@ def _shortened(changed: tuple[str, ...]) -> str:
     return f"{changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}" if changed else ""
 
 
-def _is_news(word: LastWord, directory: Path, attempts: list[dict[str, Any]]) -> bool:
+def _is_news(word: LatestJob, directory: Path, attempts: list[dict[str, Any]]) -> bool:
     """Whether Slurm's last word of the job is later than what the stage itself told last.
 
     A job that ended speaks of every attempt but a later one of another job's.
     """
     last = attempts[-1] if attempts else None
-    if word.job.state in GONE:
+    if word.job.state in ENDED_STATES:
         return last is None or last["slurm_job"] == word.job.id or last["time"] < (epoch(word.job.end) or 0)
     told = [last.get("ended") or last["time"]] if last else []
     return word.at >= max([*told, _changed_at(directory / "ckpt/record.json")])

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from scripts.errors import UserError
-from scripts.launch.slurm import is_gone, own_job_id
+from scripts.launch.slurm import has_ended, own_job_id
 
 HEARTBEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0
@@ -105,7 +105,7 @@ def is_alive(owner_file: Path, only_read: bool = False) -> bool:
             return False
         if owner.get("pid_namespace") == _pid_namespace():
             return process_start(owner["pid"]) == owner["process_start"]
-    if (job := owner.get("slurm_job")) and (job == own_job_id() or (not only_read and is_gone(job))):
+    if (job := owner.get("slurm_job")) and (job == own_job_id() or (not only_read and has_ended(job))):
         return False
     if only_read:
         return 0 <= _age(owner_file) < SILENCE_SECONDS

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.files import read_json
-from scripts.launch.jobs import LastWord
-from scripts.launch.slurm import GONE
+from scripts.launch.jobs import LatestJob
+from scripts.launch.slurm import ENDED_STATES
 from scripts.recipe.models import Recipe
 from scripts.recipe.resolve import planned_step, read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.settings import leaves
@@ -71,7 +71,7 @@ class Standing:
         return self.state == "resumes" and self.left == 0
 
 
-def all_standings(recipe: Recipe, results: Path, words: dict[str, LastWord] | None = None) -> dict[str, Standing]:
+def all_standings(recipe: Recipe, results: Path, words: dict[str, LatestJob] | None = None) -> dict[str, Standing]:
     """The standing of every stage, parents first; what descends from a stage that will train waits for it.
 
     `words` is what Slurm last said of each stage's job.
@@ -88,7 +88,7 @@ def all_standings(recipe: Recipe, results: Path, words: dict[str, LastWord] | No
 
 
 def stage_standing(
-    recipe: Recipe, results: Path, name: str, blocked: str | None = None, word: LastWord | None = None
+    recipe: Recipe, results: Path, name: str, blocked: str | None = None, word: LatestJob | None = None
 ) -> Standing:
     """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
     files, config = stage_files(recipe, results, name), resolve_stage(recipe, name)
@@ -117,13 +117,13 @@ def stage_standing(
     return replace(here, state="stale" if record is not None or trained else "new")
 
 
-def holder(owner_file: Path, word: LastWord | None) -> dict[str, Any] | None:
+def holder(owner_file: Path, word: LatestJob | None) -> dict[str, Any] | None:
     """The record of the process that holds a stage, by its heartbeat and by what Slurm last said of its job."""
     owner = read_owner(owner_file)
     if owner is None or not is_alive(owner_file, only_read=True):
         return None
     if word and word.job.id == owner.get("slurm_job") and word.at > owner["since"]:
-        return None if word.job.state in GONE | {"PENDING", "REQUEUED"} else owner
+        return None if word.job.state in ENDED_STATES | {"PENDING", "REQUEUED"} else owner
     return owner
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from scripts.data import blocks, holdout
 from scripts.data.fill import FILES, fill_blend
-from scripts.data.placeholders import TABLES, Unresolved, answer_text, fill_dapo, fill_skywork
+from scripts.data.placeholders import TABLES, PlaceholderError, answer_text, fill_dapo, fill_skywork
 from scripts.data.source_record import xxh3_file
 from scripts.data.synthesize import TABLE_SCHEMA
 from scripts.data.tables import ExternalTables
@@ -87,7 +87,7 @@ def test_dapo_drops_the_wrapper_and_adds_prefix_and_suffix():
     assert fill_dapo("a\n\nb", {"suffix": ">"}) == "a\n\nb>"
     assert fill_dapo("a\n\nb\n\nc", "no object") == "a\n\nb\n\nc"
     assert fill_dapo("a\r\n\r\nb\r\n\r\nc", {"prefix": ""}) == "a\r\n\r\nb\r\n\r\nc"
-    with pytest.raises(Unresolved, match="prefix and suffix must be strings"):
+    with pytest.raises(PlaceholderError, match="prefix and suffix must be strings"):
         fill_dapo("a", {"prefix": 3})
 
 
@@ -126,7 +126,7 @@ def test_an_answer_is_always_a_string(value):
 
 @pytest.mark.parametrize("truth", ["[]", "{}", "[null]"])
 def test_an_empty_answer_cannot_be_resolved(truth):
-    with pytest.raises(Unresolved):
+    with pytest.raises(PlaceholderError):
         answer_text(truth)
 
 

@@ -94,7 +94,7 @@ def test_of_another_slurm_job_slurm_tells_whether_it_has_ended_and_else_the_hear
         record = read_owner(tmp_path / "owner.json")
     elsewhere = record | {"host": "elsewhere", "slurm_job": "4711"}
     (tmp_path / "owner.json").write_text(json.dumps(elsewhere))
-    monkeypatch.setattr(owner_module, "is_gone", lambda job: gone)
+    monkeypatch.setattr(owner_module, "has_ended", lambda job: gone)
     assert is_alive(tmp_path / "owner.json") is alive
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     assert not is_alive(tmp_path / "owner.json"), "this is that very job, requeued"
@@ -103,7 +103,7 @@ def test_of_another_slurm_job_slurm_tells_whether_it_has_ended_and_else_the_hear
 def test_who_takes_over_from_another_host_gives_the_old_owner_time_to_see_it(tmp_path, monkeypatch):
     with hold(tmp_path / "owner.json"):
         record = read_owner(tmp_path / "owner.json")
-    monkeypatch.setattr(owner_module, "is_gone", lambda job: True)
+    monkeypatch.setattr(owner_module, "has_ended", lambda job: True)
     slept = []
     monkeypatch.setattr(owner_module.time, "sleep", slept.append)
     for host, silence, expected in (("elsewhere", 0, [25.0]), ("elsewhere", 100, []), (record["host"], 0, [])):

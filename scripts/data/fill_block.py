@@ -15,7 +15,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from scripts.data.blocks import Block
-from scripts.data.placeholders import Lookup, Unresolved, resolve
+from scripts.data.placeholders import Lookup, PlaceholderError, fill_placeholder
 from scripts.data.reasoning import control_line
 from scripts.data.rows import environment_of, parse_row
 from scripts.data.tables import ExternalTables
@@ -57,11 +57,11 @@ class _Seen(msgspec.Struct):
 
 
 _SEEN = msgspec.json.Decoder(_Seen)
-BAD = (_BadRow, Unresolved, msgspec.MsgspecError, ValueError, RecursionError)
+BAD = (_BadRow, PlaceholderError, msgspec.MsgspecError, ValueError, RecursionError)
 
 
 @dataclass
-class ResolvedBlock:
+class FilledBlock:
     """What became of a block.
 
     `changes` are the places that differ from the source: start, end, what stands there instead. The hashes are 64 bits
@@ -89,15 +89,15 @@ class ResolvedBlock:
         return [*pieces, view[at:]]
 
 
-def resolve_block(
+def fill_block(
     block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: "Reasoning | None" = None, seed: int = 0
-) -> ResolvedBlock:
+) -> FilledBlock:
     """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it.
 
     Demonstrations lose some of their reasoning where `reasoning` is given (scripts.data.reasoning).
     """
     data = block.read()
-    result = ResolvedBlock(block)
+    result = FilledBlock(block)
     names: list[str] = []
     has_returns = b"\r" in data
     start, number = 0, 0
@@ -118,7 +118,7 @@ def resolve_block(
                 names.append(seen.agent_ref.name)
             instead, asked = line, seen.asked
             if seen.placeholder:
-                instead, asked = _resolve(line, tables.lookup, result)
+                instead, asked = _fill(line, tables.lookup, result)
             result.row_hashes.append(xxh3_64_intdigest(instead))
             result.prompt_hashes.append(xxh3_64_intdigest(asked))
             if reasoning is not None:
@@ -138,7 +138,7 @@ def resolve_block(
     return result
 
 
-def _cleaned(line: bytes, is_first: bool, result: ResolvedBlock) -> bytes:
+def _cleaned(line: bytes, is_first: bool, result: FilledBlock) -> bytes:
     """The line without what is not its own."""
     if is_first and line.startswith(BOM):
         line = line[len(BOM) :]
@@ -151,14 +151,14 @@ def _cleaned(line: bytes, is_first: bool, result: ResolvedBlock) -> bytes:
     return line
 
 
-def _resolve(line: bytes, lookup: Lookup, result: ResolvedBlock) -> tuple[bytes, bytes]:
+def _fill(line: bytes, lookup: Lookup, result: FilledBlock) -> tuple[bytes, bytes]:
     """The row with its placeholder resolved, and its prompt."""
-    row = resolve(msgspec.json.decode(line), lookup)
+    row = fill_placeholder(msgspec.json.decode(line), lookup)
     result.placeholders[row["dataset"]] += 1
     return msgspec.json.encode(row), msgspec.json.encode(row["responses_create_params"]["input"])
 
 
-def _refuse(result: ResolvedBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
+def _refuse(result: FilledBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
     result.bad_rows += 1
     if len(result.problems) < SHOWN:
         place = result.block.lines_before() + number
@@ -167,7 +167,7 @@ def _refuse(result: ResolvedBlock, number: int, line: bytes, is_rewarded: bool, 
 
 def _problem(line: bytes, path: Path, number: int, is_rewarded: bool, error: Exception) -> str:
     """What is wrong with a row, in the words of the strict reader where it finds it too."""
-    if isinstance(error, Unresolved):
+    if isinstance(error, PlaceholderError):
         return f"{path}:{number}: cannot resolve the placeholder: {error}"
     if not isinstance(error, _BadRow):
         try:
