@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -40,7 +41,7 @@ class Wanted:
 
 
 class _PlaceholderRow(msgspec.Struct):
-    """What tells which table a row is to be filled from."""
+    """The fields of a row that name the table to fill it from."""
 
     dataset: Any = None
     placeholder: Any = msgspec.field(name=PLACEHOLDER.decode(), default=msgspec.UNSET)
@@ -153,23 +154,17 @@ def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
 
 def tables_named(path: Path) -> set[Table]:
     """The external tables that a blend's placeholder rows name; what names no known one is left to the fill."""
-    tables = set(TABLES.values())
     found: set[Table] = set()
     decoder = msgspec.json.Decoder(_PlaceholderRow)
     for block in blocks_of(path):
-        data = block.read()
-        place = data.find(PLACEHOLDER)
-        while place >= 0:
-            start, end = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
-            end = len(data) if end < 0 else end
-            try:
-                row = decoder.decode(memoryview(data)[start:end])
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                row = _PlaceholderRow()
-            if row.placeholder is not msgspec.UNSET and isinstance(row.dataset, str) and row.dataset in TABLES:
-                found.add(TABLES[row.dataset])
-            place = data.find(PLACEHOLDER, end)
-        if found == tables:
+        for line in block.read().split(b"\n"):
+            if PLACEHOLDER not in line:
+                continue
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                row = decoder.decode(line)
+                if row.placeholder is not msgspec.UNSET and isinstance(row.dataset, str) and row.dataset in TABLES:
+                    found.add(TABLES[row.dataset])
+        if found == set(TABLES.values()):
             break
     return found
 

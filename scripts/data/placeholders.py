@@ -1,8 +1,8 @@
-"""Placeholder rows: which external table each dataset name means, and how a row is resolved from it.
+"""Placeholder rows: which external table each dataset name means, and how a row is filled from it.
 
 The rules are those of the released blends' own fill script as Nemotron's data preparation states them, with two
-differences: an answer always stays a string (math environments declare it so), and a row that cannot be resolved
-is an error and never dropped.
+differences: an answer always stays a string (math environments declare it so), and a row that cannot be filled is
+an error and never dropped.
 """
 
 import json
@@ -38,7 +38,7 @@ TABLES = {
 
 
 class PlaceholderError(Exception):
-    """Why one placeholder row cannot be resolved; the caller adds the row's place."""
+    """Why a placeholder row cannot be filled; the caller adds file and line."""
 
 
 Lookup = Callable[[str, str, int], tuple[str | None, str | None]]
