@@ -23,7 +23,7 @@ from scripts.files import amount, explain_write_errors, link_or_copy, replace_di
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import IMAGE_FILES, Blend, FolderSource, HubSource, Recipe, SyntheticSource, nearest
 
-AT_ONCE = 4
+THREADS = 4
 PLACEHOLDER = b"_hf_placeholder"
 RAW = {"mmpr": "OMNI3_MMPR_PUBLIC_RAW", "mmpr_tiny": "OMNI3_MMPR_TINY_RAW"}  # Nemotron's, of images fetched before
 
@@ -48,7 +48,7 @@ class _PlaceholderRow(msgspec.Struct):
 
 
 class Fetcher:
-    """Puts files of several sources below one folder, some at once; each hub revision is resolved once."""
+    """Puts files of several sources below one folder, some at a time; each hub revision is looked up once."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -62,11 +62,11 @@ class Fetcher:
         for source in dict.fromkeys(item.source for item in from_hub):
             files = [item.file for item in from_hub if item.source == source]
             self.snapshots[source] = self._hub.find_snapshot(source.repository, source.revision, files)
-        located = self.at_once(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
+        located = self.map(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
         folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
         _check_space(located, list(folders.values()), self.directory)
-        self.at_once(lambda pair: self._place_from_hub(*pair), list(zip(from_hub, located, strict=True)))
-        self.at_once(lambda pair: self._place_from_folder(*pair), list(folders.items()))
+        self.map(lambda pair: self._place_from_hub(*pair), list(zip(from_hub, located, strict=True)))
+        self.map(lambda pair: self._place_from_folder(*pair), list(folders.items()))
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """What the record says of a source that was fetched from."""
@@ -74,9 +74,9 @@ class Fetcher:
             return {"source": str(Path(source.path)), "revision": "folder"}
         return {"source": self.snapshots[source].repository, "revision": self.snapshots[source].commit}
 
-    def at_once(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """The results of the work on each item, in order, from a few threads."""
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             futures = [pool.submit(work, item) for item in items]
             try:
                 for future in as_completed(futures):
@@ -122,7 +122,7 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
         fetcher.fetch(
             [Wanted(sources[name], file, target) for name in published for target, file in published[name].items()]
         )
-        named: set[Table] = set().union(*fetcher.at_once(lambda file: tables_named(fresh / file), rows))
+        named: set[Table] = set().union(*fetcher.map(lambda file: tables_named(fresh / file), rows))
         folders = [Path(source.path) for source in sources.values() if isinstance(source, FolderSource)]
         ordered = sorted(named, key=lambda table: table.repository)
         tables = {table.repository: _wanted_table(table, folders, recipe) for table in ordered}
@@ -153,7 +153,7 @@ def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
 
 
 def tables_named(path: Path) -> set[Table]:
-    """The external tables that a blend's placeholder rows name; what names no known one is left to the fill."""
+    """The external tables that a blend's placeholder rows name; an unknown name is reported by the fill."""
     found: set[Table] = set()
     decoder = msgspec.json.Decoder(_PlaceholderRow)
     for block in blocks_of(path):
@@ -185,14 +185,14 @@ def _find(item: Wanted) -> Path:
         raise UserError(f"{folder}: no such folder, but the recipe's source is there; correct the path")
     path = folder / item.file
     if not path.is_file():
-        names = tuple(sorted(str(other.relative_to(folder)) for other in folder.rglob("*") if other.is_file()))
+        names = tuple(sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()))
         raise UserError(f"{path}: no such file, but the recipe's source should have it; {near(item.file, names)}")
     with path.open("rb"):
         return path
 
 
 def _check_space(from_hub: list[HubFile], from_folders: list[Path], directory: Path) -> None:
-    """Refuse what the disks have no room for: those of the hub's cache and, where that is another, of the output."""
+    """UserError when the disk of the hub's cache or, where it is another one, of the output has too little room."""
     cache = next(path for path in Path(constants.HF_HUB_CACHE, "x").absolute().parents if path.exists())
     here = directory.stat().st_dev
     to_copy = sum(path.stat().st_size for path in from_folders if path.stat().st_dev != here)

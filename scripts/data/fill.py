@@ -25,7 +25,7 @@ from scripts.data.blocks import blocks_of
 from scripts.data.fill_block import SHOWN, FilledBlock, fill_block
 from scripts.data.holdout import parts_of
 from scripts.data.parallel import default_workers, in_order
-from scripts.data.source_record import not_as_recorded, origin_of
+from scripts.data.source_record import differs_from_record, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, read_json, temporary_directory, write_json
@@ -135,7 +135,7 @@ def fill_blend(
                 placeholders += filled.placeholders
                 cleaned += filled.cleaned
         expected = hashes.get(source.name) if sample is None else None
-        changed = [not_as_recorded(source)] if expected not in (None, hashed.hexdigest()) else []
+        changed = [differs_from_record(source)] if expected not in (None, hashed.hexdigest()) else []
         if bad_rows or changed:
             raise UserError("\n".join([*changed, *_list_problems(problems, bad_rows)]))
         for name, split in splits.items():

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scripts.data.placeholders import TABLES
-from scripts.data.source_record import not_as_recorded, xxh3_file
+from scripts.data.source_record import differs_from_record, xxh3_file
 from scripts.errors import UserError
 
 BATCH_ROWS = 1 << 12
@@ -89,7 +89,7 @@ class ExternalTables:
         for file in files:
             expected = self.hashes.get(str(file.relative_to(self.directory.parent)))
             if expected not in (None, xxh3_file(file)):
-                raise UserError(not_as_recorded(file))
+                raise UserError(differs_from_record(file))
         _write(files, path)
 
     def _parquet_files(self, repository: str, split: str) -> list[Path]:

@@ -41,18 +41,18 @@ def answer_rows(
         raise UserError(
             f"{', '.join(map(str, splits))}: two lie in folders of the same name, which is that of the blend"
         )
-    rows, places = [], []
+    rows, origins = [], []
     for split in splits:
         for number, _, row in read_rows(split):
             if problem := check_row(row, panel.roles if panel else (), held_out=True):
                 raise UserError(f"{split}:{number}: {problem}")
             rows.append(row)
-            places.append((environment_of(row, split, number), split.resolve().parent.name, number))
-    found = rollouts(model, processor, rows, **decoding)
-    rewards = scores([(row, rollout.text) for row, rollout in zip(rows, found, strict=True)], panel)
+            origins.append((environment_of(row, split, number), split.resolve().parent.name, number))
+    responses = rollouts(model, processor, rows, **decoding)
+    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], panel)
     return [
-        Answer(*place, prompt_for_reading(row), reward, *rollout)
-        for place, row, reward, rollout in zip(places, rows, rewards, found, strict=True)
+        Answer(*origin, prompt_for_reading(row), reward, *response)
+        for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
     ]
 
 
