@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.launch.jobs import last_words
+from scripts.launch.jobs import latest_jobs
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
@@ -29,7 +29,7 @@ class Project:
 
     def states(self) -> dict[str, StageState]:
         """The state of every stage, parents first."""
-        return all_states(self.recipe, self.results, last_words(self.results) if self.site.slurm else None)
+        return all_states(self.recipe, self.results, latest_jobs(self.results) if self.site.slurm else None)
 
 
 def project_of(arguments: argparse.Namespace) -> Project:

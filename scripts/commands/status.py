@@ -6,7 +6,7 @@ It asks no Slurm and reads the ends of logs only, so it may run in `watch`.
 import argparse
 
 from scripts.commands.project import Project, project_of
-from scripts.launch.jobs import last_words
+from scripts.launch.jobs import latest_jobs
 from scripts.recipe.site import Site
 from scripts.stage.paths import StagePaths
 from scripts.stage.status import StageStatus, status_of
@@ -15,7 +15,7 @@ from scripts.stage.status import StageStatus, status_of
 def status_text(project: Project) -> str:
     """One line a stage, and below them what is set aside."""
     states = project.states()
-    words = last_words(project.results) if project.site.slurm else {}
+    words = latest_jobs(project.results) if project.site.slurm else {}
     statuses = [status_of(state, StagePaths(project.results / name), words.get(name)) for name, state in states.items()]
     rows = [_row(status, project.site) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]

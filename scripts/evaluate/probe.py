@@ -7,6 +7,7 @@ long rollouts are.
 
 import argparse
 import time
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -57,8 +58,9 @@ def try_rollouts(
         f"{len(sampled)} rollouts in {ended - started:.2f} s, {1000 * checking / len(sampled):.2f} ms a check"
     ]
     for name in dict.fromkeys(name for name, _ in rows):
-        places = [place for place, (environment, _) in enumerate(rows) if environment == name]
-        found.record[name] = _described([(groups[place], rewards[place]) for place in places])
+        found.record[name] = _described(
+            [group for (environment, _), *group in zip(rows, groups, rewards, strict=True) if environment == name]
+        )
     whole = _described(list(zip(groups, rewards, strict=True)))
     _judge(found, whole, rewards, probe)
     found.record = {"rollouts": whole, "environments": found.record}
@@ -68,8 +70,8 @@ def try_rollouts(
 def _share_out(samples: dict[str, list[Sampled]], count: int) -> list[tuple[str, dict[str, Any]]]:
     """`count` rows with their environments' names, as many of each environment as the others allow."""
     turns = [(turn, name, sampled.row) for name, rows in samples.items() for turn, sampled in enumerate(rows)]
-    chosen = sorted(turns, key=lambda it: it[:2])[:count]
-    return [(name, row) for _, name, row in sorted(chosen, key=lambda it: (it[1], it[0]))]
+    chosen = sorted(turns, key=itemgetter(0, 1))[:count]
+    return [(name, row) for _, name, row in sorted(chosen, key=itemgetter(1, 0))]
 
 
 def _described(groups: list[tuple[list[Rollout], list[float]]]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import read_json
-from scripts.launch.jobs import LastWord
-from scripts.launch.slurm import GONE
+from scripts.launch.jobs import LatestJob
+from scripts.launch.slurm import ENDED_STATES
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, read_values
 from scripts.recipe.settings import leaves
@@ -78,7 +78,7 @@ class StageState:
         return self.state == "resumes" and self.left == 0
 
 
-def all_states(recipe: Recipe, results: Path, words: dict[str, LastWord] | None = None) -> dict[str, StageState]:
+def all_states(recipe: Recipe, results: Path, words: dict[str, LatestJob] | None = None) -> dict[str, StageState]:
     """The state of every stage, parents first; what descends from a stage that will train waits for it.
 
     `words` is what Slurm last said of each stage's job.
@@ -94,7 +94,7 @@ def all_states(recipe: Recipe, results: Path, words: dict[str, LastWord] | None 
     return states
 
 
-def stage_state(stage: Stage, blocked: str | None = None, word: LastWord | None = None) -> StageState:
+def stage_state(stage: Stage, blocked: str | None = None, word: LatestJob | None = None) -> StageState:
     """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
     run = stage.paths.run
     aside = set_aside(stage.paths.directory)
@@ -121,13 +121,13 @@ def stage_state(stage: Stage, blocked: str | None = None, word: LastWord | None 
     return replace(state, state="stale" if record is not None or was_trained else "new")
 
 
-def holder(owner_file: Path, word: LastWord | None) -> dict[str, Any] | None:
+def holder(owner_file: Path, word: LatestJob | None) -> dict[str, Any] | None:
     """The record of the process that holds a stage, by its heartbeat and by what Slurm last said of its job."""
     owner = read_owner(owner_file)
     if owner is None or not is_alive(owner_file, only_read=True):
         return None
     if word and word.job.id == owner.get("slurm_job") and word.at > owner["since"]:
-        return None if word.job.state in GONE | {"PENDING", "REQUEUED"} else owner
+        return None if word.job.state in ENDED_STATES | {"PENDING", "REQUEUED"} else owner
     return owner
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.launch.jobs import SLURM_LOGS, JobRecord, LastWord
-from scripts.launch.slurm import GONE, SLURMS_FAULT, epoch
+from scripts.launch.jobs import SLURM_LOGS, JobRecord, LatestJob
+from scripts.launch.slurm import ENDED_STATES, SLURMS_FAULT, epoch
 from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.owner import read_owner
 from scripts.stage.paths import StagePaths
@@ -43,7 +43,7 @@ class StageStatus:
     note: str = ""
 
 
-def status_of(state: StageState, paths: StagePaths, word: LastWord | None = None) -> StageStatus:
+def status_of(state: StageState, paths: StagePaths, word: LatestJob | None = None) -> StageStatus:
     """What a stage is at; `word` is what Slurm last said of its job."""
     run = paths.run if state.state == "training" else state.run
     attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"] if run else []
@@ -62,7 +62,7 @@ def status_of(state: StageState, paths: StagePaths, word: LastWord | None = None
     return _at_rest(state, entries, bool(attempts), word)
 
 
-def _at_rest(state: StageState, entries: list[dict[str, Any]], was_tried: bool, word: LastWord | None) -> StageStatus:
+def _at_rest(state: StageState, entries: list[dict[str, Any]], was_tried: bool, word: LatestJob | None) -> StageStatus:
     """A stage that nobody is at and that did not fail."""
     if state.publishes_again:
         return _at(state, "trained", state.start, entries, note=_joined("to be published", state.skipped))
@@ -106,7 +106,7 @@ def _training(
     )
 
 
-def _of_job(state: StageState, paths: StagePaths, entries: list[dict[str, Any]], word: LastWord) -> StageStatus | None:
+def _of_job(state: StageState, paths: StagePaths, entries: list[dict[str, Any]], word: LatestJob) -> StageStatus | None:
     """The status of a stage whose Slurm job is the latest news of it; None: the job does not decide it."""
     job, on = word.job, {"nodes": word.job.node_count or None, "job": word.job.id}
     is_old = time.time() - word.at > OLD_SECONDS
@@ -128,7 +128,9 @@ def _of_job(state: StageState, paths: StagePaths, entries: list[dict[str, Any]],
     return None
 
 
-def _failure(state: StageState, paths: StagePaths, attempts: list[dict[str, Any]], word: LastWord | None) -> str | None:
+def _failure(
+    state: StageState, paths: StagePaths, attempts: list[dict[str, Any]], word: LatestJob | None
+) -> str | None:
     """How a stage failed and in which log that stands; None: it did not."""
     preflight = paths.logs / "preflight.log"
     last = attempts[-1] if attempts else None
@@ -157,7 +159,7 @@ def _attempted(state: StageState, job: JobRecord) -> bool:
     return state.run is not None and any(attempt["slurm_job"] == job.id for attempt in read_attempts(state.run))
 
 
-def _said(word: LastWord | None) -> str:
+def _said(word: LatestJob | None) -> str:
     """What Slurm said of the job, where that adds to the attempts' own account."""
     if word is None or word.job.state in ("COMPLETED", "UNKNOWN"):
         return ""
@@ -177,13 +179,13 @@ def _shortened(changed: tuple[str, ...]) -> str:
     return f"{changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}" if changed else ""
 
 
-def _is_news(word: LastWord, paths: StagePaths, attempts: list[dict[str, Any]]) -> bool:
+def _is_news(word: LatestJob, paths: StagePaths, attempts: list[dict[str, Any]]) -> bool:
     """Whether Slurm's last word of the job is later than what the stage itself told last.
 
     A job that ended speaks of every attempt but a later one of another job's.
     """
     last = attempts[-1] if attempts else None
-    if word.job.state in GONE:
+    if word.job.state in ENDED_STATES:
         return last is None or last["slurm_job"] == word.job.id or last["time"] < (epoch(word.job.end) or 0)
     told = [last.get("ended") or last["time"]] if last else []
     return word.at >= max([*told, _changed_at(paths.record)])

@@ -25,8 +25,7 @@ from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
-from scripts.evaluate.record import evaluation_record, told
-from scripts.evaluate.rollouts import beside_parent, write_rollouts
+from scripts.evaluate.results import beside_parent, evaluation_record, format_mean, write_rollouts
 from scripts.files import open_atomically, read_json, sha256_file, write_json
 from scripts.launch.slurm import Job, own_job
 from scripts.recipe.load import load_recipe, load_site
@@ -179,7 +178,7 @@ def main() -> None:
     write_rollouts(table, arguments.rollouts)
     record = evaluation_record(read_json(arguments.export), table, decoding) | {"validation": rows}
     write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
-    print(f"{name}: {told(record['mean'])}", flush=True)
+    print(f"{name}: {format_mean(record['mean'])}", flush=True)
 
 
 if __name__ == "__main__":
