@@ -119,35 +119,34 @@ CHARTS = (
 )
 
 
-def figures_of(metrics: Metrics) -> list[Figure]:
-    """A figure for all that a run measured, and nothing else."""
-    figures = []
+def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
+    """A figure for all that was measured, by one run (under the name "") or by several over the same steps.
+
+    More lines than a chart has colours fill several charts.
+    """
     for chart in CHARTS:
-        figures += _figures_by_name(chart, metrics) if chart.by_name else _figures(chart, {"": metrics})
-    return figures
+        lines = list(_lines(chart, runs))
+        parts = [lines[start : start + len(COLOURS)] for start in range(0, len(lines), len(COLOURS))]
+        for number, part in enumerate(parts, start=1):
+            title = chart.title + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
+            if svg := line_chart(title, chart.unit, part):
+                yield Figure(title, svg, chart.caption)
 
 
-def common_figures(runs: Mapping[str, Metrics]) -> list[Figure]:
-    """The figures of several runs over the same steps, with a line each."""
-    return [figure for chart in CHARTS if not chart.by_name for figure in _figures(chart, runs)]
-
-
-def _figures(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Figure]:
-    """The chart of one run, or of several with the first of its columns; none where nobody measured it."""
-    lines = []
+def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
+    """The lines of a chart: of one run all, of several the first of each."""
     for run, metrics in runs.items():
         for column, label in list(chart.columns.items())[: None if len(runs) == 1 else 1]:
-            if column in metrics:
-                lines.append(_line(chart, metrics, column, ": ".join(filter(None, (run, label)))))
-    if svg := line_chart(chart.title, chart.unit, lines):
-        yield Figure(chart.title, svg, chart.caption)
-
-
-def _line(chart: Chart, metrics: Metrics, column: str, label: str) -> Line:
-    spread = list(metrics[chart.spread]) if chart.spread in metrics else []
-    if any(map(is_known, spread)):
-        label = f"{label}, with ± std within a group"
-    return Line(label, list(metrics["step"]), list(metrics[column]), spread)
+            if column not in metrics or (chart.by_name and len(runs) > 1):
+                continue
+            steps, values = list(metrics["step"]), list(metrics[column])
+            if chart.by_name:
+                columns = columns_by_name(values)
+                yield from (Line(short_name(name), steps, numbers) for name, numbers in columns.items())
+                continue
+            spread = list(metrics[chart.spread]) if chart.spread in metrics else []
+            band = ", with ± std within a group" if any(map(is_known, spread)) else ""
+            yield Line(": ".join(filter(None, (run, label))) + band, steps, values, spread)
 
 
 def columns_by_name(entries: Iterable[Any]) -> dict[str, list[Number]]:
@@ -155,19 +154,6 @@ def columns_by_name(entries: Iterable[Any]) -> dict[str, list[Number]]:
     maps = [dict(entry or ()) for entry in entries]
     names = {name for numbers in maps for name, number in numbers.items() if is_known(number)}
     return {name: [numbers.get(name) for numbers in maps] for name in sorted(names)}
-
-
-def _figures_by_name(chart: Chart, metrics: Metrics) -> Iterator[Figure]:
-    """The figures of such a column; more names than a chart has lines fill several."""
-    ((column, _),) = chart.columns.items()
-    lines = [
-        Line(short_name(name), list(metrics["step"]), values)
-        for name, values in columns_by_name(metrics.get(column, ())).items()
-    ]
-    parts = [lines[start : start + len(COLOURS)] for start in range(0, len(lines), len(COLOURS))]
-    for number, part in enumerate(parts, start=1):
-        title = chart.title + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
-        yield Figure(title, line_chart(title, chart.unit, part), chart.caption)
 
 
 def short_name(environment: str) -> str:

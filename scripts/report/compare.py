@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from scripts.drawing.chart import COLOURS
-from scripts.drawing.curves import Figure, common_figures
+from scripts.drawing.curves import Figure, figures_of
 from scripts.errors import UserError, run_program
+from scripts.report import records
 from scripts.report.cost import Cost, cost_of
 from scripts.report.page import write_page
-from scripts.report.records import (
-    Score,
-    differing_settings,
-    is_trained,
-    metrics_of,
-    parent_of,
-    reach_of,
-    read_optional,
-    scores_side_by_side,
-    settings_of,
-)
 from scripts.report.summary import summarise_stage
 from scripts.stage.paths import StagePaths
 
@@ -37,7 +27,7 @@ class Comparison:
     rows: dict[str, dict[str, Any]]
     costs: dict[str, Cost]
     figures: list[Figure]
-    scores: dict[str, list[Score | None]]
+    scores: dict[str, list[records.Score | None]]
     reach: float
     settings: list[tuple[str, list[Any]]]
 
@@ -45,10 +35,10 @@ class Comparison:
 def trained_stages(results: Path) -> dict[str, StagePaths]:
     """The trained stages of a run, parents before children; UserError when there is none."""
     paths = (StagePaths(record.parent.parent) for record in sorted(results.glob("*/ckpt/record.json")))
-    stages = {stage.name: stage for stage in paths if is_trained(stage)}
+    stages = {stage.name: stage for stage in paths if records.is_trained(stage)}
     if not stages:
         raise UserError(f"{results}: no trained stage there; name a folder of results, such as results/tiny")
-    parents = {name: [parent.name] if (parent := parent_of(stage)) else [] for name, stage in stages.items()}
+    parents = {name: [parent.name] if (parent := records.parent_of(stage)) else [] for name, stage in stages.items()}
     return {name: stages[name] for name in TopologicalSorter(parents).static_order() if name in stages}
 
 
@@ -59,16 +49,16 @@ def compare(runs: dict[str, dict[str, StagePaths]]) -> list[Comparison]:
 
 
 def _compare(name: str, stages: dict[str, StagePaths]) -> Comparison:
-    metrics = {run: metrics_of(stage) for run, stage in stages.items()}
-    scores = scores_side_by_side([read_optional(stage.evaluation) for stage in stages.values()])
+    metrics = {run: records.metrics_of(stage) for run, stage in stages.items()}
+    scores = records.scores_side_by_side([records.read_optional(stage.evaluation) for stage in stages.values()])
     return Comparison(
         name,
         rows={run: summarise_stage(stage) for run, stage in stages.items()},
         costs={run: cost_of(stage.run, metrics[run]["seconds"]) for run, stage in stages.items()},
-        figures=common_figures(metrics),
+        figures=list(figures_of(metrics)),
         scores=scores,
-        reach=reach_of(score for row in scores.values() for score in row),
-        settings=differing_settings([settings_of(stage) for stage in stages.values()]),
+        reach=records.reach_of(score for row in scores.values() for score in row),
+        settings=records.differing_settings([records.settings_of(stage) for stage in stages.values()]),
     )
 
 

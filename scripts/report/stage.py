@@ -10,18 +10,10 @@ import pandas as pd
 from scripts.drawing.curves import columns_by_name, figures_of, short_name
 from scripts.errors import run_program, shortened
 from scripts.files import read_json
+from scripts.report import records
 from scripts.report.cost import cost_of
 from scripts.report.page import write_page
-from scripts.report.records import (
-    criteria_of,
-    differing_settings,
-    metrics_of,
-    parent_of,
-    reach_of,
-    read_optional,
-    scores_of,
-    settings_of,
-)
+from scripts.report.summary import summarise_stage
 from scripts.stage.paths import StagePaths
 
 SAMPLES = 4
@@ -30,32 +22,26 @@ LONGEST_TEXT = 1500
 
 def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
     """Write the page of a stage that is trained; `manifest` is that of its blend."""
-    parent, settings, metrics, described = parent_of(stage), settings_of(stage), metrics_of(stage), read_json(manifest)
-    scores, gate = scores_of(read_optional(stage.evaluation)), read_optional(stage.gate)
+    settings, metrics, blend = records.settings_of(stage), records.metrics_of(stage), read_json(manifest)
+    parent, scores = records.parent_of(stage), records.scores_of(records.read_optional(stage.evaluation))
     rollouts = pd.read_parquet(stage.rollouts) if stage.rollouts.exists() else None
-    cost = cost_of(stage.run, metrics["seconds"])
     write_page(
         output,
         "stage.html",
-        name=stage.name,
-        parent=parent.name if parent else None,
-        record=read_json(stage.record),
+        row=summarise_stage(stage),
+        cost=cost_of(stage.run, metrics["seconds"]),
         settings=settings,
-        figures=figures_of(metrics),
+        changed=records.differing_settings([records.settings_of(parent), settings]) if parent else [],
+        figures=list(figures_of({"": metrics})),
         steps_csv=_data_uri(metrics),
         scores=scores,
-        reach=reach_of(scores),
-        verdict=gate and gate["verdict"],
-        criteria=criteria_of(stage),
+        reach=records.reach_of(scores),
+        criteria=records.criteria_of(stage),
         samples=[] if rollouts is None else sample_rollouts(rollouts),
         rollouts=0 if rollouts is None else len(rollouts),
-        changed=differing_settings([settings_of(parent), settings]) if parent else [],
-        data=composition(described),
-        manifest=described,
-        preflight=read_optional(stage.preflight) or {},
-        cost=cost,
-        costs={stage.name: cost},
-        longest=cost.hours or 1,
+        data=composition(blend),
+        manifest=blend,
+        preflight=records.read_optional(stage.preflight) or {},
     )
 
 

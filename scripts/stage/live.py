@@ -82,7 +82,7 @@ def write_page(stage: str, run: Path, planned: int, period: float, is_training: 
     entries = read_log(run / "metrics.jsonl")
     state = "training" if is_training else "ended" if entries and entries[-1]["step"] == planned else "stopped"
     names = {name for entry in entries for name in entry}
-    figures = figures_of({name: [entry.get(name) for entry in entries] for name in names})
+    figures = figures_of({"": {name: [entry.get(name) for entry in entries] for name in names}})
     text = TEMPLATE.format(
         stage=escape(stage),
         state=state,

@@ -130,28 +130,28 @@ def test_an_interval_says_its_figures_and_is_empty_where_nothing_is_known():
 
 
 def test_the_curves_show_what_was_measured_and_nothing_else(metrics):
-    titles = [figure.title for figure in figures_of(metrics(step(1), step(2)))]
+    titles = [figure.title for figure in figures_of({"": metrics(step(1), step(2))})]
     assert (
         "Reward by environment" in titles
         and "KL to the parent" not in titles
         and "Sampler beside trainer" not in titles
     )
     measured = metrics(step(1, kl=0.1, token_mult_prob_error=1.02, gen_kl_error=1e-4, valid_samples=40.0))
-    titles = [figure.title for figure in figures_of(measured)]
+    titles = [figure.title for figure in figures_of({"": measured})]
     assert {"KL to the parent", "Sampler beside trainer", "KL of trainer to sampler", "Samples not masked out"} <= {
         *titles
     }
 
 
 def test_metrics_of_before_phases_were_logged_are_drawn_without_them(metrics):
-    titles = [figure.title for figure in figures_of(metrics(step(1)))]
-    older = [figure.title for figure in figures_of(metrics(step(1)).drop(columns=["timing", "masked_share"]))]
+    titles = [figure.title for figure in figures_of({"": metrics(step(1))})]
+    older = [figure.title for figure in figures_of({"": metrics(step(1)).drop(columns=["timing", "masked_share"])})]
     assert titles[-1] == "Time of a step by phase" and older == titles[:-1]
 
 
 def test_many_environments_are_spread_over_charts_of_six_lines(metrics):
     rewards = {f"environment{number}_simple_agent": 0.5 for number in range(14)}
-    titles = [figure.title for figure in figures_of(metrics(step(1, environment_rewards=rewards)))]
+    titles = [figure.title for figure in figures_of({"": metrics(step(1, environment_rewards=rewards))})]
     assert [title for title in titles if "environment" in title] == [
         f"Reward by environment ({place} of 3)" for place in (1, 2, 3)
     ]
