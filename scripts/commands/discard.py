@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.errors import UserError
 from scripts.files import amount
 from scripts.stage.owner import describe, is_alive, read_owner
-from scripts.stage.standing import tree_bytes
+from scripts.stage.state import tree_bytes
 
 
 def discard(path: Path) -> int:

@@ -4,11 +4,12 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.launch.jobs import last_words
+from scripts.launch.jobs import latest_jobs
 from scripts.recipe.load import load_config, load_recipe, load_site
-from scripts.recipe.models import Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
-from scripts.stage.standing import Standing, all_standings
+from scripts.stage.stage import Stage
+from scripts.stage.state import StageState, all_states
 
 OPTIONS = ("config", "recipe", "site", "run", "seed", "model")
 
@@ -22,9 +23,13 @@ class Project:
     results: Path
     over_budget: bool = False
 
-    def standings(self) -> dict[str, Standing]:
-        """The standing of every stage, parents first."""
-        return all_standings(self.recipe, self.results, last_words(self.results) if self.site.slurm else None)
+    def stages(self) -> list[Stage]:
+        """Every stage, parents first."""
+        return [Stage(self.recipe, self.results, name) for name in self.recipe.stage_order()]
+
+    def states(self) -> dict[str, StageState]:
+        """The state of every stage, parents first."""
+        return all_states(self.recipe, self.results, latest_jobs(self.results) if self.site.slurm else None)
 
 
 def project_of(arguments: argparse.Namespace) -> Project:

@@ -6,28 +6,33 @@ It asks no Slurm and reads the ends of logs only, so it may run in `watch`.
 import argparse
 
 from scripts.commands.project import Project, project_of
-from scripts.launch.jobs import last_words
+from scripts.launch.jobs import latest_jobs
 from scripts.recipe.site import Site
-from scripts.stage.condition import Condition, condition_of
+from scripts.stage.paths import StagePaths
+from scripts.stage.status import StageStatus, status_of
 
 
 def status_text(project: Project) -> str:
     """One line a stage, and below them what is set aside."""
-    standings, results = project.standings(), project.results
-    words = last_words(results) if project.site.slurm else {}
-    conditions = [condition_of(one, results / name, words.get(name)) for name, one in standings.items()]
-    rows = [_row(one, project.site) for one in conditions]
+    states = project.states()
+    words = latest_jobs(project.results) if project.site.slurm else {}
+    statuses = [status_of(state, StagePaths(project.results / name), words.get(name)) for name, state in states.items()]
+    rows = [_row(status, project.site) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
     lines = aligned([head, *rows], left={0, 1, len(head) - 1})
-    aside = [f"  {entry.path}  step {entry.step}" for one in standings.values() for entry in one.aside]
+    aside = [f"  {entry.path}  step {entry.step}" for state in states.values() for entry in state.aside]
     return "\n".join([*lines, *(["", "set aside (with sizes: stagecoach plan):", *aside] if aside else [])])
 
 
-def _row(one: Condition, site: Site) -> list[str]:
-    at = "" if one.state in ("new", "waiting", "stale") else f"{one.step}/{'?' if one.planned is None else one.planned}"
-    place = ["" if one.nodes is None else str(one.nodes), one.job or ""] if site.slurm else []
-    left = "" if one.left is None else duration(one.left)
-    return [one.stage, one.state, at, _number(one.reward, 3), _number(one.kl, 4), left, *place, one.note]
+def _row(status: StageStatus, site: Site) -> list[str]:
+    at = (
+        ""
+        if status.state in ("new", "waiting", "stale")
+        else f"{status.step}/{'?' if status.planned is None else status.planned}"
+    )
+    slurm = ["" if status.nodes is None else str(status.nodes), status.job or ""] if site.slurm else []
+    left = "" if status.left is None else duration(status.left)
+    return [status.stage, status.state, at, _number(status.reward, 3), _number(status.kl, 4), left, *slurm, status.note]
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -24,7 +24,8 @@ from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.commands.doctor import conversions
 from scripts.commands.project import Project
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import MegatronCheckpoint, Recipe
+from scripts.recipe.model import MegatronCheckpoint
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from tests.conftest import ROOT
 from tests.unit.test_traps import CHECKS_OF_NEMO_RL, traps_told

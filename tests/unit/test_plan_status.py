@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scripts.stage.memo import is_trained, stage_files, steps_left
 
 from scripts.commands.plan import check_budget, hours_text, plan_text
 from scripts.commands.project import Project
 from scripts.commands.status import aligned, duration, status_text
 from scripts.errors import UserError
 from scripts.files import read_tail, write_json
-from scripts.launch.jobs import FOLDER, JobRecord, last_words, write_call
+from scripts.launch.jobs import FOLDER, JobRecord, latest_jobs, write_call
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.snakemake.sacct import states_of
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.identity import identity_of, stage_facts
-from scripts.stage.memo import is_trained, stage_files, steps_left
 from scripts.stage.owner import hold
 from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
 from scripts.stage.reach import Reach, note_reach
@@ -567,13 +567,13 @@ def test_a_mistake_in_the_config_names_its_line(tmp_path):
     }
 
 
-def test_slurm_heard_again_makes_its_word_new(tree, monkeypatch):
+def test_a_query_that_changes_nothing_makes_the_known_state_new(tree, monkeypatch):
     tree.job("rlvr1", "PENDING", ago=4000)
-    old = last_words(tree.results)["rlvr1"]
+    old = latest_jobs(tree.results)["rlvr1"]
     fields = [old.job.id, "PENDING", old.job.comment, "Priority", "2", "node[1-2]", *[old.job.submitted] * 2, "N/A"]
     monkeypatch.setattr("scripts.snakemake.sacct.ask", lambda *command: "|".join(fields) + "\n")
     assert states_of("call", str(tree.results)) == {"17": "PENDING"}
-    new = last_words(tree.results)["rlvr1"]
+    new = latest_jobs(tree.results)["rlvr1"]
     assert new.job == old.job and new.at > old.at + 3000
     assert "as of" not in tree.status("rlvr1")
 
