@@ -1,7 +1,7 @@
 """What Slurm last said of the jobs that this folder's calls of Snakemake submitted, one small file a call.
 
-The stand-in for the status query (scripts.snakemake.sacct) writes it at every question, so that others need not ask.
-Until its first one, a job has a file of its own, written as it is submitted (scripts.snakemake.sbatch).
+The executor (scripts.snakemake.executor) writes it at every question, so that nobody else need ask. Until the first
+one, a job has a file of its own, written as it is submitted.
 """
 
 import json

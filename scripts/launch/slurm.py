@@ -1,13 +1,11 @@
 """What Stagecoach asks of Slurm: jobs and their nodes, time left, requeueing; and steps within a job's allocation."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from scripts.errors import UserError
@@ -24,6 +22,7 @@ GONE = {
     "REVOKED",
     "TIMEOUT",
 }
+ENDED_BY_SLURM = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
 PATIENCE_SECONDS = 600.0
 Answer = TypeVar("Answer")
 NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
@@ -152,15 +151,6 @@ def ask(*command: str) -> str:
         kind = SlurmUnreachableError if any(word in said for word in NO_CONTROLLER) else UserError
         raise kind(f"{' '.join(command)}: {said}")
     return done.stdout
-
-
-def real_program(name: str) -> str:
-    """The path of one of Slurm's programs, past the stand-in of that name that the profile puts before it in PATH."""
-    own = Path(os.environ.get("STAGECOACH_STAND_INS", "/nonexistent")).resolve()
-    folders = [it for it in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(it).resolve() != own]
-    if (found := shutil.which(name, path=os.pathsep.join(folders))) is None:
-        raise UserError(f"{name}: not found; Slurm's client programs must be in PATH")
-    return found
 
 
 def client_environment() -> dict[str, str]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.launch.jobs import SLURM_LOGS, JobRecord, LastWord
-from scripts.launch.slurm import GONE, epoch
-from scripts.snakemake.retries import SLURMS_FAULT
+from scripts.launch.slurm import ENDED_BY_SLURM, GONE, epoch
 from scripts.stage.attempts import read_attempts, vain_attempts
 from scripts.stage.owner import read_owner
 from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
@@ -133,7 +132,7 @@ def _failure(one: Standing, directory: Path, attempts: list[dict[str, Any]], wor
     refused = not (directory / "preflight.json").exists() and preflight.exists() and preflight.stat().st_size > 0
     if refused and (last is None or _changed_at(preflight) > last["time"]):
         return f"preflight; see {preflight}"
-    cut_off = word is not None and word.job.state in SLURMS_FAULT
+    cut_off = word is not None and word.job.state in ENDED_BY_SLURM
     if last is None or one.publishes_again or one.run != directory / "run" or cut_off:
         return None
     log = directory / "logs/attempts.log"
