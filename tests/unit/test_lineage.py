@@ -68,7 +68,7 @@ def test_each_step_is_told_of_the_attempt_whose_training_of_it_is_in_the_checkpo
         begin_attempt(tmp_path, first, code=code)
         if outcome:
             end_attempt(tmp_path, last, outcome)
-    assert [(it["steps"], it["code"]["commit"][0]) for it in trained_by(tmp_path, 12)] == [
+    assert [(span["steps"], span["code"]["commit"][0]) for span in trained_by(tmp_path, 12)] == [
         ([1, 8], "c"),
         ([9, 10], "d"),
         ([11, 12], "c"),
@@ -135,19 +135,19 @@ def test_a_stage_whose_data_ended_early_says_how_many_steps_and_rows_are_missing
 
 def test_json_tells_the_stages_parents_first_and_without_verification_no_problems(made):
     told = json.loads(lineage(made / "rlvr1/hf", "--json", "--no-verify").stdout)
-    assert [it["stage"] for it in told["stages"]] == ["sft", "rlvr1"] and told["problems"] is None
+    assert [stage["stage"] for stage in told["stages"]] == ["sft", "rlvr1"] and told["problems"] is None
     assert told["stages"][1]["parents"][0]["identity"] == told["stages"][0]["identity"]
 
 
 def test_the_graph_joins_every_dataset_blend_and_code_to_its_checkpoint(made, tmp_path):
     graph = graph_of(read_chain(made / "rlvr1/ckpt"))
-    kinds = [node.kind for node in graph.nodes.values()]
+    kinds = [node.kind for node in graph.nodes]
     assert [kinds.count(kind) for kind in ("checkpoint", "blend", "dataset", "code", "model")] == [2, 2, 3, 1, 1]
     dot, mermaid = dot_text(graph), mermaid_text(graph)
     assert dot.count(" -> ") == mermaid.count(" --> ") == len(graph.edges) == 10
     write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.svg")
     picture = (tmp_path / "graph.svg").read_text()
-    for node in graph.nodes.values():
+    for node in graph.nodes:
         assert all(f">{line}</text>" in picture for line in node.lines)
     with pytest.raises(UserError, match=r"no graph is written as .png; end it in .svg, .dot or .mmd"):
         write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.png")
@@ -158,8 +158,9 @@ def test_prov_derives_the_checkpoint_from_the_parents_export_and_the_blend_from_
     write_prov(read_chain(made / "rlvr1/ckpt"), tmp_path / "prov.json")
     document = model.ProvDocument.deserialize(tmp_path / "prov.json")
     export = read_json(made / "sft/hf/record.json")["content"]
+    derivations = document.get_records(model.ProvDerivation)
     derived = {
-        (str(it.args[0]), str(it.args[1])) for it in document.get_records(model.ProvDerivation)
+        (str(derivation.args[0]), str(derivation.args[1])) for derivation in derivations
     }  # (what came, from what)
     identity = read_json(made / "rlvr1/ckpt/record.json")["identity"]
     assert (f"stagecoach:checkpoint/{identity}", f"stagecoach:export/{export}") in derived
