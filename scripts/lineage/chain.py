@@ -7,7 +7,7 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import read_json
-from scripts.recipe.resolve import read_config
+from scripts.recipe.resolve import read_values
 from scripts.stage.paths import StagePaths
 
 
@@ -54,7 +54,7 @@ class Link:
     @cached_property
     def settings(self) -> dict[str, Any] | None:
         """That config, where it is there."""
-        return read_config(self.config) if self.on_disk and self.config.is_file() else None
+        return read_values(self.config) if self.on_disk and self.config.is_file() else None
 
 
 @dataclass(frozen=True)

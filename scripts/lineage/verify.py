@@ -11,7 +11,7 @@ from tqdm import tqdm
 from scripts.errors import UserError
 from scripts.files import canonical_json, read_json, sha256_text
 from scripts.lineage.chain import Chain, Link, export_of
-from scripts.recipe.resolve import read_config
+from scripts.recipe.resolve import read_values
 from scripts.stage.identity import identity_of
 
 CHUNK_BYTES = 4 << 20
@@ -135,7 +135,7 @@ def _contradictions(link: Link) -> Iterator[str]:
         if parent["content"] != facts["parent_export"]:
             yield f"{record}: starts from {facts['parent_export']}, but names {parent['content']} as {parent['stage']}"
     try:
-        if sha256_text(canonical_json(read_config(link.config))) != facts["config"]:
+        if sha256_text(canonical_json(read_values(link.config))) != facts["config"]:
             yield f"{link.config}: not the config that {record} says was trained"
     except UserError:
         yield f"{link.config}: missing or unreadable ({record} says what it hashes to)"

@@ -1,17 +1,14 @@
 """Runs side by side on one page: curves, held-out scores, costs and configs of their stages, matched by name."""
 
-import argparse
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from scripts.drawing.chart import COLOURS
 from scripts.drawing.curves import Figure, figures_of
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.report import records
 from scripts.report.cost import Cost, cost_of
-from scripts.report.page import write_page
 from scripts.report.summary import summarise_stage
 from scripts.stage.paths import StagePaths
 
@@ -60,22 +57,3 @@ def _compare(name: str, stages: dict[str, StagePaths]) -> ComparedStage:
         reach=records.reach_of(score for row in scores.values() for score in row),
         settings=records.differing_settings([records.settings_of(stage) for stage in stages.values()]),
     )
-
-
-def main() -> None:
-    """Command line of the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.compare", description=__doc__)
-    parser.add_argument("results", type=Path, nargs="+", help="folders of results, such as results/tiny")
-    parser.add_argument("--output", type=Path, required=True, help="HTML")
-    arguments = parser.parse_args()
-    names = [path.resolve().name for path in arguments.results]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in arguments.results]
-    if not 2 <= len(set(names)) == len(names) <= len(COLOURS):
-        raise UserError(f"two to {len(COLOURS)} different folders can be compared, not {', '.join(names)}")
-    runs = {name: trained_stages(path) for name, path in zip(names, arguments.results, strict=True)}
-    write_page(arguments.output, "compare.html", runs=names, comparisons=compare(runs))
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -65,22 +65,26 @@ def attempts_of(run: Path, call: int) -> list[dict[str, Any]]:
     return [attempt for attempt in read_attempts(run) if attempt["call"] == call]
 
 
-def vain_attempts(run: Path, call: int, step: int) -> str | None:
-    """How the last two attempts ended when both belong to this call and began at this step; None: there is hope.
+def without_progress(run: Path, call: int, step: int) -> str | None:
+    """How the last two attempts ended when both belong to this call and began at this step; None: another may.
 
-    There is after one that found where its data end: the next one aims at an earlier step.
+    Another may after one that found where its data end: the next one aims at an earlier step.
     `call` 0 is a person's own, who may try as often as she likes; `step` is the newest checkpoint's.
     """
     last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
-    if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
+    if (
+        call
+        and len(last) == 2
+        and all(attempt["from"] == step and attempt["outcome"] != "exhausted" for attempt in last)
+    ):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
 
 
-def refuse_a_third_vain_attempt(run: Path, call: int, step: int, log: str) -> None:
+def refuse_without_progress(run: Path, call: int, step: int, log: str) -> None:
     """UserError when the two attempts of this call before made no new step."""
-    if vain := vain_attempts(run, call, step):
-        raise UserError(f"{run}: {vain}; not trying again: see {log}")
+    if stuck := without_progress(run, call, step):
+        raise UserError(f"{run}: {stuck}; not trying again: see {log}")
 
 
 def _append(run: Path, entry: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from scripts.recipe.models import Checkpointing
+from scripts.recipe.stage import Checkpointing
 from scripts.stage.progress import read_log
 from scripts.stage.rundir import Checkpoint, checkpoints
 

@@ -26,13 +26,10 @@ MAY_IMPORT = {
     "train": BASE | {"recipe", "rewards", "data", "launch", "stage", "backends"},
     "report": BASE | {"drawing", "recipe", "stage"},
     "snakemake": BASE | {"launch", "stage"},
-    "status": BASE | {"recipe", "launch", "stage"},
-    "plan": BASE | {"status", "recipe", "stage", "backends"},
-    "doctor": BASE | {"recipe", "launch", "stage", "backends", "status"},
-    "discard": BASE | {"stage"},
+    "commands": BASE
+    | {"drawing", "recipe", "data", "launch", "model", "stage", "backends", "report", "lineage", "card"},
     "lineage": BASE | {"drawing", "recipe", "stage"},
     "card": BASE | {"recipe", "model", "stage", "lineage"},
-    "push": BASE | {"data", "model", "stage", "lineage", "card"},
     "track": BASE | {"lineage"},
 }
 NEED_TORCH_OR_RAY = {

@@ -372,7 +372,7 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
 
 def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
     def call(*arguments):
-        command = [sys.executable, "-m", "scripts.report.compare", *map(str, arguments)]
+        command = [sys.executable, "-m", "scripts.commands", "compare", *map(str, arguments)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     for run in "ab":
