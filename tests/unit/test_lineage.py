@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from scripts.backends.protocol import backend_of
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.lineage.chain import read_chain
@@ -14,11 +15,11 @@ from scripts.lineage.graph import dot_text, graph_of, mermaid_text, write_graph
 from scripts.lineage.prov_document import write_prov
 from scripts.lineage.text import chain_text
 from scripts.recipe.load import load_recipe
-from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.provenance import code_revision, image_of_stage, parents_of, trained_by
+from scripts.stage.provenance import code_revision, parents_of, trained_by
 from scripts.stage.publish import export_checkpoint
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.published import publish
 
@@ -91,21 +92,21 @@ def test_the_codes_revision_is_its_commit_and_says_when_the_code_differs_from_it
     assert (changed["commit"], changed["dirty"]) == (clean["commit"], True) and changed["scripts"] != clean["scripts"]
 
 
-def test_a_container_is_told_by_digest_or_by_the_record_beside_its_file(tmp_path):
-    recipe = load_recipe(ROOT / "config/recipes/super3.yaml")
-    stage, config = recipe.stages["rlvr1"], resolve_stage(recipe, "rlvr1")
+def test_a_container_is_recorded_by_digest_or_by_the_record_beside_its_file(tmp_path):
+    stage = Stage(load_recipe(ROOT / "config/recipes/super3.yaml"), tmp_path, "rlvr1")
     file, digest = tmp_path / "super.sqsh", f"sha256:{'a' * 64}"
 
-    def told(image: str | None) -> dict:
-        images = {stage.image: image} if image else {}
-        return image_of_stage(stage, Site(name="s", threads=1, nemo_rl=NemoRlSite(cache="/c", images=images)), config)
+    def recorded(image: str | None) -> dict:
+        images = {stage.settings.image: image} if image else {}
+        site = Site(name="s", threads=1, nemo_rl=NemoRlSite(cache="/c", images=images))
+        return backend_of("nemo_rl").image_of(stage, site)
 
-    assert told(f"nvcr.io/nvidia/nemo-rl:v0.7.0@{digest}")["digest"] == digest
-    assert told(None)["name"].startswith("your-registry/nemo-rl") and told(None)["digest"] is None
-    assert told(str(file)) == {"name": "super.sqsh", "digest": None, "sha256": None}
+    assert recorded(f"nvcr.io/nvidia/nemo-rl:v0.7.0@{digest}")["digest"] == digest
+    assert recorded(None)["name"].startswith("your-registry/nemo-rl") and recorded(None)["digest"] is None
+    assert recorded(str(file)) == {"name": "super.sqsh", "digest": None, "sha256": None}
     write_json(tmp_path / "super.sqsh.json", {"source": "docker://nvcr.io#n", "digest": digest, "sha256": "b" * 64})
-    assert told(str(file)) == {"name": "docker://nvcr.io#n", "digest": digest, "sha256": "b" * 64}
-    assert image_of_stage(load_recipe(ROOT / "config/recipes/tiny.yaml").stages["sft"], None, {}) is None
+    assert recorded(str(file)) == {"name": "docker://nvcr.io#n", "digest": digest, "sha256": "b" * 64}
+    assert backend_of("trl").image_of(stage, None) is None
 
 
 # --- what is shown ---
