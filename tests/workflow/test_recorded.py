@@ -81,7 +81,7 @@ def test_plan_and_status_call_every_stage_fresh_whose_identity_is_the_recorded(r
 
 
 def test_the_lineage_of_the_last_checkpoint_verifies(recorded):
-    done = recorded.run("python", "-m", "scripts.lineage", "results/recorded/rlhf/ckpt", "--json")
+    done = recorded.run("python", "-m", "scripts.commands", "lineage", "results/recorded/rlhf/ckpt", "--json")
     lineage = json.loads(done.stdout)
     assert lineage["problems"] == []
     found = {stage["stage"]: (stage["identity"], stage["content"]) for stage in lineage["stages"]}
