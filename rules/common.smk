@@ -8,11 +8,12 @@ from snakemake.exceptions import WorkflowError
 sys.path.insert(0, workflow.basedir)
 
 from scripts.errors import UserError
-from scripts.launch.resources import light_resources, one_node_resources, takes_own_nodes, training_resources
+from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.images import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.prepare import prepare
+from scripts.stage.stage import Stage
 
 IMAGES_FILE = "config/images.yaml"
 
@@ -31,7 +32,7 @@ except UserError as error:
     raise WorkflowError(str(error)) from None
 
 LIGHT = light_resources(SITE)
-ON_OWN_NODES = [stage for stage in STAGES if takes_own_nodes(RECIPE.stages[stage])]
+CONVERTED = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]
 
 
 def one_of(names):
@@ -69,6 +70,10 @@ def of_blend(*names):
 
 def evaluation_of(wildcards):
     return f"{RESULTS}/{wildcards.stage}/eval.json" if wildcards.stage in SCORED else []
+
+
+def stage_of(wildcards):
+    return Stage(RECIPE, Path(RESULTS), wildcards.stage)
 
 
 def resources_of(stage):

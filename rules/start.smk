@@ -1,10 +1,9 @@
 # What is refused before the first job.
 from importlib.util import find_spec
 
-from scripts.backends.protocol import check_nodes
+from scripts.backends.protocol import backend_of
+from scripts.commands.plan import check_budget
 from scripts.launch.site_check import check_site
-from scripts.plan import check_budget
-from scripts.recipe.resolve import resolve_stage
 
 
 def stages_to_train():
@@ -27,7 +26,8 @@ def check_before_submitting():
     if SITE.slurm is not None:
         try:
             for stage in STAGES:
-                check_nodes(stage, resolve_stage(RECIPE, stage), resources_of(stage).nodes)
+                config = Stage(RECIPE, Path(RESULTS), stage).config
+                backend_of(config.backend).check_nodes(stage, config, resources_of(stage).nodes)
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
             check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train())
         except UserError as error:

@@ -1,18 +1,17 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
 from scripts.snakemake.orphans import orphan_of
 from scripts.stage.estimate import estimate
-from scripts.stage.memo import is_trained, steps_left
+from scripts.stage.state import is_trained, steps_left
 
 
 def site_of_preflight(wildcards):
-    """The preflight's option for the site, which matters where a stage takes nodes of its own."""
-    return ["--site", CONFIG.site] if wildcards.stage in ON_OWN_NODES else []
+    """The preflight's option for the site, which matters where a stage trains in containers."""
+    return ["--site", CONFIG.site] if wildcards.stage in CONVERTED else []
 
 
 def python_of(wildcards):
     """The Python that trains a stage."""
-    stage = RECIPE.stages[wildcards.stage]
-    return SITE.vllm_python if stage.samples_by_vllm and SITE.vllm_python else "python"
+    return RECIPE.stages[wildcards.stage].python_on(SITE)
 
 
 rule preflight:
@@ -30,20 +29,21 @@ rule preflight:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    resources:
+        results=RESULTS,
     params:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
         site=site_of_preflight,
         python=python_of,
     shell:
-        "python -m scripts.train.preflight --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --config {input.config:q} --manifest {input.manifest:q} --run {params.run:q} --parent-gate {input.gate:q}"
-        " --parent-record {input.parent:q} {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.train.preflight --recipe {params.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
 
 
 def has_probe(stage):
     """Whether the reward of a stage can be tried on rollouts here."""
-    return stage not in ON_OWN_NODES and RECIPE.stages[stage].algorithm == "grpo"
+    return hasattr(RECIPE.stages[stage], "probe")
 
 
 # Training waits for it where the stage's probe.rollouts says so; otherwise it is made when somebody asks for the file.
@@ -96,7 +96,7 @@ def waits_for(wildcards):
 
 def publishes_only(wildcards):
     """Whether the job may not train (1): it asks for no more than publishing takes, moments on one node."""
-    return int(is_trained(RECIPE, Path(RESULTS), wildcards.stage) or waits_for(wildcards) > 0)
+    return int(is_trained(stage_of(wildcards)) or waits_for(wildcards) > 0)
 
 
 def of_training(name):
@@ -115,7 +115,7 @@ TRAINING = {name: of_training(name) for name in training_resources(SITE, next(it
 def allocations_of(wildcards):
     """How many allocations a stage is expected to need; shown by a dry run."""
     stage = wildcards.stage
-    left = steps_left(RECIPE, Path(RESULTS), stage)
+    left = steps_left(stage_of(wildcards))
     return max(1, estimate(SITE, resources_of(stage), Path(RESULTS, stage), left).allocations)
 
 
@@ -147,6 +147,7 @@ rule train:
         publishes_only=publishes_only,
         waits_for=waits_for,
         site=CONFIG.site,
+        results=RESULTS,
         python=python_of,
         allocations=allocations_of,
     params:
@@ -154,9 +155,8 @@ rule train:
         run=f"{RESULTS}/{{stage}}/run",
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
     shell:
-        "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
-        " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
-        " --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
+        "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
         " --publish-only {resources.publishes_only} --after-job {resources.waits_for}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
@@ -179,22 +179,23 @@ rule convert:
     log:
         f"{RESULTS}/{{stage}}/logs/export.log",
     wildcard_constraints:
-        stage=one_of(ON_OWN_NODES),
+        stage=one_of(CONVERTED),
     retries: 0
     conda:
         "../envs/controller.yaml"
     resources:
         **one_node_resources(SITE),
         site=CONFIG.site,
+        results=RESULTS,
     params:
         recipe=CONFIG.recipe,
         ckpt=subpath(input[0], parent=True),
         converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",
         as_it_is=export_as_it_is,
     shell:
-        "python -m scripts.backends.nemo_rl.export --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --site {resources.site:q} --ckpt {params.ckpt:q} --hf {output.hf:q} --log {params.converter_log:q}"
-        " {params.as_it_is} 2> {log:q}"
+        "python -m scripts.train.export --recipe {params.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} --site {resources.site:q} --log {params.converter_log:q} {params.as_it_is}"
+        " 2> {log:q}"
 
 
 rule export:
@@ -206,7 +207,7 @@ rule export:
     log:
         f"{RESULTS}/{{stage}}/logs/export.log",
     wildcard_constraints:
-        stage=one_of(stage for stage in STAGES if stage not in ON_OWN_NODES),
+        stage=one_of(stage for stage in STAGES if stage not in CONVERTED),
     retries: 0
     group:
         group_of
@@ -214,10 +215,13 @@ rule export:
         "../envs/controller.yaml"
     resources:
         **LIGHT,
+        recipe=CONFIG.recipe,
+        results=RESULTS,
     params:
         ckpt=subpath(input[0], parent=True),
     shell:
-        "python -m scripts.train.export --ckpt {params.ckpt:q} --hf {output.hf:q} 2> {log:q}"
+        "python -m scripts.train.export --recipe {resources.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} 2> {log:q}"
 
 
 rule metrics:

@@ -1,14 +1,9 @@
 """What jobs ask Slurm for, as resources of the Slurm plugin. Only what the site sets is there."""
 
-from scripts.recipe.models import Resources, Stage
 from scripts.recipe.site import Site
+from scripts.recipe.stage import Resources
 
 PUBLISHING_MINUTES = 5
-
-
-def takes_own_nodes(stage: Stage) -> bool:
-    """Whether a stage is exported and benchmarked by its backend too, in containers on nodes of their own."""
-    return stage.backend == "nemo_rl"
 
 
 def training_resources(

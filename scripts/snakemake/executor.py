@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import snakemake_executor_plugin_slurm as plugin
@@ -18,23 +19,13 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from scripts.errors import UserError
-from scripts.launch.jobs import (
-    FORMAT,
-    heard_again,
-    note_submission,
-    parse_squeue,
-    read_call,
-    with_state,
-    write_call,
-)
-from scripts.launch.slurm import GONE, ask
+from scripts.launch.jobs import FORMAT, note_submission, parse_squeue, read_call, write_call
+from scripts.launch.slurm import ENDED_STATES, ask, show
 
-UNREACHED = (
-    "Unable to contact slurm controller",
-    "Connection refused",
-)  # in words after which surely nothing was submitted
-SUBMISSION_PATIENCE_SECONDS = 1800.0
-PATIENCE_STEP_SECONDS = 10.0
+# What sbatch says when surely nothing was submitted.
+UNREACHED = ("Unable to contact slurm controller", "Connection refused")
+SUBMISSION_RETRY_SECONDS = 1800.0
+RETRY_EVERY_SECONDS = 10.0
 MAY_BE_REQUEUED = {"NODE_FAIL", "PREEMPTED"}
 UNKNOWN = "UNKNOWN"
 
@@ -59,7 +50,7 @@ class Executor(plugin.Executor):
         some_ended = not active_jobs
         for job in active_jobs:
             state = states.get(job.external_jobid, "RUNNING")
-            if state not in GONE | {UNKNOWN}:
+            if state not in ENDED_STATES | {UNKNOWN}:
                 yield job
                 continue
             some_ended = True
@@ -94,8 +85,8 @@ class Executor(plugin.Executor):
 
     def _controller_answers(self) -> bool:
         """Wait until Slurm's controller answers; False: it did not for half an hour, or Snakemake ends."""
-        until = time.monotonic() + SUBMISSION_PATIENCE_SECONDS
-        while time.monotonic() < until and not self.ending.wait(PATIENCE_STEP_SECONDS):
+        until = time.monotonic() + SUBMISSION_RETRY_SECONDS
+        while time.monotonic() < until and not self.ending.wait(RETRY_EVERY_SECONDS):
             with suppress(UserError):
                 ask("squeue", "--me", "--noheader")
                 return True
@@ -126,11 +117,8 @@ def job_states(call: str, results: str) -> dict[str, str]:
     seen = parse_squeue(answer, results)
     for job_id in known.keys() - seen.keys():
         state = known[job_id].state
-        seen[job_id] = with_state(known[job_id], state if state in GONE else accounted_state(job_id))
-    if seen != known:
-        write_call(call, seen)
-    else:
-        heard_again(call)
+        seen[job_id] = replace(known[job_id], state=state if state in ENDED_STATES else accounted_state(job_id))
+    write_call(call, seen)
     states = {job_id: record.state for job_id, record in seen.items()}
     for job_id, state in states.items():
         if state in MAY_BE_REQUEUED:
@@ -150,9 +138,8 @@ def accounted_state(job_id: str) -> str:
 def end_of(job_id: str) -> str:
     """How and where a job ended, in a few words."""
     try:
-        words = ask("scontrol", "show", "job", "-o", job_id).split()
+        fields = show("job", job_id)
     except UserError:
         return "unknown to Slurm"
-    fields = dict(word.split("=", 1) for word in words if "=" in word)
     status = fields.get("ExitCode", "?").split(":")[0]
     return f"{fields.get('JobState')}, exit status {status} on {fields.get('NodeList')}"

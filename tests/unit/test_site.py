@@ -1,7 +1,6 @@
 """A site's file: what it may say, what jobs ask for by it, and what of it a cluster refuses."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -11,8 +10,8 @@ from scripts.launch import site_check
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.launch.site_check import check_site, minutes, node_groups
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Resources
 from scripts.recipe.site import Site
+from scripts.recipe.stage import Resources
 from tests.conftest import ROOT
 
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
@@ -148,8 +147,3 @@ def test_the_default_profile_fights_the_slurm_profile_nowhere():
     default, slurm = read("default"), read("slurm")
     assert {key for key in default.keys() & slurm.keys() if default[key] != slurm[key]} == set()
     assert default.keys() - slurm.keys() == {"cores", "resources"}, "these alone are of this machine"
-
-
-def test_the_stand_ins_are_programs():
-    for path in (ROOT / "profiles/slurm/bin").iterdir():
-        assert path.stat().st_mode & 0o111, Path(path).name
