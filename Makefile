@@ -41,6 +41,7 @@ $(INSTALLED): $(REQUIREMENTS)
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=--requirement %)
 	@ln -s ../../scripts/commands/stagecoach.sh $(VENV)/bin/stagecoach
+	@echo 'if [ -n "$${BASH_VERSION-}" ] || command -v compdef > /dev/null; then eval "$$(register-python-argcomplete stagecoach)"; fi' >> $(VENV)/bin/activate
 	@touch $@
 
 gym: $(GYM)/installed

@@ -45,6 +45,10 @@ wildcard_constraints:
     blend=one_of(RECIPE.blends),
 
 
+def stage_of(wildcards):
+    return Stage(RECIPE, Path(RESULTS), wildcards.stage)
+
+
 def parent_of(wildcards):
     return RECIPE.stages[wildcards.stage].parent
 
@@ -70,10 +74,6 @@ def of_blend(*names):
 
 def evaluation_of(wildcards):
     return f"{RESULTS}/{wildcards.stage}/eval.json" if wildcards.stage in SCORED else []
-
-
-def stage_of(wildcards):
-    return Stage(RECIPE, Path(RESULTS), wildcards.stage)
 
 
 def resources_of(stage):

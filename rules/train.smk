@@ -114,9 +114,9 @@ TRAINING = {name: of_training(name) for name in training_resources(SITE, next(it
 
 def allocations_of(wildcards):
     """How many allocations a stage is expected to need; shown by a dry run."""
-    stage = wildcards.stage
-    left = steps_left(stage_of(wildcards))
-    return max(1, estimate(SITE, resources_of(stage), Path(RESULTS, stage), left).allocations)
+    stage = stage_of(wildcards)
+    asked = resources_of(stage.name)
+    return max(1, estimate(SITE, asked, stage.paths.directory, steps_left(stage)).allocations)
 
 
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,

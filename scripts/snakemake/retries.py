@@ -14,7 +14,7 @@ import snakemake.api  # noqa: F401  (first: Snakemake's modules import each othe
 from snakemake.jobs import Job
 
 from scripts.launch.jobs import newest_job
-from scripts.launch.slurm import SLURMS_FAULT
+from scripts.launch.slurm import ENDED_BY_SLURM
 from scripts.snakemake.orphans import export_orphans
 from scripts.stage.attempts import attempts_of, without_progress
 from scripts.stage.rundir import checkpoints
@@ -35,7 +35,7 @@ def reason_to_stop(run: Path, call: int, before: int, slurm_state: str | None, l
         return "somebody cancelled its Slurm job; call snakemake again to go on from the newest checkpoint"
     attempts = attempts_of(run, call)
     last = attempts[-1]["outcome"] if len(attempts) > before else None
-    if slurm_state in SLURMS_FAULT or last in INTERRUPTED:
+    if slurm_state in ENDED_BY_SLURM or last in INTERRUPTED:
         stalled = without_progress(run, call, _newest_step(run))
         return f"{stalled}; see {log}" if stalled else None
     return f"it failed for a reason of its own; see {log}"
