@@ -8,8 +8,11 @@ the Slurm job's.
 
 import shlex
 
-from scripts.backends.nemo_rl.checks import Finding, Patient, conversion, findings
+from scripts.backends.nemo_rl.checks import findings
+from scripts.backends.nemo_rl.checks.context import Finding
+from scripts.backends.nemo_rl.checks.site import conversion
 from scripts.backends.nemo_rl.command import cluster_environment
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.protocol import Place, TrainingJob, check_nodes
 from scripts.errors import UserError, run_program
@@ -51,9 +54,9 @@ def conversions(project: Project) -> list[str]:
     recipe, site = project.recipe, project.site
     if site.nemo_rl is None:
         return []
-    patients = [Patient(name, recipe, site, project.results) for name in recipe.stage_order()]
-    told = [conversion(patient) for patient in patients if patient.stage.backend == "nemo_rl"]
-    return [line for line in dict.fromkeys(told) if line is not None]
+    stages = [name for name in recipe.stage_order() if recipe.stages[name].backend == "nemo_rl"]
+    notes = [conversion(runtime_of(recipe, name, site)) for name in stages]
+    return [line for line in dict.fromkeys(notes) if line is not None]
 
 
 def command_text(project: Project, name: str) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.backends.nemo_rl.command import image_of
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import image_of
 from scripts.data.placeholders import TABLES
 from scripts.files import canonical_json, read_json, sha256_file, sha256_text
 from scripts.recipe.models import Stage
@@ -32,10 +32,10 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     """
     root = root or repository_root()
     hashes = {str(path.relative_to(root)): sha256_file(path) for path in sorted((root / "scripts").rglob("*.py"))}
-    top = _git(root, "rev-parse", "--show-toplevel")
+    top = git(root, "rev-parse", "--show-toplevel")
     is_own = top is not None and Path(top).resolve() == root.resolve()
-    commit = _git(root, "rev-parse", "HEAD") if is_own else None
-    changes = _git(root, "status", "--porcelain", "--", *CODE) if commit else None
+    commit = git(root, "rev-parse", "HEAD") if is_own else None
+    changes = git(root, "status", "--porcelain", "--", *CODE) if commit else None
     return {
         "commit": commit,
         "dirty": None if changes is None else bool(changes),
@@ -43,8 +43,8 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git answers; None where it cannot."""
+def git(root: Path, *arguments: str) -> str | None:
+    """What git says of a folder; None where there is no git, or no repository."""
     program = shutil.which("git")
     if program is None:
         return None

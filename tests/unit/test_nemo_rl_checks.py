@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl import checks as nemo_rl_checks
-from scripts.backends.nemo_rl.caches import STALE_SECONDS
-from scripts.backends.nemo_rl.checks import LEAST_IMAGE_BYTES, Finding, findings
+from scripts.backends.nemo_rl.checks import findings
+from scripts.backends.nemo_rl.checks import site as site_checks
+from scripts.backends.nemo_rl.checks.caches import STALE_SECONDS
+from scripts.backends.nemo_rl.checks.context import Finding
+from scripts.backends.nemo_rl.checks.recipe import GYM
+from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER
 from scripts.backends.nemo_rl.releases import release_of
@@ -70,7 +73,7 @@ class World:
 
     def gym(self, name: str, *agents: str) -> "World":
         """With one of Gym's files more in the checkout, which the stage's config names, and its agents."""
-        file = self.root / "checkout" / nemo_rl_checks.GYM / f"{name}.yaml"
+        file = self.root / "checkout" / GYM / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         servers = {f"{name}_server": {"resources_servers": {}}} | {
             agent: {"responses_api_agents": {}} for agent in agents
@@ -670,10 +673,8 @@ def test_another_revision_and_changed_files_are_told(world, monkeypatch):
         f"{world.root}/checkout: is at {head[:12]}, but v0.7.0 is {RELEASE.revision[:12]}; check that revision out"
     )
     (world.root / "checkout/ray.sub").write_text("changed\n")
-    ask = nemo_rl_checks._git
-    monkeypatch.setattr(
-        nemo_rl_checks, "_git", lambda *words: RELEASE.revision if "rev-parse" in words else ask(*words)
-    )
+    ask = site_checks.git
+    monkeypatch.setattr(site_checks, "git", lambda *words: RELEASE.revision if "rev-parse" in words else ask(*words))
     assert world.found() == [Finding("rlvr1", 38, f"{world.root}/checkout: 1 files are changed there", stops=False)]
 
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl import export as nemo_rl_export
+from scripts.backends.nemo_rl import runtime as nemo_rl_runtime
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.megatron_python import WORKER, with_megatron
 from scripts.backends.nemo_rl.releases import load_releases, release_of
@@ -163,7 +164,7 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
         own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "NEMO_RL_VENV_DIR": str(tmp_path / "venvs")}
         subprocess.run(command, cwd=directory, env=environment | own, check=True)
 
-    monkeypatch.setattr(nemo_rl_export, "run_in_container", here)
+    monkeypatch.setattr(nemo_rl_runtime, "run_in_container", here)
     recipe = load_recipe(ROOT / "config/recipes/super3.yaml")
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": str(model)})})
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,7 @@ from scripts.backends.nemo_rl.benchmarks import arguments_of, config_of, read_re
 from scripts.backends.nemo_rl.command import driver_command
 from scripts.backends.nemo_rl.records import Asked, Record, answers_of, read_records
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.score import check_nodes, is_comparable, launch_of, write_tasks
 from scripts.errors import UserError
 from scripts.evaluate.gate import judge
@@ -264,10 +266,12 @@ def test_gate_summary_and_figure_cope_without_scores_before(tmp_path):
 
 
 def test_a_benchmark_is_asked_for_in_the_words_of_run_eval(recipe_with, tmp_path):
-    stage = recipe_with(benchmarks=["math500"]).stages["rlvr1"]
-    told = arguments_of("math500", stage, Path("/m/it's"), tmp_path, 8)
+    recipe = recipe_with(benchmarks=["math500"])
+    site = load_site(ROOT / "config/sites/h100.yaml", recipe)
+    runtime = runtime_of(recipe, "rlvr1", site)
+    told = arguments_of("math500", runtime, Path("/m/it's"), tmp_path)
     assert told[:3] == ["examples/run_eval.py", "--config", "examples/configs/evals/math_eval.yaml"]
-    values = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in told[3:])}
+    values = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in told[3:])}
     assert values["generation.model_name"] == "/m/it's"
     assert values["data.dataset_name"] == "math500"
     assert values["generation.vllm_cfg.tensor_parallel_size"] == 8
@@ -278,7 +282,10 @@ def test_a_benchmark_is_asked_for_in_the_words_of_run_eval(recipe_with, tmp_path
         "mmlu_pro.yaml",
     ]
     with pytest.raises(UserError, match="tensor_parallel_size is 8, which a node's 4 GPUs are no multiple of"):
-        arguments_of("math500", stage, Path("/m"), tmp_path, 4)
+        few = replace(
+            runtime, site=site.model_copy(update={"slurm": site.slurm.model_copy(update={"gpus_per_node": 4})})
+        )
+        arguments_of("math500", few, Path("/m"), tmp_path)
 
 
 @pytest.mark.parametrize(

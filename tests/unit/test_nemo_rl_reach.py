@@ -14,7 +14,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.backends.nemo_rl import cluster as nemo_rl_cluster
 from scripts.backends.nemo_rl import train as nemo_rl_backend
+from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.reach import batches_taken, generated_steps, reached, sure_step
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
@@ -151,7 +153,7 @@ class Killed(BaseException):
     """The trainer was killed with its driver."""
 
 
-class Driver:
+class Driver(RaySub):
     """Stands for ray.sub, the driver and its logs: a look lets it train a step, save, end or wait for ever."""
 
     def __init__(self, world, job):
@@ -160,7 +162,7 @@ class Driver:
         saved = self._resumed(job.resume_from)
         self.loop = Loop(saved, world.batches, PROMPTS, 1, self.random, world.failing)
         self.until = job.max_num_steps if self.how == "whole" else min(saved.step + steps, job.max_num_steps)
-        self.log = self.driver_log_path = world.folder / "driver.log"
+        self.log = world.folder / "driver.log"
         self.log.write_text("")
         self.process = SimpleNamespace(returncode=0)
         world.driver = self
@@ -228,7 +230,7 @@ class Driver:
     def end(self):
         pass
 
-    def driver_log(self, since):
+    def driver_log(self):
         return self.log
 
     def cluster_logs(self):
@@ -262,11 +264,13 @@ class World:
                 before, self.last_step = self.last_step, world.driver.loop.step if world.driver else 0
                 return int(self.last_step != before and self.last_step > world.driver.job.start)
 
-        launch = SimpleNamespace(logs=folder, startup_seconds=0, nemo_rl=SimpleNamespace(stall_seconds=1000))
+        site = SimpleNamespace(stall_seconds=1000, startup_seconds=0)
+        launch = SimpleNamespace(logs=folder, runtime=SimpleNamespace(nemo_rl=site))
         monkeypatch.setattr(nemo_rl_backend, "launch_of", lambda job, place: setattr(world, "job", job) or launch)
         monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))
         monkeypatch.setattr(nemo_rl_backend, "StepLog", Steps)
-        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock, sleep=lambda _: None))
+        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock))
+        monkeypatch.setattr(nemo_rl_cluster, "LOOK_SECONDS", 0)
         monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
         monkeypatch.setattr(trainer, "_train_in_containers", lambda job, *_: nemo_rl_backend.train(job, world.place))
         monkeypatch.setattr(trainer, "live_page", lambda *_: nullcontext())

@@ -9,22 +9,20 @@ import math
 import os
 import secrets
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
-from scripts.backends.nemo_rl.command import environment_of, image_of, seen_by_containers
 from scripts.backends.nemo_rl.megatron_python import with_megatron
-from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.releases import Release
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError, run_program
 from scripts.files import canonical_json, describe_files, read_json, replace_directory, sha256_text
-from scripts.launch.containers import run_in_container
 from scripts.model.hugging_face import check_model
 from scripts.recipe.load import check_stage_name, load_recipe, load_site
-from scripts.recipe.models import Recipe
+from scripts.recipe.models import MegatronCheckpoint, Recipe
 from scripts.recipe.site import Site
 from scripts.stage.publish import publish_export
 
@@ -73,23 +71,13 @@ def complete(export: Path, model: Path) -> None:
 
 def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: Path) -> None:
     """Make `hf` hold ``record.json`` and ``model``, a link to the converted model beside it."""
-    release, checkpoint, settings = release_of(recipe.release), (ckpt / "weights").resolve(), recipe.stages[stage]
-    checkout = Path(site.nemo_rl.checkouts[recipe.release])
-    in_container = partial(
-        run_in_container,
-        image=image_of(settings.image, release, site.nemo_rl),
-        mounts=seen_by_containers(release, site, checkout),
-        directory=checkout,
-        environment=environment_of(settings, stage, release, site.nemo_rl) | {"PYTHONPATH": str(checkout)},
-        gpus=site.slurm.gpus_per_node,  # one process on the CPU seeds CUDA's generators too
-        log=log,
-    )
+    runtime, checkpoint = runtime_of(recipe, stage, site), (ckpt / "weights").resolve()
     incoming = hf.absolute().parent / "exports" / f".incoming.{secrets.token_hex(4)}"
     incoming.parent.mkdir(exist_ok=True)
     try:
-        in_container(converter_command(release, checkpoint, incoming, site.slurm.gpus_per_node))
+        runtime.run(converter_command(runtime.release, checkpoint, incoming, site.slurm.gpus_per_node), log)
         if (incoming / PICKLED).exists():
-            in_container(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]))
+            runtime.run(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]), log)
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
         model = Path(recipe.model.name)
         check_model(incoming, like=model if model.is_absolute() else None)
@@ -104,10 +92,10 @@ def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: P
     publish_export(read_json(ckpt / "record.json"), target.name, files, hf)
 
 
-def handed_on(model: Path) -> dict[str, str] | None:
-    """Where the weights are that an export merely links to, and their format; None: the export holds its own."""
+def linked_weights(model: Path) -> MegatronCheckpoint | None:
+    """The checkpoint that an export merely links to; None: the export holds its own weights."""
     weights = model / LINK
-    return {"path": str(weights.resolve()), "format": "megatron_bridge"} if weights.exists() else None
+    return MegatronCheckpoint.model_construct(path=str(weights.resolve())) if weights.exists() else None
 
 
 def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from scripts.backends.nemo_rl.arithmetic import check_parallelism
-from scripts.backends.nemo_rl.cluster import RaySub, checkout_of
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.recipe import check_parallelism
+from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import Launch
-from scripts.backends.nemo_rl.export import handed_on
-from scripts.backends.nemo_rl.outcome import cause_of
-from scripts.backends.nemo_rl.patient import Patient
+from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.records import Asked, Record, answers_of, read_records
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
@@ -34,7 +34,6 @@ from scripts.recipe.site import Site
 
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
-LOOK_SECONDS = 2.0
 # without val_at_start the driver makes no loader of the validation rows; of checkpoints it would load the newest
 COLLECT = (
     "++env.nemo_gym.is_trajectory_collection=true",
@@ -63,9 +62,9 @@ def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) 
             if name.startswith(GENRM) and "gym_compares" not in release.can:
                 left_out[name] += 1
                 continue
-            one = Asked(name, number, prompt_for_reading(row), responses_a_row(name, stage))
-            asked.append(one)
-            file.write((line + b"\n") * one.responses)
+            responses = responses_a_row(name, stage)
+            asked.append(Asked(name, number, prompt_for_reading(row), responses))
+            file.write((line + b"\n") * responses)
         if not asked:
             raise UserError(
                 f"{split}: only rows of a generative reward model, which this release of NeMo-RL cannot score outside "
@@ -76,42 +75,30 @@ def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) 
 
 def collect(launch: Launch, job: Job, asked: list[Asked], folder: Path) -> dict[str, list[Record]]:
     """The records, once the driver has run to its end or that of the job; UserError with its words if it wrote none."""
-    before, started = set(launch.logs.glob("exp_*")), time.time()
-    until = math.inf if job.end is None else job.end - launch.site.slurm.margin
+    stage, before = launch.runtime.stage, set(launch.logs.glob("exp_*"))
+    until = math.inf if job.end is None else job.end - launch.runtime.site.slurm.margin
     cluster = RaySub(launch, job, folder / "logs")
-    try:
-        while cluster.is_running() and time.time() < until:
-            time.sleep(LOOK_SECONDS)
-        in_time = not cluster.is_running()
-    finally:
-        cluster.end()
+    in_time = cluster.watch(lambda: time.time() >= until)
     fresh = sorted(set(launch.logs.glob("exp_*")) - before)
-    log = cluster.driver_log(started)
-    where = log or cluster.log
     if fresh and (fresh[-1] / TRAJECTORIES).exists():
         return read_records(fresh[-1] / TRAJECTORIES, asked)
+    log, status = cluster.driver_log() or cluster.log, cluster.process.returncode
     if not in_time:
         raise UserError(
-            f"{launch.stage}: no scores before the job's time limit; raise resources.runtime or evaluation.nodes, or "
-            f"see whether it stood still: {where}"
+            f"{stage}: no scores before the job's time limit; raise resources.runtime or evaluation.nodes, or see "
+            f"whether it stood still: {log}"
         )
-    cause = cause_of(log, cluster.log, cluster.cluster_logs())
-    words = "\n  ".join([f"{cause.what}; {cause.log} says:", *cause.lines]) if cause else f"see {where}"
-    status = cluster.process.returncode
-    raise UserError(f"{launch.stage}: the driver ended with status {status} and wrote no {TRAJECTORIES}: {words}")
+    raise UserError(
+        f"{stage}: the driver ended with status {status} and wrote no {TRAJECTORIES}: {cluster.cause() or f'see {log}'}"
+    )
 
 
 def launch_of(recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path) -> Launch:
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
-    stage, release = scored_stage(recipe, name), release_of(recipe.release)
-    model = export.with_name("model").resolve()
-    megatron = handed_on(model)
+    stage, model = scored_stage(recipe, name), export.with_name("model").resolve()
+    collecting = stage.model_copy(update={"overrides": [*stage.overrides, *COLLECT]})
     return Launch(
-        stage=name,
-        settings=stage.model_copy(update={"overrides": [*stage.overrides, *COLLECT]}),
-        release=release,
-        site=site,
-        checkout=checkout_of(recipe.release, release.revision, site),
+        runtime=Runtime(name, collecting, release_of(recipe.release), site),
         model=str(model),
         train_split=split.with_name("train-split.jsonl").absolute(),
         validation_split=tasks,
@@ -119,17 +106,16 @@ def launch_of(recipe: Recipe, name: str, site: Site, export: Path, split: Path, 
         logs=folder / "run",
         max_num_steps=1,
         seed=recipe.seed_of(name),
-        pretrained=Path(megatron["path"]) if megatron else None,
+        pretrained=linked_weights(model),
     )
 
 
 def check_nodes(recipe: Recipe, launch: Launch) -> None:
     """UserError when the nodes of the scoring do not fit the stage's parallelism."""
-    scored = recipe.model_copy(update={"stages": {launch.stage: launch.settings}})
-    found = list(check_parallelism(Patient(launch.stage, scored, launch.site, launch.logs)))
-    if found:
+    context = StageContext(**vars(launch.runtime), recipe=recipe, results=launch.logs)
+    if found := list(check_parallelism(context)):
         says = "\n  ".join(finding.says for finding in found)
-        raise UserError(f"{launch.stage}: evaluation.nodes does not fit its parallelism: {says}")
+        raise UserError(f"{context.stage}: evaluation.nodes does not fit its parallelism: {says}")
 
 
 def is_comparable(parent_eval: Path | None, rows: dict[str, Any], decoding: dict[str, Any]) -> bool:
@@ -163,12 +149,13 @@ def main() -> None:
     site, folder, tasks = load_site(arguments.site, recipe), arguments.folder.absolute(), "rows.jsonl"
     launch = launch_of(recipe, name, site, arguments.export, arguments.validation, folder, folder / tasks)
     check_nodes(recipe, launch)
-    asked, left_out = write_tasks(arguments.validation, launch.settings, launch.release, folder / tasks)
+    runtime = launch.runtime
+    asked, left_out = write_tasks(arguments.validation, runtime.settings, runtime.release, folder / tasks)
     for environment, rows in left_out.items():
         print(f"{name}: {rows} rows of {environment} left out: {recipe.release} compares them in training alone")
     answers = answers_of(arguments.validation, asked, collect(launch, own_job(), asked, folder))
     decoding = {"by": "nemo_rl", "as_in": "training", "seed": launch.seed}
-    responses = sum(one.responses for one in asked)
+    responses = sum(row.responses for row in asked)
     rows = {"sha256": sha256_file(arguments.validation), "responses": responses, "left_out": left_out}
     comparable = is_comparable(arguments.parent_eval, rows, decoding)
     table = beside_parent(answers, pq.read_table(arguments.parent_rollouts) if comparable else None)

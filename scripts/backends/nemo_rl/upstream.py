@@ -14,6 +14,7 @@ import yaml
 
 from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, kept_checkpoints
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.errors import UserError, run_program
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import NemoRlStage, Recipe, nearest
@@ -22,12 +23,6 @@ from scripts.recipe.site import NemoRlSite, Site, Slurm
 
 DEADLINE = "checkpointing.checkpoint_must_save_by=null"
 ABSENT = "not in its config"
-ANY_SITE = Site(
-    name="any",
-    threads=1,
-    slurm=Slurm(),
-    nemo_rl=NemoRlSite(cache="/cache", sif="/sif", wandb_project="any"),
-)
 
 
 class _Loader(yaml.SafeLoader):
@@ -87,16 +82,17 @@ def _laid(base: Any, over: Any) -> Any:
     return base | {key: _laid(base.get(key), value) for key, value in over.items()}
 
 
-def unknown_keys(recipe: Recipe, checkout: Path, source: str | None = None) -> list[str]:
+def unknown_keys(
+    recipe: Recipe, checkout: Path, source: str | None = None, stages: list[str] | None = None
+) -> list[str]:
     """What the release in `checkout` has no key or file for, a line each, with the nearest key that it has.
 
-    NeMo-RL refuses a key that its config lacks when it starts, when the nodes are already taken.
-    `source` is the recipe's path for people.
+    NeMo-RL refuses a key that its config lacks when it starts, when the nodes are already taken. `source` is the
+    recipe's path for people, `stages` the names of those that are looked at, if not all.
     """
-    source = source or f"config/recipes/{recipe.name}.yaml"
     found = []
-    for name, stage in recipe.stages.items():
-        at = f"{source}: stages.{name}"
+    for name in stages or recipe.stages:
+        stage, at = recipe.stages[name], f"{source or f'config/recipes/{recipe.name}.yaml'}: stages.{name}"
         if not (checkout / stage.entry).is_file():
             found.append(f"{at}.entry: {stage.entry} is not in the checkout of {recipe.release}")
         config = _config_of(stage, checkout)
@@ -124,13 +120,12 @@ def _config_of(stage: NemoRlStage, checkout: Path) -> dict[str, Any] | str:
 
 def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
     """A start of the stage whose values mean nothing: only the keys that it says count."""
-    anywhere = Path("/anywhere")
+    anywhere, release = Path("/anywhere"), release_of(recipe.release)
+    nemo_rl = NemoRlSite(checkouts={release.name: str(checkout)}, cache="/cache", sif="/sif", wandb_project="any")
     return Launch(
-        stage=name,
-        settings=recipe.stages[name],
-        release=release_of(recipe.release),
-        site=ANY_SITE,
-        checkout=checkout,
+        runtime=Runtime(
+            name, recipe.stages[name], release, Site(name="any", threads=1, slurm=Slurm(), nemo_rl=nemo_rl)
+        ),
         model="/model",
         train_split=anywhere / "data/train-split.jsonl",
         validation_split=anywhere / "data/val-split.jsonl",
@@ -221,8 +216,8 @@ def main() -> int:
     for line in unknown:
         print(line)
     if not unknown:
-        for it in differences(recipe, arguments.checkout):
-            print(f"stages.{it.stage}.{it.key}: {it.ours}; {recipe.release}: {it.theirs}")
+        for found in differences(recipe, arguments.checkout):
+            print(f"stages.{found.stage}.{found.key}: {found.ours}; {recipe.release}: {found.theirs}")
     return 1 if unknown else 0
 
 
