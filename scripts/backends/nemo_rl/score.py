@@ -18,9 +18,9 @@ from scripts.backends.nemo_rl.checks.recipe import check_parallelism
 from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import Launch
 from scripts.backends.nemo_rl.export import linked_weights
-from scripts.backends.nemo_rl.records import Asked, Record, answers_of, read_records
-from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.trajectories import Request, Response, answers_of, read_trajectories
 from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
@@ -29,7 +29,7 @@ from scripts.evaluate.rollouts import beside_parent, write_rollouts
 from scripts.files import open_atomically, read_json, sha256_file, write_json
 from scripts.launch.slurm import Job, own_job
 from scripts.recipe.load import load_recipe, load_site, scored_stage
-from scripts.recipe.models import NemoRlStage, Recipe, nearest
+from scripts.recipe.models import Recipe, nearest
 from scripts.recipe.site import Site
 
 TRAJECTORIES = "trajectory_collection.jsonl"
@@ -42,46 +42,43 @@ COLLECT = (
 )
 
 
-def responses_a_row(environment: str, stage: NemoRlStage) -> int:
-    """How many responses to a row of an environment are scored."""
-    return stage.grpo["num_generations_per_prompt"] if environment.startswith(GENRM) else 1
-
-
-def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) -> tuple[list[Asked], dict[str, int]]:
+def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[Request], dict[str, int]]:
     """Write the rows that the driver is given, a line for each response; which rows these are, in order.
 
     A collection takes one response a line whatever the validation's settings are, and a generative reward model waits
     for a whole cohort of responses to a prompt; so its rows are repeated as often. Where the release compares responses
     in its training loop alone, those rows are left out: the second answer says how many, by environment.
     """
-    asked: list[Asked] = []
+    cohort, can_compare = runtime.settings.grpo["num_generations_per_prompt"], "gym_compares" in runtime.release.can
+    requests: list[Request] = []
     left_out: Counter[str] = Counter()
     with open_atomically(tasks) as (file,):
         for number, line, row in read_rows(split):
             name = environment_of(row, split, number)
-            if name.startswith(GENRM) and "gym_compares" not in release.can:
+            is_compared = name.startswith(GENRM)
+            if is_compared and not can_compare:
                 left_out[name] += 1
                 continue
-            responses = responses_a_row(name, stage)
-            asked.append(Asked(name, number, prompt_for_reading(row), responses))
+            responses = cohort if is_compared else 1
+            requests.append(Request(name, number, prompt_for_reading(row), responses))
             file.write((line + b"\n") * responses)
-        if not asked:
+        if not requests:
             raise UserError(
                 f"{split}: only rows of a generative reward model, which this release of NeMo-RL cannot score outside "
                 "training; set the recipe's evaluation.held_out to false"
             )
-    return asked, dict(left_out)
+    return requests, dict(left_out)
 
 
-def collect(launch: Launch, job: Job, asked: list[Asked], folder: Path) -> dict[str, list[Record]]:
-    """The records, once the driver has run to its end or that of the job; UserError with its words if it wrote none."""
+def collect(launch: Launch, job: Job, requests: list[Request], folder: Path) -> dict[str, list[Response]]:
+    """The responses, once the driver has run to its end or that of the job; UserError with its words if it wrote none."""
     stage, before = launch.runtime.stage, set(launch.logs.glob("exp_*"))
     until = math.inf if job.end is None else job.end - launch.runtime.site.slurm.margin
     cluster = RaySub(launch, job, folder / "logs")
     in_time = cluster.watch(lambda: time.time() >= until)
     fresh = sorted(set(launch.logs.glob("exp_*")) - before)
     if fresh and (fresh[-1] / TRAJECTORIES).exists():
-        return read_records(fresh[-1] / TRAJECTORIES, asked)
+        return read_trajectories(fresh[-1] / TRAJECTORIES, requests)
     log, status = cluster.driver_log() or cluster.log, cluster.process.returncode
     if not in_time:
         raise UserError(
@@ -93,7 +90,9 @@ def collect(launch: Launch, job: Job, asked: list[Asked], folder: Path) -> dict[
     )
 
 
-def launch_of(recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path) -> Launch:
+def scoring_launch(
+    recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path
+) -> Launch:
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
     stage, model = scored_stage(recipe, name), export.with_name("model").resolve()
     collecting = stage.model_copy(update={"overrides": [*stage.overrides, *COLLECT]})
@@ -146,17 +145,17 @@ def main() -> None:
             f"{arguments.recipe}: stage {name} gets no held-out scores{nearest(name, recipe.scored_stages())}; the "
             "recipe's evaluation.held_out switches them on"
         )
-    site, folder, tasks = load_site(arguments.site, recipe), arguments.folder.absolute(), "rows.jsonl"
-    launch = launch_of(recipe, name, site, arguments.export, arguments.validation, folder, folder / tasks)
+    site, folder, split = load_site(arguments.site, recipe), arguments.folder.absolute(), arguments.validation
+    tasks = folder / "rows.jsonl"
+    launch = scoring_launch(recipe, name, site, arguments.export, split, folder, tasks)
     check_nodes(recipe, launch)
-    runtime = launch.runtime
-    asked, left_out = write_tasks(arguments.validation, runtime.settings, runtime.release, folder / tasks)
+    requests, left_out = write_tasks(split, launch.runtime, tasks)
     for environment, rows in left_out.items():
         print(f"{name}: {rows} rows of {environment} left out: {recipe.release} compares them in training alone")
-    answers = answers_of(arguments.validation, asked, collect(launch, own_job(), asked, folder))
+    answers = answers_of(split, requests, collect(launch, own_job(), requests, folder))
     decoding = {"by": "nemo_rl", "as_in": "training", "seed": launch.seed}
-    responses = sum(row.responses for row in asked)
-    rows = {"sha256": sha256_file(arguments.validation), "responses": responses, "left_out": left_out}
+    responses = sum(request.responses for request in requests)
+    rows = {"sha256": sha256_file(split), "responses": responses, "left_out": left_out}
     comparable = is_comparable(arguments.parent_eval, rows, decoding)
     table = beside_parent(answers, pq.read_table(arguments.parent_rollouts) if comparable else None)
     write_rollouts(table, arguments.rollouts)
