@@ -77,12 +77,12 @@ def test_hydra_reads_every_value_as_it_was(value):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(ODD.filter(lambda text: "\0" not in text), min_size=1, max_size=4))
 def test_every_value_survives_the_shells(values):
-    one = launch(overrides=[f"+own.key{place}={hydra_value(value)}" for place, value in enumerate(values)])
-    text = driver_command(one)
+    start = launch(overrides=[f"+own.key{place}={hydra_value(value)}" for place, value in enumerate(values)])
+    text = driver_command(start)
     shown = text[text.index("exec python") :].replace("exec python", "printf '%s\\0'", 1)
     words = subprocess.run(["bash", "-c", f"bash <<'E-O-F'\n{shown}E-O-F"], capture_output=True, check=True).stdout
     told = words.decode().split("\0")[:-1]
-    assert told[-len(values) :] == one.runtime.settings.overrides, "the user's own come last"
+    assert told[-len(values) :] == start.runtime.settings.overrides, "the user's own come last"
     assert [parsed(word.partition("=")[2]) for word in told[-len(values) :]] == values
 
 
@@ -146,8 +146,8 @@ def test_a_resume_that_ends_before_the_planned_step_goes_on_by_the_checkpoints_s
     ("left", "expected"), [(3 * 3600 + 125, "00:03:00:05"), (200_000, "02:07:31:20"), (-50, "00:00:00:01")]
 )
 def test_the_deadline_is_computed_when_the_driver_starts(left, expected):
-    one = launch(overrides=["+last=1"])
-    text = driver_command(replace(one, save_by=1_000_000.0 + left - 120.0)).replace("$(date +%s)", "1000000")
+    start = launch(overrides=["+last=1"])
+    text = driver_command(replace(start, save_by=1_000_000.0 + left - 120.0)).replace("$(date +%s)", "1000000")
     program = text[text.index("left=") :].replace("exec python", "echo", 1)
     told = subprocess.run(["bash", "-euc", program], capture_output=True, text=True, check=True).stdout.split()
     assert told[-2:] == [f"checkpointing.checkpoint_must_save_by='{expected}'", "+last=1"]

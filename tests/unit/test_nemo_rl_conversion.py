@@ -48,7 +48,9 @@ def convert(tmp_path, monkeypatch):
                 own = {"NEMO_RL_VENV_DIR": str(tmp_path / "venvs"), "PATH": "/usr/bin:/bin"}
                 subprocess.run(command, env=own, check=True)
                 return
-            outputs.append(nemo_rl_export.Path(next(it for it in command if "--hf-ckpt-path=" in it).partition("=")[2]))
+            outputs.append(
+                nemo_rl_export.Path(next(word for word in command if "--hf-ckpt-path=" in word).partition("=")[2])
+            )
             of_driver = runtime_of(recipe, "rlvr1", SITE)
             assert (image, mounts, directory) == (of_driver.image, of_driver.mounts, of_driver.checkout)
             assert environment == of_driver.environment | {"PYTHONPATH": str(directory)}

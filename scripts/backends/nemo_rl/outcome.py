@@ -108,8 +108,8 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
 def data_ended(driver_log: Path) -> bool:
     """Whether the thread that generates rollouts came to the end of its data, by the driver's whole log."""
     with driver_log.open(encoding="utf-8", errors="replace") as lines:
-        said = {words for line in lines for words in (COLLECTION_FAILED, COLLECTION_OVER) if words in line}
-    return said == {COLLECTION_OVER}
+        found = {words for line in lines for words in (COLLECTION_FAILED, COLLECTION_OVER) if words in line}
+    return found == {COLLECTION_OVER}
 
 
 def _shortest_lived(directory: Path) -> Path | None:

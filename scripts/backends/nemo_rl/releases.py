@@ -63,10 +63,6 @@ class Release(Strict):
     environment: dict[str, str]
     launchers: dict[str, dict[str, str]] = Field({})
 
-    def variables(self, launcher: str | None) -> dict[str, str]:
-        """The driver's variables in this release, with those of a launcher of upstream's where one is named."""
-        return self.environment | (self.launchers[launcher] if launcher else {})
-
 
 class Releases(Strict):
     """envs/nemo-rl.yaml."""

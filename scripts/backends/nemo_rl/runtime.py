@@ -51,10 +51,13 @@ class Runtime:
     @property
     def environment(self) -> dict[str, str]:
         """The variables of its programs in containers: the release's, its launcher's, then the stage's own."""
-        return {
+        launcher = self.settings.launcher
+        stated = self.release.environment | (self.release.launchers[launcher] if launcher else {})
+        filled = {
             name: value.replace("{cache}", self.nemo_rl.cache).replace("{stage}", self.stage)
-            for name, value in self.release.variables(self.settings.launcher).items()
-        } | self.settings.environment
+            for name, value in stated.items()
+        }
+        return filled | self.settings.environment
 
     @property
     def generator_gpus(self) -> int:

@@ -71,7 +71,7 @@ def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[Reques
 
 
 def collect(launch: Launch, job: Job, requests: list[Request], folder: Path) -> dict[str, list[Response]]:
-    """The responses, once the driver has run to its end or that of the job; UserError with its words if it wrote none."""
+    """The responses, once the driver or the job has come to its end; UserError with its words if it wrote none."""
     stage, before = launch.runtime.stage, set(launch.logs.glob("exp_*"))
     until = math.inf if job.end is None else job.end - launch.runtime.site.slurm.margin
     cluster = RaySub(launch, job, folder / "logs")

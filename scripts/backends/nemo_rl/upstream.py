@@ -18,7 +18,7 @@ from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.errors import UserError, run_program
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import NemoRlStage, Recipe, nearest
-from scripts.recipe.settings import leaves
+from scripts.recipe.settings import leaves, merge
 from scripts.recipe.site import NemoRlSite, Site, Slurm
 
 DEADLINE = "checkpointing.checkpoint_must_save_by=null"
@@ -61,25 +61,14 @@ def load_upstream(path: Path) -> dict[str, Any]:
     defaults = config.pop("defaults", [])
     merged: dict[str, Any] = {}
     for parent in [defaults] if isinstance(defaults, str) else defaults:
-        merged = _merge(merged, load_upstream(path.parent / parent))
-    return _merge(merged, config)
+        merged = _inherit(merged, load_upstream(path.parent / parent))
+    return _inherit(merged, config)
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _inherit(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Lay `over` on `base`; the marker counts in a section at the top only, as it does in NeMo-RL."""
-    merged = dict(base)
-    for key, value in over.items():
-        if isinstance(value, dict) and value.get("_override_"):
-            merged[key] = {name: item for name, item in value.items() if name != "_override_"}
-        else:
-            merged[key] = _laid(merged.get(key), value)
-    return merged
-
-
-def _laid(base: Any, over: Any) -> Any:
-    if not isinstance(base, dict) or not isinstance(over, dict):
-        return over
-    return base | {key: _laid(base.get(key), value) for key, value in over.items()}
+    replaced = {key for key, value in over.items() if isinstance(value, dict) and value.pop("_override_", False)}
+    return merge({key: value for key, value in base.items() if key not in replaced}, over)
 
 
 def unknown_keys(
@@ -138,7 +127,7 @@ def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
 
 def _problems(config: dict[str, Any], overrides: list[str], path: str) -> Iterator[str]:
     """Go through Hydra overrides in order: ``key`` must be there, ``+key`` must not, ``~key`` takes away."""
-    known = _all_keys(config)
+    known = list(_all_keys(config))
     for override in overrides:
         marks, key = re.match(r"([+~]*)([^=]*)", override).groups()
         *parents, last = key.split(".")
@@ -160,13 +149,11 @@ def _problems(config: dict[str, Any], overrides: list[str], path: str) -> Iterat
             node.setdefault(last)
 
 
-def _all_keys(config: dict[str, Any], prefix: str = "") -> list[str]:
-    keys = []
+def _all_keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in config.items():
-        keys.append(f"{prefix}{key}")
+        yield f"{prefix}{key}"
         if isinstance(value, dict):
-            keys += _all_keys(value, f"{prefix}{key}.")
-    return keys
+            yield from _all_keys(value, f"{prefix}{key}.")
 
 
 def differences(recipe: Recipe, checkout: Path) -> list[Difference]:

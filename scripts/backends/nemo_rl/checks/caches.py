@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from scripts.backends.nemo_rl.checks.context import Finding, StageContext
+from scripts.backends.nemo_rl.megatron import missing_file
 
 STALE_SECONDS = 3 * 3600  # a file of a model is fetched within minutes
 SHOWN = 5
@@ -30,10 +31,9 @@ def check_import(context: StageContext) -> Iterator[Finding]:
     imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
     if not imported.exists():
         return
-    wanting = [name for name in ("run_config.yaml", "metadata.json") if not (imported / name).is_file()]
-    if wanting:
+    if missing := missing_file(imported):
         yield context.error(
-            13, f"{imported}: has no {wanting[0]}; an import that was killed? delete it, and NeMo-RL imports again"
+            13, f"{imported}: has no {missing}; an import that was killed? delete it, and NeMo-RL imports again"
         )
     elif max((file.stat().st_mtime for file in model.glob("*")), default=0) > imported.stat().st_mtime:
         yield context.warning(

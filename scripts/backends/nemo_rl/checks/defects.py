@@ -66,8 +66,8 @@ def check_chat_template(context: StageContext) -> Iterator[Finding]:
     """What the model thought in earlier turns must still be there when a rollout's next turn is asked for."""
     if not context.uses_gym or context.model is None:
         return
-    said = context.values("policy", KEEPING) | context.values("env", KEEPING)
-    keeps = any(value is False for place, value in said.items() if not place.startswith("nemo_gym") or MODEL in place)
+    stated = context.values("policy", KEEPING) | context.values("env", KEEPING)
+    keeps = any(value is False for place, value in stated.items() if not place.startswith("nemo_gym") or MODEL in place)
     options = {KEEPING: False} if keeps else {}
     if _forgets(context.model, **options):
         heeds = not _forgets(context.model, **{KEEPING: False})
