@@ -14,21 +14,22 @@ from typing import Any
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import site as site_checks
 from scripts.backends.nemo_rl.checks.caches import STALE_SECONDS
-from scripts.backends.nemo_rl.checks.context import Finding
 from scripts.backends.nemo_rl.checks.recipe import GYM
 from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.upstream import any_launch
-from scripts.doctor import conversions
+from scripts.backends.protocol import Finding
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import MegatronCheckpoint, Recipe
+from scripts.recipe.model import MegatronCheckpoint
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
-from scripts.status import Project
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.unit.test_traps import CHECKS_OF_NEMO_RL, traps_told
 
@@ -48,7 +49,7 @@ class World:
     name: str = "rlvr1"
 
     def found(self) -> list[Finding]:
-        return findings(self.name, self.recipe, self.site, self.root / "results")
+        return findings(Stage(self.recipe, self.root / "results", self.name), self.site)
 
     def of(self, name: str) -> "World":
         return replace(self, name=name)
@@ -639,10 +640,11 @@ def test_the_doctor_tells_which_python_will_convert_and_what_an_image_lacks_for_
     uv = "uv builds the environment of the converter, for which compute nodes need a network"
     lacking = Finding("rlvr1", 15, f"{image}: has no {VENVS}/{WORKER}; {uv}", stops=False)
     assert here.found() == ([] if whole else [lacking])
-    project = Project(here.recipe, here.site, here.root / "results")
-    assert conversions(project) == ([f"{image}: its {VENVS}/{WORKER} converts checkpoints"] if whole else [])
+    assert BACKEND.notes(here.recipe, here.site, here.root) == (
+        [f"{image}: its {VENVS}/{WORKER} converts checkpoints"] if whole else []
+    )
     sparse = f"{world.root}/train.sqsh"
-    assert conversions(replace(project, site=world.site)) == [
+    assert BACKEND.notes(world.recipe, world.site, world.root) == [
         f"{sparse}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {uv}"
     ]
 

@@ -15,6 +15,7 @@ from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.model.hugging_face import INDEX, tensors_of
 from scripts.recipe.load import load_recipe, load_site
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.unit.test_hugging_face import FIRST, SHARDS, write
 
@@ -59,7 +60,7 @@ def convert(tmp_path, monkeypatch):
             makes(outputs[-1])
 
         monkeypatch.setattr(nemo_rl_runtime, "run_in_container", converter)
-        nemo_rl_export.convert(recipe, "rlvr1", SITE, stage / "ckpt", stage / "hf", tmp_path / "log")
+        nemo_rl_export.convert(Stage(recipe, tmp_path, "rlvr1"), SITE, tmp_path / "log")
         return outputs
 
     return run

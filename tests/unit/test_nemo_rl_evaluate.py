@@ -19,11 +19,10 @@ from scripts.backends.nemo_rl.score import check_nodes, is_comparable, scoring_l
 from scripts.backends.nemo_rl.trajectories import Request, Response, answers_of, read_trajectories
 from scripts.errors import UserError
 from scripts.evaluate.gate import judge
-from scripts.evaluate.record import evaluation_record
-from scripts.evaluate.rollouts import Answer, beside_parent
+from scripts.evaluate.results import Answer, beside_parent, evaluation_record
 from scripts.files import read_json, sha256_file, write_json
-from scripts.recipe.load import load_recipe, load_site, scored_stage
-from scripts.recipe.models import Criterion
+from scripts.recipe.criteria import Criterion
+from scripts.recipe.load import load_recipe, load_site
 from scripts.report.environments import write_environments_page
 from scripts.report.summary import held_out
 from tests.conftest import ROOT
@@ -89,7 +88,8 @@ def test_a_mistake_in_the_evaluation_is_one_message(recipe_with, name, evaluatio
 
 
 def test_scoring_on_fewer_nodes_keeps_the_share_that_generates_and_the_judges(recipe_with):
-    stage = scored_stage(recipe_with(held_out=True, nodes=22), "rlvr1")
+    recipe = recipe_with(held_out=True, nodes=22)
+    stage = recipe.evaluation.stage_while_scoring(recipe, "rlvr1")
     assert (stage.cluster.num_nodes, stage.cluster.generation_nodes, stage.cluster.judge_nodes) == (22, 18, 7)
     assert stage.resources.nodes == 22 + 7
 

@@ -13,6 +13,7 @@ from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.unit.test_nemo_rl_command import launch
 
@@ -74,10 +75,10 @@ def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(ch
     (stage / "ckpt/record.json").write_text(json.dumps(record))
     (checkpoint / "policy/weights/iter_0000000").rename(checkpoint / "policy/weights/model")
     with pytest.raises(UserError, match="no weights of Megatron, which pretrained_checkpoint takes"):
-        link(recipe, stage / "ckpt", stage / "hf")
+        link(Stage(recipe, tmp_path, "rlvr1"))
     assert not (stage / "hf").exists()
     (checkpoint / "policy/weights/model").rename(checkpoint / "policy/weights/iter_0000000")
-    link(recipe, stage / "ckpt", stage / "hf")
+    link(Stage(recipe, tmp_path, "rlvr1"))
     folder = (stage / "hf/model").resolve()
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "megatron"]
     assert (folder / "megatron").resolve() == checkpoint / "policy/weights"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from scripts.backends.nemo_rl import cluster as nemo_rl_cluster
 from scripts.backends.nemo_rl import train as nemo_rl_backend
+from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.reach import batches_taken, generated_steps, reached, sure_step
 from scripts.errors import CutOffError, UserError
@@ -25,6 +26,7 @@ from scripts.snakemake.retries import why_not_again
 from scripts.stage.attempts import attempts_of
 from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint, checkpoints
+from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from scripts.train import run as trainer
 from scripts.train.run import UNFINISHED, Attempt, train_stage
@@ -243,15 +245,16 @@ class World:
     def __init__(self, folder, monkeypatch, schedule, batches, save_period, seed, failing=0.0):
         self.folder, self.schedule, self.batches, self.save_period = folder, schedule, batches, save_period
         self.random, self.failing, self.states, self.clock, self.driver = Random(seed), failing, {}, 0.0, None
-        self.run, self.ckpt, self.call = folder / "run", folder / "ckpt", 1
-        self.config, self.manifest = folder / "config.yaml", folder / "manifest.json"
-        settings = {"algorithm": "grpo", "backend": "nemo_rl", "max_num_steps": None, "loss_fn": {}, "policy": {}}
         grpo = {"num_prompts_per_step": PROMPTS, "num_generations_per_prompt": 2, "async_grpo": {"enabled": True}}
-        self.config.write_text(yaml.safe_dump(settings | {"grpo": grpo}))
-        split = folder / "train-split.jsonl"
+        policy = {"train_global_batch_size": 2 * PROMPTS, "max_total_sequence_length": 8}
+        settings = RECIPE.stages["rlvr1"].model_copy(update={"grpo": grpo, "policy": policy, "max_num_steps": None})
+        self.stage = Stage(RECIPE.model_copy(update={"stages": {"rlvr1": settings}}), folder, "rlvr1")
+        self.run, self.ckpt, self.call = self.stage.paths.run, self.stage.paths.ckpt, 1
+        split = self.stage.train_split
+        split.parent.mkdir(parents=True)
         split.write_text("{}\n")
         rows = {"sha256": sha256_file(split), "rows": batches * PROMPTS}
-        write_json(self.manifest, {"train": rows, "validation": {"sha256": "v"}})
+        write_json(self.stage.manifest, {"train": rows, "validation": {"sha256": "v"}})
         world = self
 
         class Steps:
@@ -266,22 +269,21 @@ class World:
 
         site = SimpleNamespace(stall_seconds=1000, startup_seconds=0)
         launch = SimpleNamespace(logs=folder, runtime=SimpleNamespace(nemo_rl=site))
-        monkeypatch.setattr(nemo_rl_backend, "launch_of", lambda job, place: setattr(world, "job", job) or launch)
+        monkeypatch.setattr(nemo_rl_backend, "launch_of", lambda job, _: setattr(world, "job", job) or launch)
         monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))
         monkeypatch.setattr(nemo_rl_backend, "StepLog", Steps)
         monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock))
         monkeypatch.setattr(nemo_rl_cluster, "LOOK_SECONDS", 0)
         monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
-        monkeypatch.setattr(trainer, "_train_in_containers", lambda job, *_: nemo_rl_backend.train(job, world.place))
+        monkeypatch.setattr(BACKEND, "train", nemo_rl_backend.train)
         monkeypatch.setattr(trainer, "live_page", lambda *_: nullcontext())
         monkeypatch.setattr(trainer, "code_revision", dict)
-        self.place = SimpleNamespace(job=None)
 
     def attempt(self) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)
-        files, before = (self.config, self.manifest, None, self.run, self.ckpt), len(attempts_of(self.run, self.call))
+        before = len(attempts_of(self.run, self.call))
         try:
-            status = train_stage(RECIPE, "rlvr1", *files, how, stop)
+            status = train_stage(self.stage.reread(), how, stop)
             why = why_not_again(self.run, self.call, before, None, "the log")
             assert status == 0 or why is None or "two attempts in a row" in why
             return status

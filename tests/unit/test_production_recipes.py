@@ -12,8 +12,8 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Recipe
-from scripts.recipe.resolve import planned_step, resolve_stage
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.schema import schema_text
 from scripts.recipe.settings import leaves
 from tests.conftest import ROOT
@@ -196,7 +196,8 @@ def test_a_model_whose_data_are_published_in_part_says_so(name):
 @pytest.mark.parametrize("name", ["dpo", "rlvr", "rlhf"])
 def test_a_tiny_step_differs_from_the_step_in_sizes_model_and_judge_alone(name):
     step, tiny = (
-        dict(leaves(resolve_stage(recipe_of(recipe), name))) for recipe in (f"steps-{name}", f"steps-{name}-tiny")
+        dict(leaves(resolve_stage(recipe_of(recipe), name).values()))
+        for recipe in (f"steps-{name}", f"steps-{name}-tiny")
     )
     differing = {key.rpartition(".")[2] for key in step.keys() | tiny.keys() if step.get(key) != tiny.get(key)}
     sizes = {"max_num_steps", "num_prompts_per_step", "num_generations_per_prompt", "train_global_batch_size"}
@@ -210,10 +211,10 @@ def test_a_tiny_step_differs_from_the_step_in_sizes_model_and_judge_alone(name):
 
 def test_a_stage_without_a_stated_end_trains_one_pass_over_its_rows():
     recipe = recipe_of("nano3")
-    assert planned_step(resolve_stage(recipe, "rlvr"), 128 * 40 + 5) == 40
-    assert planned_step(resolve_stage(recipe, "dpo"), 128 * 40) == 50
+    assert recipe.stages["rlvr"].planned_step(128 * 40 + 5) == 40
+    assert recipe.stages["dpo"].planned_step(128 * 40) == 50
     omni = recipe_of("omni3")
-    assert planned_step(resolve_stage(omni, "vision"), 512 * 7) == 7
+    assert omni.stages["vision"].planned_step(512 * 7) == 7
 
 
 def test_the_splits_reach_the_omni_stages_by_their_own_keys():

@@ -10,10 +10,11 @@ from typing import Any
 
 from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
+from scripts.backends.nemo_rl.settings import NemoRlEvaluation
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, read_tail, write_json
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import NemoRlEvaluation, Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 
 PROGRAM, CONFIGS = "examples/run_eval.py", "examples/configs/evals"

@@ -34,7 +34,7 @@ class RaySub:
             left.rename(logs / f"before{again}-{left.name}")
         self.logs, self.job_id, self.log = logs, job.id, logs / f"ray-sub-{job.id}{again}.log"
         self.started = time.time()
-        print(f"{runtime.stage}: ray.sub on {len(job.nodes)} nodes, image {runtime.image}; see {self.log}", flush=True)
+        print(f"{runtime.name}: ray.sub on {len(job.nodes)} nodes, image {runtime.image}; see {self.log}", flush=True)
         variables = slurm_variables(job, runtime.site.slurm, checkout)
         with self.log.open("w") as output:
             self.process = subprocess.Popen(

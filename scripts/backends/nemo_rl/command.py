@@ -12,7 +12,9 @@ from typing import Any
 
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
 from scripts.backends.nemo_rl.runtime import Runtime, image_of
-from scripts.recipe.models import Checkpointing, MegatronCheckpoint
+from scripts.backends.nemo_rl.settings import MegatronWeights
+from scripts.recipe.model import MegatronCheckpoint
+from scripts.recipe.stage import Checkpointing
 
 SETTINGS = ("grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
 PREWARM = (
@@ -45,7 +47,7 @@ class Launch:
     max_num_steps: int
     seed: int | None = None
     save_by: float | None = None
-    pretrained: MegatronCheckpoint | None = None
+    pretrained: MegatronCheckpoint | MegatronWeights | None = None
     schedule_steps: int | None = None
 
 
@@ -67,7 +69,7 @@ def hydra_overrides(launch: Launch) -> list[str]:
         "logger.wandb_enabled": nemo_rl.wandb_project is not None,
     }
     if nemo_rl.wandb_project is not None:
-        nested |= {"logger.wandb.name": runtime.stage, "logger.wandb.project": nemo_rl.wandb_project}
+        nested |= {"logger.wandb.name": runtime.name, "logger.wandb.project": nemo_rl.wandb_project}
     if nemo_rl.wandb_entity is not None:  # no config names one
         nested["++logger.wandb.entity"] = nemo_rl.wandb_entity
     settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}

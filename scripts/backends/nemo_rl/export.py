@@ -4,7 +4,6 @@ The export is a folder named by its content, since NeMo-RL caches what it import
 runs in the Slurm job around this process and as the driver did: in its container, with its mounts and variables.
 """
 
-import argparse
 import math
 import os
 import secrets
@@ -18,13 +17,13 @@ from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import canonical_json, describe_files, read_json, replace_directory, sha256_text
 from scripts.model.hugging_face import check_model
-from scripts.recipe.load import check_stage_name, load_recipe, load_site
-from scripts.recipe.models import MegatronCheckpoint, Recipe
+from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.site import Site
 from scripts.stage.publish import publish_export
+from scripts.stage.stage import Stage
 
 DCP_CONVERTER = "examples/converters/convert_dcp_to_hf.py"
 PICKLED = "pytorch_model.bin"
@@ -69,9 +68,10 @@ def complete(export: Path, model: Path) -> None:
             shutil.copyfile(path, export / path.name)
 
 
-def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: Path) -> None:
-    """Make `hf` hold ``record.json`` and ``model``, a link to the converted model beside it."""
-    runtime, checkpoint = runtime_of(recipe, stage, site), (ckpt / "weights").resolve()
+def convert(stage: Stage, site: Site, log: Path) -> None:
+    """Make the stage's export hold ``record.json`` and ``model``, a link to the converted model beside it."""
+    runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
+    hf = stage.paths.export_record.parent
     incoming = hf.absolute().parent / "exports" / f".incoming.{secrets.token_hex(4)}"
     incoming.parent.mkdir(exist_ok=True)
     try:
@@ -79,7 +79,7 @@ def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: P
         if (incoming / PICKLED).exists():
             runtime.run(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]), log)
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
-        model = Path(recipe.model.name)
+        model = Path(stage.recipe.model.name)
         check_model(incoming, like=model if model.is_absolute() else None)
         files = describe_files(incoming)
         target = incoming.parent / sha256_text(canonical_json(files))[:16]
@@ -89,7 +89,7 @@ def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: P
             incoming.rename(target)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
-    publish_export(read_json(ckpt / "record.json"), target.name, files, hf)
+    publish_export(read_json(stage.paths.ckpt / "record.json"), target.name, files, hf)
 
 
 def linked_weights(model: Path) -> MegatronCheckpoint | None:
@@ -98,12 +98,12 @@ def linked_weights(model: Path) -> MegatronCheckpoint | None:
     return MegatronCheckpoint.model_construct(path=str(weights.resolve())) if weights.exists() else None
 
 
-def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
-    """Make `hf` stand for the checkpoint as it is: config and tokenizer of the recipe's model, a link to the weights.
+def link(stage: Stage) -> None:
+    """Export the checkpoint as it is: config and tokenizer of the recipe's model, a link to the weights.
 
     NeMo-RL takes the weights from there (checkpointing.pretrained_checkpoint), and all else from the folder.
     """
-    record, model = read_json(ckpt / "record.json"), Path(recipe.model.name)
+    ckpt, hf, model = stage.paths.ckpt, stage.paths.export_record.parent, Path(stage.recipe.model.name)
     if not (model / "config.json").is_file():
         raise UserError(
             f"{model}: no config.json there; with pretrained_checkpoint the recipe's model must be a folder"
@@ -112,6 +112,7 @@ def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
         raise UserError(
             f"{ckpt}: no weights of Megatron, which pretrained_checkpoint takes; leave it out of the recipe"
         )
+    record = read_json(ckpt / "record.json")
     files = record["files"]
     content = sha256_text(canonical_json(files))[:16]
     with replace_directory(hf.parent / "exports" / content) as fresh:
@@ -121,29 +122,3 @@ def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
         weights = (ckpt / "weights").resolve() / "policy/weights"
         (fresh / LINK).symlink_to(os.path.relpath(weights, (hf.parent / "exports" / content).absolute()))
     publish_export(record, content, files, hf)
-
-
-def main() -> None:
-    """Command line of the export."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.backends.nemo_rl.export", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--stage", required=True, help="the stage's name in the recipe")
-    parser.add_argument("--site", type=Path, required=True)
-    parser.add_argument("--ckpt", type=Path, required=True, help="the stage's published checkpoint")
-    parser.add_argument("--hf", type=Path, required=True, help="directory to publish")
-    parser.add_argument("--log", type=Path, required=True, help="what the converter prints")
-    parser.add_argument("--as-it-is", action="store_true", help="do not convert: the next stage takes Megatron weights")
-    arguments = parser.parse_args()
-    recipe = load_recipe(arguments.recipe)
-    check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
-    if arguments.as_it_is:
-        link(recipe, arguments.ckpt, arguments.hf)
-    else:
-        site = load_site(arguments.site, recipe)
-        convert(recipe, arguments.stage, site, arguments.ckpt, arguments.hf, arguments.log.absolute())
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError
 from scripts.launch.containers import run_in_container
-from scripts.recipe.models import NemoRlStage, Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import NemoRlSite, Site
 
 
@@ -14,8 +15,8 @@ from scripts.recipe.site import NemoRlSite, Site
 class Runtime:
     """A stage's name and settings, the release that trains it and the site where it does."""
 
-    stage: str
-    settings: NemoRlStage
+    name: str
+    settings: NemoRlSettings
     release: Release
     site: Site
 
@@ -54,7 +55,7 @@ class Runtime:
         launcher = self.settings.launcher
         stated = self.release.environment | (self.release.launchers[launcher] if launcher else {})
         filled = {
-            name: value.replace("{cache}", self.nemo_rl.cache).replace("{stage}", self.stage)
+            name: value.replace("{cache}", self.nemo_rl.cache).replace("{stage}", self.name)
             for name, value in stated.items()
         }
         return filled | self.settings.environment
@@ -71,9 +72,9 @@ class Runtime:
         run_in_container(command, self.image, self.mounts, self.checkout, environment, gpus, log)
 
 
-def runtime_of(recipe: Recipe, stage: str, site: Site) -> Runtime:
+def runtime_of(recipe: Recipe, name: str, site: Site) -> Runtime:
     """The runtime of one of a recipe's stages."""
-    return Runtime(stage, recipe.stages[stage], release_of(recipe.release), site)
+    return Runtime(name, recipe.stages[name], release_of(recipe.release), site)
 
 
 def image_of(name: str, release: Release, nemo_rl: NemoRlSite) -> str:

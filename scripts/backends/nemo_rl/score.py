@@ -24,13 +24,14 @@ from scripts.backends.nemo_rl.trajectories import Request, Response, answers_of,
 from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
-from scripts.evaluate.record import evaluation_record, told
-from scripts.evaluate.rollouts import beside_parent, write_rollouts
+from scripts.evaluate.results import beside_parent, evaluation_record, format_mean, write_rollouts
 from scripts.files import open_atomically, read_json, sha256_file, write_json
 from scripts.launch.slurm import Job, own_job
-from scripts.recipe.load import load_recipe, load_site, scored_stage
-from scripts.recipe.models import Recipe, nearest
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.recipe.strict import nearest
+from scripts.stage.stage import Stage
 
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
@@ -72,7 +73,7 @@ def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[Reques
 
 def collect(launch: Launch, job: Job, requests: list[Request], folder: Path) -> dict[str, list[Response]]:
     """The responses, once the driver or the job has come to its end; UserError with its words if it wrote none."""
-    stage, before = launch.runtime.stage, set(launch.logs.glob("exp_*"))
+    stage, before = launch.runtime.name, set(launch.logs.glob("exp_*"))
     until = math.inf if job.end is None else job.end - launch.runtime.site.slurm.margin
     cluster = RaySub(launch, job, folder / "logs")
     in_time = cluster.watch(lambda: time.time() >= until)
@@ -94,7 +95,7 @@ def scoring_launch(
     recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path
 ) -> Launch:
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
-    stage, model = scored_stage(recipe, name), export.with_name("model").resolve()
+    stage, model = recipe.evaluation.stage_while_scoring(recipe, name), export.with_name("model").resolve()
     collecting = stage.model_copy(update={"overrides": [*stage.overrides, *COLLECT]})
     return Launch(
         runtime=Runtime(name, collecting, release_of(recipe.release), site),
@@ -111,10 +112,10 @@ def scoring_launch(
 
 def check_nodes(recipe: Recipe, launch: Launch) -> None:
     """UserError when the nodes of the scoring do not fit the stage's parallelism."""
-    context = StageContext(**vars(launch.runtime), recipe=recipe, results=launch.logs)
+    context = StageContext(**vars(launch.runtime), stage=Stage(recipe, launch.logs, launch.runtime.name))
     if found := list(check_parallelism(context)):
         says = "\n  ".join(finding.says for finding in found)
-        raise UserError(f"{context.stage}: evaluation.nodes does not fit its parallelism: {says}")
+        raise UserError(f"{context.name}: evaluation.nodes does not fit its parallelism: {says}")
 
 
 def is_comparable(parent_eval: Path | None, rows: dict[str, Any], decoding: dict[str, Any]) -> bool:
@@ -161,7 +162,7 @@ def main() -> None:
     write_rollouts(table, arguments.rollouts)
     record = evaluation_record(read_json(arguments.export), table, decoding) | {"validation": rows}
     write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
-    print(f"{name}: {told(record['mean'])}", flush=True)
+    print(f"{name}: {format_mean(record['mean'])}", flush=True)
 
 
 if __name__ == "__main__":

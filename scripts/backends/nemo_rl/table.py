@@ -12,11 +12,13 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.upstream import ABSENT, value_of
 from scripts.errors import run_program
 from scripts.files import write_text
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import NemoRlStage, Recipe, Strict
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.strict import Strict
 from scripts.recipe.yaml_file import repository_root
 
 GPUS_PER_NODE = 8
@@ -48,7 +50,7 @@ def load_texts(root: Path | None = None) -> tuple[str, dict[str, About]]:
     return texts.pop("introduction"), TypeAdapter(dict[str, About]).validate_python(texts)
 
 
-def _policy(stage: NemoRlStage, key: str) -> Any:
+def _policy(stage: NemoRlSettings, key: str) -> Any:
     value = value_of(stage.policy, key)
     return None if value == ABSENT else value
 
@@ -62,37 +64,37 @@ def _number(value: float | None) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
-def _nodes(stage: NemoRlStage, _: Release) -> str:
+def _nodes(stage: NemoRlSettings, _: Release) -> str:
     judges = stage.cluster.judge_nodes
     return f"{stage.resources.nodes}{f', {judges} of them judge' if judges else ''}"
 
 
-def _learning_rate(stage: NemoRlStage, _: Release) -> str:
+def _learning_rate(stage: NemoRlSettings, _: Release) -> str:
     megatron = _policy(stage, "megatron_cfg.optimizer.lr")
     return _number(_policy(stage, "optimizer.kwargs.lr") if megatron is None else megatron)
 
 
-def _kl_weight(stage: NemoRlStage, _: Release) -> str:
+def _kl_weight(stage: NemoRlSettings, _: Release) -> str:
     settings = stage.loss_fn if stage.algorithm == "grpo" else getattr(stage, stage.algorithm)
     return _number(settings.get("reference_policy_kl_penalty"))
 
 
-def _overlong_filtering(stage: NemoRlStage, _: Release) -> str:
+def _overlong_filtering(stage: NemoRlSettings, _: Release) -> str:
     return str(stage.grpo["overlong_filtering"]).lower() if stage.algorithm == "grpo" else "–"
 
 
-def _parallelism(stage: NemoRlStage, _: Release) -> str:
+def _parallelism(stage: NemoRlSettings, _: Release) -> str:
     by_megatron = "megatron_cfg" in stage.policy
     section, suffix = ("megatron_cfg", "_model") if by_megatron else ("dtensor_cfg", "")
     groups = (f"tensor{suffix}", f"pipeline{suffix}", "context", f"expert{suffix}")
     return " / ".join(str(_policy(stage, f"{section}.{group}_parallel_size") or 1) for group in groups)
 
 
-def _generator(stage: NemoRlStage, _: Release) -> str:
+def _generator(stage: NemoRlSettings, _: Release) -> str:
     return str(_policy(stage, "generation.vllm_cfg.tensor_parallel_size") or "–")
 
 
-ROWS: dict[str, Callable[[NemoRlStage, Release], str]] = {
+ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
     "algorithm": lambda stage, _: stage.algorithm.upper(),
     "reward from": lambda stage, _: stage.reward,
     "nodes": _nodes,

@@ -17,11 +17,9 @@ from scripts.backends.nemo_rl.outcome import data_ended
 from scripts.backends.nemo_rl.reach import note_sealed, note_standstill, planned_and_rows
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.protocol import Place, TrainingJob
+from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, UserError
 from scripts.files import read_json, write_json
-from scripts.recipe.models import MegatronCheckpoint
-from scripts.recipe.resolve import is_asynchronous
 from scripts.recipe.site import NemoRlSite
 from scripts.stage.reach import forget_beyond
 from scripts.stage.rundir import Checkpoint, newest_checkpoint
@@ -33,17 +31,17 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 KILLED = {int(signal.SIGTERM), *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
 
 
-def train(job: TrainingJob, place: Place) -> None:
+def train(job: TrainingJob, allocation: Allocation) -> None:
     """Start the driver and watch it to its end; ``run/startup.json`` notes how long it took to its first step.
 
     Afterwards `job.stop` has a reason where it is to be continued. UserError: it failed for a reason of its own;
     CutOffError: the next attempt may go well.
     """
-    launch = launch_of(job, place)
+    launch = launch_of(job, allocation)
     pass_over_newer(job.run, job.resume_from)
     forget_beyond(job.run, job.start)
     watch = _Watch(job, launch)
-    cluster = RaySub(launch, place.job, job.run.absolute().parent / "logs")
+    cluster = RaySub(launch, allocation.job, job.run.absolute().parent / "logs")
     try:
         cluster.watch(watch.is_over)
     finally:
@@ -51,31 +49,25 @@ def train(job: TrainingJob, place: Place) -> None:
     _judge(job, watch, cluster)
 
 
-def launch_of(job: TrainingJob, place: Place) -> Launch:
+def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
     """One start of the stage's driver in this Slurm job; `save_by` leaves the site's margin before the job's end."""
-    config = job.config
-    runtime = Runtime(job.stage, place.stage, release_of(config["release"]["name"]), place.site)
-    if job.parent_model:
-        model = str(job.parent_model.resolve())
-        pretrained = linked_weights(Path(model))
-    else:
-        model, stated = config["model"]["name"].rstrip("/"), config["model"].get("megatron")
-        pretrained = MegatronCheckpoint.model_construct(**stated) if stated else None
+    runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), allocation.site)
+    parent, model = job.parent_model, job.config.model
     save_by = None
     if job.stop.deadline is not None:
         save_by = job.stop.deadline - runtime.nemo_rl.save_seconds - startup_seconds(job.run, runtime.nemo_rl)
     return Launch(
         runtime=runtime,
-        model=model,
+        model=str(parent.resolve()) if parent else model.name.rstrip("/"),
         train_split=job.train_split.absolute(),
         validation_split=job.train_split.with_name("val-split.jsonl").absolute(),
         checkpoints=(job.run / "checkpoints").absolute(),
         logs=(job.run / "logs").absolute(),
         max_num_steps=job.max_num_steps,
         schedule_steps=_schedule_steps(job),
-        seed=config["seed"],
+        seed=job.config.seed,
         save_by=save_by,
-        pretrained=pretrained,
+        pretrained=linked_weights(parent) if parent else model.megatron,
     )
 
 
@@ -83,7 +75,7 @@ def _schedule_steps(job: TrainingJob) -> int | None:
     """The steps of the learning rate's schedule where they are not max_num_steps, which NeMo-RL takes for them."""
     planned, _ = planned_and_rows(job)
     is_fresh = job.resume_from is None and job.max_num_steps == planned
-    return None if is_fresh or not is_asynchronous(job.config) else planned
+    return None if is_fresh or not job.config.is_asynchronous else planned
 
 
 def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
@@ -96,32 +88,26 @@ def _startups(run: Path) -> list[float]:
     return read_json(path)["seconds"] if path.exists() else []
 
 
-def _step_log(job: TrainingJob, logs: Path) -> StepLog:
-    config = job.config
-    is_grpo = config["algorithm"] == "grpo"
-    measures_kl = not is_grpo or (config["loss_fn"].get("reference_policy_kl_penalty") or 0) > 0
-    samples = config["grpo"]["num_prompts_per_step"] * config["grpo"]["num_generations_per_prompt"] if is_grpo else None
-    return StepLog(logs, job.run / "metrics.jsonl", measures_kl, samples)
-
-
 class _Watch:
     """What is seen of a driver while it runs: steps, checkpoints, requests to stop, standstill."""
 
     def __init__(self, job: TrainingJob, launch: Launch) -> None:
         self.job, self.logs, self.nemo_rl = job, launch.logs, launch.runtime.nemo_rl
-        self.steps = _step_log(job, launch.logs)
+        penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
+        measures_kl = penalty > 0 or job.config.algorithm != "grpo"
+        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, job.config.rollouts_per_step)
         self.last_news = time.time()
         self.startup_seconds = startup_seconds(job.run, self.nemo_rl)
         self.made_a_step = False
         self.last_step = job.start
-        self.is_asynchronous = is_asynchronous(job.config)
+        self.is_asynchronous = job.config.is_asynchronous
         self.stalled: str | None = None
 
     def is_over(self) -> bool:
         """Look, and say whether the driver is to be ended: a stop was requested, or nothing moves any more."""
         self.look()
         if self.steps.last_step < self.job.max_num_steps:
-            refuse_divergence(self.job.stage, self.job.gate, self.job.run, self.steps.last_step)
+            refuse_divergence(self.job.stage, self.job.settings.gate, self.job.run, self.steps.last_step)
         if self.job.stop.signalled:
             print(f"{self.job.stage}: {self.job.stop.reason}: ending the driver, which takes no request", flush=True)
             return True

@@ -5,13 +5,13 @@ the fix. Nothing is read but files. A new check is written into one of the modul
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from scripts.backends.nemo_rl.checks import caches, defects, recipe, site
-from scripts.backends.nemo_rl.checks.context import Finding, StageContext
+from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.recipe.models import Recipe
+from scripts.backends.protocol import Finding
 from scripts.recipe.site import Site
+from scripts.stage.stage import Stage
 
 CHECKS: tuple[Callable[[StageContext], Iterator[Finding]], ...] = (
     recipe.check_cohorts,
@@ -36,10 +36,10 @@ CHECKS: tuple[Callable[[StageContext], Iterator[Finding]], ...] = (
 )
 
 
-def findings(name: str, recipe: Recipe, site: Site, results: Path) -> list[Finding]:
+def findings(stage: Stage, site: Site) -> list[Finding]:
     """Everything that is found of a stage; of its rows only when they are there."""
     for section in ("slurm", "nemo_rl"):
         if getattr(site, section) is None:
-            return [Finding(name, 23, f"site {site.name} has no section {section}, which NeMo-RL needs")]
-    context = StageContext(**vars(runtime_of(recipe, name, site)), recipe=recipe, results=results)
+            return [Finding(stage.name, 23, f"site {site.name} has no section {section}, which NeMo-RL needs")]
+    context = StageContext(**vars(runtime_of(stage.recipe, stage.name, site)), stage=stage)
     return [finding for check in CHECKS for finding in check(context)]

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from scripts.backends.nemo_rl.checks.context import Finding, StageContext
+from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.megatron import missing_file
+from scripts.backends.protocol import Finding
 
 STALE_SECONDS = 3 * 3600  # a file of a model is fetched within minutes
 SHOWN = 5
@@ -46,8 +47,8 @@ def check_hub(context: StageContext) -> Iterator[Finding]:
     if _hub(context):
         return
     wanted = ["its judge models"] if context.settings.reward == "judge" else []
-    if context.settings.parent is None and not context.recipe.model.name.startswith("/"):
-        wanted.append(f"the model {context.recipe.model.name}")
+    if context.settings.parent is None and not context.stage.recipe.model.name.startswith("/"):
+        wanted.append(f"the model {context.stage.recipe.model.name}")
     for what in wanted:
         yield context.error(
             41, f"{what} would come from the hub, and no HF_HOME (site's environment) says where that is cached"
@@ -72,7 +73,7 @@ def check_locks(context: StageContext) -> Iterator[Finding]:
 
 def check_node_caches(context: StageContext) -> Iterator[Finding]:
     """Some caches are made for one node and break where several write them."""
-    shared = [context.nemo_rl.cache, str(context.results.absolute()), *context.nemo_rl.checkouts.values()]
+    shared = [context.nemo_rl.cache, str(context.stage.results.absolute()), *context.nemo_rl.checkouts.values()]
     shared += [hub] if (hub := _hub(context)) else []
     variables = context.site.environment | context.environment
     for name in sorted(variables.keys() & NODE_CACHES):

@@ -1,4 +1,4 @@
-"""What a check is given of a NeMo-RL stage, and what it answers."""
+"""What a check is given of a NeMo-RL stage."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,44 +9,24 @@ import yaml
 
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import ABSENT, load_upstream, value_of
+from scripts.backends.protocol import Finding
 from scripts.errors import UserError
-from scripts.recipe.models import Recipe
 from scripts.recipe.settings import leaves
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something that would go wrong. `stops`: it surely would, so nothing is started; otherwise it is worth a look."""
-
-    stage: str
-    trap: int
-    says: str
-    stops: bool = True
-
-    def __str__(self) -> str:
-        """One line for people."""
-        return f"{'error' if self.stops else 'warning'}: {self.stage}: {self.says} (trap {self.trap})"
+from scripts.stage.stage import Stage
 
 
 @dataclass(frozen=True)
 class StageContext(Runtime):
-    """A stage on its site, with the recipe and the folder of the results."""
+    """A stage where it runs: its settings, release and site, and by `stage` the recipe and where its files lie."""
 
-    recipe: Recipe
-    results: Path
-
-    @property
-    def manifest(self) -> Path:
-        """The manifest of its splits."""
-        return self.results / "data" / self.settings.blend / "manifest.json"
+    stage: Stage
 
     @property
     def model(self) -> Path | None:
         """The folder that it starts from; None: a repository of the hub, or not made yet."""
-        if self.settings.parent is not None:
-            export = self.results / self.settings.parent / "hf/model"
+        if export := self.stage.first_model:
             return export.resolve() if export.exists() else None
-        name = self.recipe.model.name.rstrip("/")
+        name = self.stage.recipe.model.name.rstrip("/")
         return Path(name) if name.startswith("/") else None
 
     @cached_property
@@ -93,8 +73,8 @@ class StageContext(Runtime):
 
     def error(self, trap: int, says: str) -> Finding:
         """Something that would surely go wrong with this stage."""
-        return Finding(self.stage, trap, says)
+        return Finding(self.name, trap, says)
 
     def warning(self, trap: int, says: str) -> Finding:
         """Something of this stage that is worth a look."""
-        return Finding(self.stage, trap, says, stops=False)
+        return Finding(self.name, trap, says, stops=False)

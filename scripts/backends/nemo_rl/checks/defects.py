@@ -10,7 +10,8 @@ from pathlib import Path
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from scripts.backends.nemo_rl.checks.context import Finding, StageContext
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.protocol import Finding
 
 PREFIX_CACHE = "policy.generation.vllm_cfg.enable_prefix_caching"
 CPU_OFFLOAD = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"

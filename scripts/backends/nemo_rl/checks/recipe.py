@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.backends.nemo_rl.checks.context import Finding, StageContext
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.settings import PREFETCHED_STEPS
 from scripts.backends.nemo_rl.upstream import load_upstream
+from scripts.backends.protocol import Finding
 from scripts.files import read_json
-from scripts.recipe.resolve import PREFETCHED_STEPS, planned_step, resolve_stage, rows_of_manifest
 
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 GYM = "3rdparty/Gym-workspace/Gym"
@@ -60,9 +61,9 @@ def check_checkpoints(context: StageContext) -> Iterator[Finding]:
 
 def check_environments(context: StageContext) -> Iterator[Finding]:
     """Some environments need the sandbox; others have no rows, because what is published is a part of the data."""
-    if not context.manifest.exists():
+    if not context.stage.manifest.exists():
         return
-    splits = read_json(context.manifest)
+    splits = read_json(context.stage.manifest)
     names = {name for split in ("train", "validation") for name in splits[split]["environments"]}
     sandboxed = sorted(filter(SANDBOXED.search, names))
     if sandboxed and not context.settings.sandbox:
@@ -115,10 +116,10 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
 
 def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
     """The rows must be enough for the planned step: most releases wait for ever when they end before it."""
-    stage, rows = context.settings, rows_of_manifest(context.manifest)
+    stage, rows = context.settings, context.stage.rows
     if rows is None:
         return
-    planned = planned_step(resolve_stage(context.recipe, context.stage), rows)
+    planned = stage.planned_step(rows)
     batches, epochs = rows // stage.rows_per_step, context.of_algorithm("max_num_epochs", 1)
     too_many = f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}"
     if planned < 1:

@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.backends.nemo_rl.checks.context import Finding, StageContext
+from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.megatron import iteration_of
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER, has_megatron
 from scripts.backends.nemo_rl.runtime import Runtime, image_of
 from scripts.backends.nemo_rl.upstream import unknown_keys
+from scripts.backends.protocol import Finding
 from scripts.errors import UserError
 from scripts.stage.provenance import git
 
@@ -41,7 +42,7 @@ def conversion(runtime: Runtime) -> str | None:
 
 def check_model(context: StageContext) -> Iterator[Finding]:
     """What a first stage starts from must be there: a Hugging Face folder and, where asked for, Megatron's weights."""
-    model = context.recipe.model
+    model = context.stage.recipe.model
     if context.settings.parent is not None:
         return
     if model.name.startswith("/") and not Path(model.name, "config.json").is_file():
@@ -66,9 +67,9 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
         if target.rstrip("/") in HIDING:
             yield context.error(38, f"mounts: {source}:{target} hides the image's own code; mount it elsewhere")
     same = [Path(source) for source, target in seen if source.rstrip("/") == target.rstrip("/")]
-    wanted = {"the results": context.results.absolute(), "nemo_rl.cache": Path(nemo_rl.cache)}
+    wanted = {"the results": context.stage.results.absolute(), "nemo_rl.cache": Path(nemo_rl.cache)}
     if context.settings.parent is None:
-        model = context.recipe.model
+        model = context.stage.recipe.model
         if model.name.startswith("/"):
             wanted["the model"] = Path(model.name)
         if model.megatron is not None:
@@ -119,7 +120,7 @@ def _check_keys(context: StageContext, checkout: Path) -> Iterator[Finding]:
     if not all((checkout / file).is_file() for file in (context.settings.config, context.settings.entry)):
         return
     try:
-        for problem in unknown_keys(context.recipe, checkout, stages=[context.stage]):
+        for problem in unknown_keys(context.stage.recipe, checkout, stages=[context.name]):
             yield context.error(23, problem)
     except UserError as error:
         yield context.error(23, str(error))
