@@ -13,8 +13,7 @@ from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.export import convert, link
 from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import image_of, runtime_of
-from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.runtime import image_of, runtime_of, stages_of
 from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.errors import UserError
@@ -117,15 +116,14 @@ class NemoRl(Backend):
         """By which Python the checkpoints are converted, a line an image."""
         if site.nemo_rl is None:
             return []
-        stages = [name for name in recipe.stage_order() if isinstance(recipe.stages[name], NemoRlSettings)]
-        lines = [conversion(runtime_of(recipe, name, site)) for name in stages]
+        stages = stages_of(recipe)
+        lines = [conversion(runtime_of(recipe, name, site)) for name in recipe.stage_order() if name in stages]
         return [line for line in dict.fromkeys(lines) if line is not None]
 
     def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
         """What the stages are trained with, side by side; stages that are alike share a column."""
         release = release_of(recipe.release)
-        stages = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, NemoRlSettings)}
-        cells = {name: [row(stage, release) for row in ROWS.values()] for name, stage in stages.items()}
+        cells = {name: [row(stage, release) for row in ROWS.values()] for name, stage in stages_of(recipe).items()}
         rows = [[*row, ""] for row in side_by_side(cells) if row[0] != "image"]
         return f"trained by NeMo-RL {recipe.release} with:", rows
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
 from scripts.backends.nemo_rl.runtime import Runtime, image_of
-from scripts.backends.nemo_rl.settings import MegatronWeights
+from scripts.backends.nemo_rl.training import MegatronWeights
 from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.stage import Checkpointing
 

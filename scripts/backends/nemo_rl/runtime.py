@@ -72,6 +72,11 @@ class Runtime:
         run_in_container(command, self.image, self.mounts, self.checkout, environment, gpus, log)
 
 
+def stages_of(recipe: Recipe) -> dict[str, NemoRlSettings]:
+    """The stages of a recipe that NeMo-RL trains, by name."""
+    return {name: stage for name, stage in recipe.stages.items() if isinstance(stage, NemoRlSettings)}
+
+
 def runtime_of(recipe: Recipe, name: str, site: Site) -> Runtime:
     """The runtime of one of a recipe's stages."""
     return Runtime(name, recipe.stages[name], release_of(recipe.release), site)

@@ -14,8 +14,7 @@ import yaml
 
 from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, kept_checkpoints
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.runtime import Runtime, stages_of
 from scripts.errors import UserError, run_program
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
@@ -50,13 +49,12 @@ def load_upstream(path: Path) -> dict[str, Any]:
     """A config with all that its ``defaults`` name, as NeMo-RL's loader merges them since v0.7.0.
 
     ``defaults`` is one file or a list, relative to the file that says it; later ones win, the file itself over all. A
-    section with ``_override_: true`` replaces what it inherits instead of being laid over it.
+    section with ``_override_: true`` replaces what it inherits instead of being laid over it. FileNotFoundError names
+    the file that is missing.
     """
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (it is a SafeLoader)
-    except (OSError, UnicodeDecodeError):
-        raise UserError(f"{path}: no such file") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path}: holds no settings")
@@ -82,31 +80,21 @@ def unknown_keys(
     recipe's path for people, `stages` the names of those that are looked at, if not all.
     """
     found = []
-    for name in stages or recipe.stages:
+    for name in stages or stages_of(recipe):
         stage, at = recipe.stages[name], f"{source or f'config/recipes/{recipe.name}.yaml'}: stages.{name}"
         if not (checkout / stage.entry).is_file():
             found.append(f"{at}.entry: {stage.entry} is not in the checkout of {recipe.release}")
-        config = _config_of(stage, checkout)
-        if isinstance(config, str):
-            found.append(f"{at}.config: {config}, which is not in the checkout of {recipe.release}")
+        try:
+            config = load_upstream(checkout / stage.config)
+        except FileNotFoundError as error:
+            missing = Path(error.filename)
+            inherits = missing != checkout / stage.config
+            what = f"{stage.config} inherits from {missing.name}" if inherits else f"names {stage.config}"
+            found.append(f"{at}.config: {what}, which is not in the checkout of {recipe.release}")
             continue
         overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
         found += [f"{at}.{problem}" for problem in _problems(config, overrides, stage.config)]
     return list(dict.fromkeys(found))
-
-
-def _config_of(stage: NemoRlSettings, checkout: Path) -> dict[str, Any] | str:
-    """The stage's config in the checkout, or what names the file that is missing."""
-    path = checkout / stage.config
-    if not path.is_file():
-        return f"names {stage.config}"
-    try:
-        return load_upstream(path)
-    except UserError as error:
-        missing, _, why = str(error).partition(": ")
-        if why != "no such file":
-            raise
-        return f"{stage.config} inherits from {Path(missing).name}"
 
 
 def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
@@ -161,7 +149,7 @@ def _all_keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
 def differences(recipe: Recipe, checkout: Path) -> list[Difference]:
     """Every setting that the release's config has otherwise or not at all, stages in the recipe's order."""
     release, found = release_of(recipe.release), []
-    for name, stage in recipe.stages.items():
+    for name, stage in stages_of(recipe).items():
         config = load_upstream(checkout / stage.config)
         ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
         ours |= dict(leaves(stage.add))

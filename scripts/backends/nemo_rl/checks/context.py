@@ -34,7 +34,7 @@ class StageContext(Runtime):
         """Its config in the release's checkout, with all that it inherits; empty where that cannot be read."""
         try:
             return load_upstream(self.checkout / self.settings.config)
-        except UserError:
+        except (UserError, FileNotFoundError):
             return {}
 
     @property
