@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from scripts.data.blocks import blocks_of
 from scripts.data.hub import HubClient, near
 from scripts.data.hub_cache import HubFile, Snapshot
-from scripts.data.placeholders import TABLES, Table
+from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
 from scripts.files import amount, explain_write_errors, link_or_copy, replace_directory, write_json
@@ -122,7 +122,7 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
         fetcher.fetch(
             [Wanted(sources[name], file, target) for name in published for target, file in published[name].items()]
         )
-        named: set[Table] = set().union(*fetcher.map(lambda file: tables_named(fresh / file), rows))
+        named: set[ExternalTable] = set().union(*fetcher.map(lambda file: tables_named(fresh / file), rows))
         folders = [Path(source.path) for source in sources.values() if isinstance(source, FolderSource)]
         ordered = sorted(named, key=lambda table: table.repository)
         tables = {table.repository: _wanted_table(table, folders, recipe) for table in ordered}
@@ -152,9 +152,9 @@ def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
     return FolderSource(kind="folder", path=folder)
 
 
-def tables_named(path: Path) -> set[Table]:
+def tables_named(path: Path) -> set[ExternalTable]:
     """The external tables that a blend's placeholder rows name; an unknown name is reported by the fill."""
-    found: set[Table] = set()
+    found: set[ExternalTable] = set()
     decoder = msgspec.json.Decoder(_PlaceholderRow)
     for block in blocks_of(path):
         for line in block.read().split(b"\n"):
@@ -169,7 +169,7 @@ def tables_named(path: Path) -> set[Table]:
     return found
 
 
-def _wanted_table(table: Table, folders: list[Path], recipe: Recipe) -> Wanted:
+def _wanted_table(table: ExternalTable, folders: list[Path], recipe: Recipe) -> Wanted:
     target = str(Path("tables", table.local_path))
     for folder in folders:
         if (folder / target).exists():

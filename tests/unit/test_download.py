@@ -119,7 +119,7 @@ def test_the_hubs_own_client_finds_what_was_fetched_in_its_cache(served, fetched
         path = huggingface_hub.hf_hub_download("org/data", name, repo_type="dataset", local_files_only=True)
         assert Path(path).read_bytes() == content
     scanned = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
-    assert not scanned.warnings and {it.repo_id for it in scanned.repos} == {"org/data"}
+    assert not scanned.warnings and {repository.repo_id for repository in scanned.repos} == {"org/data"}
 
 
 def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_several_files(
