@@ -25,7 +25,7 @@ from scripts.data.blocks import Block, blocks_of
 from scripts.data.parallel import default_workers, in_order
 from scripts.data.rows import RowError, decode_row
 from scripts.errors import UserError, run_program
-from scripts.recipe.models import PretrainedModel, ScratchModel
+from scripts.recipe.model import PretrainedModel, RandomModel
 
 SAMPLE = 2000
 PERCENTILES = (50, 90, 99)
@@ -49,12 +49,12 @@ class Lengths:
         return {**named, "longest_seen": longest, "rows_counted": len(self.tokens), "too_long": len(self.too_long)}
 
 
-def tokenizer_at_hand(model: PretrainedModel | ScratchModel) -> str | None:
-    """The tokenizer.json of a model in a folder or in this machine's cache of the hub; None where there is none.
+def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
+    """The tokenizer.json of a model in a folder or in the hub's cache of this machine; None where there is none.
 
     A model from scratch has `BYTES`.
     """
-    if isinstance(model, ScratchModel):
+    if isinstance(model, RandomModel):
         return BYTES
     if model.name.startswith("/"):
         path = Path(model.name, "tokenizer.json")

@@ -22,7 +22,7 @@ from scripts.data.parallel import in_order
 from scripts.data.rows import parse_row
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, replace_directory, write_json
-from scripts.recipe.models import IMAGE_FILES, MMPR_HOLDOUT
+from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
 
 META = "meta/meta_public.json"
 SEED = 42

@@ -18,7 +18,7 @@ from scripts.data.archives import extract_folder, files_below
 from scripts.data.index import add_arguments, rows_to_read, start_blend, write_index
 from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, sha256_file, write_text
-from scripts.recipe.models import IMAGE_FILES
+from scripts.recipe.blend import IMAGE_FILES
 
 TABLE = "mmpr_tiny.parquet"
 IMAGES = "MMPR-Tiny/images"

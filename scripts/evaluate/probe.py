@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from transformers import logging as transformers_logging
 
+from scripts.backends.trl.settings import GrpoConfig, GrpoSettings
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import Rollout, rollouts
 from scripts.files import write_json
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
 from scripts.recipe.load import check_stage_name, load_recipe
-from scripts.recipe.models import GrpoStage
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
@@ -33,7 +33,7 @@ def try_rollouts(
     model: Any,
     processor: Any,
     samples: dict[str, list[Sampled]],
-    config: dict[str, Any],
+    config: GrpoConfig,
     probe: Probe,
     panel: Panel | None,
 ) -> Findings:
@@ -41,13 +41,13 @@ def try_rollouts(
 
     Equal arguments give equal rollouts. The model samples them itself, also where vLLM does in the stage.
     """
-    generation = {key: value for key, value in config["policy"]["generation"].items() if key != "backend"}
+    generation = config.policy.generation.model_dump(exclude={"backend"})
     rows = _share_out(rewardable(samples, panel), probe.prompts)
     if not rows:
         raise UserError("none of the rows can be rewarded without a judge; let probe.ask_judges be true")
     started = time.monotonic()
     repeated = [row for _, row in rows for _ in range(probe.generations)]
-    sampled = rollouts(model, processor, repeated, **generation, seed=config["seed"])
+    sampled = rollouts(model, processor, repeated, **generation, seed=config.seed)
     ended = time.monotonic()
     groups = [sampled[start : start + probe.generations] for start in range(0, len(sampled), probe.generations)]
     asked = [(row, [rollout.text for rollout in group]) for (_, row), group in zip(rows, groups, strict=True)]
@@ -120,14 +120,14 @@ def main() -> None:
     recipe = load_recipe(arguments.recipe)
     check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
     stage, config = recipe.stages[arguments.stage], read_config(arguments.config)
-    if not isinstance(stage, GrpoStage):
+    if not isinstance(stage, GrpoSettings):
         raise UserError(f"{arguments.stage}: no stage of GRPO that backend trl trains, so it has no rollouts to try")
-    register(own_environments(recipe, arguments.stage), config.get("environments"))
+    register(own_environments(recipe, arguments.stage), config.environments)
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     if arguments.parent_export is None:
-        processor = make_processor(config)
-        model = make_model(config, processor)
+        processor = make_processor(config.model)
+        model = make_model(config.model, processor, config.max_length, config.seed)
     else:
         directory = arguments.parent_export.with_name("model")
         model, processor = load_model(directory), load_processor(directory)

@@ -23,8 +23,8 @@ from scripts.evaluate.results import (
 from scripts.files import read_json, sha256_file, write_json
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
+from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Evaluation
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import Panel
 from scripts.rewards.registry import check_row, register, scores
@@ -103,8 +103,9 @@ def main() -> None:
         table = beside_parent(after, pq.read_table(arguments.parent_rollouts))
     else:
         config = read_config(arguments.config)
-        processor = make_processor(config)
-        table = beside_fresh_model(after, answers(make_model(config, processor), processor))
+        processor = make_processor(config.model)
+        model = make_model(config.model, processor, config.max_length, config.seed)
+        table = beside_fresh_model(after, answers(model, processor))
     write_rollouts(table, arguments.rollouts)
     record = evaluation_record(read_json(arguments.export), table, decoding)
     write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})

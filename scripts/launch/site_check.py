@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from scripts.errors import UserError
 from scripts.launch.slurm import ask
-from scripts.recipe.models import Resources, nearest
 from scripts.recipe.site import Slurm
+from scripts.recipe.stage import Resources
+from scripts.recipe.strict import nearest
 
 FORMAT = "%P|%a|%l|%D|%G|%f"
 GPUS = re.compile(r"gpu(?::[^:,(]+)*:(\d+)")

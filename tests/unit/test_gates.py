@@ -21,8 +21,8 @@ from scripts.evaluate.results import (
     write_rollouts,
 )
 from scripts.files import read_json, write_json
+from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Criterion
 from scripts.stage.live import live_page
 from scripts.stage.metrics import write_metrics
 from scripts.stage.step_criteria import judge_steps, refuse_divergence
