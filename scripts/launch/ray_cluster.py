@@ -162,8 +162,8 @@ def _step_failure(job: Job, logs: Path) -> str:
         _, node, how = min(ended)
         return f"{node}: {how}; see {_log_of(node, logs)}"
     lines = (logs / "step.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    said = "; ".join(line.removeprefix("srun: error: ") for line in lines if "error: " in line)
-    return f"Ray's job step over {', '.join(job.nodes)} ended: {said[:300] or 'no reason given'}; see {logs}"
+    errors = "; ".join(line.removeprefix("srun: error: ") for line in lines if "error: " in line)
+    return f"Ray's job step over {', '.join(job.nodes)} ended: {errors[:300] or 'no reason given'}; see {logs}"
 
 
 def _check_nodes(step: subprocess.Popen, nodes: dict[str, dict[str, Any]], job: Job, logs: Path) -> None:

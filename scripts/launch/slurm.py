@@ -147,9 +147,9 @@ def ask(*command: str) -> str:
     except subprocess.TimeoutExpired:
         raise SlurmUnreachableError(f"{' '.join(command)}: no answer within a minute") from None
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        kind = SlurmUnreachableError if any(word in said for word in NO_CONTROLLER) else UserError
-        raise kind(f"{' '.join(command)}: {said}")
+        message = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        kind = SlurmUnreachableError if any(words in message for words in NO_CONTROLLER) else UserError
+        raise kind(f"{' '.join(command)}: {message}")
     return done.stdout
 
 
