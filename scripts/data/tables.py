@@ -75,25 +75,24 @@ class ExternalTables:
         try:
             with FileLock(f"{path}.lock", timeout):
                 if not path.exists():
-                    _write(self._checked_files(repository, split), path)
+                    _write(self._parquet_files(repository, split), path)
         except Timeout:
             return False
         return True
 
-    def _checked_files(self, repository: str, split: str) -> list[Path]:
-        files = self._parquet_files(repository, split)
+    def _parquet_files(self, repository: str, split: str) -> list[Path]:
+        """The table's files, each with its recorded hash."""
+        folder = self.directory / repository
+        for pattern in (f"data/{split}-*", "data/*", f"{split}/*", f"default/{split}/*"):
+            if files := sorted(folder.glob(f"{pattern}.parquet")):
+                break
+        else:
+            raise UserError(f"{folder}: no parquet file of {repository}; fetch the table into data/ there")
         for file in files:
             expected = self.hashes.get(str(file.relative_to(self.directory.parent)))
             if expected not in (None, xxh3_file(file)):
                 raise UserError(differs_from_record(file))
         return files
-
-    def _parquet_files(self, repository: str, split: str) -> list[Path]:
-        folder = self.directory / repository
-        for pattern in (f"data/{split}-*", "data/*", f"{split}/*", f"default/{split}/*"):
-            if paths := sorted(folder.glob(f"{pattern}.parquet")):
-                return paths
-        raise UserError(f"{folder}: no parquet file of {repository}; fetch the table into data/ there")
 
 
 class _UnpackedTable:

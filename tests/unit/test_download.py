@@ -351,7 +351,7 @@ def test_a_throttling_hub_is_left_alone_for_as_long_as_it_asks(header, served, f
         (Fault(keep=0, lies=True), "given up after several attempts: ended after 0 of 300000 bytes"),
     ],
 )
-def test_patience_ends_after_eight_attempts_that_brought_nothing(fault, why, served, fetched, tmp_path):
+def test_retries_end_after_eight_attempts_that_brought_nothing(fault, why, served, fetched, tmp_path):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.faults["GET storage"] = [fault] * 50
     message = refusal(fetched)
