@@ -67,8 +67,7 @@ class Fetcher:
         located = self.map(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
         folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
         _check_space(located, list(folders.values()), self.directory)
-        self.map(lambda pair: self._place_from_hub(*pair), list(zip(from_hub, located, strict=True)))
-        self.map(lambda pair: self._place_from_folder(*pair), list(folders.items()))
+        self.map(lambda pair: self._place(*pair), [*zip(from_hub, located, strict=True), *folders.items()])
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """What the record says of a source that was fetched from."""
@@ -89,19 +88,13 @@ class Fetcher:
                 raise
         return [future.result() for future in futures]
 
-    def _place_from_hub(self, item: Wanted, file: HubFile) -> None:
-        self.described[item.target] = self._hub.fetch(file)
-        self._link(file.pointer, item.target)
-
-    def _place_from_folder(self, item: Wanted, path: Path) -> None:
-        self._link(path, item.target)
-        self.described[item.target] = describe_file(self.directory / item.target)
-
-    def _link(self, path: Path, target: str) -> None:
-        placed = self.directory / target
+    def _place(self, item: Wanted, file: HubFile | Path) -> None:
+        described = self._hub.fetch(file) if isinstance(file, HubFile) else None
+        placed = self.directory / item.target
         placed.parent.mkdir(parents=True, exist_ok=True)
         with explain_write_errors(placed):
-            link_or_copy(path, placed)
+            link_or_copy(file.pointer if isinstance(file, HubFile) else file, placed)
+        self.described[item.target] = described or describe_file(placed)
 
 
 def fetch_source(recipe: Recipe, directory: Path) -> None:

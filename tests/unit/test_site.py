@@ -1,7 +1,6 @@
 """A site's file: what it may say, what jobs ask for by it, and what of it a cluster refuses."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
