@@ -41,6 +41,7 @@ $(INSTALLED): $(REQUIREMENTS)
 	@echo "Installing pinned requirements into $(VENV) (once, some minutes)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=--requirement %)
+	@ln -s ../../scripts/commands/stagecoach.sh $(VENV)/bin/stagecoach
 	@touch $@
 
 gym: $(GYM)/installed

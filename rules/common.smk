@@ -21,16 +21,17 @@ from scripts.snakemake.orphans import find_orphans, hand_on, handed_on
 from scripts.launch.site_check import check_site
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.images import load_images
-from scripts.recipe.load import load_recipe, load_site, parse_config, scored_stage
-from scripts.recipe.resolve import own_environments, resolve_stage, sync_configs
+from scripts.recipe.load import load_recipe, load_site, parse_config
+from scripts.recipe.resolve import own_environments, sync_configs
 from scripts.snakemake.controller_lock import remove_dead_lock
 from scripts.snakemake.ancient import correct_ancient
 from scripts.snakemake.retry import decide_retries
-from scripts.plan import check_budget
+from scripts.commands.plan import check_budget
 from scripts.snakemake.retries import AttemptCounter
-from scripts.backends.protocol import check_nodes
+from scripts.backends.protocol import backend_of
 from scripts.stage.estimate import estimate
-from scripts.stage.memo import is_trained, steps_left
+from scripts.stage.stage import Stage
+from scripts.stage.state import is_trained, steps_left
 
 IMAGES_FILE = "config/images.yaml"
 
@@ -128,18 +129,17 @@ def check_of(wildcards):
 
 def site_of_nemo_rl(wildcards):
     """The preflight's option for the site, which matters where NeMo-RL trains."""
-    return ["--site", CONFIG.site] if RECIPE.stages[wildcards.stage].backend == "nemo_rl" else []
+    return ["--site", CONFIG.site] if RECIPE.stages[wildcards.stage].is_converted else []
 
 
 def python_of(wildcards):
     """The Python that trains a stage."""
-    stage = RECIPE.stages[wildcards.stage]
-    return SITE.vllm_python if stage.samples_by_vllm and SITE.vllm_python else "python"
+    return RECIPE.stages[wildcards.stage].python_on(SITE)
 
 
 def has_probe(stage):
     """Whether the reward of a stage can be tried on rollouts here."""
-    return RECIPE.stages[stage].backend == "trl" and RECIPE.stages[stage].algorithm == "grpo"
+    return hasattr(RECIPE.stages[stage], "probe")
 
 
 def probe_before_training(wildcards):
@@ -154,7 +154,7 @@ def criteria_of(wildcards):
 
 def is_memo(wildcards):
     """Whether training would only publish again what is already trained, which takes moments on one node."""
-    return is_trained(RECIPE, Path(RESULTS), wildcards.stage)
+    return is_trained(Stage(RECIPE, Path(RESULTS), wildcards.stage))
 
 
 def resources_of(stage):
@@ -181,7 +181,8 @@ def check_before_submitting():
     if SITE.slurm is not None:
         try:
             for stage in STAGES:
-                check_nodes(stage, resolve_stage(RECIPE, stage), resources_of(stage).nodes)
+                config = Stage(RECIPE, Path(RESULTS), stage).config
+                backend_of(config.backend).check_nodes(stage, config, resources_of(stage).nodes)
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
             check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train())
         except UserError as error:
@@ -191,7 +192,7 @@ def check_before_submitting():
 def allocations_of(wildcards):
     """How many allocations a stage is expected to need; shown by a dry run."""
     stage = wildcards.stage
-    left = steps_left(RECIPE, Path(RESULTS), stage)
+    left = steps_left(Stage(RECIPE, Path(RESULTS), stage))
     return max(1, estimate(SITE, resources_of(stage), Path(RESULTS, stage), left).allocations)
 
 
@@ -256,7 +257,7 @@ def of_scoring(name):
     """A resource function: what the scoring of a stage that NeMo-RL trains asks for under this name."""
 
     def value(wildcards):
-        scored = scored_stage(RECIPE, wildcards.stage)
+        scored = RECIPE.evaluation.stage_while_scoring(RECIPE, wildcards.stage)
         return training_resources(SITE, SITE.resources_of(wildcards.stage, scored)).get(name, "")
 
     return value

@@ -16,15 +16,16 @@ rule preflight:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    resources:
+        results=RESULTS,
     params:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
         site=site_of_nemo_rl,
         python=python_of,
     shell:
-        "python -m scripts.train.preflight --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --config {input.config:q} --manifest {input.manifest:q} --run {params.run:q} --parent-gate {input.gate:q}"
-        " --parent-record {input.parent:q} {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.train.preflight --recipe {params.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
 
 
 # Training waits for it where the stage's probe.rollouts says so; otherwise it is made when somebody asks for the file.
@@ -84,6 +85,7 @@ rule train:
         publishes_only=publishes_only,
         waits_for=waits_for,
         site=CONFIG.site,
+        results=RESULTS,
         python=python_of,
         allocations=allocations_of,
     params:
@@ -91,9 +93,8 @@ rule train:
         run=f"{RESULTS}/{{stage}}/run",
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
     shell:
-        "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
-        " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
-        " --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
+        "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
         " --publish-only {resources.publishes_only} --after-job {resources.waits_for}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
@@ -115,15 +116,16 @@ if RECIPE.release:
         resources:
             **one_node_resources(SITE),
             site=CONFIG.site,
+            results=RESULTS,
         params:
             recipe=CONFIG.recipe,
             ckpt=subpath(input[0], parent=True),
             converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",
             as_it_is=export_as_it_is,
         shell:
-            "python -m scripts.backends.nemo_rl.export --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-            " --site {resources.site:q} --ckpt {params.ckpt:q} --hf {output.hf:q} --log {params.converter_log:q}"
-            " {params.as_it_is} 2> {log:q}"
+            "python -m scripts.train.export --recipe {params.recipe:q} --results {resources.results:q}"
+            " --stage {wildcards.stage:q} --site {resources.site:q} --log {params.converter_log:q} {params.as_it_is}"
+            " 2> {log:q}"
 
 else:
 
@@ -142,10 +144,13 @@ else:
             "../envs/controller.yaml"
         resources:
             **LIGHT,
+            recipe=CONFIG.recipe,
+            results=RESULTS,
         params:
             ckpt=subpath(input[0], parent=True),
         shell:
-            "python -m scripts.train.export --ckpt {params.ckpt:q} --hf {output.hf:q} 2> {log:q}"
+            "python -m scripts.train.export --recipe {resources.recipe:q} --results {resources.results:q}"
+            " --stage {wildcards.stage:q} 2> {log:q}"
 
 
 rule metrics:

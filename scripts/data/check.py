@@ -22,7 +22,7 @@ from scripts.data.parallel import default_workers, in_order
 from scripts.data.rows import RowError, decode_row, decode_rows, key_of
 from scripts.errors import UserError, run_program, shortened
 from scripts.files import write_json
-from scripts.recipe.models import nearest
+from scripts.recipe.strict import nearest
 
 Kind = Literal["prompts", "demonstrations", "preferences"]
 SHOWN = 50

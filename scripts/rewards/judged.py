@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Role
-from scripts.recipe.models import Environment
 from scripts.rewards import equivalence, genrm_compare, rubrics, safety
 from scripts.rewards.judge import Panel
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jsonschema.validators import validator_for
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.judge import conversation, last_question
 from scripts.rewards.workplace import run
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Role
-from scripts.recipe.models import Environment
 from scripts.rewards import (
     calendar,
     code_gen,

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from scripts.launch.jobs import stage_jobs
-from scripts.launch.slurm import GONE, ask
+from scripts.launch.slurm import ENDED_STATES, ask
 
 VARIABLE = "STAGECOACH_ORPHANS"
 
@@ -14,11 +14,11 @@ def find_orphans(results: Path) -> dict[str, str]:
 
     UserError when Slurm does not say so: submitting a second job without knowing could waste its nodes.
     """
-    known = {record.id: record.stage for _, record in stage_jobs(results) if record.state not in GONE}
+    known = {record.id: record.stage for _, record in stage_jobs(results) if record.state not in ENDED_STATES}
     if not known:
         return {}
     lines = ask("squeue", "--me", "--noheader", "--format=%i|%T").splitlines()
-    alive = {job for job, state in (line.split("|") for line in lines) if state not in GONE}
+    alive = {job for job, state in (line.split("|") for line in lines) if state not in ENDED_STATES}
     return {stage: job for job, stage in known.items() if job in alive and stage}
 
 

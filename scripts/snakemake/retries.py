@@ -4,11 +4,11 @@ from collections import Counter
 from pathlib import Path
 
 from scripts.launch.jobs import newest_job
-from scripts.stage.attempts import attempts_of, vain_attempts
+from scripts.launch.slurm import SLURMS_FAULT
+from scripts.stage.attempts import attempts_of, without_progress
 from scripts.stage.rundir import checkpoints
 
 CUT_OFF = {"unfinished", "exhausted", "killed", "lost", "waited"}
-SLURMS_FAULT = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
 
 
 def why_not_again(run: Path, call: int, before: int, slurm_state: str | None, log: str) -> str | None:
@@ -23,8 +23,8 @@ def why_not_again(run: Path, call: int, before: int, slurm_state: str | None, lo
     last = attempts[-1]["outcome"] if len(attempts) > before else None
     if slurm_state in SLURMS_FAULT or last in CUT_OFF:
         found = checkpoints(run)
-        vain = vain_attempts(run, call, found[-1].step if found else 0)
-        return f"{vain}; see {log}" if vain else None
+        stuck = without_progress(run, call, found[-1].step if found else 0)
+        return f"{stuck}; see {log}" if stuck else None
     return f"it failed for a reason of its own; see {log}"
 
 

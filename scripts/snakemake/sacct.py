@@ -10,20 +10,12 @@ import argparse
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.launch.jobs import (
-    FORMAT,
-    JobRecord,
-    heard_again,
-    parse_squeue,
-    read_call,
-    stage_jobs,
-    with_state,
-    write_call,
-)
-from scripts.launch.slurm import GONE, ask, real_program
+from scripts.launch.jobs import FORMAT, JobRecord, parse_squeue, read_call, stage_jobs, write_call
+from scripts.launch.slurm import ENDED_STATES, ask, real_program
 
 UNCERTAIN = {"NODE_FAIL", "PREEMPTED"}
 GONE_FROM_QUEUE = "UNKNOWN"
@@ -45,11 +37,8 @@ def states_of(call: str, results: str) -> dict[str, str]:
         return {}
     for job_id in known.keys() - seen.keys():
         state = known[job_id].state
-        seen[job_id] = with_state(known[job_id], state if state in GONE else accounted_state(job_id))
-    if seen != known:
-        write_call(call, seen)
-    else:
-        heard_again(call)
+        seen[job_id] = replace(known[job_id], state=state if state in ENDED_STATES else accounted_state(job_id))
+    write_call(call, seen)
     return {job_id: told(record, known.get(job_id)) for job_id, record in seen.items()}
 
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from statistics import fmean, median, pvariance
 from typing import Any, NamedTuple
 
+from scripts.backends.trl.settings import GrpoSettings
 from scripts.data.rows import environment_of, key_of, read_rows
 from scripts.errors import UserError, shortened
-from scripts.recipe.models import GrpoStage
 from scripts.recipe.probe import Probe
+from scripts.recipe.stage import TrainingConfig
 from scripts.rewards.judge import JudgeUnavailable, Panel
 from scripts.rewards.made import Made, answers_of, made_responses
 from scripts.rewards.registry import VERIFIERS, check_row, judged_by, reward_groups
@@ -64,7 +65,7 @@ class Findings:
             raise UserError(f"stage {stage}: its reward cannot be trained on:\n  " + "\n  ".join(stops))
 
 
-def panel_of(stage: GrpoStage) -> Panel | None:
+def panel_of(stage: GrpoSettings) -> Panel | None:
     """The judges that a stage's probe asks."""
     return Panel(stage.judges, stage.judge_servers) if stage.judges and stage.probe.ask_judges else None
 
@@ -277,9 +278,9 @@ def spread(groups: list[list[float]]) -> dict[str, Any]:
     }
 
 
-def longest_response(config: dict[str, Any]) -> int:
+def longest_response(config: TrainingConfig) -> int:
     """About how many characters the stage's policy may answer."""
-    return BYTES_PER_TOKEN * config["policy"]["generation"]["max_new_tokens"]
+    return BYTES_PER_TOKEN * config.policy.generation.max_new_tokens
 
 
 class TooSlow(BaseException):

@@ -13,8 +13,8 @@ import pytest
 from scripts.data.contract import Row, contract_of, problem_of
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
+from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Environment
 from scripts.rewards.made import answers_of
 from tests.conftest import ROOT
 from tests.gym.verify import PYTHON, gym_verify, needs_gym

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.data.contract import CONTRACTS, FORMS, Demonstration, Row, contract_of, form_of, problem_of
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from tests.conftest import ROOT
 
 GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"

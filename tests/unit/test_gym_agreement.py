@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards import math
 from scripts.rewards.made import answers_of, made_responses
 from scripts.rewards.registry import VERIFIERS, check_row

@@ -11,13 +11,13 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from scripts.backends.trl.settings import GrpoSettings
 from scripts.data.contract import contract_of, problem_of
 from scripts.data.contract.judged import Policy
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.recipe.judges import PLACEHOLDER, PLACEHOLDERS, Judges, JudgeServer
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import GrpoStage
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards import judge as judge_module
 from scripts.rewards import math, safety
@@ -254,7 +254,7 @@ def test_a_recipe_that_names_judges_wrongly_is_refused(judges, servers, why):
         "judge_servers": servers,
     }
     with pytest.raises(ValidationError, match=re.escape(why)):
-        TypeAdapter(GrpoStage).validate_python(stage)
+        TypeAdapter(GrpoSettings).validate_python(stage)
 
 
 def test_another_judge_is_another_stage_and_another_address_is_not(tmp_path):

@@ -26,7 +26,7 @@ CODE = {"commit": "c" * 40, "dirty": False, "scripts": "5" * 64}
 
 
 def lineage(*arguments) -> subprocess.CompletedProcess:
-    return run("scripts.lineage", *arguments)
+    return run("scripts.commands", "lineage", *arguments)
 
 
 # --- what the record tells ---

@@ -120,7 +120,7 @@ def test_a_forced_stage_that_is_already_trained_is_published_again_in_a_moment(c
 
 def test_a_lineage_is_whole_and_another_commit_makes_no_stage_stale(copied):
     target = "results/short/rlhf/ckpt"
-    assert "files are as recorded" in copied.run("python", "-m", "scripts.lineage", target).stdout
+    assert "files are as recorded" in copied.run("python", "-m", "scripts.commands", "lineage", target).stdout
     before = {path: path.read_bytes() for path in copied.results.glob("*/*/record.json")}
     script = copied.root / "scripts/errors.py"
     script.write_text(script.read_text() + "# another commit\n")

@@ -5,17 +5,17 @@ import re
 import shutil
 from pathlib import Path
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import amount
 from scripts.stage.owner import describe, is_alive, read_owner
-from scripts.stage.standing import tree_bytes
+from scripts.stage.state import tree_bytes
 
 
 def discard(path: Path) -> int:
     """Remove one set-aside run directory; its size in bytes. UserError for anything that is not one."""
     if not re.fullmatch(r"run\.[0-9a-f]{16}", path.name) or not (path / "identity.json").is_file():
         raise UserError(
-            f"{path}: not a run directory that was set aside (run.<identity>); python -m scripts.status lists them"
+            f"{path}: not a run directory that was set aside (run.<identity>); stagecoach status lists them"
         )
     owner = path.with_name("owner.json")
     if is_alive(owner):
@@ -27,13 +27,7 @@ def discard(path: Path) -> int:
     return size
 
 
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.discard", description=__doc__)
-    parser.add_argument("paths", type=Path, nargs="+", help="run.<identity> directories")
-    for path in parser.parse_args().paths:
+def run(arguments: argparse.Namespace) -> None:
+    """Remove what was named."""
+    for path in arguments.paths:
         print(f"{path}: removed, {amount(discard(path))}")
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -15,7 +15,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 from scripts.card import model_card
 from scripts.data.hub_errors import TOKEN, brief, status_of
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.lineage.chain import Link, export_of, read_chain
 from scripts.lineage.verify import verify_export
 from scripts.model.hugging_face import check_model
@@ -28,10 +28,10 @@ def verified_link(hf: Path) -> Link:
     """The stage of an export whose every file is as recorded and that is a whole model; else UserError."""
     link = read_chain(hf).last
     if export_of(link) is None:
-        raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.directory}/hf")
+        raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.paths.directory}/hf")
     if found := verify_export(link).problems:
         raise UserError("\n".join([f"{hf}: not pushed, it is not as its record says:", *found]))
-    check_model(link.directory / "hf/model")
+    check_model(link.paths.export)
     return link
 
 
@@ -39,7 +39,7 @@ def push(link: Link, repository: str, card: str, is_public: bool = False, branch
     """Push a verified stage's export and its card; the page of the new commit."""
     if not get_token():
         raise UserError("no token: export HF_TOKEN with one that may write, or run hf auth login")
-    exported, model = export_of(link), link.directory / "hf/model"
+    exported, model = export_of(link), link.paths.export
     files = [CommitOperationAdd(name, str(model / name)) for name in exported["files"]]
     operations = [*files, CommitOperationAdd(CARD, card.encode())]
     message = f"{link.name}, step {link.record['step']}, identity {link.record['identity']}, {exported['content']}"
@@ -62,24 +62,12 @@ def _explain(error: Exception) -> str:
     return f"{brief(cause)}; run it again: files that came are not sent twice"
 
 
-def main() -> None:
-    """Command line of the push."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.push", description=__doc__.split("\n")[0])
-    parser.add_argument("export", type=Path, help="such as results/tiny/rlhf/hf")
-    parser.add_argument("--repository", required=True, help="organisation/name on the hub")
-    parser.add_argument("--card", type=Path, help="the model card; none: the one that scripts.card makes")
-    parser.add_argument("--license", help="for the card that is made: the hub's name of it, such as apache-2.0")
-    parser.add_argument("--branch", help="of the repository; none: main")
-    parser.add_argument("--public", action="store_true", help="a repository that is made anew is public")
-    arguments = parser.parse_args()
+def run(arguments: argparse.Namespace) -> None:
+    """Verify, then push; print the page of the new commit."""
     if not os.isatty(2):
         disable_progress_bars()
     if arguments.card and arguments.license:
-        parser.error("--license is for the card that is made; write it into the card that --card names")
+        raise UserError("--license is for the card that is made; write it into the card that --card names")
     link, card = verified_link(arguments.export), arguments.card
     text = card.read_text(encoding="utf-8") if card else str(model_card(arguments.export, arguments.license))
     print(push(link, arguments.repository, text, arguments.public, arguments.branch))
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -6,10 +6,8 @@ Exit status 1: something on disk is missing or not as recorded; one line each on
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from scripts.errors import run_program
 from scripts.lineage.chain import Chain, read_chain
 from scripts.lineage.graph import write_graph
 from scripts.lineage.prov_document import write_prov
@@ -22,21 +20,16 @@ def chain_json(chain: Chain, found: Findings | None) -> dict[str, Any]:
     stages = []
     for link in chain.links.values():
         record = {key: value for key, value in link.record.items() if key not in ("files", "parents")}
-        parents = [{key: it[key] for key in ("stage", "identity", "content")} for it in link.record.get("parents", ())]
-        place = {"directory": str(link.directory), "on_disk": link.on_disk}
+        parents = [
+            {key: parent[key] for key in ("stage", "identity", "content")} for parent in link.record.get("parents", ())
+        ]
+        place = {"directory": str(link.paths.directory), "on_disk": link.on_disk}
         stages.append(record | {"content": link.content, "parents": parents, **place})
     return {"stages": stages, "problems": None if found is None else found.problems}
 
 
-def main() -> int:
-    """Command line of the lineage."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.lineage", description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoint", type=Path, help="such as results/tiny/rlhf/ckpt")
-    parser.add_argument("--no-verify", action="store_true", help="read the records alone, no other file")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the tree")
-    parser.add_argument("--graph", type=Path, help="write the graph: .svg, .dot (Graphviz) or .mmd (Mermaid)")
-    parser.add_argument("--prov", type=Path, help="write W3C PROV-JSON (needs envs/prov.txt)")
-    arguments = parser.parse_args()
+def run(arguments: argparse.Namespace) -> int:
+    """Print the chain, write what was asked for, and verify."""
     chain = read_chain(arguments.checkpoint)
     if not arguments.json:
         print(chain_text(chain), flush=True)
@@ -54,7 +47,3 @@ def main() -> int:
     if not found.problems and not arguments.json:
         print(f"{found.files} files are as recorded ({found.bytes / 1e6:.1f} MB read)")
     return 1 if found.problems else 0
-
-
-if __name__ == "__main__":
-    run_program(main)

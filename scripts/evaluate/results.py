@@ -1,11 +1,15 @@
-"""rollouts.parquet: a stage's response to every held-out row, beside that of the policy it started from."""
+"""What an evaluation leaves, whichever backend scored: every response in rollouts.parquet, the scores in eval.json."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from scripts.evaluate.bootstrap import Change, changes
 from scripts.files import open_atomically
 
 SCHEMA = pa.schema(
@@ -26,6 +30,7 @@ SCHEMA = pa.schema(
     ]
 )
 KEPT = ("response", "reward", "tokens", "cut")
+BEFORE, AFTER, FIRST = "reward_before", "reward_after", "reward_first"
 
 
 class Answer(NamedTuple):
@@ -46,7 +51,7 @@ class Answer(NamedTuple):
 
 def beside_fresh_model(answers: list[Answer], before: list[Answer]) -> pa.Table:
     """The table of a stage that starts from a fresh model, whose answers are `before`."""
-    return _table(answers, {(it.split, it.line): (it.prompt, _kept(it, "before")) for it in before})
+    return _table(answers, {(answer.split, answer.line): (answer.prompt, _kept(answer, "before")) for answer in before})
 
 
 def beside_parent(answers: list[Answer], parent: pa.Table | None) -> pa.Table:
@@ -79,3 +84,60 @@ def write_rollouts(table: pa.Table, path: Path) -> None:
     """Write the table atomically."""
     with open_atomically(path) as (file,):
         pq.write_table(table, file)
+
+
+def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict[str, Any]) -> dict[str, Any]:
+    """eval.json: scores before and after the stage, and how sure their change is; the mean weighs environments alike.
+
+    `export` is the stage's hf/record.json. A score before is None, and so is its change, where what the stage started
+    from was not scored on all rows of an environment; for the mean, where that is so of any environment.
+    """
+    rewards = rollouts.select(["environment", BEFORE, AFTER, FIRST]).to_pandas()
+    rows = dict(list(rewards.groupby("environment")))
+    before, after = ({name: _mean(part[column]) for name, part in rows.items()} for column in (BEFORE, AFTER))
+    from_parent, mean_from_parent = _changes(rows, BEFORE)
+    from_first, mean_from_first = _changes(rows, FIRST)
+    return {
+        **{key: export[key] for key in ("stage", "step", "content")},
+        "decoding": decoding,
+        "environments": {
+            name: {
+                "rows": len(part),
+                "before": before[name],
+                "after": after[name],
+                "change": from_parent[name],
+                "change_from_first": from_first[name],
+            }
+            for name, part in rows.items()
+        },
+        "mean": {
+            "before": _mean_of_means(before),
+            "after": _mean_of_means(after),
+            "change": mean_from_parent,
+            "change_from_first": mean_from_first,
+        },
+    }
+
+
+def format_mean(mean: dict[str, Any]) -> str:
+    """The mean of eval.json in words."""
+    before, change = mean["before"], mean["change"]
+    start = "not measured" if before is None else f"{before:.3f}"
+    interval = f" ({change['value']:+.3f}, 95 % {change['low']:+.3f} to {change['high']:+.3f})" if change else ""
+    return f"held-out mean {start} -> {mean['after']:.3f}{interval}"
+
+
+def _changes(rows: dict[str, pd.DataFrame], since: str) -> tuple[dict[str, Change | None], Change | None]:
+    differences = {name: (part[AFTER] - part[since]).to_numpy() for name, part in rows.items()}
+    known = {name: values for name, values in differences.items() if not np.isnan(values).any()}
+    found, mean = changes(known)
+    return dict.fromkeys(rows) | found, mean if len(known) == len(rows) else None
+
+
+def _mean(rewards: pd.Series) -> float | None:
+    return None if rewards.isna().any() else round(float(rewards.mean()), 6)
+
+
+def _mean_of_means(scores: dict[str, float | None]) -> float | None:
+    known = [score for score in scores.values() if score is not None]
+    return round(fmean(known), 6) if len(known) == len(scores) else None

@@ -1,7 +1,7 @@
-"""The rows of one block of a published blend: checked, cleaned, their placeholders resolved.
+"""The rows of one block of a published blend: checked, cleaned, their placeholders filled.
 
-What is not a row's own (a byte order mark, blank lines, carriage returns at line ends) is dropped; a row without a
-placeholder passes byte for byte.
+A byte order mark, blank lines and carriage returns at line ends are dropped; a row without a placeholder passes byte
+for byte.
 """
 
 import codecs
@@ -15,7 +15,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from scripts.data.blocks import Block
-from scripts.data.placeholders import Lookup, Unresolved, resolve
+from scripts.data.placeholders import Lookup, PlaceholderError, fill_placeholder
 from scripts.data.reasoning import control_line
 from scripts.data.rows import environment_of, parse_row
 from scripts.data.tables import ExternalTables
@@ -29,7 +29,7 @@ BOM = codecs.BOM_UTF8
 
 
 class _BadRow(Exception):
-    """What is wrong with a row; the caller adds its place."""
+    """What is wrong with a row; the caller adds file and line."""
 
 
 class _Agent(msgspec.Struct):
@@ -40,8 +40,8 @@ class _Params(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-class _Seen(msgspec.Struct):
-    """What filling looks at in a row; all else is skipped, but must be JSON."""
+class _RowFields(msgspec.Struct):
+    """The fields of a row that filling reads; all others are skipped, but must be JSON."""
 
     agent_ref: _Agent | None = None
     responses_create_params: _Params = msgspec.field(default_factory=_Params)
@@ -51,21 +51,21 @@ class _Seen(msgspec.Struct):
     placeholder: msgspec.Raw = msgspec.field(name="_hf_placeholder", default=msgspec.Raw())
 
     @property
-    def asked(self) -> msgspec.Raw:
-        """The prompt as it is written, whatever kind of row it is."""
+    def any_prompt(self) -> msgspec.Raw:
+        """The prompt as the row writes it, in whichever field its kind has it."""
         return self.responses_create_params.input or self.messages or self.prompt or self.context
 
 
-_SEEN = msgspec.json.Decoder(_Seen)
-BAD = (_BadRow, Unresolved, msgspec.MsgspecError, ValueError, RecursionError)
+_FIELDS = msgspec.json.Decoder(_RowFields)
+BAD = (_BadRow, PlaceholderError, msgspec.MsgspecError, ValueError, RecursionError)
 
 
 @dataclass
-class ResolvedBlock:
-    """What became of a block.
+class FilledBlock:
+    """A block's rows after filling.
 
-    `changes` are the places that differ from the source: start, end, what stands there instead. The hashes are 64 bits
-    a row, in order. `problems` are the messages on the first bad rows of `bad_rows`.
+    `changes` are the differences from the source: start, end, the bytes instead. The hashes are 64 bits a row, in
+    order. `problems` are the messages on the first of the `bad_rows`.
     """
 
     block: Block
@@ -80,24 +80,24 @@ class ResolvedBlock:
     problems: list[str] = field(default_factory=list)
 
     def pieces(self, data: bytes) -> list[bytes | memoryview]:
-        """The block's bytes with its changes, not joined: that much fresh memory costs more than all else here."""
+        """The block's bytes with its changes; to join them would cost more than all the rest."""
         pieces: list[bytes | memoryview] = []
-        at, view = 0, memoryview(data)
+        copied, view = 0, memoryview(data)
         for start, end, instead in self.changes:
-            pieces += (view[at:start], instead)
-            at = end
-        return [*pieces, view[at:]]
+            pieces += (view[copied:start], instead)
+            copied = end
+        return [*pieces, view[copied:]]
 
 
-def resolve_block(
+def fill_block(
     block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: "Reasoning | None" = None, seed: int = 0
-) -> ResolvedBlock:
+) -> FilledBlock:
     """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it.
 
     Demonstrations lose some of their reasoning where `reasoning` is given (scripts.data.reasoning).
     """
     data = block.read()
-    result = ResolvedBlock(block)
+    result = FilledBlock(block)
     names: list[str] = []
     has_returns = b"\r" in data
     start, number = 0, 0
@@ -109,18 +109,18 @@ def resolve_block(
         try:
             if has_returns or start == 0:
                 line = _cleaned(line, block.start == start == 0, result)
-            seen = _SEEN.decode(line)
+            fields = _FIELDS.decode(line)
             if not line.isascii():
                 line.decode()
             if is_rewarded:
-                if seen.agent_ref is None:
+                if fields.agent_ref is None:
                     raise _BadRow("no agent_ref.name; every row names the environment that rewards it")
-                names.append(seen.agent_ref.name)
-            instead, asked = line, seen.asked
-            if seen.placeholder:
-                instead, asked = _resolve(line, tables.lookup, result)
+                names.append(fields.agent_ref.name)
+            instead, prompt = line, fields.any_prompt
+            if fields.placeholder:
+                instead, prompt = _fill(line, tables.lookup, result)
             result.row_hashes.append(xxh3_64_intdigest(instead))
-            result.prompt_hashes.append(xxh3_64_intdigest(asked))
+            result.prompt_hashes.append(xxh3_64_intdigest(prompt))
             if reasoning is not None:
                 instead = control_line(instead, reasoning, seed)
         except BAD as error:
@@ -138,8 +138,8 @@ def resolve_block(
     return result
 
 
-def _cleaned(line: bytes, is_first: bool, result: ResolvedBlock) -> bytes:
-    """The line without what is not its own."""
+def _cleaned(line: bytes, is_first: bool, result: FilledBlock) -> bytes:
+    """The line without byte order mark and carriage returns at its end."""
     if is_first and line.startswith(BOM):
         line = line[len(BOM) :]
         result.cleaned["byte order marks"] += 1
@@ -151,23 +151,23 @@ def _cleaned(line: bytes, is_first: bool, result: ResolvedBlock) -> bytes:
     return line
 
 
-def _resolve(line: bytes, lookup: Lookup, result: ResolvedBlock) -> tuple[bytes, bytes]:
-    """The row with its placeholder resolved, and its prompt."""
-    row = resolve(msgspec.json.decode(line), lookup)
+def _fill(line: bytes, lookup: Lookup, result: FilledBlock) -> tuple[bytes, bytes]:
+    """The row with its placeholder filled, and its prompt."""
+    row = fill_placeholder(msgspec.json.decode(line), lookup)
     result.placeholders[row["dataset"]] += 1
     return msgspec.json.encode(row), msgspec.json.encode(row["responses_create_params"]["input"])
 
 
-def _refuse(result: ResolvedBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
+def _refuse(result: FilledBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
     result.bad_rows += 1
     if len(result.problems) < SHOWN:
-        place = result.block.lines_before() + number
-        result.problems.append(_problem(line, result.block.path, place, is_rewarded, error))
+        number += result.block.lines_before()
+        result.problems.append(_problem(line, result.block.path, number, is_rewarded, error))
 
 
 def _problem(line: bytes, path: Path, number: int, is_rewarded: bool, error: Exception) -> str:
-    """What is wrong with a row, in the words of the strict reader where it finds it too."""
-    if isinstance(error, Unresolved):
+    """What is wrong with a row; where the strict reader of scripts.data.rows refuses it too, its message."""
+    if isinstance(error, PlaceholderError):
         return f"{path}:{number}: cannot resolve the placeholder: {error}"
     if not isinstance(error, _BadRow):
         try:
