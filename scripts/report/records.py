@@ -11,7 +11,7 @@ from scripts.drawing.chart import interval
 from scripts.drawing.curves import short_name
 from scripts.errors import UserError
 from scripts.files import read_json
-from scripts.recipe.resolve import read_config
+from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
 from scripts.stage.paths import StagePaths
 
@@ -36,7 +36,7 @@ def metrics_of(stage: StagePaths) -> pd.DataFrame:
 
 def settings_of(stage: StagePaths) -> dict[str, Any]:
     """The resolved config, flat: dotted keys."""
-    return dict(leaves(read_config(stage.config)))
+    return dict(leaves(read_values(stage.config)))
 
 
 def read_optional(path: Path) -> Any:
