@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -21,14 +20,14 @@ from scripts.stage.provenance import code_revision, parents_of, trained_by
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 from tests.conftest import ROOT
+from tests.programs import run
 from tests.published import publish
 
 CODE = {"commit": "c" * 40, "dirty": False, "scripts": "5" * 64}
 
 
 def lineage(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "scripts.commands", "lineage", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    return run("scripts.commands", "lineage", *arguments)
 
 
 # --- what the record tells ---

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -10,11 +11,8 @@ from scripts.recipe.judges import JudgeServer
 from scripts.rewards.judge import JudgeUnavailable
 from tests.judge_server import serve
 
-torch = pytest.importorskip("torch")
-
-from scripts.backends.trl.grpo import environment_reward, panel_of  # noqa: E402
-from scripts.backends.trl.sft import fill_last_batch, tokenize_demonstrations  # noqa: E402
-from scripts.model.random_init import make_model, make_tokenizer  # noqa: E402
+# TRL is imported by the tests that use it: the other process of pytest-xdist, which collects them too, need not wait.
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
 
 CONFIG = {
     "seed": 1,
@@ -33,6 +31,8 @@ CONFIG = {
 
 
 def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_are_alike():
+    from scripts.backends.trl.grpo import environment_reward
+
     greeting = json.dumps({"agent_ref": {"name": "genrm_simple_agent"}, "reference": "Hi Bob"})
     sum_ = json.dumps({"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "", "expected_answer": "2"})
     logged = defaultdict(list)
@@ -47,6 +47,8 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
 
 
 def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
+    from scripts.backends.trl.grpo import environment_reward, panel_of
+
     row = {"agent_ref": {"name": "equivalence_llm_judge_simple_agent"}, "expected_answer": "4"}
     row["responses_create_params"] = {"input": "2 + 2?"}
     judges, logged = {"general": {"model": "m"}}, defaultdict(list)
@@ -71,6 +73,9 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
 
 
 def test_only_the_assistants_tokens_are_learnt():
+    from scripts.backends.trl.sft import tokenize_demonstrations
+    from scripts.model.random_init import make_tokenizer
+
     tokenizer = make_tokenizer()
     row = {"messages": [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "ok"}]}
     (tokenized,) = tokenize_demonstrations([row], tokenizer, max_length=64)
@@ -82,6 +87,8 @@ def test_only_the_assistants_tokens_are_learnt():
 
 
 def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_learnt():
+    from scripts.backends.trl.sft import fill_last_batch
+
     rows = [{"input_ids": [number, 7], "labels": [-100, 7]} for number in range(6)]
     filled = fill_last_batch(rows, 4)
     assert filled[:6] == rows and filled[6:] == [{"input_ids": [0], "labels": [-100]}] * 2
@@ -89,6 +96,8 @@ def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_lear
 
 
 def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
+    from scripts.model.random_init import make_tokenizer
+
     tokenizer = make_tokenizer()
     text = "".join(map(chr, range(1, 400))) + "日本 🎉"
     ids = tokenizer(text)["input_ids"]
@@ -96,6 +105,10 @@ def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
 
 
 def test_equal_configs_give_equal_models_and_another_seed_another():
+    import torch
+
+    from scripts.model.random_init import make_model, make_tokenizer
+
     def weights(seed: int):
         return torch.cat([p.flatten() for p in make_model(CONFIG | {"seed": seed}, make_tokenizer()).parameters()])
 

@@ -145,6 +145,13 @@ def test_a_card_is_made_only_when_asked_for(copied):
     assert "## Lineage" in (copied.results / "rlhf/card.md").read_text()
 
 
+def test_a_blends_splits_are_laid_out_for_other_tools_when_asked_for(copied):
+    copied.snakemake("results/short/data/rlvr1/dataset")
+    manifest = json.loads((copied.results / "data/rlvr1/dataset/manifest.json").read_text())
+    assert Path(manifest["train"]).read_bytes() == (copied.results / "data/rlvr1/train-split.jsonl").read_bytes()
+    assert manifest["test"] == ""
+
+
 def test_tracking_is_planned_for_every_stage_where_the_config_names_a_project_and_nowhere_else(copied):
     assert copied.planned(rule="track") == set()
     config = copied.root / "config/config.yaml"

@@ -2,10 +2,7 @@
 
 import json
 import random
-import socket
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from scripts.backends.protocol import write_job  # noqa: E402
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
 from scripts.backends.trl.cluster import check_nodes  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
@@ -123,27 +119,6 @@ def test_preferences_start_at_the_parent(stages, trained):
     if name == "mpo":
         without_sft = 0.8 * 0.6931 + 0.2 * 2 * 0.6931
         assert logged(straight)[0]["loss"] > without_sft
-
-
-def test_two_ranks_learn_the_pairs_that_one_process_learns_and_resume_to_the_same_bits(stages):
-    steps = 8  # the 50 pairs fill 6 batches; the 2 left over are dropped
-    alone = stages.job("dpo", "dpo.alone", steps, **stages.parent)
-    train(alone)
-    straight, resumed = (stages.job("dpo", f"dpo.{name}", steps, nodes=2, **stages.parent) for name in ("two", "again"))
-    plan = [(straight, None), (resumed, STOP), (replace(resumed, resume_from=checkpoint(resumed.run, STOP)), None)]
-    files = [(stages.directory / f"job.{number}.json", job, stop) for number, (job, stop) in enumerate(plan)]
-    for file, job, _ in files:
-        write_job(file, job)
-    (stages.directory / "plan.json").write_text(json.dumps([[str(file), stop] for file, _, stop in files]))
-    with socket.create_server(("", 0)) as server:
-        port = str(server.getsockname()[1])
-    command = [sys.executable, "-m", "tests.ranks", stages.directory / "plan.json"]
-    ranks = [subprocess.Popen([*command, rank, port], cwd=ROOT, stdout=subprocess.DEVNULL) for rank in "01"]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    assert weights_hash(resumed.run, steps) == weights_hash(straight.run, steps)
-    for one, other in zip(logged(alone.run), logged(straight.run), strict=True):
-        for name in ("loss", "grad_norm", "entropy", "lr"):
-            assert other[name] == pytest.approx(one[name], rel=1e-3), f"{name} of step {one['step']}"
 
 
 # --- what is handed to TRL ---
