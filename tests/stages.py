@@ -8,10 +8,12 @@ from typing import Any
 from scripts.backends.protocol import TrainingJob
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
-from scripts.files import sha256_file
+from scripts.files import sha256_file, write_json
 from scripts.recipe.load import load_recipe
-from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.resolve import resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
+from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from tests.conftest import SHORT
 
@@ -35,28 +37,50 @@ class Stages:
         """The training split of a blend."""
         return self.directory / blend / "train-split.jsonl"
 
-    def job(self, stage: str, run: str, steps: int, nodes: int = 1, **options: Any) -> TrainingJob:
-        """A job for `steps` steps, with a constant learning rate, in the run directory of that name."""
-        config = resolve_stage(self.recipe, stage) | {"model": self.recipe.model.model_dump(mode="json")}
-        config["policy"]["optimizer"]["schedule"] = "constant"
+    def job(
+        self,
+        stage: str,
+        run: str,
+        steps: int,
+        nodes: int = 1,
+        *,
+        settings: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> TrainingJob:
+        """A job for `steps` steps, with a constant learning rate, in the run directory of that name.
+
+        `settings` stand in for what the recipe says of the stage and changes no weight.
+        """
+        said = self.recipe.stages[stage]
+        values = resolve_stage(self.recipe, stage).values() | {"model": self.recipe.model.model_dump(mode="json")}
+        values["policy"]["optimizer"]["schedule"] = "constant"
         path = self.directory / run
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        defaults = {
-            "parent_model": None,
-            "resume_from": None,
-            "checkpointing": Checkpointing(save_period=1000),
-            "threads": 1,
-            "stop": StopRequest(),
-        }
+        defaults = {"parent_model": None, "resume_from": None, "threads": 1, "stop": StopRequest(), "environments": {}}
         return TrainingJob(
             stage=stage,
-            config=config,
-            train_split=self.split(self.recipe.stages[stage].blend),
+            settings=said.model_copy(update={"checkpointing": Checkpointing(save_period=1000)} | (settings or {})),
+            config=training_config(values),
+            train_split=self.split(said.blend),
             run=path,
             max_num_steps=steps,
             nodes=nodes,
             **defaults | options,
         )
+
+
+def ready_stage(recipe: Recipe, results: Path, name: str, rows: list[dict[str, Any]]) -> Stage:
+    """A stage whose data and parent are there, as far as a preflight reads them; both its splits hold these rows."""
+    stage = Stage(recipe, results, name)
+    stage.manifest.parent.mkdir(parents=True, exist_ok=True)
+    for split in (stage.train_split, stage.validation_split):
+        split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    described = {"rows": len(rows), "sha256": sha256_file(stage.train_split)}
+    write_json(stage.manifest, {"train": described, "validation": described})
+    if stage.parent:
+        write_json(stage.parent.paths.record, {"files": {}})
+        write_json(stage.parent.paths.gate, {"stage": stage.parent.name, "verdict": "pass"})
+    return stage
 
 
 def checkpoint(run: Path, step: int) -> Path:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.recipe.judges import JudgeServer
+from scripts.recipe.judges import Judge, Judges, JudgeServer
+from scripts.recipe.model import RandomModel
 from scripts.rewards.judge import JudgeUnavailable
 from tests.judge_server import serve
 
@@ -16,20 +17,14 @@ from scripts.backends.trl.grpo import environment_reward, panel_of  # noqa: E402
 from scripts.backends.trl.sft import fill_last_batch, tokenize_demonstrations  # noqa: E402
 from scripts.model.random_init import make_model, make_tokenizer  # noqa: E402
 
-CONFIG = {
-    "seed": 1,
-    "model": {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "initializer_range": 0.02,
-        "rope_theta": 100.0,
-        "vision": None,
-    },
-    "policy": {"max_total_sequence_length": 64},
-}
+SHAPE = RandomModel(
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    rope_theta=100.0,
+)
 
 
 def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_are_alike():
@@ -49,12 +44,16 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
 def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     row = {"agent_ref": {"name": "equivalence_llm_judge_simple_agent"}, "expected_answer": "4"}
     row["responses_create_params"] = {"input": "2 + 2?"}
-    judges, logged = {"general": {"model": "m"}}, defaultdict(list)
+    judges, logged = Judges(general=Judge(model="m")), defaultdict(list)
+
+    def panel(judges: Judges | None, **servers: JudgeServer):
+        return panel_of(
+            SimpleNamespace(config=SimpleNamespace(judges=judges), settings=SimpleNamespace(judge_servers=servers))
+        )
 
     def reward(url: str, *completions: str) -> list[float]:
-        server = JudgeServer(base_url=url, max_retries=0)
-        panel = panel_of(SimpleNamespace(config={"judges": judges}, judge_servers={"general": server}))
-        return environment_reward(2, panel)(
+        asked = panel(judges, general=JudgeServer(base_url=url, max_retries=0))
+        return environment_reward(2, asked)(
             completions=list(completions),
             row=[json.dumps(row)] * len(completions),
             log_metric=lambda name, value: logged[name].append(value),
@@ -67,7 +66,7 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")
-    assert panel_of(SimpleNamespace(config={}, judge_servers={})) is None
+    assert panel(None) is None
 
 
 def test_only_the_assistants_tokens_are_learnt():
@@ -97,6 +96,7 @@ def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
 
 def test_equal_configs_give_equal_models_and_another_seed_another():
     def weights(seed: int):
-        return torch.cat([p.flatten() for p in make_model(CONFIG | {"seed": seed}, make_tokenizer()).parameters()])
+        model = make_model(SHAPE, make_tokenizer(), max_length=64, seed=seed)
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
 
     assert torch.equal(weights(1), weights(1)) and not torch.equal(weights(1), weights(2))
