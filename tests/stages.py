@@ -38,30 +38,29 @@ class Stages:
         return self.directory / blend / "train-split.jsonl"
 
     def job(
-        self,
-        stage: str,
-        run: str,
-        steps: int,
-        nodes: int = 1,
-        *,
-        settings: dict[str, Any] | None = None,
-        **options: Any,
+        self, stage: str, run: str, steps: int, nodes: int = 1, settings: dict[str, Any] | None = None, **options: Any
     ) -> TrainingJob:
         """A job for `steps` steps, with a constant learning rate, in the run directory of that name.
 
-        `settings` stand in for what the recipe says of the stage and changes no weight.
+        `settings` stand in for what the recipe says of the stage.
         """
-        said = self.recipe.stages[stage]
         values = resolve_stage(self.recipe, stage).values() | {"model": self.recipe.model.model_dump(mode="json")}
         values["policy"]["optimizer"]["schedule"] = "constant"
         path = self.directory / run
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        defaults = {"parent_model": None, "resume_from": None, "threads": 1, "stop": StopRequest(), "environments": {}}
+        settings = {"checkpointing": Checkpointing(save_period=1000), **(settings or {})}
+        defaults = {
+            "config": training_config(values),
+            "parent_model": None,
+            "resume_from": None,
+            "threads": 1,
+            "stop": StopRequest(),
+            "environments": {},
+        }
         return TrainingJob(
             stage=stage,
-            settings=said.model_copy(update={"checkpointing": Checkpointing(save_period=1000)} | (settings or {})),
-            config=training_config(values),
-            train_split=self.split(said.blend),
+            settings=self.recipe.stages[stage].model_copy(update=settings),
+            train_split=self.split(self.recipe.stages[stage].blend),
             run=path,
             max_num_steps=steps,
             nodes=nodes,

@@ -2,7 +2,7 @@
 
 import argparse
 
-from scripts.chart import COLOURS
+from scripts.drawing.chart import COLOURS
 from scripts.errors import UserError
 from scripts.report.compare import compare, trained_stages
 from scripts.report.page import write_page

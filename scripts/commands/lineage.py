@@ -20,8 +20,10 @@ def chain_json(chain: Chain, found: Findings | None) -> dict[str, Any]:
     stages = []
     for link in chain.links.values():
         record = {key: value for key, value in link.record.items() if key not in ("files", "parents")}
-        parents = [{key: it[key] for key in ("stage", "identity", "content")} for it in link.record.get("parents", ())]
-        place = {"directory": str(link.directory), "on_disk": link.on_disk}
+        parents = [
+            {key: parent[key] for key in ("stage", "identity", "content")} for parent in link.record.get("parents", ())
+        ]
+        place = {"directory": str(link.paths.directory), "on_disk": link.on_disk}
         stages.append(record | {"content": link.content, "parents": parents, **place})
     return {"stages": stages, "problems": None if found is None else found.problems}
 

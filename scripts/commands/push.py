@@ -28,10 +28,10 @@ def verified_link(hf: Path) -> Link:
     """The stage of an export whose every file is as recorded and that is a whole model; else UserError."""
     link = read_chain(hf).last
     if export_of(link) is None:
-        raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.directory}/hf")
+        raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.paths.directory}/hf")
     if found := verify_export(link).problems:
         raise UserError("\n".join([f"{hf}: not pushed, it is not as its record says:", *found]))
-    check_model(link.directory / "hf/model")
+    check_model(link.paths.export)
     return link
 
 
@@ -39,7 +39,7 @@ def push(link: Link, repository: str, card: str, is_public: bool = False, branch
     """Push a verified stage's export and its card; the page of the new commit."""
     if not get_token():
         raise UserError("no token: export HF_TOKEN with one that may write, or run hf auth login")
-    exported, model = export_of(link), link.directory / "hf/model"
+    exported, model = export_of(link), link.paths.export
     files = [CommitOperationAdd(name, str(model / name)) for name in exported["files"]]
     operations = [*files, CommitOperationAdd(CARD, card.encode())]
     message = f"{link.name}, step {link.record['step']}, identity {link.record['identity']}, {exported['content']}"

@@ -1,13 +1,11 @@
 """Slurm's answers and orders: jobs, their nodes and time limits, requeueing, and steps within a job's allocation."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from scripts.errors import UserError
@@ -24,7 +22,7 @@ ENDED_STATES = {
     "REVOKED",
     "TIMEOUT",
 }
-SLURMS_FAULT = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
+ENDED_BY_SLURM = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
 RETRY_SECONDS = 600.0
 Answer = TypeVar("Answer")
 NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
@@ -159,16 +157,6 @@ def ask(*command: str) -> str:
         kind = SlurmUnreachableError if any(word in said for word in NO_CONTROLLER) else UserError
         raise kind(f"{' '.join(command)}: {said}")
     return done.stdout
-
-
-def real_program(name: str) -> str:
-    """The path of one of Slurm's programs, past the stand-in of that name that the profile puts before it in PATH."""
-    own = Path(os.environ.get("STAGECOACH_STAND_INS", "/nonexistent")).resolve()
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    others = os.pathsep.join(folder for folder in folders if Path(folder).resolve() != own)
-    if (found := shutil.which(name, path=others)) is None:
-        raise UserError(f"{name}: not found; Slurm's client programs must be in PATH")
-    return found
 
 
 def client_environment() -> dict[str, str]:

@@ -1,8 +1,10 @@
 """Training jobs that outlived the Snakemake that submitted them."""
 
 import os
+import sys
 from pathlib import Path
 
+from scripts.errors import UserError
 from scripts.launch.jobs import stage_jobs
 from scripts.launch.slurm import ENDED_STATES, ask
 
@@ -22,12 +24,17 @@ def find_orphans(results: Path) -> dict[str, str]:
     return {stage: job for job, stage in known.items() if job in alive and stage}
 
 
-def hand_on(orphans: dict[str, str]) -> None:
-    """Tell the jobs, which read the workflow anew, by their environment."""
-    os.environ[VARIABLE] = ",".join(f"{stage}={job}" for stage, job in orphans.items())
+def export_orphans(results: Path) -> None:
+    """Tell this process's jobs, which read the workflow anew, by their environment."""
+    try:
+        orphans = find_orphans(results)
+    except UserError as error:
+        print(f"Slurm does not say whether earlier jobs still run: {error}", file=sys.stderr)
+    else:
+        os.environ[VARIABLE] = ",".join(f"{stage}={job}" for stage, job in orphans.items())
 
 
-def handed_on() -> dict[str, str]:
-    """What `hand_on` told."""
-    pairs = os.environ.get(VARIABLE, "")
-    return dict(pair.split("=", 1) for pair in pairs.split(",") if pair)
+def orphan_of(stage: str) -> int:
+    """The Slurm job of an earlier call that still trains the stage, as `export_orphans` told; 0: none."""
+    pairs = os.environ.get(VARIABLE, "").split(",")
+    return int(dict(pair.split("=", 1) for pair in pairs if pair).get(stage, 0))

@@ -42,7 +42,7 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
 def read_attempts(run: Path) -> list[dict[str, Any]]:
     """Each attempt with its first step and outcome (killed when it has no end), oldest first.
 
-    `time` is when it began and `ended` when it ended, in seconds since the epoch.
+    `time` is when it began and `ended` when it ended (None: killed), in seconds since the epoch.
     """
     attempts: list[dict[str, Any]] = []
     path = run / "attempts.jsonl"
@@ -52,8 +52,9 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if entry["event"] == "begin":
-            kept = ("host", "time", "call", "slurm_job", "nodes", "code", "image")
-            attempts.append({"from": entry["step"], "outcome": "killed"} | {key: entry.get(key) for key in kept})
+            kept = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image")
+            begun = {"from": entry["step"], "outcome": "killed", "ended": None}
+            attempts.append(begun | {key: entry.get(key) for key in kept})
         elif attempts:
             attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"], "ended": entry.get("time")}
     return attempts

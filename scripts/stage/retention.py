@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from scripts.recipe.stage import Checkpointing
-from scripts.stage.metrics import read_log
+from scripts.stage.progress import read_log
 from scripts.stage.rundir import Checkpoint, checkpoints
 
 

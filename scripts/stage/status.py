@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.launch.jobs import SLURM_LOGS, JobRecord, LatestJob
-from scripts.launch.slurm import ENDED_STATES, SLURMS_FAULT, epoch
+from scripts.launch.slurm import ENDED_BY_SLURM, ENDED_STATES, epoch
 from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.owner import read_owner
 from scripts.stage.paths import StagePaths
@@ -137,7 +137,7 @@ def _failure(
     refused = not paths.preflight.exists() and preflight.exists() and preflight.stat().st_size > 0
     if refused and (last is None or _changed_at(preflight) > last["time"]):
         return f"preflight; see {preflight}"
-    cut_off = word is not None and word.job.state in SLURMS_FAULT
+    cut_off = word is not None and word.job.state in ENDED_BY_SLURM
     if last is None or state.publishes_again or state.run != paths.run or cut_off:
         return None
     log = paths.attempts_log

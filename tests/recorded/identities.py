@@ -26,7 +26,7 @@ def hashes_of(recipe: Path, folder: Path) -> dict[str, dict[str, str]]:
     for name, stage in loaded.stages.items():
         config = resolve_stage(loaded, name)
         identity = identity_of(stage_facts(config, manifest, export if stage.parent else None))
-        hashes[name] = {"config": sha256_text(config_text(config)), "identity": identity}
+        hashes[name] = {"config": sha256_text(config_text(config.values())), "identity": identity}
     return hashes
 
 

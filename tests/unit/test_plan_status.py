@@ -19,7 +19,7 @@ from scripts.files import read_tail, write_json
 from scripts.launch.jobs import FOLDER, JobRecord, latest_jobs, write_call
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.resolve import sync_configs
-from scripts.snakemake.sacct import states_of
+from scripts.snakemake.executor import job_states
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.owner import hold
 from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
@@ -569,8 +569,8 @@ def test_a_query_that_changes_nothing_makes_the_known_state_new(tree, monkeypatc
     tree.job("rlvr1", "PENDING", ago=4000)
     old = latest_jobs(tree.results)["rlvr1"]
     fields = [old.job.id, "PENDING", old.job.comment, "Priority", "2", "node[1-2]", *[old.job.submitted] * 2, "N/A"]
-    monkeypatch.setattr("scripts.snakemake.sacct.ask", lambda *command: "|".join(fields) + "\n")
-    assert states_of("call", str(tree.results)) == {"17": "PENDING"}
+    monkeypatch.setattr("scripts.snakemake.executor.ask", lambda *command: "|".join(fields) + "\n")
+    assert job_states("call", str(tree.results)) == {"17": "PENDING"}
     new = latest_jobs(tree.results)["rlvr1"]
     assert new.job == old.job and new.at > old.at + 3000
     assert "as of" not in tree.status("rlvr1")

@@ -26,7 +26,8 @@ from scripts.rewards.judge import JudgeUnavailable
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, refuse_without_progress
 from scripts.stage.disk import checkpoint_bytes, checkpoints_at_once, parameters
 from scripts.stage.identity import identity_of, stage_facts
-from scripts.stage.metrics import SCHEMA, read_log, write_metrics
+from scripts.stage.metrics import SCHEMA, write_metrics
+from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint

@@ -66,6 +66,15 @@ def test_a_finished_chain_has_nothing_to_do(finished):
     assert "Nothing to be done" in finished.snakemake("--dry-run")
 
 
+def test_every_rule_is_there_for_the_stages_that_it_is_for(fresh):
+    rules = set(fresh.snakemake("--list-rules").split())
+    assert {"convert", "export", "held_out", "evaluate", "benchmarks", "probe"} <= rules
+    planned = set(re.findall(r"^(?:local)?rule (\w+):", fresh.snakemake("--dry-run"), re.MULTILINE))
+    assert planned >= {"export", "evaluate"} and not planned & {"convert", "held_out"}
+    output = fresh.snakemake("--dry-run", "results/short/sft/benchmarks.json", check=False)
+    assert "MissingRuleException" in output, "only NeMo-RL's stages have benchmarks"
+
+
 def test_snakemakes_own_report_can_be_asked_for(copied):
     copied.snakemake("--report", "mine.html")
     assert (copied.root / "mine.html").stat().st_size > 100_000

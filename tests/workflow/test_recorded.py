@@ -73,15 +73,15 @@ def test_another_input_or_param_than_the_noted_would_be_found(noted, key):
 
 
 def test_plan_and_status_call_every_stage_fresh_whose_identity_is_the_recorded(recorded):
-    plan = recorded.run("python", "-m", "scripts.plan").stdout.splitlines()
-    status = recorded.run("python", "-m", "scripts.status").stdout.splitlines()
+    plan = recorded.run("python", "-m", "scripts.commands", "plan").stdout.splitlines()
+    status = recorded.run("python", "-m", "scripts.commands", "status").stdout.splitlines()
     for stage in STAGES:
         assert any(line.split()[:2] == [stage, "fresh"] for line in plan), plan
         assert any(line.split()[:3] == [stage, "fresh", "2/2"] for line in status), status
 
 
 def test_the_lineage_of_the_last_checkpoint_verifies(recorded):
-    done = recorded.run("python", "-m", "scripts.lineage", "results/recorded/rlhf/ckpt", "--json")
+    done = recorded.run("python", "-m", "scripts.commands", "lineage", "results/recorded/rlhf/ckpt", "--json")
     lineage = json.loads(done.stdout)
     assert lineage["problems"] == []
     found = {stage["stage"]: (stage["identity"], stage["content"]) for stage in lineage["stages"]}

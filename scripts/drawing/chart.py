@@ -1,4 +1,4 @@
-"""Small charts as SVG text, without a drawing library: cheap enough for a training that runs, small enough for a page.
+"""Lines over a common axis, and intervals, as small charts.
 
 Lines differ by dash as well as by colour (Okabe and Ito's palette), so they read in print and by the colour-blind.
 """
@@ -20,23 +20,26 @@ Number = float | int | None
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart; None and what is not finite are gaps. `low` and `high`: the edges of a band around it."""
+    """One line of a chart; None and what is not finite are gaps. `spread`: how far a band reaches to both sides."""
 
     label: str
     x: Sequence[float]
     y: Sequence[Number]
-    low: Sequence[Number] | None = None
-    high: Sequence[Number] | None = None
+    spread: Sequence[Number] = ()
+
+    def edge(self, sign: int) -> list[float]:
+        """The upper (1) or lower (-1) edge of the band; empty where there is none."""
+        return [y + sign * spread for y, spread in zip(self.y, self.spread, strict=False)]
 
 
-def line_chart(title: str, unit: str, lines: Sequence[Line], x_label: str = "step") -> str:
-    """A chart of at most six lines over a common x axis, told in words to who cannot see it; empty without a value.
+def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
+    """A chart of at most six lines over the steps, told in words to who cannot see it; empty without a value.
 
     Of a line with many points the extremes of each stretch are drawn, so that no spike is lost.
     """
     lines = [_known(line) for line in lines[: len(COLOURS)]]
     xs = [x for line in lines for x in line.x]
-    ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values or ()]
+    ys = [y for line in lines for values in (line.y, line.edge(-1), line.edge(1)) for y in values]
     if not ys:
         return ""
     labelled = [number for number, line in enumerate(lines) if line.label and line.x]
@@ -56,7 +59,7 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], x_label: str = "ste
     for value, place in across.ticks():
         parts.append(f'<text x="{place}" y="{bottom + 14}" text-anchor="middle">{value}</text>')
     parts.append(f'<path d="M{LEFT} {top}V{bottom}H{right}" fill="none" stroke="#555"/>')
-    parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
+    parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
     place = f"12 {(top + bottom) / 2}"
     parts.append(f'<text transform="translate({place}) rotate(-90)" text-anchor="middle">{escape(unit)}</text>')
     for number, line in enumerate(lines):
@@ -69,14 +72,14 @@ def interval(value: Number, low: Number, high: Number, reach: float) -> str:
     if value is None:
         return ""
 
-    def place(it: float) -> float:
-        return round(60 + 56 * max(-1.0, min(1.0, it / reach if reach else 0.0)), 1)
+    def at(change: float) -> float:
+        return round(60 + 56 * max(-1.0, min(1.0, change / reach if reach else 0.0)), 1)
 
     words = f"{value:+.3f}" + (f", from {low:+.3f} to {high:+.3f}" if low is not None and high is not None else "")
-    bar = f'<path d="M{place(low)} 8H{place(high)}" stroke="#0072b2" stroke-width="3"/>' if "," in words else ""
+    bar = f'<path d="M{at(low)} 8H{at(high)}" stroke="#0072b2" stroke-width="3"/>' if "," in words else ""
     return (
         f'<svg class="interval" viewBox="0 0 120 16" role="img" aria-label="{words}" xmlns="http://www.w3.org/2000/svg">'
-        f'<path d="M60 1V15" stroke="#777"/>{bar}<circle cx="{place(value)}" cy="8" r="4"/></svg>'
+        f'<path d="M60 1V15" stroke="#777"/>{bar}<circle cx="{at(value)}" cy="8" r="4"/></svg>'
     )
 
 
@@ -123,26 +126,22 @@ def _tick(value: float, digits: int) -> str:
 
 
 def _known(line: Line) -> Line:
-    """A line without its gaps' values; a band stays where both its edges are known."""
-    kept = [at for at, y in enumerate(line.y) if _is_finite(y)]
-    edges = line.low is not None and line.high is not None
-    if edges and not all(_is_finite(line.low[at]) and _is_finite(line.high[at]) for at in kept):
-        edges = False
-
-    def of(values: Sequence[Number] | None) -> list[float] | None:
-        return [float(values[at]) for at in kept] if values is not None else None
-
-    return Line(line.label, of(line.x), of(line.y), of(line.low) if edges else None, of(line.high) if edges else None)
+    """A line without its gaps; its band stays where it is known throughout."""
+    kept = [at for at, y in enumerate(line.y) if is_known(y)]
+    spread = [line.spread[at] for at in kept] if line.spread else []
+    x, y = ([float(values[at]) for at in kept] for values in (line.x, line.y))
+    return Line(line.label, x, y, spread if all(map(is_known, spread)) else ())
 
 
-def _is_finite(value: Number) -> bool:
+def is_known(value: Number) -> bool:
+    """Whether there is a value that can be drawn."""
     return value is not None and math.isfinite(value)
 
 
-def _stretches(count: int) -> Iterable[range]:
-    """Consecutive stretches of positions, each of which two points stand for."""
-    size = max(1, math.ceil(2 * count / MOST_POINTS))
-    return (range(start, min(start + size, count)) for start in range(0, count, size))
+def _stretches(count: int) -> list[range]:
+    """Consecutive stretches of positions, of each of which the two extremes are drawn; single positions where few."""
+    size = math.ceil(2 * count / MOST_POINTS) if count > MOST_POINTS else 1
+    return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _stroke(number: int) -> str:
@@ -153,28 +152,24 @@ def _stroke(number: int) -> str:
 def _drawn(line: Line, number: int, across: _Axis, up: _Axis) -> Iterable[str]:
     if not line.x:
         return
-    colour = COLOURS[number]
-    many = len(line.x) > MOST_POINTS
-    stretches = list(_stretches(len(line.x)) if many else (range(at, at + 1) for at in range(len(line.x))))
-    if line.low is not None and line.high is not None:
-        upper = [f"{across.at(line.x[it[0]])} {up.at(max(line.high[at] for at in it))}" for it in stretches]
-        lower = [f"{across.at(line.x[it[0]])} {up.at(min(line.low[at] for at in it))}" for it in stretches]
-        yield f'<path d="M{" ".join([*upper, *reversed(lower)])}Z" fill="{colour}" fill-opacity=".18"/>'
-    chosen = [
-        at for it in stretches for at in sorted({min(it, key=line.y.__getitem__), max(it, key=line.y.__getitem__)})
-    ]
-    points = [(across.at(line.x[at]), up.at(line.y[at])) for at in chosen]
-    path = " ".join(f"{x} {y}" for x, y in points)
-    yield f'<path d="M{path}" {_stroke(number)}/>'
+    colour, stretches = COLOURS[number], _stretches(len(line.x))
+    if line.spread:
+        low, high = line.edge(-1), line.edge(1)
+        upper = [f"{across.at(line.x[part[0]])},{up.at(max(high[at] for at in part))}" for part in stretches]
+        lower = [f"{across.at(line.x[part[0]])},{up.at(min(low[at] for at in part))}" for part in stretches]
+        yield f'<polygon points="{" ".join([*upper, *reversed(lower)])}" fill="{colour}" fill-opacity=".18"/>'
+    extremes = [{min(part, key=line.y.__getitem__), max(part, key=line.y.__getitem__)} for part in stretches]
+    points = [(across.at(line.x[at]), up.at(line.y[at])) for pair in extremes for at in sorted(pair)]
+    yield f'<polyline points="{" ".join(f"{x},{y}" for x, y in points)}" {_stroke(number)}/>'
     if len(points) <= FEW_POINTS:
         yield from (f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>' for x, y in points)
 
 
 def _words(title: str, lines: Sequence[Line]) -> str:
-    told = [
+    described = [
         f"{line.label + ' ' if line.label else ''}from {line.y[0]:.4g} at {line.x[0]:g} to {line.y[-1]:.4g} at "
         f"{line.x[-1]:g}, between {min(line.y):.4g} and {max(line.y):.4g}"
         for line in lines
         if line.y
     ]
-    return f"{title}: {'; '.join(told)}"
+    return f"{title}: {'; '.join(described)}"
