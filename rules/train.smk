@@ -70,7 +70,7 @@ rule probe:
     params:
         recipe=CONFIG.recipe,
     shell:
-        "python -m scripts.evaluate.probe --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+        "python -m scripts.backends.trl.probe --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --config {input.config:q} --split {input.split:q} --parent-export {input.parent:q}"
         " --threads {threads} --output {output:q} > {log:q} 2>&1"
 

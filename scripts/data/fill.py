@@ -193,14 +193,9 @@ def main() -> None:
         source,
         arguments.tables or source.with_name("tables"),
         output,
-        arguments.holdout,
-        arguments.test,
-        arguments.sample,
-        not arguments.unrewarded,
-        arguments.reasoning,
-        arguments.seed,
-        {path: described["xxh3"] for path, described in record["files"].items()},
-        arguments.workers,
+        is_rewarded=not arguments.unrewarded,
+        hashes={path: described["xxh3"] for path, described in record["files"].items()},
+        **{key: getattr(arguments, key) for key in ("holdout", "test", "sample", "reasoning", "seed", "workers")},
     )
     write_json(output / "manifest.json", {"blend": output.name, "source": origin_of(record, source.stem), **described})
 

@@ -211,21 +211,19 @@ def main() -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise UserError("no driver: end the command line with -- and the driver's")
-    slurm = Slurm.model_validate(
-        {
-            "gpus_per_node": arguments.gpus_per_node,
-            "network": arguments.network,
-            "ports": {"gcs": arguments.port},
-            "ray_start_seconds": arguments.timeout,
-            "object_store_mb": arguments.object_store_mb,
-        }
+    slurm = Slurm(
+        gpus_per_node=arguments.gpus_per_node,
+        network=arguments.network,
+        ports={"gcs": arguments.port},
+        ray_start_seconds=arguments.timeout,
+        object_store_mb=arguments.object_store_mb,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    job = own_job()
 
     def ready(seconds: float) -> None:
         print(f"Ray runs on {', '.join(job.nodes)} after {seconds:.1f} s", flush=True)
 
-    job = own_job()
     return run_on_cluster(command, job, slurm, arguments.cpus, arguments.logs, ready)
 
 

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "images": BASE | {"recipe", "data"},
     "model": BASE,
     "stage": BASE | {"drawing", "recipe", "rewards", "data", "launch", "backends", "snakemake"},
-    "evaluate": BASE | {"recipe", "rewards", "data", "launch", "stage", "model", "backends"},
+    "evaluate": BASE | {"recipe", "rewards", "data", "stage", "model"},
     "backends": BASE | {"recipe", "rewards", "data", "launch", "stage", "model", "evaluate"},
     "train": BASE | {"recipe", "rewards", "data", "launch", "stage", "backends"},
     "report": BASE | {"drawing", "recipe", "stage"},
@@ -48,7 +48,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.model.random_init",
     "scripts.evaluate.generate",
     "scripts.evaluate.score",
-    "scripts.evaluate.probe",
+    "scripts.backends.trl.probe",
 }
 MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")
 

@@ -313,7 +313,7 @@ def test_the_probes_settings_are_no_part_of_what_a_stage_trains(stage):
 
 def test_rollouts_are_described_and_a_constant_reward_stops_the_stage(stage, monkeypatch):
     pytest.importorskip("torch")
-    from scripts.evaluate.probe import try_rollouts
+    from scripts.backends.trl.probe import try_rollouts
     from scripts.model.random_init import make_model, make_tokenizer
 
     recipe = stage.load()

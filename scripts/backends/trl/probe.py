@@ -106,7 +106,7 @@ def _judge(found: Findings, whole: dict[str, Any], rewards: list[list[float]], p
 
 def main() -> None:
     """Command line of the rollouts."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.probe", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.backends.trl.probe", description=__doc__.split("\n")[0])
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--stage", required=True, help="a stage of GRPO that backend trl trains")
     parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")
