@@ -1,15 +1,11 @@
 """Typed model of config/images.yaml: the container images that stages run in, and how each is obtained."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from scripts.backends.nemo_rl.releases import load_releases
-from scripts.errors import UserError
 from scripts.recipe.site import Variable
-from scripts.recipe.strict import Name, Strict, nearest
-from scripts.recipe.yaml_file import line_of, read_yaml, validate
+from scripts.recipe.strict import Name, Strict
 
 HOST = r"[a-z0-9-]+(?:\.[a-z0-9-]+)+(?::[0-9]+)?"
 REPOSITORY = r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
@@ -83,18 +79,3 @@ class Images(Strict):
         """Name and tag of a built image, with the registry it is pushed to."""
         tag = self.images[name].source.tag
         return f"{self.registry}/{tag}" if self.registry else tag
-
-
-def load_images(path: Path) -> Images:
-    """The images in a YAML file; a mistake is one line with file, line, key and what is wrong."""
-    data, node = read_yaml(path)
-    images = validate(Images, data, path, node)
-    for name, image in images.images.items():
-        for place, release in enumerate(image.releases):
-            if release not in load_releases():
-                line = line_of(node, ["images", name, "releases", str(place)], data)
-                raise UserError(
-                    f"{path}:{line}: images.{name}.releases: envs/nemo-rl.yaml has no release "
-                    f"{release}{nearest(release, load_releases())}"
-                )
-    return images
