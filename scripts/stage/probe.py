@@ -15,7 +15,6 @@ from pathlib import Path
 from statistics import fmean, median, pvariance
 from typing import Any, NamedTuple
 
-from scripts.backends.trl.settings import GrpoSettings
 from scripts.data.rows import environment_of, key_of, read_rows
 from scripts.errors import UserError, shortened
 from scripts.recipe.probe import Probe
@@ -65,8 +64,8 @@ class Findings:
             raise UserError(f"stage {stage}: its reward cannot be trained on:\n  " + "\n  ".join(stops))
 
 
-def panel_of(stage: GrpoSettings) -> Panel | None:
-    """The judges that a stage's probe asks."""
+def panel_of(stage: Any) -> Panel | None:
+    """The judges that the probe of a stage asks, whose settings name a probe and judges."""
     return Panel(stage.judges, stage.judge_servers) if stage.judges and stage.probe.ask_judges else None
 
 

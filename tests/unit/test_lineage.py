@@ -186,20 +186,20 @@ def flip(path) -> None:
 
 
 DAMAGES = {
-    "weights changed": (lambda it: flip(it / "rlvr1/ckpt/weights/model.safetensors"), "ckpt/weights/model.safetensors: has the SHA"),
-    "weights gone": (lambda it: (it / "sft/ckpt/weights/optimizer.pt").unlink(), "weights/optimizer.pt: missing"),
-    "weights cut": (lambda it: (it / "sft/ckpt/weights/optimizer.pt").write_text("x"), "has 1 bytes, but"),
-    "export changed": (lambda it: flip(it / "sft/hf/model/model.safetensors"), "sft/hf/model/model.safetensors: has the SHA"),
-    "split changed": (lambda it: flip(it / "data/rlvr1/train-split.jsonl"), "rlvr1/train-split.jsonl: has the SHA"),
-    "held-out rows changed": (lambda it: flip(it / "data/sft/val-split.jsonl"), "sft/val-split.jsonl: has the SHA"),
-    "source changed": (lambda it: flip(it / "data/source/sft.jsonl"), "source/sft.jsonl: has the SHA"),
-    "manifest changed": (lambda it: flip(it / "data/sft/manifest.json"), "sft/manifest.json: has the SHA"),
-    "config changed": (lambda it: (it / "sft/run/config.yaml").write_text("lr: 2\n"), "run/config.yaml: not the config"),
-    "facts changed": (lambda it: rewrite(it / "rlvr1/ckpt/record.json", lambda r: r["facts"].update(config="0")), "its facts hash to"),
-    "another parent": (lambda it: rewrite(it / "rlvr1/ckpt/record.json", lambda r: r["parents"][0].update(content="0")), "but names 0 as sft"),
-    "export's list changed": (lambda it: rewrite(it / "sft/hf/record.json", lambda r: r["files"].pop("config.json")), "do not hash to its content"),
-    "parent trained anew": (lambda it: rewrite(it / "sft/ckpt/record.json", lambda r: r.update(identity="0" * 16)), "is of another checkpoint; the stage after it started from"),
-    "parent gone": (lambda it: shutil.rmtree(it / "sft/ckpt"), "sft/ckpt/record.json: missing; the stage after it started from"),
+    "weights changed": (lambda chain: flip(chain / "rlvr1/ckpt/weights/model.safetensors"), "ckpt/weights/model.safetensors: has the SHA"),
+    "weights gone": (lambda chain: (chain / "sft/ckpt/weights/optimizer.pt").unlink(), "weights/optimizer.pt: missing"),
+    "weights cut": (lambda chain: (chain / "sft/ckpt/weights/optimizer.pt").write_text("x"), "has 1 bytes, but"),
+    "export changed": (lambda chain: flip(chain / "sft/hf/model/model.safetensors"), "sft/hf/model/model.safetensors: has the SHA"),
+    "split changed": (lambda chain: flip(chain / "data/rlvr1/train-split.jsonl"), "rlvr1/train-split.jsonl: has the SHA"),
+    "held-out rows changed": (lambda chain: flip(chain / "data/sft/val-split.jsonl"), "sft/val-split.jsonl: has the SHA"),
+    "source changed": (lambda chain: flip(chain / "data/source/sft.jsonl"), "source/sft.jsonl: has the SHA"),
+    "manifest changed": (lambda chain: flip(chain / "data/sft/manifest.json"), "sft/manifest.json: has the SHA"),
+    "config changed": (lambda chain: (chain / "sft/run/config.yaml").write_text("lr: 2\n"), "run/config.yaml: not the config"),
+    "facts changed": (lambda chain: rewrite(chain / "rlvr1/ckpt/record.json", lambda r: r["facts"].update(config="0")), "its facts hash to"),
+    "another parent": (lambda chain: rewrite(chain / "rlvr1/ckpt/record.json", lambda r: r["parents"][0].update(content="0")), "but names 0 as sft"),
+    "export's list changed": (lambda chain: rewrite(chain / "sft/hf/record.json", lambda r: r["files"].pop("config.json")), "do not hash to its content"),
+    "parent trained anew": (lambda chain: rewrite(chain / "sft/ckpt/record.json", lambda r: r.update(identity="0" * 16)), "is of another checkpoint; the stage after it started from"),
+    "parent gone": (lambda chain: shutil.rmtree(chain / "sft/ckpt"), "sft/ckpt/record.json: missing; the stage after it started from"),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -174,25 +175,26 @@ def test_losing_snakemakes_memory_trains_nothing(copied):
     assert {stage: copied.content(stage) for stage in STAGES} == before
 
 
-def train_by_hand(workflow, run: Path, ckpt: Path) -> str:
-    results = Path("results/short")
+def train_by_hand(workflow, results: Path) -> str:
     return workflow.run(
-        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml", "--stage", "rlvr1"),
-        *("--config", str(results / "rlvr1/config.yaml"), "--manifest", str(results / "data/rlvr1/manifest.json")),
-        *("--parent-export", str(results / "sft/hf/record.json"), "--run", str(run), "--ckpt", str(ckpt)),
+        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml"),
+        *("--results", str(results), "--stage", "rlvr1"),
     ).stdout
 
 
 def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
-    def weights() -> str:
-        return json.loads((copied.root / "hand/ckpt/record.json").read_text())["files"]["model.safetensors"]["sha256"]
+    results = copied.untrained("rlvr1")
+    stage = results / "rlvr1"
 
-    train_by_hand(copied, Path("hand/run"), Path("hand/ckpt"))
+    def weights() -> str:
+        return json.loads((stage / "ckpt/record.json").read_text())["files"]["model.safetensors"]["sha256"]
+
+    train_by_hand(copied, results)
     assert weights() == copied.content("rlvr1")
     for step in (2, 3):
-        subprocess.run(["rm", "-r", f"hand/run/checkpoints/step_{step}"], cwd=copied.root, check=True)
-    subprocess.run(["rm", "-r", "hand/ckpt"], cwd=copied.root, check=True)
-    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, Path("hand/run"), Path("hand/ckpt"))
+        shutil.rmtree(stage / f"run/checkpoints/step_{step}")
+    shutil.rmtree(stage / "ckpt")
+    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, results)
     assert weights() == copied.content("rlvr1")
 
 
