@@ -67,13 +67,32 @@ def test_a_finished_chain_has_nothing_to_do(finished):
     assert "Nothing to be done" in finished.snakemake("--dry-run")
 
 
-def test_every_rule_is_there_for_the_stages_that_it_is_for(fresh):
-    rules = set(fresh.snakemake("--list-rules").split())
-    assert {"convert", "export", "held_out", "evaluate", "benchmarks", "probe"} <= rules
-    planned = set(re.findall(r"^(?:local)?rule (\w+):", fresh.snakemake("--dry-run"), re.MULTILINE))
-    assert planned >= {"export", "evaluate"} and not planned & {"convert", "held_out"}
-    output = fresh.snakemake("--dry-run", "results/short/sft/benchmarks.json", check=False)
-    assert "MissingRuleException" in output, "only NeMo-RL's stages have benchmarks"
+def test_each_stage_of_a_mixed_chain_has_the_rules_that_it_is_for(fresh):
+    fresh.edit("name: short", "name: short\nrelease: v0.7.0")
+    fresh.edit(
+        "evaluation:",
+        "  pairs: {kind: preferences, rows: 60, holdout: 20, environments: [genrm_simple_agent]}\nevaluation:",
+    )
+    fresh.edit(
+        "  rlvr1: {algorithm: grpo, parent: sft",
+        """  dpo:
+    {algorithm: dpo, backend: nemo_rl, reward: pairs, parent: sft, blend: pairs, config: dpo.yaml, max_num_steps: 3,
+     cluster: {num_nodes: 1}, policy: {train_global_batch_size: 4, max_total_sequence_length: 64}}
+  rlvr1: {algorithm: grpo, parent: dpo""",
+    )
+    output = fresh.snakemake("--dry-run", "--printshellcmds")
+    planned = {
+        (rule, stage)
+        for rule, stage in re.findall(r"^(?:local)?rule (\w+):(?:\n .+)*?\n +wildcards: stage=(\w+)", output, re.M)
+    }
+    trl = {"sft", "rlvr1", "rlhf"}
+    assert {stage for rule, stage in planned if rule == "convert"} == {"dpo"}
+    assert {stage for rule, stage in planned if rule == "export"} == trl
+    assert {stage for rule, stage in planned if rule == "evaluate"} == trl
+    assert {stage for rule, stage in planned if rule in ("train", "gate", "stage_page")} == trl | {"dpo"}
+    fresh.snakemake("--dry-run", "results/short/dpo/benchmarks.json")
+    refused = fresh.snakemake("--dry-run", "results/short/sft/benchmarks.json", check=False)
+    assert "MissingRuleException" in refused, "only what NeMo-RL trains has benchmarks"
 
 
 def test_snakemakes_own_report_can_be_asked_for(copied):
