@@ -24,8 +24,8 @@ from scripts.backends.nemo_rl.trajectories import Request, Response, answers_of,
 from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
-from scripts.evaluate.results import beside_parent, evaluation_record, format_mean, write_rollouts
-from scripts.files import open_atomically, read_json, sha256_file, write_json
+from scripts.evaluate.results import beside_parent, write_results
+from scripts.files import open_atomically, read_json, sha256_file
 from scripts.launch.slurm import Job, own_job
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
@@ -159,10 +159,7 @@ def main() -> None:
     rows = {"sha256": sha256_file(split), "responses": responses, "left_out": left_out}
     comparable = is_comparable(arguments.parent_eval, rows, decoding)
     table = beside_parent(answers, pq.read_table(arguments.parent_rollouts) if comparable else None)
-    write_rollouts(table, arguments.rollouts)
-    record = evaluation_record(read_json(arguments.export), table, decoding) | {"validation": rows}
-    write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
-    print(f"{name}: {format_mean(record['mean'])}", flush=True)
+    write_results(table, arguments.export, decoding, arguments.rollouts, arguments.output, validation=rows)
 
 
 if __name__ == "__main__":
