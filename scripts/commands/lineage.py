@@ -1,7 +1,4 @@
-"""Print where a checkpoint comes from, verify all that its records tell, and write the chain as a graph or W3C PROV.
-
-Exit status 1: something on disk is missing or not as recorded; one line each on stderr.
-"""
+"""Print where a checkpoint comes from, verify it, and write the chain as a graph or W3C PROV."""
 
 import argparse
 import json
