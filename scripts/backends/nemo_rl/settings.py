@@ -29,6 +29,10 @@ class NemoRlCluster(Strict):
         0, ge=0, description="Of num_nodes, those that only generate (asynchronous training); 0: all do both."
     )
 
+    def judges_within(self, release: Release) -> int:
+        """The judges' nodes that num_nodes counts in this release."""
+        return self.judge_nodes if "judges_within_num_nodes" in release.can else 0
+
 
 class NemoRlSettings(StageSettings, NemoRlTraining):
     """A stage that NeMo-RL trains."""
@@ -118,8 +122,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     def on_its_nodes(self, release: Release) -> Self:
         """The stage asking for the nodes that its cluster means in this release: with or without the judges' own."""
-        apart = 0 if "judges_within_num_nodes" in release.can else self.cluster.judge_nodes
-        nodes = {"nodes": self.cluster.num_nodes + apart}
+        cluster = self.cluster
+        nodes = {"nodes": cluster.num_nodes + cluster.judge_nodes - cluster.judges_within(release)}
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
 
     @model_validator(mode="after")
@@ -182,7 +186,7 @@ class NemoRlEvaluation(EvaluationBase):
         if self.nodes is None:
             return stage
         cluster = stage.cluster
-        judges = cluster.judge_nodes if "judges_within_num_nodes" in release.can else 0
+        judges = cluster.judges_within(release)
         left = self.nodes - judges
         generation = cluster.generation_nodes and max(
             1, min(left - 1, round(left * cluster.generation_nodes / (cluster.num_nodes - judges)))
