@@ -36,7 +36,7 @@ from scripts.stage.stage import Stage
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
 # without val_at_start the driver makes no loader of the validation rows; of checkpoints it would load the newest
-COLLECT = (
+COLLECTION = (
     "++env.nemo_gym.is_trajectory_collection=true",
     "++grpo.val_at_start=true",
     "++checkpointing.enabled=false",
@@ -96,7 +96,7 @@ def scoring_launch(
 ) -> Launch:
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
     stage, model = recipe.evaluation.stage_while_scoring(recipe, name), export.with_name("model").resolve()
-    collecting = stage.model_copy(update={"overrides": [*stage.overrides, *COLLECT]})
+    collecting = stage.model_copy(update={"overrides": [*stage.overrides, *COLLECTION]})
     return Launch(
         runtime=Runtime(name, collecting, release_of(recipe.release), site),
         model=str(model),
