@@ -30,7 +30,7 @@ profile:
 	@echo "snakemake --profile slurm now means $(CURDIR)/profiles/slurm"
 
 schema: setup
-	@$(VENV)/bin/python -m scripts.recipe.schema
+	@$(VENV)/bin/python -m scripts.schema
 
 setup: $(INSTALLED)
 

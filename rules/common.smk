@@ -9,7 +9,7 @@ sys.path.insert(0, workflow.basedir)
 
 from scripts.errors import UserError
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
-from scripts.recipe.images import load_images
+from scripts.images.settings import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.prepare import prepare

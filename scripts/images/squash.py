@@ -11,7 +11,7 @@ from typing import Any
 from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, read_json, sha256_file, write_json
 from scripts.images.programs import answer, require, run
-from scripts.recipe.images import Images, Pulled, load_images
+from scripts.images.settings import Images, Pulled, load_images
 from scripts.recipe.strict import nearest
 
 SUPERBLOCK = struct.Struct("<4s4I6H8Q")

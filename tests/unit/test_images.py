@@ -28,10 +28,10 @@ import yaml
 from scripts.errors import UserError
 from scripts.images.build import build_image, clone
 from scripts.images.programs import require, require_buildx
+from scripts.images.settings import Images, load_images
 from scripts.images.sif import TaskImage, image_of, images_of, verify_sif
 from scripts.images.squash import check, enroot_uri, find_image, import_image, verify_squashfs
 from scripts.images.table import with_table
-from scripts.recipe.images import Images, load_images
 from tests.conftest import ROOT, Workflow
 
 CONFIG = ROOT / "config/images.yaml"

@@ -25,8 +25,8 @@ from scripts.backends.nemo_rl.command import (
 from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.upstream import any_launch
+from scripts.images.settings import load_images
 from scripts.launch.containers import container_environment
-from scripts.recipe.images import load_images
 from scripts.recipe.load import load_recipe
 from tests.conftest import ROOT
 

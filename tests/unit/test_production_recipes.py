@@ -14,8 +14,8 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import planned_step, resolve_stage
-from scripts.recipe.schema import schema_text
 from scripts.recipe.settings import leaves
+from scripts.schema import schema_text
 from tests.conftest import ROOT
 
 NAMES = (

@@ -10,7 +10,7 @@ from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import backend_release, config_text, resolve_stage, sync_configs
-from scripts.recipe.schema import derived_files, schema_text
+from scripts.schema import derived_files, schema_text
 from tests.conftest import ROOT
 
 TINY = ROOT / "config/recipes/tiny.yaml"

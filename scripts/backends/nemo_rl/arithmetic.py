@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from scripts.backends.nemo_rl.patient import Finding, Patient
-from scripts.backends.nemo_rl.settings import PREFETCHED_STEPS
+from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
 from scripts.recipe.resolve import rows_of_manifest
 
 
