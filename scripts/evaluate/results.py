@@ -86,16 +86,6 @@ def write_rollouts(table: pa.Table, path: Path) -> None:
         pq.write_table(table, file)
 
 
-def write_results(
-    table: pa.Table, export: Path, decoding: dict[str, Any], rollouts: Path, evaluation: Path, **more: Any
-) -> None:
-    """Write rollouts.parquet and eval.json, with `more` in it, and print the mean."""
-    write_rollouts(table, rollouts)
-    record = evaluation_record(read_json(export), table, decoding) | more
-    write_json(evaluation, record | {"rollouts": sha256_file(rollouts)})
-    print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
-
-
 def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict[str, Any]) -> dict[str, Any]:
     """eval.json: scores before and after the stage, and how sure their change is; the mean weighs environments alike.
 
