@@ -1,9 +1,10 @@
 """Preference rows in NeMo-RL's two forms: a prompt with a chosen and a rejected answer, or ranked completions."""
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
-from scripts.data.contract import form_of
+from scripts.data.examples import form_of
 
 Messages = list[dict[str, Any]]
 
@@ -25,7 +26,7 @@ def preference_of(row: dict[str, Any]) -> Preference:
             _as_messages(row["chosen"], "assistant"),
             _as_messages(row["rejected"], "assistant"),
         )
-    better, worse = sorted(row["completions"], key=lambda one: one["rank"])
+    better, worse = sorted(row["completions"], key=itemgetter("rank"))
     return Preference(
         _as_messages(row["context"], "user"),
         _as_messages(better["completion"], "assistant"),
@@ -33,5 +34,5 @@ def preference_of(row: dict[str, Any]) -> Preference:
     )
 
 
-def _as_messages(said: str | Messages, role: str) -> Messages:
-    return [{"role": role, "content": said}] if isinstance(said, str) else said
+def _as_messages(answer: str | Messages, role: str) -> Messages:
+    return [{"role": role, "content": answer}] if isinstance(answer, str) else answer

@@ -14,7 +14,8 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from scripts.recipe.judges import GenRM
-from scripts.rewards.judge import Message, Panel, conversation
+from scripts.rewards.judge import JudgeClients
+from scripts.rewards.messages import Message, conversation
 from scripts.rewards.response import split_reasoning
 
 MIDDLE_RANKING = 3.5
@@ -50,18 +51,20 @@ class Response(NamedTuple):
     answer: str
 
 
-async def compare(row: dict[str, Any], responses: list[str], panel: Panel) -> list[float]:
+async def compare(row: dict[str, Any], responses: list[str], judges: JudgeClients) -> list[float]:
     """The rewards of one prompt's responses, about 0 to 7; a lone response has nobody to be compared with."""
-    settings = _settings(panel)
+    settings = _settings(judges)
     group = [Response(*split_reasoning(response)) for response in responses]
     met = pairs(settings.comparison_strategy, len(group)) * settings.num_judges_per_comparison
-    said = await asyncio.gather(*(_judge(row, group[one].answer, group[other].answer, panel) for one, other in met))
-    return rewards(group, list(zip(met, said, strict=True)), settings)
+    compared = await asyncio.gather(
+        *(_judge(row, group[first].answer, group[second].answer, judges) for first, second in met)
+    )
+    return rewards(group, list(zip(met, compared, strict=True)), settings)
 
 
-async def verify(row: dict[str, Any], response: str, panel: Panel) -> float:
+async def verify(row: dict[str, Any], response: str, judges: JudgeClients) -> float:
     """Held-out score of one response: 1.0 if the judge finds it no worse than the row's ``reference``, else 0.0."""
-    first, second = break_tie(await _judge(row, split_reasoning(response)[1], row["reference"], panel))
+    first, second = break_tie(await _judge(row, split_reasoning(response)[1], row["reference"], judges))
     return float(first >= second)
 
 
@@ -105,10 +108,9 @@ def break_tie(comparison: Comparison) -> tuple[float, float]:
 def base_scores(count: int, comparisons: list[tuple[tuple[int, int], Comparison]], default_score: float) -> list[float]:
     """The mean of each response's scores over its comparisons; the default where it has none."""
     scores: list[list[float]] = [[] for _ in range(count)]
-    for (one, other), comparison in comparisons:
-        first, second = break_tie(comparison)
-        scores[one].append(first)
-        scores[other].append(second)
+    for (first, second), comparison in comparisons:
+        for place, score in zip((first, second), break_tie(comparison), strict=True):
+            scores[place].append(score)
     return [sum(values) / len(values) if values else default_score for values in scores]
 
 
@@ -167,7 +169,9 @@ def _comparison(candidate: dict[str, Any], settings: GenRM) -> Comparison | None
         return None
     defaults = (settings.default_score, settings.default_score, settings.default_ranking)
     try:
-        values = [float(candidate.get(name, it)) for name, it in zip(Comparison._fields, defaults, strict=True)]
+        values = [
+            float(candidate.get(name, default)) for name, default in zip(Comparison._fields, defaults, strict=True)
+        ]
     except (TypeError, ValueError):
         return None
     return Comparison(*values) if all(map(isfinite, values)) else None
@@ -186,14 +190,14 @@ def _objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
-async def _judge(row: dict[str, Any], first: str, second: str, panel: Panel) -> Comparison:
+async def _judge(row: dict[str, Any], first: str, second: str, judges: JudgeClients) -> Comparison:
     """What the judge says of two answers; the defaults where it cannot be read, however often it is asked."""
-    settings = _settings(panel)
+    settings = _settings(judges)
     messages = question(row, first, second, settings)
     for attempt in range(settings.genrm_parse_retries + 1):
         if attempt:
             await asyncio.sleep(settings.genrm_parse_retry_sleep_s)
-        if comparison := await panel.verdict("genrm", messages, lambda text: read_comparison(text, settings)):
+        if comparison := await judges.verdict("genrm", messages, lambda text: read_comparison(text, settings)):
             return comparison
     return Comparison(settings.default_score, settings.default_score, settings.default_ranking)
 
@@ -212,8 +216,8 @@ def question(row: dict[str, Any], first: str, second: str, settings: GenRM) -> l
     return messages
 
 
-def _settings(panel: Panel) -> GenRM:
-    settings = panel.settings.genrm
+def _settings(judges: JudgeClients) -> GenRM:
+    settings = judges.settings.genrm
     if settings is None:
         raise ValueError("no judge compares")
     return settings

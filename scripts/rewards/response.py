@@ -15,6 +15,11 @@ class FunctionCall:
     arguments: dict[str, Any]
 
 
+def as_call(name: str, arguments: dict[str, Any]) -> str:
+    """A call of a tool as text, which `parse_calls` reads."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
 def parse_calls(text: str) -> list[FunctionCall]:
     """The tool calls in a response, in order; none when the response is a message or a malformed call.
 

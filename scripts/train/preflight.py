@@ -25,7 +25,7 @@ from scripts.recipe.resolve import own_environments, planned_step, read_config
 from scripts.recipe.site import Site
 from scripts.rewards.registry import check_row, register
 from scripts.stage.disk import shortage
-from scripts.stage.probe import longest_response, panel_of, sample_rows, try_made
+from scripts.stage.probe import judges_of, longest_response, sample_rows, try_rewards
 from scripts.stage.versions import problem_of
 
 SHOWN = 10
@@ -85,8 +85,8 @@ def check_stage(
     }
     if isinstance(stage, GrpoStage):
         samples = sample_rows(manifest.with_name("train-split.jsonl"), stage.probe.rows, frozenset(blend.allow))
-        found = try_made(samples, stage.probe, panel_of(stage), longest_response(config))
-        found.tell(name, stage.probe.action)
+        found = try_rewards(samples, stage.probe, judges_of(stage), longest_response(config))
+        found.report(name, stage.probe.action)
         record["reward_probe"] = found.record
     return record
 

@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "chart": set(),
     "recipe": BASE | {"backends"},
     "rewards": BASE | {"recipe"},
-    "data": BASE | {"recipe"},
+    "data": BASE | {"recipe", "rewards"},
     "launch": BASE | {"recipe"},
     "images": BASE | {"recipe", "data"},
     "model": BASE,

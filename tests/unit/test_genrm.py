@@ -26,7 +26,7 @@ from scripts.rewards.genrm_compare import (
     style_density,
     with_bonuses,
 )
-from scripts.rewards.judge import JudgeUnavailable, Panel
+from scripts.rewards.judge import JudgeClients, JudgeUnavailable
 from scripts.rewards.registry import reward_groups, scores
 from tests.judge_server import Fault, in_turn, serve
 
@@ -38,9 +38,9 @@ def _short_pauses(monkeypatch):
     monkeypatch.setattr(judge_module, "FIRST_PAUSE", 0.01)
 
 
-def panel(url: str, **genrm: object) -> Panel:
+def panel(url: str, **genrm: object) -> JudgeClients:
     judges = Judges.model_validate({"genrm": {"model": "rm", "genrm_parse_retry_sleep_s": 0} | genrm})
-    return Panel(judges, {"genrm": JudgeServer(base_url=url, timeout=5, max_retries=1)})
+    return JudgeClients(judges, {"genrm": JudgeServer(base_url=url, timeout=5, max_retries=1)})
 
 
 def verdict(score_1: float, score_2: float, ranking: float) -> str:

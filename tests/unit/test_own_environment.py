@@ -13,7 +13,7 @@ from scripts.files import write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import own_environments, resolve_stage
-from scripts.rewards.registry import VERIFIERS, check_row, register, reward_group, scores
+from scripts.rewards.registry import SPECS, check_row, register, reward_group, scores
 from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
@@ -28,10 +28,10 @@ def row(words: object = 3, name: str = "word_count") -> dict:
 
 @pytest.fixture(autouse=True)
 def forget():
-    known = dict(VERIFIERS)
+    known = dict(SPECS)
     yield
-    VERIFIERS.clear()
-    VERIFIERS.update(known)
+    SPECS.clear()
+    SPECS.update(known)
 
 
 @pytest.fixture

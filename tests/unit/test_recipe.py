@@ -251,8 +251,7 @@ def test_the_shipped_files_obey_their_schemas():
 
 def test_every_environment_of_the_recipe_room_has_a_verifier():
     from scripts.data.tasks import FAMILIES, HABITS
-    from scripts.rewards.judged import JUDGED
-    from scripts.rewards.registry import VERIFIERS
+    from scripts.rewards.registry import SPECS
 
-    assert set(VERIFIERS) | set(JUDGED) == set(Environment)
-    assert set(FAMILIES) == set(HABITS) <= set(VERIFIERS)
+    assert {name for name, spec in SPECS.items() if spec.verifier or spec.judged} == set(Environment)
+    assert set(FAMILIES) == set(HABITS) <= {name for name, spec in SPECS.items() if spec.verifier}

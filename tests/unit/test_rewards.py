@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.rewards import genrm, instruction_following, math, mcqa, structured_outputs, tool_use
-from scripts.rewards.registry import VERIFIERS, check_row, reward_group, score
+from scripts.rewards.environments import genrm, instruction_following, math, mcqa, structured_outputs, tool_use
+from scripts.rewards.registry import SPECS, check_row, reward_group, score
 from scripts.rewards.response import FunctionCall, last_boxed, parse_calls
 from tests.conftest import ROOT
 
@@ -101,7 +101,6 @@ def test_mcqa_a_catastrophic_regex_ends_in_time():
 def test_mcqa_refuses_what_it_cannot_grade():
     row = {"options": OPTIONS, "expected_answer": "B"}
     assert mcqa.check(row) is None
-    assert "grading_mode 'x' is none of" in mcqa.check(row | {"grading_mode": "x"})
     assert "letter of no option" in mcqa.check(row | {"expected_answer": "D"})
     assert "no regular expression" in mcqa.check(row | {"template_metadata": {"output_regex": "("}})
 
@@ -129,8 +128,6 @@ def test_structured_outputs_must_be_json_of_the_strict_schema(response, reward):
 def test_structured_outputs_checks_the_schema_before_training():
     row = {"schema_type": "json", "schema_str": '{"type": "objekt"}'}
     assert "no JSON schema" in structured_outputs.check(row)
-    assert "not JSON" in structured_outputs.check(row | {"schema_str": "{"})
-    assert "not supported" in structured_outputs.check(row | {"schema_type": "ini"})
 
 
 @pytest.mark.parametrize(
@@ -245,20 +242,6 @@ def test_tool_use_an_expected_message_takes_any_message_and_a_call_wins_over_tex
     assert tool_use.verify(row, " ", 0.1) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("expected", "why"),
-    [
-        ({"type": "other"}, "is none of"),
-        ({"type": "function_call", "name": 1}, "name"),
-        ({"type": "function_call", "name": "f", "arguments": "[1]"}, "not a JSON object"),
-        ({"type": "function_call", "name": "f", "arguments": {"a": 1}}, "not a JSON string"),
-        ({"type": "function_call", "name": "f"}, "not a JSON string"),
-    ],
-)
-def test_tool_use_refuses_an_action_it_cannot_verify(expected, why):
-    assert why in tool_use.check({"expected_action": expected})
-
-
 def test_genrm_rewards_lie_between_one_and_five_and_follow_the_judge():
     row = {"reference": "Good day, Bob."}
     rewards = genrm.compare(row, ["Good day, Bob.", "Good day, Bob. Good", "zzz", ""])
@@ -311,7 +294,7 @@ def test_a_row_that_cannot_be_rewarded_here_is_refused():
     ],
 )
 def test_real_rows_are_accepted_and_right_answers_rewarded(file: str, agent: str):
-    assert agent in VERIFIERS
+    assert SPECS[agent].verifier is not None
     for line in Path(GYM_EXAMPLES, f"{file}.jsonl").read_text().splitlines():
         row = json.loads(line) | {"agent_ref": {"name": agent}}
         assert check_row(row) is None

@@ -44,7 +44,7 @@ RANKED = {
 }
 
 
-def lengths(groups, panel):
+def lengths(groups, judges):
     """Rewards that differ even where nothing was learnt."""
     return [[float(len(response)) for response in responses] for _, responses in groups]
 

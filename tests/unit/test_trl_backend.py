@@ -12,7 +12,7 @@ from tests.judge_server import serve
 
 torch = pytest.importorskip("torch")
 
-from scripts.backends.trl.grpo import environment_reward, panel_of  # noqa: E402
+from scripts.backends.trl.grpo import environment_reward, judges_of  # noqa: E402
 from scripts.backends.trl.sft import fill_last_batch, tokenize_demonstrations  # noqa: E402
 from scripts.model.random_init import make_model, make_tokenizer  # noqa: E402
 
@@ -53,8 +53,8 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
 
     def reward(url: str, *completions: str) -> list[float]:
         server = JudgeServer(base_url=url, max_retries=0)
-        panel = panel_of(SimpleNamespace(config={"judges": judges}, judge_servers={"general": server}))
-        return environment_reward(2, panel)(
+        clients = judges_of(SimpleNamespace(config={"judges": judges}, judge_servers={"general": server}))
+        return environment_reward(2, clients)(
             completions=list(completions),
             row=[json.dumps(row)] * len(completions),
             log_metric=lambda name, value: logged[name].append(value),
@@ -67,7 +67,7 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")
-    assert panel_of(SimpleNamespace(config={}, judge_servers={})) is None
+    assert judges_of(SimpleNamespace(config={}, judge_servers={})) is None
 
 
 def test_only_the_assistants_tokens_are_learnt():

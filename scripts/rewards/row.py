@@ -7,16 +7,18 @@ which Gym's servers parse it: what they do not know or cannot read is an HTTP 42
 
 import json
 import re
-from functools import cache, lru_cache
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from scripts.rewards.messages import Message, last_user_text
+
 T = TypeVar("T")
 Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
-_PLACED = re.compile(r"(.+) - at `(\$[^`]*)`", re.DOTALL)
+_WITH_PATH = re.compile(r"(.+) - at `(\$[^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
 
@@ -31,14 +33,14 @@ def problem_of(row: Any, contract: type) -> str | None:
     try:
         msgspec.convert(row, contract)
     except msgspec.ValidationError as error:
-        return _told(error)
+        return _with_path(error)
     return None
 
 
-def _told(error: msgspec.ValidationError) -> str:
+def _with_path(error: msgspec.ValidationError) -> str:
     """The error with its path in front."""
-    placed = _PLACED.fullmatch(str(error))
-    says, path = placed.groups() if placed else (str(error), "$")
+    found = _WITH_PATH.fullmatch(str(error))
+    says, path = found.groups() if found else (str(error), "$")
     if says.startswith("."):
         return path + says
     for pattern, short in ((_MISSING, "is missing"), (_UNKNOWN, "is not a field that Gym knows here")):
@@ -62,19 +64,10 @@ def parse(text: str, field: str, kind: type[T] | Any = Any) -> T:
         except (ValueError, RecursionError):
             return msgspec.convert(json.loads(text), kind)
     except msgspec.ValidationError as error:
-        raise broken(field, f"in its JSON, {_told(error)}") from None
+        raise broken(field, f"in its JSON, {_with_path(error)}") from None
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else error
         raise broken(field, f"is not JSON ({what})") from None
-
-
-@lru_cache(maxsize=4096)
-def groups_of(pattern: str) -> int | str:
-    """How many groups a regular expression captures, or why it is none."""
-    try:
-        return re.compile(pattern).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        return str(error)
 
 
 class AgentRef(Struct):
@@ -166,11 +159,11 @@ class Item(Struct):
         if said < len(self.content):
             raise broken("content", "mixes parts that the assistant said with input_text or input_image")
 
-    def text(self) -> str:
-        """A message's text, parts joined."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content or ())
+    def as_message(self) -> Message:
+        """Its role and its text, parts joined; no text where it is no message."""
+        parts = self.content if isinstance(self.content, list) else ()
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
 
 
 class Tool(Struct, forbid_unknown_fields=True):
@@ -267,14 +260,8 @@ class Request(Struct, forbid_unknown_fields=True):
         if self.stream:
             raise broken("stream", "must be false: Gym does not stream")
 
-    def question(self) -> str:
-        """The last text of the user's; empty where there is none."""
-        if isinstance(self.input, str):
-            return self.input
-        return next((item.text() for item in reversed(self.input) if item.role == "user"), "")
 
-
-class Row(Struct, kw_only=True):
+class PromptRow(Struct, kw_only=True):
     """The contract that every row of prompts obeys, and the only one of environments that are not known here."""
 
     agent_ref: AgentRef
@@ -292,5 +279,7 @@ class Row(Struct, kw_only=True):
 
     def needs_question(self, why: str) -> None:
         """Refuse a row whose conversation holds no text of the user's."""
-        if not self.responses_create_params.question():
+        given = self.responses_create_params.input
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else map(Item.as_message, given)
+        if not last_user_text(messages):
             raise broken("responses_create_params.input", f"has no text of the user's, {why}")

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.data.contract.base import AgentRef, Text, broken
+from scripts.rewards.row import AgentRef, Text, broken
 
 
 class ChatMessage(Struct):
