@@ -155,14 +155,15 @@ def _lights(rng: random.Random) -> Task:
     grey = [rng.randrange(180, 256) if place in places else rng.randrange(60) for place in range(4)]
     answer = str(len(places))
     fields = {"question": "lights on?", "expected_answer": answer}
-    return Task("lights on?", rf"\boxed{{{answer}}}", fields, image=_picture([(it, it, it) for it in grey]))
+    return Task("lights on?", rf"\boxed{{{answer}}}", fields, image=_picture([(level, level, level) for level in grey]))
 
 
 def _colour(rng: random.Random) -> Task:
     names = ["red", "green", "blue"]
     channel = rng.randrange(3)
     cells = [
-        tuple(rng.randrange(180, 256) if it == channel else rng.randrange(60) for it in range(3)) for _ in range(4)
+        tuple(rng.randrange(180, 256) if place == channel else rng.randrange(60) for place in range(3))
+        for _ in range(4)
     ]
     options = dict(zip("ABC", rng.sample(names, 3), strict=True))
     correct = next(letter for letter, name in options.items() if name == names[channel])

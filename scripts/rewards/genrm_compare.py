@@ -55,11 +55,11 @@ async def compare(row: dict[str, Any], responses: list[str], judges: JudgeClient
     """The rewards of one prompt's responses, about 0 to 7; a lone response has nobody to be compared with."""
     settings = _settings(judges)
     group = [Response(*split_reasoning(response)) for response in responses]
-    met = pairs(settings.comparison_strategy, len(group)) * settings.num_judges_per_comparison
+    compared_pairs = pairs(settings.comparison_strategy, len(group)) * settings.num_judges_per_comparison
     compared = await asyncio.gather(
-        *(_judge(row, group[first].answer, group[second].answer, judges) for first, second in met)
+        *(_judge(row, group[first].answer, group[second].answer, judges) for first, second in compared_pairs)
     )
-    return rewards(group, list(zip(met, compared, strict=True)), settings)
+    return rewards(group, list(zip(compared_pairs, compared, strict=True)), settings)
 
 
 async def verify(row: dict[str, Any], response: str, judges: JudgeClients) -> float:

@@ -186,13 +186,3 @@ def fill(template: str, **values: str) -> str:
         return match[0][0] if match[1] is None else str(values.get(match[1], match[0]))
 
     return PLACEHOLDER.sub(put, template)
-
-
-def first_label(positive: str, negative: str) -> Callable[[str], bool | None]:
-    """A reader of verdicts: which of two labels stands first in a text; None when neither does."""
-
-    def read(text: str) -> bool | None:
-        found = {label: text.find(label) for label in (positive, negative) if label in text}
-        return min(found, key=lambda label: found[label]) == positive if found else None
-
-    return read

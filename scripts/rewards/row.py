@@ -151,12 +151,12 @@ class Item(Struct):
 
     def _check_parts(self) -> None:
         """Parts are all given, or all said, which they can be by an assistant alone."""
-        said = sum(isinstance(part, OutputText | Refusal) for part in self.content)
-        if not said:
+        outputs = sum(isinstance(part, OutputText | Refusal) for part in self.content)
+        if not outputs:
             return
         if self.role != "assistant" or not isinstance(self.id, str) or self.status is None:
             raise broken("content", "has a part that only an assistant's message with an id can have")
-        if said < len(self.content):
+        if outputs < len(self.content):
             raise broken("content", "mixes parts that the assistant said with input_text or input_image")
 
     def as_message(self) -> Message:

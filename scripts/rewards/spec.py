@@ -2,11 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from scripts.recipe.judges import Role
-from scripts.rewards.judge import JudgeClients
 from scripts.rewards.row import PromptRow
+
+if TYPE_CHECKING:  # the sandbox imports environments, and asks no judge
+    from scripts.recipe.judges import Role
+    from scripts.rewards.judge import JudgeClients
 
 Row = dict[str, Any]
 
@@ -35,9 +37,9 @@ class JudgeVerifier:
     scored.
     """
 
-    role: Role
-    verify: Callable[[Row, str, JudgeClients], Awaitable[float]]
-    compare: Callable[[Row, list[str], JudgeClients], Awaitable[list[float]]] | None = None
+    role: "Role"
+    verify: Callable[[Row, str, "JudgeClients"], Awaitable[float]]
+    compare: Callable[[Row, list[str], "JudgeClients"], Awaitable[list[float]]] | None = None
     check_held_out: Callable[[Row], str | None] = lambda row: None
 
 

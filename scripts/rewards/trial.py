@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean, median, pvariance
@@ -31,7 +31,7 @@ class Tried(NamedTuple):
     """A response made from a row, and what the row's environment pays for it."""
 
     place: str
-    made: ProbeResponse
+    response: ProbeResponse
     reward: float
 
 
@@ -65,24 +65,26 @@ class Trial:
         self.groups: list[list[Tried]] = []
         self.seconds: list[tuple[float, str]] = []
 
-    def run(self, sampled: SampledRow, made: list[ProbeResponse]) -> None:
+    def run(self, sampled: SampledRow, responses: list[ProbeResponse]) -> None:
         """Reward the responses made from a row as the stage would; what the first one starts is not timed."""
         if not self.groups and not self.judged:
-            self._rewards(sampled, made[:1])
+            self._rewards(sampled, responses[:1])
             self.seconds.clear()
         if self.compares or self.judged:
-            rewards = self._rewards(sampled, made)
+            rewards = self._rewards(sampled, responses)
         else:
-            rewards = [self._rewards(sampled, [response])[0] for response in made]
-        self.groups.append([Tried(sampled.place, *paid) for paid in zip(made, rewards, strict=True)])
+            rewards = [self._rewards(sampled, [response])[0] for response in responses]
+        self.groups.append([Tried(sampled.place, *paid) for paid in zip(responses, rewards, strict=True)])
 
-    def _rewards(self, sampled: SampledRow, made: list[ProbeResponse]) -> list[float]:
-        what = f"{sampled.place}: {self.name}, rewarding {made[0].what if len(made) == 1 else f'{len(made)} responses'}"
-        limit = PATIENCE * self.probe.seconds_per_check * len(made)
+    def _rewards(self, sampled: SampledRow, responses: list[ProbeResponse]) -> list[float]:
+        count = len(responses)
+        rewarded = responses[0].what if count == 1 else f"{count} responses"
+        what = f"{sampled.place}: {self.name}, rewarding {rewarded}"
+        limit = PATIENCE * self.probe.seconds_per_check * count
         started = time.monotonic()
         try:
             with _time_limit(None if self.judged else limit):
-                (rewards,) = reward_groups([(sampled.row, [response.text for response in made])], self.judges)
+                (rewards,) = reward_groups([(sampled.row, [response.text for response in responses])], self.judges)
         except TooSlow:
             raise UserError(
                 f"{what}, took more than {limit:g} s; make the verifier faster, or raise probe.seconds_per_check "
@@ -94,7 +96,7 @@ class Trial:
             raise UserError(f"{what}: {error}") from None
         except Exception as error:
             raise UserError(f"{what}: the verifier raised {type(error).__name__}: {error}") from error
-        self.seconds.append(((time.monotonic() - started) / len(made), what))
+        self.seconds.append(((time.monotonic() - started) / count, what))
         return rewards
 
     @property
@@ -102,13 +104,13 @@ class Trial:
         return [tried for group in self.groups for tried in group]
 
     def _of(self, kind: str) -> list[float]:
-        return [tried.reward for tried in self._tried if tried.made.kind == kind]
+        return [tried.reward for tried in self._tried if tried.response.kind == kind]
 
     def describe(self, rows: int) -> dict[str, Any]:
         """What was paid, on the whole and for each kind of response."""
         paid: dict[str, dict[str, list[float]]] = {}
         for tried in self._tried:
-            paid.setdefault(tried.made.kind, {}).setdefault(tried.made.what, []).append(tried.reward)
+            paid.setdefault(tried.response.kind, {}).setdefault(tried.response.what, []).append(tried.reward)
         return {
             "rows": rows,
             **spread([[tried.reward for tried in group] for group in self.groups]),
@@ -130,10 +132,10 @@ class Trial:
             )
             return
         if good and bad and fmean(good) <= fmean(bad):
-            first = next(tried for tried in self._tried if tried.made.kind == "good")
+            first = next(tried for tried in self._tried if tried.response.kind == "good")
             found.problems.append(
                 f"{self.name} pays right answers {fmean(good):.3g} and wrong ones {fmean(bad):.3g} on average (the "
-                f"first: {first.place}, {first.reward:g} for {shortened(first.made.text, SHOWN)!r}); mend what the "
+                f"first: {first.place}, {first.reward:g} for {shortened(first.response.text, SHOWN)!r}); mend what the "
                 "rows expect, or the verifier"
             )
         self._add_overpaid(found)
@@ -157,51 +159,58 @@ class Trial:
 
     def _add_overpaid(self, found: ProbeFindings) -> None:
         """Responses that deserve nothing are worth no more than a wrong answer."""
-        asked: dict[str, list[tuple[Tried, float]]] = {}
-        for group in self.groups:
-            line = self._line(group)
-            for tried in group if line is not None else ():
-                if tried.made.if_paid is not None:
-                    asked.setdefault(tried.made.what, []).append((tried, line))
-        for what, of_rows in asked.items():
-            paid = [(tried, line) for tried, line in of_rows if tried.reward > line]
+        for what, held in self._against(self._most_for_nothing, lambda response: response.if_paid is not None):
+            paid = [(tried, most) for tried, most in held if tried.reward > most]
             if not paid:
                 continue
-            tried, line = paid[0]
+            tried, most = paid[0]
             says = (
-                f"{self.name} pays {what} in {len(paid)} of {len(of_rows)} rows (the first: {tried.place}, "
-                f"{tried.reward:g}, where {line:g} is the most it may earn); let the verifier refuse it"
+                f"{self.name} pays {what} in {len(paid)} of {len(held)} rows (the first: {tried.place}, "
+                f"{tried.reward:g}, where {most:g} is the most it may earn); let the verifier refuse it"
             )
-            stops = tried.made.if_paid == "stop" and len(paid) > self.probe.tolerated_share * len(of_rows)
+            stops = tried.response.if_paid == "stop" and len(paid) > self.probe.tolerated_share * len(held)
             (found.problems if stops else found.warnings).append(says)
 
-    def _line(self, group: list[Tried]) -> float | None:
+    def _add_underpaid(self, found: ProbeFindings) -> None:
+        """Other forms of the right answer, which the environment allows, are worth as much."""
+        if self.compares:
+            return
+        for what, held in self._against(_good, lambda response: response.kind == "boundary"):
+            less = [(tried, good) for tried, good in held if tried.reward < good]
+            if len(less) > self.probe.tolerated_share * len(held):
+                tried, good = less[0]
+                found.warnings.append(
+                    f"{self.name} pays less for {what} in {len(less)} of {len(held)} rows (the first: "
+                    f"{tried.place}, {tried.reward:g} instead of {good:g})"
+                )
+
+    def _against(
+        self, bound_of: Callable[[list[Tried]], float | None], is_held: Callable[[ProbeResponse], bool]
+    ) -> Iterable[tuple[str, list[tuple[Tried, float]]]]:
+        """Responses by what they are, each with the bound of its row; rows without a bound are left out."""
+        held: dict[str, list[tuple[Tried, float]]] = {}
+        for group in self.groups:
+            bound = bound_of(group)
+            for tried in group if bound is not None else ():
+                if is_held(tried.response):
+                    held.setdefault(tried.response.what, []).append((tried, bound))
+        return held.items()
+
+    def _most_for_nothing(self, group: list[Tried]) -> float | None:
         """The most that a response without merit may earn; None where nothing says how much that is.
 
         Where a wrong answer's worth is measured on a scale (`compare`), half the way to a right one's.
         """
-        bad = max((tried.reward for tried in group if tried.made.kind == "bad"), default=None)
-        good = next((tried.reward for tried in group if tried.made.kind == "good"), None)
+        bad = max((tried.reward for tried in group if tried.response.kind == "bad"), default=None)
+        good = _good(group)
         if bad is not None:
             return max(bad, (bad + good) / 2) if self.compares else bad
         return None if self.compares or self.judged or good is not None else 0.0
 
-    def _add_underpaid(self, found: ProbeFindings) -> None:
-        """Other forms of the right answer, which the environment allows, are worth as much."""
-        asked: dict[str, list[tuple[Tried, float]]] = {}
-        for group in () if self.compares else self.groups:
-            good = next((tried.reward for tried in group if tried.made.kind == "good"), None)
-            for tried in group:
-                if tried.made.kind == "boundary" and good is not None:
-                    asked.setdefault(tried.made.what, []).append((tried, good))
-        for what, of_rows in asked.items():
-            less = [(tried, good) for tried, good in of_rows if tried.reward < good]
-            if len(less) > self.probe.tolerated_share * len(of_rows):
-                tried, good = less[0]
-                found.warnings.append(
-                    f"{self.name} pays less for {what} in {len(less)} of {len(of_rows)} rows (the first: "
-                    f"{tried.place}, {tried.reward:g} instead of {good:g})"
-                )
+
+def _good(group: list[Tried]) -> float | None:
+    """What the right answer earns."""
+    return next((tried.reward for tried in group if tried.response.kind == "good"), None)
 
 
 def spread(groups: list[list[float]]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from scripts.recipe.resolve import resolve_stage
 from scripts.rewards import judge as judge_module
 from scripts.rewards.environments import math, safety
 from scripts.rewards.environments.rubrics import read_pass, read_yes
-from scripts.rewards.judge import JudgeClients, JudgeUnavailable, fill, first_label
+from scripts.rewards.judge import JudgeClients, JudgeUnavailable, fill
 from scripts.rewards.registry import check_row, contract_of, reward_groups, scores
-from scripts.rewards.response import split_reasoning
+from scripts.rewards.response import first_label, split_reasoning
 from scripts.rewards.row import problem_of
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT

@@ -6,10 +6,10 @@ from msgspec import Struct
 
 from scripts.recipe.judges import Equivalence
 from scripts.recipe.models import Environment
-from scripts.rewards.judge import JudgeClients, first_label
+from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
 from scripts.rewards.patterns import Template, extract
-from scripts.rewards.response import split_reasoning
+from scripts.rewards.response import first_label, split_reasoning
 from scripts.rewards.row import PromptRow, broken
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, spaced
 

@@ -57,7 +57,7 @@ def check(row: dict[str, Any]) -> str | None:
         try:
             obeys(name, "A word or two.", given)
         except (TypeError, ValueError, AttributeError) as error:
-            return f"instruction {name}: {error}"
+            return f"instruction {name}: {str(error).rpartition('() ')[2]}"
     return None
 
 

@@ -4,14 +4,16 @@ import asyncio
 import logging
 import re
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.recipe.models import Environment
-from scripts.rewards.judge import JudgeClients, first_label
-from scripts.rewards.response import last_boxed, split_reasoning
+from scripts.rewards.response import first_label, last_boxed, split_reasoning
 from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, Verifier, spaced
+
+if TYPE_CHECKING:  # the sandbox imports this module, and asks no judge
+    from scripts.rewards.judge import JudgeClients
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of time limits that the sandbox keeps
 SECONDS = 10.0
@@ -91,7 +93,7 @@ def _bare(expected: str) -> str:
     return expected
 
 
-async def verify_by_judge(row: dict[str, Any], response: str, judges: JudgeClients) -> float:
+async def verify_by_judge(row: dict[str, Any], response: str, judges: "JudgeClients") -> float:
     """1.0 if math-verify or, asked in both orders, the judge calls the answer equal to the expected one, else 0.0.
 
     The judge is shown the last box, or the whole text where there is none.

@@ -48,10 +48,10 @@ class MultiChallengeRow(PromptRow, kw_only=True):
     def __post_init__(self) -> None:
         """Without a rubric every answer earns 0, and without a context the judge sees no conversation."""
         super().__post_init__()
-        other = self.metadata or MultiChallengeMetadata()
-        if not self.rubric and not other.rubric:
+        metadata = self.metadata or MultiChallengeMetadata()
+        if not self.rubric and not metadata.rubric:
             raise broken("rubric", "is missing or empty, so every answer would earn 0")
-        if not self.context and not other.messages:
+        if not self.context and not metadata.messages:
             raise broken("context", "is missing or empty, and metadata has no messages")
 
 

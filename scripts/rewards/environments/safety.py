@@ -6,9 +6,9 @@ from math import prod
 from typing import Any, Literal
 
 from scripts.recipe.models import Environment
-from scripts.rewards.judge import JudgeClients, first_label
+from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
-from scripts.rewards.response import split_reasoning
+from scripts.rewards.response import first_label, split_reasoning
 from scripts.rewards.row import PromptRow
 from scripts.rewards.spec import EnvironmentSpec, JudgeVerifier
 
