@@ -145,7 +145,7 @@ BENCHES: list[tuple[str, Environment, Make]] = [
 
 def measure(environment: Environment, make: Make) -> tuple[float, float]:
     """Checks a second and the mean reward, over some seconds."""
-    verifier = SPECS[environment].verifier
+    verifier = SPECS[environment]
     row, _ = make(0)
     if problem := check_row(row | {"agent_ref": {"name": environment}}):
         raise SystemExit(problem)
@@ -172,7 +172,7 @@ def main() -> None:
         if environment is Environment.REASONING_GYM and find_spec("reasoning_gym") is None:
             continue
         rate, reward = measure(environment, make)
-        confined = "yes" if SPECS[environment].verifier.confined and what != "json" else ""
+        confined = "yes" if SPECS[environment].confined and what != "json" else ""
         print(f"| `{environment}` | {what} | {confined} | {rate:,.0f} | {reward:.2f} |", flush=True)
 
 

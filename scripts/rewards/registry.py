@@ -16,7 +16,7 @@ from scripts.rewards.judge import JudgeClients
 from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.row import PromptRow
 from scripts.rewards.sandbox import cores
-from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, Verifier
+from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
 
 Row = dict[str, Any]
 
@@ -34,8 +34,8 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
     """
     for name, path in own_environments.items():
         own = OwnEnvironment(name, path, (expected or {}).get(name))
-        verifier = Verifier(own.verify, own.compare if own.compares else None, own.check)
-        SPECS[name] = EnvironmentSpec(verifier=verifier, answers=own.answers)
+        compare = own.compare if own.compares else None
+        SPECS[name] = EnvironmentSpec(verify=own.verify, compare=compare, check=own.check, answers=own.answers)
 
 
 def contract_of(name: str) -> type[PromptRow] | None:
@@ -55,22 +55,18 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(cores(), thread_name_prefix="verifier")
 
 
-def _verifier(row: Row) -> Verifier:
-    return SPECS[row["agent_ref"]["name"]].verifier
-
-
 def score(row: Row, response: str) -> float:
     """The held-out score of one response, 0 to 1."""
-    return _verifier(row).verify(row, response)
+    return SPECS[row["agent_ref"]["name"]].verify(row, response)
 
 
 def reward_group(row: Row, responses: list[str]) -> list[float]:
     """The rewards of one prompt's rollouts, in their order."""
-    verifier = _verifier(row)
-    if verifier.compare is not None:
-        return verifier.compare(row, responses)
-    verify = partial(verifier.verify, row)
-    return list(_threads().map(verify, responses) if verifier.confined else map(verify, responses))
+    spec = SPECS[row["agent_ref"]["name"]]
+    if spec.compare is not None:
+        return spec.compare(row, responses)
+    verify = partial(spec.verify, row)
+    return list(_threads().map(verify, responses) if spec.confined else map(verify, responses))
 
 
 def reward_groups(groups: list[tuple[Row, list[str]]], judges: JudgeClients | None = None) -> list[list[float]]:
@@ -122,8 +118,8 @@ def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) ->
     spec = SPECS.get(name, EnvironmentSpec())
     if spec.judged is not None and spec.judged.role in roles:
         return spec.judged.check_held_out(row) if held_out else None
-    if spec.verifier is not None:
-        return spec.verifier.check(row)
+    if spec.verify is not None:
+        return spec.check(row)
     if spec.judged is None:
         return f"environment {name!r} has no verifier"
     role = spec.judged.role

@@ -276,6 +276,10 @@ class PromptRow(Struct, kw_only=True):
             raise broken("_hf_placeholder", "is left; fill the blend first (scripts.data.fill)")
         if not self.responses_create_params.input and not self.prompt_may_be_empty:
             raise broken("responses_create_params.input", "is empty; it must be the prompt or the messages before it")
+        self.check_fields()
+
+    def check_fields(self) -> None:
+        """Refuse what the types of an environment's own fields cannot."""
 
     def needs_question(self, why: str) -> None:
         """Refuse a row whose conversation holds no text of the user's."""

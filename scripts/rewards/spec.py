@@ -14,27 +14,11 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Verifier:
-    """How an environment turns responses into rewards.
-
-    `verify` scores one response, 0 to 1. `compare`, where an environment has it, rewards all rollouts of one prompt
-    together and stands in for `verify` in training. `check` says why it could not score responses to a row that obeys
-    the environment's contract. `confined` says that `verify` waits for a process of its own, so that several at once
-    use all cores.
-    """
-
-    verify: Callable[[Row, str], float]
-    compare: Callable[[Row, list[str]], list[float]] | None = None
-    check: Callable[[Row], str | None] = lambda row: None
-    confined: bool = False
-
-
-@dataclass(frozen=True)
 class JudgeVerifier:
     """How an environment's responses are rewarded where the judge of its role is named.
 
-    `verify` and `compare` are as a `Verifier`'s. `check_held_out` says why a single response to a row could not be
-    scored.
+    `verify` and `compare` are as `EnvironmentSpec`'s. `check_held_out` says why a single response to a row could not
+    be scored.
     """
 
     role: "Role"
@@ -70,10 +54,16 @@ def spaced(text: str) -> dict[str, str]:
 class EnvironmentSpec:
     """The contract of an environment's rows, what rewards responses to them, and what answers they tell.
 
-    Without a verifier only NeMo-Gym rewards its rows.
+    `verify` scores one response, 0 to 1; without it only a judge or NeMo-Gym rewards the rows. `compare`, where an
+    environment has it, rewards all rollouts of one prompt together and stands in for `verify` in training. `check` says
+    why they could not score responses to a row that obeys the contract. `confined` says that `verify` waits for a
+    process of its own, so that several at once use all cores.
     """
 
     row: type[PromptRow] = PromptRow
-    verifier: Verifier | None = None
+    verify: Callable[[Row, str], float] | None = None
+    compare: Callable[[Row, list[str]], list[float]] | None = None
+    check: Callable[[Row], str | None] = lambda row: None
+    confined: bool = False
     judged: JudgeVerifier | None = None
     answers: Callable[[Row], Answers] = lambda row: Answers()

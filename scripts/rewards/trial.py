@@ -61,7 +61,7 @@ class Trial:
     def __init__(self, name: str, probe: Probe, judges: JudgeClients | None) -> None:
         judged = judged_by(name, judges)
         self.name, self.probe, self.judges, self.judged = name, probe, judges, judged is not None
-        self.compares = (judged or SPECS[name].verifier).compare is not None
+        self.compares = (judged or SPECS[name]).compare is not None
         self.groups: list[list[Tried]] = []
         self.seconds: list[tuple[float, str]] = []
 

@@ -181,7 +181,7 @@ def compare(environments: list[Environment], checkout: str | None, monkeypatch: 
     explained, used, unexplained, paid = [*EXPLAINED, *since(checkout)], set(), [], {}
     for pair, verdict in zip(pairs, verdicts, strict=True):
         name = pair.row["agent_ref"]["name"]
-        here, there = SPECS[name].verifier.verify(pair.row, pair.text), paid_there(pair, verdict)
+        here, there = SPECS[name].verify(pair.row, pair.text), paid_there(pair, verdict)
         if verdict.status == 422 and checkout is not None:
             continue  # another revision refuses the row
         paid.setdefault(name, set()).add(there)

@@ -3,6 +3,7 @@
 import json
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.judge import JudgeClients, JudgeUnavailable
 from scripts.rewards.probe_responses import probe_responses
 from scripts.rewards.registry import SPECS, answers_of, check_row, score
-from scripts.rewards.spec import EnvironmentSpec, Verifier
+from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.trial import SampledRow
 from scripts.stage.probe import sample_rows, try_rewards
 from scripts.train.preflight import check_stage
@@ -58,17 +59,18 @@ def math_rows() -> list[dict]:
     ]
 
 
-def replace_verifier(monkeypatch: pytest.MonkeyPatch, name: str, verifier: Verifier) -> None:
-    monkeypatch.setitem(SPECS, name, replace(SPECS.get(name, EnvironmentSpec()), verifier=verifier))
+def replace_verifier(monkeypatch: pytest.MonkeyPatch, name: str, verify: Callable, compare: Callable | None = None):
+    spec = replace(SPECS.get(name, EnvironmentSpec()), verify=verify, compare=compare)
+    monkeypatch.setitem(SPECS, name, spec)
 
 
 @pytest.fixture
 def tried(monkeypatch):
     """Try a verifier in place of math's on rows whose prompts name no answer."""
-    real = SPECS[MATH].verifier.verify
+    real = SPECS[MATH].verify
 
     def run(verify=real, rows=None, compare=None, **settings: object):
-        replace_verifier(monkeypatch, MATH, Verifier(verify, compare))
+        replace_verifier(monkeypatch, MATH, verify, compare)
         return try_rewards(sampled(rows or math_rows()), Probe(**settings), None, 200)
 
     run.real = real
@@ -178,10 +180,10 @@ def test_a_form_of_the_right_answer_that_is_not_paid_is_warned_of(tried):
 def test_where_no_right_answer_is_known_an_empty_one_must_earn_nothing(monkeypatch):
     rows = [row | {"agent_ref": {"name": "mine"}} for row in math_rows()]
     for value, problems in ((0.0, 0), (0.3, 4)):
-        replace_verifier(monkeypatch, "mine", Verifier(lambda row, response, value=value: value))
+        replace_verifier(monkeypatch, "mine", lambda row, response, value=value: value)
         found = try_rewards(sampled(rows), Probe(), None, 200)
         assert len(found.problems) == problems and set(found.record["mine"]["by_kind"]) == {"adversarial"}
-    replace_verifier(monkeypatch, "mine", Verifier(lambda row, text: 0.0, lambda row, texts: [3.0] * len(texts)))
+    replace_verifier(monkeypatch, "mine", lambda row, text: 0.0, lambda row, texts: [3.0] * len(texts))
     assert try_rewards(sampled(rows), Probe(), None, 200).problems == []
 
 
@@ -306,7 +308,7 @@ def stage(tmp_path):
 def test_the_preflight_records_the_probe_and_refuses_a_faulty_reward(stage, monkeypatch, capsys):
     assert stage(rows=3)["reward_probe"][MATH]["rows"] == 3
     assert stage()["reward_probe"] == stage()["reward_probe"]
-    replace_verifier(monkeypatch, MATH, Verifier(lambda row, response: 1.0))
+    replace_verifier(monkeypatch, MATH, lambda row, response: 1.0)
     with pytest.raises(
         UserError, match=r"stage rlvr1: its reward .*\n.*train-split.jsonl:1\), so nothing can be learnt"
     ):
@@ -337,7 +339,7 @@ def test_rollouts_are_described_and_a_constant_reward_stops_the_stage(stage, mon
 
     def run(verify, **settings: object):
         for name in (MATH, MCQA):
-            replace_verifier(monkeypatch, name, Verifier(verify))
+            replace_verifier(monkeypatch, name, verify)
         return try_rollouts(model, tokenizer, samples, config, Probe(**settings), None)
 
     found = run(lambda row, response: len(response) / 100)

@@ -294,7 +294,7 @@ def test_a_row_that_cannot_be_rewarded_here_is_refused():
     ],
 )
 def test_real_rows_are_accepted_and_right_answers_rewarded(file: str, agent: str):
-    assert SPECS[agent].verifier is not None
+    assert SPECS[agent].verify is not None
     for line in Path(GYM_EXAMPLES, f"{file}.jsonl").read_text().splitlines():
         row = json.loads(line) | {"agent_ref": {"name": agent}}
         assert check_row(row) is None

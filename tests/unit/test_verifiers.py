@@ -540,7 +540,7 @@ def test_tool_use_finds_the_pairing_that_matches_most():
 def test_tool_use_each_environment_has_its_threshold(name, reward):
     row = {"expected_action": {"type": "function_call", "name": "f", "arguments": '{"q": "a b c d e"}'}}
     said = ["v w x y z", "a w x y b", "a b c y z"]  # 0, 2 and 3 shared of 10
-    assert [SPECS[Environment(name)].verifier.verify(row, calls(("f", {"q": text}))) for text in said] == reward
+    assert [SPECS[Environment(name)].verify(row, calls(("f", {"q": text}))) for text in said] == reward
 
 
 def test_tool_use_an_integer_takes_a_truth_value_but_not_a_float():
@@ -739,7 +739,7 @@ ODD = st.lists(
 @given(st.one_of(st.text(), ODD.map("".join)))
 def test_every_response_has_a_reward_between_nothing_and_one(text):
     for environment, row in ROWS.items():
-        assert 0.0 <= SPECS[environment].verifier.verify(row, text) <= 1.0
+        assert 0.0 <= SPECS[environment].verify(row, text) <= 1.0
 
 
 LONG = [
@@ -756,5 +756,5 @@ def test_no_long_response_keeps_a_verifier_busy():
         math._BOXED_INTEGER.fullmatch(text)
         for environment, row in ROWS.items():
             if environment is not Environment.INSTRUCTION_FOLLOWING:
-                SPECS[environment].verifier.verify(row, text + r"}x}")
+                SPECS[environment].verify(row, text + r"}x}")
     assert time.monotonic() - started < 120

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from scripts.recipe.models import Environment
 from scripts.rewards.row import PromptRow, broken
-from scripts.rewards.spec import Answers, EnvironmentSpec, Verifier
+from scripts.rewards.spec import Answers, EnvironmentSpec
 
 _LIST_OF_OBJECTS = re.compile(r"\[\s*\{")
 _TIME = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?(am|pm)?\s*")
@@ -130,4 +130,4 @@ def answers(row: dict[str, Any]) -> Answers:
     return Answers(any_text_is_right=not row["exp_cal_state"])
 
 
-ENVIRONMENTS = {Environment.CALENDAR: EnvironmentSpec(CalendarRow, Verifier(verify), answers=answers)}
+ENVIRONMENTS = {Environment.CALENDAR: EnvironmentSpec(CalendarRow, verify, answers=answers)}

@@ -19,7 +19,7 @@ from scripts.recipe.models import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import EnvironmentSpec, Verifier
+from scripts.rewards.spec import EnvironmentSpec
 
 SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
@@ -165,5 +165,5 @@ def _execute(code: str) -> dict[str, Any]:
 
 
 ENVIRONMENTS = {
-    Environment.CODE_GEN: EnvironmentSpec(CodeGenRow, Verifier(verify, check=lambda row: unavailable(), confined=True))
+    Environment.CODE_GEN: EnvironmentSpec(CodeGenRow, verify, check=lambda row: unavailable(), confined=True)
 }

@@ -29,9 +29,8 @@ class EquivalenceRow(PromptRow, kw_only=True):
     template_metadata: Template | None = None
     uuid: str | int | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """There is an answer to compare with, and a question to tell the judge."""
-        super().__post_init__()
         if not self.expected_answer and (self.metadata is None or self.metadata.expected_answer in (None, "")):
             raise broken("expected_answer", "is missing or empty, and metadata has none")
         self.needs_question("which the judge is told as the question")

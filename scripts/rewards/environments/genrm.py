@@ -12,7 +12,7 @@ from scripts.recipe.models import Environment
 from scripts.rewards import genrm_compare
 from scripts.rewards.genrm_compare import Comparison, base_scores, pairs
 from scripts.rewards.row import PromptRow, broken
-from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, Verifier
+from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
 
 
 class GenRmRow(PromptRow, kw_only=True):
@@ -23,9 +23,8 @@ class GenRmRow(PromptRow, kw_only=True):
     task_index: int | None = None
     rollout_index: int | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """The reward model is told the conversation, of which it sees messages with plain texts alone."""
-        super().__post_init__()
         messages = self.responses_create_params.input
         if isinstance(messages, str):
             raise broken("responses_create_params.input", "must be a list of messages: the judge reads those")
@@ -77,6 +76,6 @@ def answers(row: dict[str, Any]) -> Answers:
 
 _JUDGED = JudgeVerifier("genrm", genrm_compare.verify, genrm_compare.compare, genrm_compare.check_held_out)
 ENVIRONMENTS = {
-    Environment.GENRM: EnvironmentSpec(GenRmRow, Verifier(verify, compare, check), _JUDGED, answers),
+    Environment.GENRM: EnvironmentSpec(GenRmRow, verify, compare, check, judged=_JUDGED, answers=answers),
     Environment.GENRM_REASONING_OFF: EnvironmentSpec(GenRmRow, judged=_JUDGED),
 }

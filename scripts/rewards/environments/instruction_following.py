@@ -7,7 +7,7 @@ from msgspec import Meta
 from scripts.recipe.models import Environment
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
 from scripts.rewards.row import PromptRow, Text, broken
-from scripts.rewards.spec import Answers, EnvironmentSpec, Verifier, spaced
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
 
 
 class InstructionFollowingRow(PromptRow, kw_only=True):
@@ -22,9 +22,8 @@ class InstructionFollowingRow(PromptRow, kw_only=True):
     prompt: str
     grading_mode: Literal["binary", "fraction"] = "binary"
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """There are as many arguments as instructions."""
-        super().__post_init__()
         given, asked = len(self.kwargs), len(self.instruction_id_list)
         if given != asked:
             raise broken("kwargs", f"has {given} entries for {asked} instructions")
@@ -101,7 +100,5 @@ def _words(wanted: dict[str, list[dict[str, Any]]]) -> list[str]:
 
 
 ENVIRONMENTS = {
-    Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(
-        InstructionFollowingRow, Verifier(verify, check=check), answers=answers
-    )
+    Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(InstructionFollowingRow, verify, check=check, answers=answers)
 }

@@ -10,7 +10,7 @@ from scripts.recipe.models import Environment
 from scripts.rewards.response import first_label, last_boxed, split_reasoning
 from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, Verifier, spaced
+from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, spaced
 
 if TYPE_CHECKING:  # the sandbox imports this module, and asks no judge
     from scripts.rewards.judge import JudgeClients
@@ -121,9 +121,11 @@ def answers(row: dict[str, Any]) -> Answers:
 ENVIRONMENTS = {
     Environment.MATH: EnvironmentSpec(
         MathRow,
-        Verifier(verify, check=check, confined=True),
-        JudgeVerifier("general", verify_by_judge),
-        answers,
+        verify,
+        check=check,
+        confined=True,
+        judged=JudgeVerifier("general", verify_by_judge),
+        answers=answers,
     ),
     "ns_tools_simple_agent": EnvironmentSpec(NsToolsRow),
 }

@@ -8,7 +8,7 @@ from scripts.recipe.models import Environment
 from scripts.rewards.patterns import Template, compiled, groups_of, last_match
 from scripts.rewards.response import unwrap_text
 from scripts.rewards.row import PromptRow, Text, broken
-from scripts.rewards.spec import Answers, EnvironmentSpec, Verifier, spaced
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
 
 Options = dict[str, str]
 _BOXED_LETTER = re.compile(r"\\boxed\{[^A-Za-z]*([A-Z])[^A-Za-z]*\}")
@@ -117,9 +117,8 @@ class McqaRow(PromptRow, kw_only=True):
     metadata: dict[str, Any] | None = None
     uuid: str | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """The expected letter is one of the options'; only a row with a regular expression of its own needs none."""
-        super().__post_init__()
         patterns = self.template_metadata.patterns() if self.template_metadata else []
         if any(groups_of(pattern) > 1 for pattern in patterns):
             raise broken("template_metadata.output_regex", "captures more than one group; Gym reads one")
@@ -157,4 +156,4 @@ def answers(row: dict[str, Any]) -> Answers:
     )
 
 
-ENVIRONMENTS = {Environment.MCQA: EnvironmentSpec(McqaRow, Verifier(verify, check=check), answers=answers)}
+ENVIRONMENTS = {Environment.MCQA: EnvironmentSpec(McqaRow, verify, check=check, answers=answers)}

@@ -14,7 +14,7 @@ from scripts.recipe.models import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import Answers, EnvironmentSpec, Verifier
+from scripts.rewards.spec import Answers, EnvironmentSpec
 
 SECONDS = 10.0
 
@@ -98,7 +98,5 @@ def answers(row: dict[str, Any]) -> Answers:
 
 
 ENVIRONMENTS = {
-    Environment.REASONING_GYM: EnvironmentSpec(
-        ReasoningGymRow, Verifier(verify, check=check, confined=True), answers=answers
-    )
+    Environment.REASONING_GYM: EnvironmentSpec(ReasoningGymRow, verify, check=check, confined=True, answers=answers)
 }

@@ -45,9 +45,8 @@ class MultiChallengeRow(PromptRow, kw_only=True):
     uuid: str | int | None = None
     task_id: int | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """Without a rubric every answer earns 0, and without a context the judge sees no conversation."""
-        super().__post_init__()
         metadata = self.metadata or MultiChallengeMetadata()
         if not self.rubric and not metadata.rubric:
             raise broken("rubric", "is missing or empty, so every answer would earn 0")
@@ -81,9 +80,8 @@ class InverseIfRow(PromptRow, kw_only=True):
     uuid: str | int | None = None
     task_id: int | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """There are criteria, and the judge's prompt has no place that nobody fills in."""
-        super().__post_init__()
         if not self.rubric and not (self.metadata and self.metadata.rubric):
             raise broken("rubric", "is missing or empty, so every answer would earn 0")
         try:

@@ -41,9 +41,8 @@ class JailbreakRow(PromptRow, kw_only=True):
     metadata: dict[str, Any] | None = None
     response_policy_mapped: str | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """The judge is told the prompt, or the user's last text for it."""
-        super().__post_init__()
         if not self.adversarial_prompt:
             self.needs_question("and adversarial_prompt is not there either")
 
@@ -62,9 +61,8 @@ class OverRefusalRow(PromptRow, kw_only=True):
     contrast_prompt: str | None = None
     metadata: dict[str, Any] | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """The judge is told the prompt, or the user's last text for it."""
-        super().__post_init__()
         if not self.safe_prompt:
             self.needs_question("and safe_prompt is not there either")
 

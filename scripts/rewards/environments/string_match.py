@@ -9,7 +9,7 @@ from typing import Any, Literal
 from scripts.recipe.models import Environment
 from scripts.rewards.response import last_boxed, unwrap_text
 from scripts.rewards.row import PromptRow, Text
-from scripts.rewards.spec import Answers, EnvironmentSpec, Verifier, spaced
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
 
 NEARLY_EQUAL = 0.98
 LONGEST = 4000
@@ -169,6 +169,4 @@ def answers(row: dict[str, Any]) -> Answers:
     return Answers(right, allowed=spaced(right))
 
 
-ENVIRONMENTS = {
-    Environment.STRING_MATCH: EnvironmentSpec(StringMatchRow, Verifier(verify, check=check), answers=answers)
-}
+ENVIRONMENTS = {Environment.STRING_MATCH: EnvironmentSpec(StringMatchRow, verify, check=check, answers=answers)}

@@ -22,7 +22,7 @@ from scripts.recipe.models import Environment
 from scripts.rewards.response import parse_calls
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import Answers, EnvironmentSpec, Verifier
+from scripts.rewards.spec import Answers, EnvironmentSpec
 
 SECONDS = 10.0
 _SLOW = ("attern", "uniqueItems", "contains", "$ref")  # by these a schema can keep a JSON validator busy
@@ -196,9 +196,8 @@ class StructuredOutputsRow(PromptRow, kw_only=True):
     distractor_style: str | None = None
     tool_union_mode: str | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """The schema is one, and the tool that is to be called is offered."""
-        super().__post_init__()
         parse(self.schema_str, "schema_str", Schema)
         offered = {tool.name for tool in self.responses_create_params.tools}
         if self.response_mode == "tool_call" and self.tool_name and self.tool_name not in offered:
@@ -247,7 +246,7 @@ def _instance(schema: dict[str, Any]) -> Any:
 
 ENVIRONMENTS = {
     Environment.STRUCTURED_OUTPUTS: EnvironmentSpec(
-        StructuredOutputsRow, Verifier(verify, check=check, confined=True), answers=answers
+        StructuredOutputsRow, verify, check=check, confined=True, answers=answers
     ),
     "structured_outputs_v3_simple_agent": EnvironmentSpec(StructuredOutputsRow),
     "structured_outputs_v4_simple_agent": EnvironmentSpec(StructuredOutputsRow),

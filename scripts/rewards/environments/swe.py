@@ -49,9 +49,8 @@ class SwerlGenRow(PromptRow, kw_only=True):
     dataset_split: str | None = None
     partial_similarity: bool | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """A patch is applied to the files that the prompt shows."""
-        super().__post_init__()
         if self.mode == "eval":
             for field in ("relevant_file_contents", "remove_repo_name"):
                 if getattr(self.metadata, field) is None:
@@ -76,9 +75,8 @@ class SweAgentsRow(PromptRow, kw_only=True):
 
     prompt_may_be_empty: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """The metadata names the instance and holds it whole."""
-        super().__post_init__()
         metadata = self.responses_create_params.metadata or {}
         for field in ("instance_id", "dataset_name", "split", "problem_statement", "instance_dict"):
             if not metadata.get(field):

@@ -56,9 +56,8 @@ class TerminusRow(PromptRow, kw_only=True):
     uuid: str | int | None = None
     threshold: float | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """The expected answer is what its harness reads."""
-        super().__post_init__()
         where, answer = "expected_answer", self.expected_answer
         if not answer:
             where, answer = "metadata.expected_answer", self.metadata.expected_answer

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from scripts.recipe.models import Environment
 from scripts.rewards.response import FunctionCall, as_call, parse_calls
 from scripts.rewards.row import PromptRow, Text, parse
-from scripts.rewards.spec import Answers, EnvironmentSpec, Verifier, spaced
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
 
 
 class MessageAction(Struct, tag="message"):
@@ -158,7 +158,7 @@ def answers(row: dict[str, Any]) -> Answers:
 
 
 def _spec(threshold: float) -> EnvironmentSpec:
-    return EnvironmentSpec(ToolUseRow, Verifier(partial(verify, threshold=threshold)), answers=answers)
+    return EnvironmentSpec(ToolUseRow, partial(verify, threshold=threshold), answers=answers)
 
 
 ENVIRONMENTS = {
@@ -167,6 +167,6 @@ ENVIRONMENTS = {
     Environment.SEARCH_PIVOT: _spec(threshold=0.3),
     Environment.SWE_PIVOT: _spec(threshold=0.0),
     Environment.PARALLEL_TOOL_USE: EnvironmentSpec(
-        ParallelToolUseRow, Verifier(partial(verify_parallel, threshold=0.1)), answers=answers
+        ParallelToolUseRow, partial(verify_parallel, threshold=0.1), answers=answers
     ),
 }

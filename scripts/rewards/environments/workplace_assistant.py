@@ -9,7 +9,7 @@ from msgspec import Struct
 from scripts.recipe.models import Environment
 from scripts.rewards.response import as_call, parse_calls
 from scripts.rewards.row import PromptRow, Text, broken, parse
-from scripts.rewards.spec import Answers, EnvironmentSpec, Verifier, spaced
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
 from scripts.rewards.workplace import TOOLS, run
 
 
@@ -32,9 +32,8 @@ class WorkplaceAssistantRow(PromptRow, kw_only=True):
     category: str
     environment_name: str
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """Expected calls that stand there as text are JSON as well."""
-        super().__post_init__()
         if isinstance(self.ground_truth, str):
             parse(self.ground_truth, "ground_truth", list[ExpectedCall])
         if not self.responses_create_params.tools:
@@ -72,6 +71,4 @@ def answers(row: dict[str, Any]) -> Answers:
     return Answers(right, allowed=spaced(right), other_rows_are_wrong=False)
 
 
-ENVIRONMENTS = {
-    Environment.WORKPLACE: EnvironmentSpec(WorkplaceAssistantRow, Verifier(verify, check=check), answers=answers)
-}
+ENVIRONMENTS = {Environment.WORKPLACE: EnvironmentSpec(WorkplaceAssistantRow, verify, check=check, answers=answers)}
