@@ -11,6 +11,7 @@ report: "docs/captions/report.rst"
 
 
 include: "rules/common.smk"
+include: "rules/start.smk"
 include: "rules/data.smk"
 include: "rules/mmpr.smk"
 include: "rules/layout.smk"
@@ -36,10 +37,6 @@ localrules:
     report_html,
     card,
     track,
-
-
-onstart:
-    check_before_submitting()
 
 
 onsuccess:

@@ -33,7 +33,7 @@ def train_by_backend(config: dict[str, Any], run: Path) -> None:
     """The stage's steps as a rule trains them, without Snakemake."""
     from scripts.backends.protocol import TrainingJob  # noqa: PLC0415
     from scripts.backends.trl.train import train  # noqa: PLC0415
-    from scripts.recipe.models import Checkpointing  # noqa: PLC0415
+    from scripts.recipe.stage import Checkpointing  # noqa: PLC0415
     from scripts.stage.stop import StopRequest  # noqa: PLC0415
 
     (run / "checkpoints").mkdir()

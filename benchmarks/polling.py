@@ -28,12 +28,10 @@ from tests.conftest import Workflow  # noqa: E402
 from tests.slurm.cluster import Cluster  # noqa: E402
 
 SNAKEFILE = """\
-import os, sys
+import sys
 from pathlib import Path
-os.environ["PYTHONPATH"] = workflow.basedir
 sys.path.insert(0, workflow.basedir)
-from scripts.snakemake.slurm_plugin import bound_polling, use_stand_ins
-use_stand_ins(Path(workflow.basedir), "results")
+from scripts.snakemake.executor import use_executor
 {bound}
 
 rule nap:
@@ -56,7 +54,8 @@ def rest(place: Path, cluster: Cluster, seconds: int, bounded: bool, options: tu
     """A call of Snakemake for one sleeping job."""
     place.mkdir(parents=True)
     tree = Workflow(place)
-    (place / "Snakefile").write_text(SNAKEFILE.format(bound="bound_polling()" if bounded else "", seconds=seconds))
+    bound = 'use_executor(Path("results"))' if bounded else ""
+    (place / "Snakefile").write_text(SNAKEFILE.format(bound=bound, seconds=seconds))
     return Call(tree.root, cluster.environment, *options)
 
 

@@ -30,6 +30,31 @@ rule source:
         "python -m scripts.data.{params.program} --recipe {params.recipe:q} --output {params.directory:q} 2> {log:q}"
 
 
+def blends_of(format):
+    """The blends that are published in this format."""
+    return [name for name, blend in RECIPE.blends.items() if blend.format == format]
+
+
+def holdout_of(wildcards):
+    return RECIPE.blends[wildcards.blend].holdout
+
+
+def sample_option():
+    """The option for a trial with few rows; none for all of them."""
+    return ["--sample", str(CONFIG.sample)] if CONFIG.sample else []
+
+
+def options_of_fill(wildcards):
+    """The filler's options that only some blends need."""
+    blend = RECIPE.blends[wildcards.blend]
+    options = ["--test", str(blend.test)] if blend.test else []
+    options += sample_option()
+    options += ["--unrewarded"] if blend.kind == "preferences" else []
+    if blend.reasoning:
+        options += ["--reasoning", blend.reasoning.model_dump_json(), "--seed", str(RECIPE.seed or 0)]
+    return options
+
+
 # One pass over the source. The filled blend is its splits one after the other, and is made only when it is asked for.
 rule fill:
     input:
@@ -66,6 +91,12 @@ use rule fill as fill_with_test with:
         blend=one_of(name for name in blends_of("jsonl") if RECIPE.blends[name].test),
 
 
+def splits_of_blend(wildcards):
+    """A blend's splits, in the order of its rows."""
+    names = ["train", "test", "val"] if RECIPE.blends[wildcards.blend].test else ["train", "val"]
+    return [f"{RESULTS}/data/{wildcards.blend}/{name}-split.jsonl" for name in names]
+
+
 rule filled:
     input:
         splits_of_blend,
@@ -80,6 +111,13 @@ rule filled:
         **LIGHT,
     shell:
         "cat {input:q} > {output:q} 2> {log:q}"
+
+
+def check_of(wildcards):
+    """The options of a blend's check: what its rows are, which they may be, and which bad ones may pass."""
+    blend = RECIPE.blends[wildcards.blend]
+    names = map(str, blend.environments)
+    return ["--kind", blend.kind, "--environments", *names, "--allow", *blend.allow]
 
 
 # What the rows must be can change (allow, environments) without a row changing: nothing that is trained hangs on it.

@@ -1,100 +1,138 @@
 # Held-out scores of each export, and the gate that judges the stage. A parent's eval.json speaks for its rollouts: it
 # bears their hash, so that no time stamp of the large file counts.
+from scripts.backends.nemo_rl.settings import NemoRlEvaluation
+from scripts.recipe.evaluation import Evaluation
+from scripts.recipe.resolve import own_environments
+
+# By which program stages are scored follows from the kind of the recipe's evaluation.
+TRL_EVALUATION = RECIPE.evaluation if isinstance(RECIPE.evaluation, Evaluation) else None
+NEMO_RL_EVALUATION = RECIPE.evaluation if isinstance(RECIPE.evaluation, NemoRlEvaluation) else None
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
 OWN_ENVIRONMENTS = list(map(str, own_environments(RECIPE).values()))
 
 
-if RECIPE.release:
+def of_scored_parent(name):
+    """An input function: a file of the parent's directory, where the parent gets held-out scores."""
 
-    # Nodes of its own: the stage's driver rolls out the validation rows. The folder is no output, so its logs stay.
-    rule held_out:
-        input:
-            export=f"{RESULTS}/{{stage}}/hf/record.json",
-            parent=of_scored_parent("eval.json"),
-            parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
-            manifest=of_blend("manifest.json"),
-            splits=ancient(of_blend("val-split.jsonl", "train-split.jsonl")),
-        output:
-            evaluation=f"{RESULTS}/{{stage}}/eval.json",
-            rollouts=f"{RESULTS}/{{stage}}/rollouts.parquet",
-        log:
-            f"{RESULTS}/{{stage}}/logs/held_out.log",
-        wildcard_constraints:
-            stage=one_of(SCORED),
-        retries: 0
-        conda:
-            "../envs/controller.yaml"
-        threads: SITE.threads
-        resources:
-            **{name: of_scoring(name) for name in TRAINING},
-            site=CONFIG.site,
-        params:
-            recipe=CONFIG.recipe,
-            folder=f"{RESULTS}/{{stage}}/held_out",
-        shell:
-            "python -m scripts.backends.nemo_rl.score --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-            " --site {resources.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
-            " --parent-eval {input.parent:q} --parent-rollouts {input.parent_rollouts:q} --folder {params.folder:q}"
-            " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"
+    def inputs(wildcards):
+        parent = parent_of(wildcards)
+        return f"{RESULTS}/{parent}/{name}" if parent in SCORED else []
 
-    # Made only when somebody asks for the file.
-    rule benchmarks:
-        input:
-            f"{RESULTS}/{{stage}}/hf/record.json",
-        output:
-            f"{RESULTS}/{{stage}}/benchmarks.json",
-        log:
-            f"{RESULTS}/{{stage}}/logs/benchmarks.log",
-        retries: 0
-        conda:
-            "../envs/controller.yaml"
-        resources:
-            **one_node_resources(SITE),
-            site=CONFIG.site,
-        params:
-            recipe=CONFIG.recipe,
-            names=RECIPE.evaluation.benchmarks if RECIPE.evaluation else [],
-            folder=f"{RESULTS}/{{stage}}/benchmarks",
-        shell:
-            "python -m scripts.backends.nemo_rl.benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-            " --site {resources.site:q} --export {input:q} --folder {params.folder:q} --output {output:q}"
-            " > {log:q} 2>&1"
+    return inputs
 
-else:
 
-    rule evaluate:
-        input:
-            export=f"{RESULTS}/{{stage}}/hf/record.json",
-            parent=of_scored_parent("eval.json"),
-            parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
-            config=config_of_root,
-            manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
-            splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
-            environments=OWN_ENVIRONMENTS,
-        output:
-            evaluation=f"{RESULTS}/{{stage}}/eval.json",
-            rollouts=f"{RESULTS}/{{stage}}/rollouts.parquet",
-        log:
-            f"{RESULTS}/{{stage}}/logs/evaluate.log",
-        retries: 0
-        group:
-            group_of
-        conda:
-            "../envs/trl.yaml"
-        threads: SITE.threads
-        resources:
-            **LIGHT,
-            trainings=trainings_of,
-        params:
-            max_new_tokens=RECIPE.evaluation.max_new_tokens,
-            temperature=RECIPE.evaluation.temperature,
-            recipe=CONFIG.recipe if RECIPE.evaluation.judges or OWN_ENVIRONMENTS else [],
-            judges=RECIPE.evaluation.judges.model_dump(mode="json") if RECIPE.evaluation.judges else [],
-        shell:
-            "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
-            " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
-            " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
-            " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
+def of_scoring(name):
+    """A resource function: what the scoring of a stage that NeMo-RL trains asks for under this name."""
+
+    def value(wildcards):
+        scored = RECIPE.evaluation.stage_while_scoring(RECIPE, wildcards.stage)
+        return training_resources(SITE, SITE.resources_of(wildcards.stage, scored)).get(name, "")
+
+    return value
+
+
+# Nodes of its own: the stage's driver rolls out the validation rows. The folder is no output, so its logs stay.
+rule held_out:
+    input:
+        export=f"{RESULTS}/{{stage}}/hf/record.json",
+        parent=of_scored_parent("eval.json"),
+        parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
+        manifest=of_blend("manifest.json"),
+        splits=ancient(of_blend("val-split.jsonl", "train-split.jsonl")),
+    output:
+        evaluation=f"{RESULTS}/{{stage}}/eval.json",
+        rollouts=f"{RESULTS}/{{stage}}/rollouts.parquet",
+    log:
+        f"{RESULTS}/{{stage}}/logs/held_out.log",
+    wildcard_constraints:
+        stage=one_of(SCORED if NEMO_RL_EVALUATION else []),
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    threads: SITE.threads
+    resources:
+        **{name: of_scoring(name) for name in TRAINING},
+        site=CONFIG.site,
+    params:
+        recipe=CONFIG.recipe,
+        folder=f"{RESULTS}/{{stage}}/held_out",
+    shell:
+        "python -m scripts.backends.nemo_rl.score --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+        " --site {resources.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
+        " --parent-eval {input.parent:q} --parent-rollouts {input.parent_rollouts:q} --folder {params.folder:q}"
+        " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"
+
+
+# Made only when somebody asks for the file.
+rule benchmarks:
+    input:
+        f"{RESULTS}/{{stage}}/hf/record.json",
+    output:
+        f"{RESULTS}/{{stage}}/benchmarks.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/benchmarks.log",
+    wildcard_constraints:
+        stage=one_of(ON_OWN_NODES),
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    resources:
+        **one_node_resources(SITE),
+        site=CONFIG.site,
+    params:
+        recipe=CONFIG.recipe,
+        names=NEMO_RL_EVALUATION.benchmarks if NEMO_RL_EVALUATION else [],
+        folder=f"{RESULTS}/{{stage}}/benchmarks",
+    shell:
+        "python -m scripts.backends.nemo_rl.benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+        " --site {resources.site:q} --export {input:q} --folder {params.folder:q} --output {output:q}"
+        " > {log:q} 2>&1"
+
+
+def config_of_root(wildcards):
+    """The config of a stage without a parent, whose fresh model is what the stage starts from."""
+    return [] if parent_of(wildcards) else f"{RESULTS}/{wildcards.stage}/config.yaml"
+
+
+rule evaluate:
+    input:
+        export=f"{RESULTS}/{{stage}}/hf/record.json",
+        parent=of_scored_parent("eval.json"),
+        parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
+        config=config_of_root,
+        manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
+        splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
+        environments=OWN_ENVIRONMENTS,
+    output:
+        evaluation=f"{RESULTS}/{{stage}}/eval.json",
+        rollouts=f"{RESULTS}/{{stage}}/rollouts.parquet",
+    log:
+        f"{RESULTS}/{{stage}}/logs/evaluate.log",
+    wildcard_constraints:
+        stage=one_of(SCORED if TRL_EVALUATION else []),
+    retries: 0
+    group:
+        group_of
+    conda:
+        "../envs/trl.yaml"
+    threads: SITE.threads
+    resources:
+        **LIGHT,
+        trainings=trainings_of,
+    params:
+        max_new_tokens=TRL_EVALUATION and TRL_EVALUATION.max_new_tokens,
+        temperature=TRL_EVALUATION and TRL_EVALUATION.temperature,
+        recipe=CONFIG.recipe if OWN_ENVIRONMENTS or (TRL_EVALUATION and TRL_EVALUATION.judges) else [],
+        judges=TRL_EVALUATION.judges.model_dump(mode="json") if TRL_EVALUATION and TRL_EVALUATION.judges else [],
+    shell:
+        "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
+        " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
+        " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
+        " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
+
+
+def criteria_of(wildcards):
+    return [criterion.model_dump() for criterion in RECIPE.stages[wildcards.stage].gate]
 
 
 rule gate:

@@ -9,6 +9,18 @@ localrules:
     build_image,
 
 
+def dockerfile_of(wildcards):
+    """Our Dockerfile of an image; that of another repository is no file here."""
+    source = IMAGES.images[wildcards.image].source
+    return source.dockerfile if source.kind == "build" else []
+
+
+def origin_of(wildcards):
+    """All that decides what an image is, besides its Dockerfile."""
+    image = IMAGES.images[wildcards.image]
+    return image.source.model_dump(mode="json") | {"registry": IMAGES.registry}
+
+
 rule build_image:
     input:
         dockerfile_of,
@@ -27,6 +39,11 @@ rule build_image:
     shell:
         "python -m scripts.images.build --images {params.images:q} --name {wildcards.image:q} --output {output:q}"
         " > {log:q} 2>&1"
+
+
+def build_record_of(wildcards):
+    """The record of an image's build, for those that are built."""
+    return f"images/{wildcards.image}.json" if wildcards.image in IMAGES.built() else []
 
 
 rule import_image:
@@ -50,6 +67,13 @@ rule import_image:
     shell:
         "python -m scripts.images.squash --images {params.images:q} --name {wildcards.image:q} --output {output.image:q}"
         " > {log:q} 2>&1"
+
+
+def swe_rows(wildcards):
+    """The splits whose rows name the instances that SWE agents work on."""
+    if "swe2" not in RECIPE.blends:
+        raise WorkflowError(f"{CONFIG.recipe}: has no blend swe2, whose rows say which task images are needed")
+    return expand(f"{RESULTS}/data/swe2/{{split}}-split.jsonl", split=["train", "val"])
 
 
 # The files lie beside the record and are no outputs: Snakemake would delete thousands of good ones for one bad one.

@@ -2,6 +2,14 @@
 # whole let Snakemake see that they are gone; the images themselves are none: a failed job would lose them.
 
 
+def published_of_blend(wildcards):
+    return [f"{SOURCE}/{file}" for file in RECIPE.blends[wildcards.blend].published_files(wildcards.blend)]
+
+
+def missing_images_of(wildcards):
+    return RECIPE.blends[wildcards.blend].missing_images
+
+
 rule mmpr:
     input:
         source=f"{SOURCE}/record.json",

@@ -8,6 +8,16 @@ WHAT_STAGES_LEFT = {
 }
 
 
+def rollouts_of(wildcards):
+    return f"{RESULTS}/{wildcards.stage}/rollouts.parquet" if wildcards.stage in SCORED else []
+
+
+def stage_labels(wildcards):
+    """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
+    place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
+    return {"#": place, "stage": wildcards.stage}
+
+
 # What the attempts at the stage took is read from run/, which is no output. eval.json speaks for the rollouts.
 rule stage_page:
     input:

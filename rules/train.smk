@@ -1,4 +1,17 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
+from scripts.snakemake.orphans import orphan_of
+from scripts.stage.estimate import estimate
+from scripts.stage.state import is_trained, steps_left
+
+
+def site_of_preflight(wildcards):
+    """The preflight's option for the site, which matters where a stage takes nodes of its own."""
+    return ["--site", CONFIG.site] if wildcards.stage in ON_OWN_NODES else []
+
+
+def python_of(wildcards):
+    """The Python that trains a stage."""
+    return RECIPE.stages[wildcards.stage].python_on(SITE)
 
 
 rule preflight:
@@ -16,15 +29,21 @@ rule preflight:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    resources:
+        results=RESULTS,
     params:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
-        site=site_of_nemo_rl,
+        site=site_of_preflight,
         python=python_of,
     shell:
-        "python -m scripts.train.preflight --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --config {input.config:q} --manifest {input.manifest:q} --run {params.run:q} --parent-gate {input.gate:q}"
-        " --parent-record {input.parent:q} {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.train.preflight --recipe {params.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
+
+
+def has_probe(stage):
+    """Whether the reward of a stage can be tried on rollouts here."""
+    return hasattr(RECIPE.stages[stage], "probe")
 
 
 # Training waits for it where the stage's probe.rollouts says so; otherwise it is made when somebody asks for the file.
@@ -56,6 +75,50 @@ rule probe:
         " --threads {threads} --output {output:q} > {log:q} 2>&1"
 
 
+def images_of_stage(wildcards):
+    """The mark of the images that a stage trains on, which are made again when they are gone."""
+    blend = RECIPE.stages[wildcards.stage].blend
+    folders = {"mmpr": "MMPR", "mmpr_tiny": "MMPR-Tiny"}
+    folder = folders.get(RECIPE.blends[blend].format)
+    return [f"{RESULTS}/data/{blend}/{folder}/images/.extracted.json"] if folder else []
+
+
+def probe_before_training(wildcards):
+    """The rollouts on which a stage's reward is tried, where the stage wants to wait for them."""
+    wanted = has_probe(wildcards.stage) and RECIPE.stages[wildcards.stage].probe.rollouts
+    return f"{RESULTS}/{wildcards.stage}/probe.json" if wanted else []
+
+
+def waits_for(wildcards):
+    """The Slurm job of an earlier call that still trains the stage, which this one waits for; 0: none."""
+    return orphan_of(wildcards.stage)
+
+
+def publishes_only(wildcards):
+    """Whether the job may not train (1): it asks for no more than publishing takes, moments on one node."""
+    return int(is_trained(stage_of(wildcards)) or waits_for(wildcards) > 0)
+
+
+def of_training(name):
+    """A resource function: what a training job asks for under this name."""
+
+    def value(wildcards):
+        resources, waits = resources_of(wildcards.stage), waits_for(wildcards) > 0
+        return training_resources(SITE, resources, publishes_only(wildcards) == 1, waits).get(name, "")
+
+    return value
+
+
+TRAINING = {name: of_training(name) for name in training_resources(SITE, next(iter(RECIPE.stages.values())).resources)}
+
+
+def allocations_of(wildcards):
+    """How many allocations a stage is expected to need; shown by a dry run."""
+    stage = stage_of(wildcards)
+    asked = resources_of(stage.name)
+    return max(1, estimate(SITE, asked, stage.paths.directory, steps_left(stage)).allocations)
+
+
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,
 # gates, the splits' time stamps) is ancient or left out: the manifest speaks for the splits. Snakemake empties the log
 # of a job that is tried again, so every attempt is also told to another file, which is what messages point to. `exec`:
@@ -84,6 +147,7 @@ rule train:
         publishes_only=publishes_only,
         waits_for=waits_for,
         site=CONFIG.site,
+        results=RESULTS,
         python=python_of,
         allocations=allocations_of,
     params:
@@ -91,61 +155,73 @@ rule train:
         run=f"{RESULTS}/{{stage}}/run",
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
     shell:
-        "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --stage {wildcards.stage:q} --config {input.config:q}"
-        " --manifest {input.manifest:q} --parent-export {input.parent:q} --run {params.run:q} --ckpt {output.ckpt:q}"
-        " --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
+        "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
         " --publish-only {resources.publishes_only} --after-job {resources.waits_for}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 
-if RECIPE.release:
+def export_as_it_is(wildcards):
+    """The converter's option where every stage that starts from this one takes its checkpoint, not an export."""
+    children = [stage for stage in RECIPE.stages.values() if stage.parent == wildcards.stage]
+    return (
+        "--as-it-is" if children and all(getattr(stage, "pretrained_checkpoint", False) for stage in children) else ""
+    )
 
-    # One whole node: the release's converter runs on its GPUs, or needs all its memory.
-    rule convert:
-        input:
-            f"{RESULTS}/{{stage}}/ckpt/record.json",
-        output:
-            hf=directory(f"{RESULTS}/{{stage}}/hf"),
-            record=f"{RESULTS}/{{stage}}/hf/record.json",
-        log:
-            f"{RESULTS}/{{stage}}/logs/export.log",
-        retries: 0
-        conda:
-            "../envs/controller.yaml"
-        resources:
-            **one_node_resources(SITE),
-            site=CONFIG.site,
-        params:
-            recipe=CONFIG.recipe,
-            ckpt=subpath(input[0], parent=True),
-            converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",
-            as_it_is=export_as_it_is,
-        shell:
-            "python -m scripts.backends.nemo_rl.export --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-            " --site {resources.site:q} --ckpt {params.ckpt:q} --hf {output.hf:q} --log {params.converter_log:q}"
-            " {params.as_it_is} 2> {log:q}"
 
-else:
+# One whole node: the backend's converter runs on its GPUs, or needs all its memory.
+rule convert:
+    input:
+        f"{RESULTS}/{{stage}}/ckpt/record.json",
+    output:
+        hf=directory(f"{RESULTS}/{{stage}}/hf"),
+        record=f"{RESULTS}/{{stage}}/hf/record.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/export.log",
+    wildcard_constraints:
+        stage=one_of(ON_OWN_NODES),
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    resources:
+        **one_node_resources(SITE),
+        site=CONFIG.site,
+        results=RESULTS,
+    params:
+        recipe=CONFIG.recipe,
+        ckpt=subpath(input[0], parent=True),
+        converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",
+        as_it_is=export_as_it_is,
+    shell:
+        "python -m scripts.train.export --recipe {params.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} --site {resources.site:q} --log {params.converter_log:q} {params.as_it_is}"
+        " 2> {log:q}"
 
-    rule export:
-        input:
-            f"{RESULTS}/{{stage}}/ckpt/record.json",
-        output:
-            hf=directory(f"{RESULTS}/{{stage}}/hf"),
-            record=f"{RESULTS}/{{stage}}/hf/record.json",
-        log:
-            f"{RESULTS}/{{stage}}/logs/export.log",
-        retries: 0
-        group:
-            group_of
-        conda:
-            "../envs/controller.yaml"
-        resources:
-            **LIGHT,
-        params:
-            ckpt=subpath(input[0], parent=True),
-        shell:
-            "python -m scripts.train.export --ckpt {params.ckpt:q} --hf {output.hf:q} 2> {log:q}"
+
+rule export:
+    input:
+        f"{RESULTS}/{{stage}}/ckpt/record.json",
+    output:
+        hf=directory(f"{RESULTS}/{{stage}}/hf"),
+        record=f"{RESULTS}/{{stage}}/hf/record.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/export.log",
+    wildcard_constraints:
+        stage=one_of(stage for stage in STAGES if stage not in ON_OWN_NODES),
+    retries: 0
+    group:
+        group_of
+    conda:
+        "../envs/controller.yaml"
+    resources:
+        **LIGHT,
+        recipe=CONFIG.recipe,
+        results=RESULTS,
+    params:
+        ckpt=subpath(input[0], parent=True),
+    shell:
+        "python -m scripts.train.export --recipe {resources.recipe:q} --results {resources.results:q}"
+        " --stage {wildcards.stage:q} 2> {log:q}"
 
 
 rule metrics:

@@ -35,20 +35,19 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
     chain = read_chain(hf)
     link, exported = chain.last, export_of(chain.last)
     if exported is None:
-        raise UserError(
-            f"{link.directory / 'hf'}: no export of the published checkpoint; snakemake {link.directory}/hf"
-        )
+        folder = link.paths.directory / "hf"
+        raise UserError(f"{folder}: no export of the published checkpoint; snakemake {folder}")
     evaluation = _evaluation(link, exported)
     card = ModelCard.from_template(
         _metadata(chain, evaluation, license_id),
         template_path=str(TEMPLATE),
-        name=_name(link),
+        name=f"{link.run_name}-{link.name}",
         stage=link.name,
         step=link.record["step"],
         blends=list(_blends(chain)),
         stages=list(_stages(chain)),
-        model=_model(link.directory / "hf/model"),
-        configs=[(it.name, config_text(it.settings)) for it in chain.links.values() if it.settings],
+        model=_model(link.paths.export),
+        configs=[(each.name, config_text(each.settings)) for each in chain.links.values() if each.settings],
         evaluation=evaluation,
         limits=list(_limits(chain, evaluation)),
         lineage=chain_text(chain),
@@ -59,31 +58,27 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
 def _without_folders(text: str, chain: Chain) -> str:
     """The text with the last name alone of every absolute path that the records hold."""
     configs = [link.settings for link in chain.links.values() if link.settings]
-    told = [value for config in configs for _, value in leaves(config)]
-    told += [it["source"]["name"] for link in chain.links.values() if (it := link.record.get("data")) and it["source"]]
-    paths = {value for value in told if isinstance(value, str) and value.startswith("/")}
+    values = [value for config in configs for _, value in leaves(config)]
+    values += [source["name"] for source in _sources(chain)]
+    paths = {value for value in values if isinstance(value, str) and value.startswith("/")}
     for path in sorted(paths, key=len, reverse=True):
         text = text.replace(path, Path(path).name)
     return text
 
 
-def _name(link: Link) -> str:
-    return f"{link.directory.resolve().parent.name}-{link.name}"
-
-
 def _evaluation(link: Link, exported: dict[str, Any]) -> dict[str, Any] | None:
-    path = link.directory / "eval.json"
+    path = link.paths.evaluation
     evaluation = read_json(path) if path.is_file() else None
     if evaluation and evaluation["content"] != exported["content"]:
-        raise UserError(f"{path}: scores another export than {link.directory / 'hf'}; snakemake {path}")
+        raise UserError(f"{path}: scores another export than {link.paths.directory / 'hf'}; snakemake {path}")
     return evaluation
 
 
 def _metadata(chain: Chain, evaluation: dict[str, Any] | None, license_id: str | None) -> ModelCardData:
     """The card's YAML; only names that the hub can know are datasets and base models."""
     configs = [link.settings for link in chain.links.values() if link.settings]
-    sources = [data["source"] for link in chain.links.values() if (data := link.record.get("data"))]
-    datasets = sorted({it["name"] for it in sources if it and it["revision"] != FOLDER and _is_hub_id(it["name"])})
+    named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
+    datasets = sorted(filter(_is_hub_id, named))
     base = [config["model"]["name"] for config in configs if "name" in config.get("model", {})]
     tags = dict.fromkeys(["stagecoach", *(config["algorithm"] for config in configs)])
     return ModelCardData(
@@ -93,9 +88,15 @@ def _metadata(chain: Chain, evaluation: dict[str, Any] | None, license_id: str |
         base_model=next(filter(_is_hub_id, base), None),
         datasets=datasets or None,
         tags=list(tags),
-        model_name=_name(chain.last) if evaluation else None,
+        model_name=f"{chain.last.run_name}-{chain.last.name}" if evaluation else None,
         eval_results=list(_results(evaluation)) if evaluation else None,
     )
+
+
+def _sources(chain: Chain) -> list[dict[str, Any]]:
+    """The datasets of the stages, where they were recorded."""
+    data = [link.record.get("data") or {"source": None} for link in chain.links.values()]
+    return [described["source"] for described in data if described["source"]]
 
 
 def _is_hub_id(name: str) -> bool:
@@ -176,7 +177,7 @@ def _limits(chain: Chain, evaluation: dict[str, Any] | None) -> Iterator[str]:
         for name, entry in evaluation["environments"].items():
             if entry["before"] is not None and entry["after"] < entry["before"]:
                 yield f"{name} scores lower after the last stage ({entry['before']:.3f} to {entry['after']:.3f})."
-    gate = chain.last.directory / "gate.json"
+    gate = chain.last.paths.gate
     if gate.is_file() and (verdict := read_json(gate)["verdict"]) != "pass":
         yield f"The last stage did not meet all its success criteria: {verdict}."
     for blend in _blends(chain):

@@ -56,27 +56,17 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
     raises, the temporary files are removed and what stood there before is untouched. A disk that is full or
     read-only is a UserError.
     """
-    temporaries = [_temporary(path) for path in paths]
-    try:
-        with ExitStack() as stack:
-            files = []
-            for path, temporary in zip(paths, temporaries, strict=True):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _remove_leftovers(path)
-                files.append(stack.enter_context(temporary.open("wb")))
-            yield tuple(files)
-            for file in files:
-                file.flush()
-                os.fsync(file.fileno())
+    with explain_write_errors(paths[0]), ExitStack() as stack:
+        temporaries = [stack.enter_context(_temporary(path)) for path in paths]
+        files = tuple(stack.enter_context(temporary.open("wb")) for temporary in temporaries)
+        yield files
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())
         for path, temporary in zip(paths, temporaries, strict=True):
             temporary.replace(path)
         for directory in {path.parent for path in paths}:
             fsync_directory(directory)
-    except OSError as error:
-        raise _unwritable(paths[0], error) from error
-    finally:
-        for temporary in temporaries:
-            temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -85,13 +75,9 @@ def explain_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path}: cannot be written ({error.strerror}); make room and check that {path.parent} is writable"
-    )
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}); make room and check that {path.parent} is writable"
+        ) from error
 
 
 @contextmanager
@@ -100,47 +86,73 @@ def filled_by_program(target: Path) -> Iterator[Path]:
 
     When the block raises, the file is removed and what stood at `target` before is untouched.
     """
-    fresh = _temporary(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(target)
-    try:
+    with _temporary(target) as fresh:
         yield fresh
         with fresh.open("rb") as file:
             os.fsync(file.fileno())
         fresh.replace(target)
         fsync_directory(target.parent)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 @contextmanager
-def scratch_directory(beside: Path) -> Iterator[Path]:
-    """Yield an empty hidden directory beside a path; it is removed at the end, or by the next one after a kill."""
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(beside)
-    scratch = _temporary(beside)
-    scratch.mkdir()
+def temporary_directory(beside: Path) -> Iterator[Path]:
+    """Yield an empty hidden directory beside a path; it is removed at the end, or by the next call after a kill."""
+    with _temporary(beside) as directory:
+        directory.mkdir()
+        yield directory
+
+
+@contextmanager
+def replace_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory to fill; it becomes `target` by one rename when the block ends well.
+
+    A directory that stood at `target` is moved aside first and removed last, so a reader sees the old one, for
+    an instant none, then the new one, and never a mixture.
+    """
+    with temporary_directory(target) as fresh:
+        yield fresh
+        sync_tree(fresh)
+        if target.exists():
+            old = _hidden_name(target)
+            target.rename(old)
+            fresh.rename(target)
+            shutil.rmtree(old)
+        else:
+            fresh.rename(target)
+        fsync_directory(target.parent)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Yield a hidden name beside a path; what stands there is removed at the end, or by the next call after a kill."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
+    temporary = _hidden_name(path)
     try:
-        yield scratch
+        yield temporary
     finally:
-        shutil.rmtree(scratch)
+        _remove(temporary)
 
 
-def _temporary(path: Path) -> Path:
-    """A hidden name beside a path that tells which process on which host made it."""
+def _hidden_name(path: Path) -> Path:
+    """A hidden name beside a path that says which process on which host made it."""
     return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Remove what processes of this host, killed since, left half-made beside this path."""
+    """Remove the temporary files of this path that killed processes of this host left."""
     pattern = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(socket.gethostname())}\.(\d+)\.[0-9a-f]+\.tmp")
-    for entry in os.scandir(path.parent):
+    for entry in path.parent.iterdir():
         match = pattern.fullmatch(entry.name)
         if match and not Path("/proc", match[1]).exists():
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                Path(entry.path).unlink()
+            _remove(entry)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -174,32 +186,6 @@ def read_tail(path: Path, size: int = 1 << 16) -> list[str]:
     except FileNotFoundError:
         return []
     return lines[1:] if start else lines
-
-
-@contextmanager
-def replace_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory to fill; it becomes `target` by one rename when the block ends well.
-
-    A directory that stood at `target` is moved aside first and removed last, so a reader sees the old one, for
-    an instant none, then the new one, and never a mixture.
-    """
-    fresh = _temporary(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(target)
-    fresh.mkdir()
-    try:
-        yield fresh
-        sync_tree(fresh)
-        if target.exists():
-            old = _temporary(target)
-            target.rename(old)
-            fresh.rename(target)
-            shutil.rmtree(old)
-        else:
-            fresh.rename(target)
-        fsync_directory(target.parent)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -25,7 +25,7 @@ FINISH_SECONDS = 600.0
 
 
 def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[str, Any]:
-    """Log a stage as the run of its identity; what was made. W&B's own files go below `folder`."""
+    """Log a stage as the run of its identity; what was logged. W&B's own files go below `folder`."""
     try:
         import wandb  # noqa: PLC0415  (optional)
     except ImportError:
@@ -39,29 +39,29 @@ def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[st
             _use(run, _checkpoint(wandb, chain.links[parent]))
         if link.blend:
             _use(run, _splits(wandb, link))
-        _log_metrics(run, pd.read_parquet(link.directory / "metrics.parquet"))
-        run.summary.update(_scores(link.directory / "eval.json"))
+        _log_metrics(run, pd.read_parquet(link.paths.metrics))
+        run.summary.update(_scores(link.paths.evaluation))
         run.log_artifact(_checkpoint(wandb, link))
     finally:
         run.finish()
-    made = {"project": project, "entity": entity, "run": run.id, "mode": "offline" if run.offline else "online"}
+    tracked = {"project": project, "entity": entity, "run": run.id, "mode": "offline" if run.offline else "online"}
     if run.offline:
         print(f"{link.name}: kept offline; send it with: wandb sync {Path(run.dir).parent}")
-    return made | {"url": None if run.offline else run.url}
+    return tracked | {"url": None if run.offline else run.url}
 
 
 def _start(wandb: Any, link: Link, project: str, entity: str | None, folder: Path) -> "wandb.Run":
     """The run of a stage's identity, begun or gone on with; offline where W&B does not answer."""
     record = link.record
-    told = {key: record.get(key) for key in ("identity", "step", "seed", "release", "data", "trained_by")}
+    origin = {key: record.get(key) for key in ("identity", "step", "seed", "release", "data", "trained_by")}
     options = {
         "project": project,
         "entity": entity,
         "id": record["identity"],
         "name": link.name,
-        "group": link.directory.resolve().parent.name,
+        "group": link.run_name,
         "job_type": (link.settings or {}).get("algorithm"),
-        "config": (link.settings or {}) | {"stagecoach": told},
+        "config": (link.settings or {}) | {"stagecoach": origin},
         "dir": folder,
     }
     quiet = {"disable_git": True, "disable_code": True, "x_disable_stats": True, "x_disable_meta": True}
@@ -85,7 +85,7 @@ def _use(run: "wandb.Run", artifact: "wandb.Artifact") -> None:
 
 
 def _artifact(wandb: Any, link: Link, name: str, kind: str, metadata: dict[str, Any]) -> "wandb.Artifact":
-    return wandb.Artifact(f"{link.directory.resolve().parent.name}-{name}", type=kind, metadata=metadata)
+    return wandb.Artifact(f"{link.run_name}-{name}", type=kind, metadata=metadata)
 
 
 def _splits(wandb: Any, link: Link) -> "wandb.Artifact":
@@ -99,10 +99,10 @@ def _splits(wandb: Any, link: Link) -> "wandb.Artifact":
 
 def _checkpoint(wandb: Any, link: Link) -> "wandb.Artifact":
     """A stage's checkpoint by reference; the same files give the same version, whichever stage names it."""
-    told = {key: link.record[key] for key in ("stage", "step", "identity")} | {"content": link.content}
-    artifact = _artifact(wandb, link, f"{link.name}-checkpoint", "model", told)
+    metadata = {key: link.record[key] for key in ("stage", "step", "identity")} | {"content": link.content}
+    artifact = _artifact(wandb, link, f"{link.name}-checkpoint", "model", metadata)
     if link.on_disk:
-        weights = (link.directory / "ckpt/weights").resolve()
+        weights = (link.paths.ckpt / "weights").resolve()
         for name in link.record["files"]:
             artifact.add_reference((weights / name).as_uri(), name=name)
     return artifact
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--project", required=True, help="of W&B")
     parser.add_argument("--entity", help="team or user of W&B; none: the account's own")
     parser.add_argument("--folder", type=Path, required=True, help="for W&B's own files")
-    parser.add_argument("--output", type=Path, required=True, help="record of what was made")
+    parser.add_argument("--output", type=Path, required=True, help="record of what was logged")
     arguments = parser.parse_args()
     write_json(arguments.output, track(arguments.checkpoint, arguments.project, arguments.entity, arguments.folder))
 

@@ -6,18 +6,17 @@ import struct
 from pathlib import Path
 
 import pyarrow as pa
+from scripts.stage.memo import stage_files
 
 from scripts.data.fill import fill_blend
 from scripts.data.source_record import origin_of
 from scripts.data.synthesize import write_source
-from scripts.evaluate.record import evaluation_record
-from scripts.evaluate.rollouts import SCHEMA, write_rollouts
+from scripts.evaluate.results import SCHEMA, evaluation_record, write_rollouts
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.identity import identity_of, stage_facts
-from scripts.stage.memo import stage_files
 from scripts.stage.metrics import write_metrics
 from scripts.stage.provenance import code_revision, origin_of_checkpoint, parents_of
 from scripts.stage.publish import export_checkpoint, publish_checkpoint

@@ -38,8 +38,8 @@ def step(number: int, **values: Any) -> dict[str, Any]:
 def evaluation(stage: str, before: float | None = 0.25, after: float = 0.5, spread: float = 0.125) -> dict[str, Any]:
     """An eval.json of two environments whose change has an interval of ± spread."""
     change = None if before is None else after - before
-    told = None if change is None else {"value": change, "low": change - spread, "high": change + spread}
-    entry = {"before": before, "after": after, "change": told}
+    interval = None if change is None else {"value": change, "low": change - spread, "high": change + spread}
+    entry = {"before": before, "after": after, "change": interval}
     return {"stage": stage, "environments": {MATH: {"rows": 8} | entry, MCQA: {"rows": 8} | entry}, "mean": entry}
 
 
@@ -105,4 +105,6 @@ def set_times(run: Path, *times: float) -> None:
     """Give the lines of attempts.jsonl these times."""
     path = run / "attempts.jsonl"
     entries = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(it | {"time": at}) + "\n" for it, at in zip(entries, times, strict=True)))
+    path.write_text(
+        "".join(json.dumps(entry | {"time": time}) + "\n" for entry, time in zip(entries, times, strict=True))
+    )

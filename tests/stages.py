@@ -10,8 +10,8 @@ from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
 from scripts.files import sha256_file
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Checkpointing
-from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.resolve import resolve_stage, training_config
+from scripts.recipe.stage import Checkpointing
 from scripts.stage.stop import StopRequest
 from tests.conftest import SHORT
 
@@ -35,22 +35,29 @@ class Stages:
         """The training split of a blend."""
         return self.directory / blend / "train-split.jsonl"
 
-    def job(self, stage: str, run: str, steps: int, nodes: int = 1, **options: Any) -> TrainingJob:
-        """A job for `steps` steps, with a constant learning rate, in the run directory of that name."""
-        config = resolve_stage(self.recipe, stage) | {"model": self.recipe.model.model_dump(mode="json")}
-        config["policy"]["optimizer"]["schedule"] = "constant"
+    def job(
+        self, stage: str, run: str, steps: int, nodes: int = 1, settings: dict[str, Any] | None = None, **options: Any
+    ) -> TrainingJob:
+        """A job for `steps` steps, with a constant learning rate, in the run directory of that name.
+
+        `settings` stand in for what the recipe says of the stage.
+        """
+        values = resolve_stage(self.recipe, stage).values() | {"model": self.recipe.model.model_dump(mode="json")}
+        values["policy"]["optimizer"]["schedule"] = "constant"
         path = self.directory / run
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        settings = {"checkpointing": Checkpointing(save_period=1000), **(settings or {})}
         defaults = {
+            "config": training_config(values),
             "parent_model": None,
             "resume_from": None,
-            "checkpointing": Checkpointing(save_period=1000),
             "threads": 1,
             "stop": StopRequest(),
+            "environments": {},
         }
         return TrainingJob(
             stage=stage,
-            config=config,
+            settings=self.recipe.stages[stage].model_copy(update=settings),
             train_split=self.split(self.recipe.stages[stage].blend),
             run=path,
             max_num_steps=steps,

@@ -1,51 +1,56 @@
-"""What a backend is asked for, and which backends there are."""
+"""What a backend does for the stages it trains, and what it is asked for.
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from importlib import import_module
+A backend is a package of scripts/backends with two modules: ``settings.py`` says what a recipe may say of its stages
+(scripts.recipe.stage), ``backend.py`` holds its `BACKEND`. What it imports to train is loaded only when it trains.
+"""
+
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from scripts.errors import UserError
 from scripts.files import read_json, write_json
+from scripts.installed import backend_modules
 from scripts.launch.slurm import Job
-from scripts.recipe.criteria import Criterion
-from scripts.recipe.judges import JudgeServer, Role
-from scripts.recipe.models import Checkpointing, NemoRlStage
-from scripts.recipe.resolve import is_asynchronous
+from scripts.recipe.recipe import AnyStage, Recipe
+from scripts.recipe.resolve import training_config
 from scripts.recipe.site import Site
+from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.stage.publish import export_checkpoint
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, step_of
+from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """One attempt at a stage.
+    """All that a backend needs to train a stage.
 
     The backend trains up to `max_num_steps` (the planned step, or the one where the data end before it), from the
-    checkpoint `resume_from` where there is one; it seals checkpoints every ``checkpointing.save_period`` steps and at
-    the last one, logs every step to
-    ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
-    `nodes` and `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on
-    any number of them. Another number rounds otherwise, and of nodes draws other completions. `judge_servers` says
-    where the config's judges answer, `environments` where the files lie of the user's own ones in it. `gate` holds the
-    criteria, of which some can end a training early (scripts.stage.step_criteria).
+    checkpoint `resume_from` if there is one, or else from `parent_model` (None: the config's own model). It seals
+    checkpoints with ``scripts.stage.rundir.seal_checkpoint``, logs each step into ``run/metrics.jsonl``, and at the end
+    of each step asks `stop`: once that is due, it seals the step and returns. `config` alone says how to train; of
+    `settings` counts what changes no weight: checkpoint periods, where judges answer, the gate, of which some criteria
+    can end a training early (scripts.stage.step_criteria). `nodes` and `threads` (CPU threads on each node) are no part
+    of what a stage trains: every step has the same rows on any number of them. Another number rounds otherwise, and of
+    nodes draws other completions. `environments` says where the files lie of the user's own ones.
     """
 
     stage: str
-    config: dict[str, Any]
+    settings: StageSettings
+    config: TrainingConfig
     train_split: Path
     parent_model: Path | None
     run: Path
     resume_from: Path | None
     max_num_steps: int
-    checkpointing: Checkpointing
     threads: int
     stop: StopRequest
-    nodes: int = 1
-    judge_servers: dict[Role, JudgeServer] = field(default_factory=dict)
-    environments: dict[str, Path] = field(default_factory=dict)
-    gate: list[Criterion] = field(default_factory=list)
+    nodes: int
+    environments: dict[str, Path]
 
     @property
     def start(self) -> int:
@@ -54,25 +59,113 @@ class TrainingJob:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a stage is started: its Slurm job, the site, and the recipe's word on what changes no weight."""
+class Allocation:
+    """Where a stage trains: its Slurm job (None: on this machine) and the site."""
 
-    job: Job
-    site: Site
-    stage: NemoRlStage
+    job: Job | None = None
+    site: Site | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that would go wrong. `stops`: it surely would, so nothing is started; otherwise it is worth a look."""
+
+    stage: str
+    trap: int
+    says: str
+    stops: bool = True
+
+    def __str__(self) -> str:
+        """One line for people."""
+        return f"{'error' if self.stops else 'warning'}: {self.stage}: {self.says} (trap {self.trap})"
+
+
+class Backend:
+    """What trains stages. Only `train` has to be there; the rest is for backends that differ from the plain case."""
+
+    def train(self, job: TrainingJob, allocation: Allocation) -> None:
+        """Train up to the job's last step, or until it is to stop.
+
+        Afterwards `job.stop` has a reason where the training is to be continued. UserError: it failed for a reason of
+        its own; CutOffError: the next attempt may go well; ExhaustedError: its data have ended.
+        """
+        raise NotImplementedError
+
+    def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
+        """UserError when a stage of this config cannot train on so many nodes."""
+        if nodes > 1:
+            raise UserError(f"{stage}: backend {config.backend} trains on one node; set resources.nodes to 1")
+
+    def findings(self, stage: Stage, site: Site) -> list[Finding]:
+        """What would go wrong with a stage on a site, as far as files tell."""
+        try:
+            self.check_nodes(stage.name, stage.config, site.resources_of(stage.name, stage.settings).nodes)
+        except UserError as error:
+            return [Finding(stage.name, 19, str(error))]
+        return []
+
+    def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
+        """What keeps a stage whose data are there from training, a line each; what is worth a look is printed.
+
+        `site` is given where it matters to the backend, `python` is what trains the stage.
+        """
+        return []
+
+    def seal_finished(self, run: Path) -> None:
+        """Seal the whole checkpoints that a program of the backend's own left in a run directory."""
+
+    def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
+        """How far an attempt gets from the newest checkpoint: to the planned step, or to where the data end."""
+        return Reach(planned)
+
+    def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:
+        """The container that trains a stage: its name, its digest in the registry, the SHA-256 of its file; or none."""
+        return None
+
+    def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
+        """Export the published checkpoint in Hugging Face's format, for the next stage to start from.
+
+        Where that takes a program, it runs on the site and prints into `log`; `as_it_is`: what follows takes the
+        checkpoint's own weights.
+        """
+        export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent)
+
+    def command_text(self, stage: Stage, site: Site) -> str:
+        """What a program of the backend's own would be told of a stage; UserError where there is none."""
+        raise UserError(
+            f"stage {stage.name} on site {site.name}: NeMo-RL does not train it here, so there is no command"
+        )
+
+    def notes(self, recipe: Recipe, site: Site, results: Path) -> list[str]:
+        """What the doctor tells besides its findings, a line each."""
+        return []
+
+    def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
+        """The parameters that the recipe's stages of this backend are trained with, for the plan: heading and rows."""
+        return None
+
+
+def backend_of(name: str) -> Backend:
+    """The backend of that name."""
+    return backend_modules("backend")[name].BACKEND
+
+
+def backends_in(recipe: Recipe) -> list[Backend]:
+    """The backends that train a recipe's stages."""
+    return [backend_of(name) for name in dict.fromkeys(stage.backend for stage in recipe.stages.values())]
 
 
 _PATHS = ("train_split", "parent_model", "run", "resume_from")
+_SETTINGS = TypeAdapter(AnyStage)
 
 
 def write_job(path: Path, job: TrainingJob) -> None:
     """Write a job for a process that may run elsewhere: paths absolute, of `stop` its deadline and its file."""
     record = vars(job) | {
-        "checkpointing": job.checkpointing.model_dump(mode="json"),
+        "settings": job.settings.model_dump(mode="json"),
+        "config": job.config.values(),
         "stop": {"deadline": job.stop.deadline, "file": _text(job.stop.file)},
-        "judge_servers": {role: server.model_dump(mode="json") for role, server in job.judge_servers.items()},
-        "environments": {name: _text(path) for name, path in job.environments.items()},
-        "gate": [criterion.model_dump(mode="json") for criterion in job.gate],
+        "environments": {name: _text(file) for name, file in job.environments.items()},
     }
     write_json(path, record | {name: _text(record[name]) for name in _PATHS})
 
@@ -81,11 +174,9 @@ def read_job(path: Path) -> TrainingJob:
     """The job that `write_job` wrote."""
     record = read_json(path)
     record |= {name: _path(record[name]) for name in _PATHS}
-    record["checkpointing"] = Checkpointing.model_validate(record["checkpointing"])
-    servers = record["judge_servers"].items()
-    record["judge_servers"] = {role: JudgeServer.model_validate(server) for role, server in servers}
-    record["environments"] = {name: Path(path) for name, path in record["environments"].items()}
-    record["gate"] = [Criterion.model_validate(criterion) for criterion in record["gate"]]
+    record["settings"] = _SETTINGS.validate_python(record["settings"])
+    record["config"] = training_config(record["config"])
+    record["environments"] = {name: Path(file) for name, file in record["environments"].items()}
     record["stop"] = StopRequest(record["stop"]["deadline"], _path(record["stop"]["file"]))
     return TrainingJob(**record)
 
@@ -96,35 +187,3 @@ def _text(path: Path | None) -> str | None:
 
 def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
-
-
-def load_backend(name: str) -> Callable[..., None]:
-    """The `train` function of a backend; its module (and what that imports) is loaded only now.
-
-    It takes a TrainingJob; that of nemo_rl takes the Place as well.
-    """
-    return import_module(f"scripts.backends.{name}.train").train
-
-
-def load_cluster_backend(name: str) -> Callable[[TrainingJob, Callable[[list[str]], int]], None]:
-    """The function of a backend that trains on several nodes, given what runs a driver's command on a Ray cluster."""
-    return import_module(f"scripts.backends.{name}.cluster").train_on_cluster
-
-
-def recognise_checkpoints(backend: str, run: Path) -> None:
-    """Seal the whole checkpoints that a backend's own program left in a run directory."""
-    if backend == "nemo_rl":
-        import_module("scripts.backends.nemo_rl.checkpoints").seal_finished(run)
-
-
-def reach_of(config: dict[str, Any], run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
-    """How far an attempt gets from a run directory's newest checkpoint: to the planned step, or where the data end."""
-    if not is_asynchronous(config):
-        return Reach(planned)
-    return import_module("scripts.backends.nemo_rl.reach").reach_of(run, newest, planned, rows)
-
-
-def check_nodes(stage: str, config: dict[str, Any], nodes: int) -> None:
-    """UserError when a stage of this resolved config cannot train on so many nodes."""
-    if nodes > 1 and config["backend"] == "trl":
-        import_module(f"scripts.backends.{config['backend']}.cluster").check_nodes(stage, config, nodes)

@@ -1,4 +1,4 @@
-"""A folder of a zip archive on the disk: checked byte for byte, gone on with after a kill, and whole or absent."""
+"""Extract a folder of a zip archive: checked byte for byte, resumed after a kill, and whole or absent."""
 
 import hashlib
 import os
@@ -6,7 +6,6 @@ import shutil
 import stat
 import time
 import zlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from scripts.files import amount, fsync_directory, write_json
 
 MARK = ".extracted.json"
 CHUNK = 1 << 20
-AT_ONCE = 4096
+BATCH = 4096
 DISK_BLOCK = 4096
 SECONDS_BETWEEN_LINES = 30
 
@@ -42,18 +41,18 @@ def extract_folder(
 
     With `wanted`, only those of its files, by their paths below the folder.
 
-    Files are extracted beside it, to ``.<target>.partial``, which becomes `target` by one rename when each has the size
-    and CRC that the archive tells; its `MARK` comes last. What an earlier attempt left, there or at `target`, is read
-    and kept where it is right. UserError for a damaged archive, one with unsafe members, and too small a disk.
+    Files are extracted beside it, to ``.<target>.partial``, which becomes `target` by one rename when each has its size
+    and CRC in the archive; its `MARK` comes last. What an earlier attempt left, there or at `target`, is read and kept
+    where it is right. UserError for a damaged archive, one with unsafe members, and too small a disk.
     """
     partial = target.with_name(f".{target.name}.partial")
     try:
-        # From an open file: a ZipFile that opened it itself counts its readers, and not safely among threads.
+        # ZipFile is given an open file because the count of readers it keeps of its own files is not thread-safe.
         with archive.open("rb") as file, ZipFile(file) as opened:
             members = _members(opened, archive, name)
             if wanted is not None:
                 members = {path: info for path, info in members.items() if path in wanted}
-            held = _take_up(target, partial, members)
+            held = _resume(target, partial, members)
             _check_space(archive, partial, members, held)
             _extract(opened, partial, members, held, threads)
     except (BadZipFile, EOFError, zlib.error) as error:
@@ -71,7 +70,7 @@ def extract_folder(
 def files_below(folder: Path) -> set[str]:
     """The relative paths of all files below a folder, with ``/`` between names."""
     start = len(str(folder)) + 1
-    return {f"{place}/{name}"[start:] for place, _, names in os.walk(folder) for name in names}
+    return {f"{parent}/{name}"[start:] for parent, _, names in os.walk(folder) for name in names}
 
 
 def _members(opened: ZipFile, archive: Path, name: str) -> Members:
@@ -79,10 +78,10 @@ def _members(opened: ZipFile, archive: Path, name: str) -> Members:
     infos = [info for info in opened.infolist() if not info.is_dir()]
     for info in infos:
         _refuse_unsafe(info, archive)
-    found = {_place_of(name, info.filename) for info in infos} - {None}
-    if not found:
+    prefixes = {_prefix_to(name, info.filename) for info in infos} - {None}
+    if not prefixes:
         raise UserError(f"{archive}: has no folder {name}/ with files; is it the archive that the dataset publishes?")
-    prefix = min(found, key=lambda place: (place.count("/"), place))
+    prefix = min(prefixes, key=lambda prefix: (prefix.count("/"), prefix))
     members: Members = {}
     for info in (info for info in infos if info.filename.startswith(prefix)):
         if members.setdefault(info.filename.removeprefix(prefix), info) is not info:
@@ -92,7 +91,7 @@ def _members(opened: ZipFile, archive: Path, name: str) -> Members:
     return members
 
 
-def _place_of(name: str, path: str) -> str | None:
+def _prefix_to(name: str, path: str) -> str | None:
     """The path up to and with its first folder `name`; None without one."""
     folders = path.split("/")[:-1]
     return "/".join(folders[: folders.index(name) + 1]) + "/" if name in folders else None
@@ -110,8 +109,8 @@ def _refuse_unsafe(info: ZipInfo, archive: Path) -> None:
     raise UserError(f"{archive}: {info.filename!r} {why}; nothing of this archive is extracted: do not trust it")
 
 
-def _take_up(target: Path, partial: Path, members: Members) -> set[str]:
-    """Make `partial` what an earlier attempt left of these members, which are returned, alone but with all folders."""
+def _resume(target: Path, partial: Path, members: Members) -> set[str]:
+    """The members that an earlier attempt left; `partial` then holds nothing but them, and all folders."""
     partial.parent.mkdir(parents=True, exist_ok=True)
     if partial.exists():
         shutil.rmtree(target, ignore_errors=True)
@@ -129,8 +128,8 @@ def _take_up(target: Path, partial: Path, members: Members) -> set[str]:
 
 
 def _check_space(archive: Path, partial: Path, members: Members, held: set[str]) -> None:
-    there = sum(_on_disk((partial / path).stat().st_size) for path in held)
-    needed = sum(_on_disk(info.file_size) for info in members.values()) - there
+    present = sum(_on_disk((partial / path).stat().st_size) for path in held)
+    needed = sum(_on_disk(info.file_size) for info in members.values()) - present
     free = shutil.disk_usage(partial).free
     if needed > free:
         raise UserError(
@@ -144,26 +143,21 @@ def _on_disk(size: int) -> int:
 
 
 def _extract(opened: ZipFile, partial: Path, members: Members, held: set[str], threads: int) -> None:
-    """Extract all but those `held` that are right, telling from time to time how far it is."""
+    """Extract all but those `held` that are right; print the progress from time to time."""
 
-    def place(member: tuple[str, ZipInfo]) -> None:
+    def extract(member: tuple[str, ZipInfo]) -> None:
         path, info = member
         if path not in held or not _is_whole(partial / path, info):
             _extract_member(opened, info, partial / path)
 
-    done, size, told = 0, 0, time.monotonic()
+    done, size, printed, waiting = 0, 0, time.monotonic(), iter(members.items())
     with ThreadPoolExecutor(threads) as pool:
-        for batch in _batches(iter(members.items())):
-            list(pool.map(place, batch))
+        while batch := list(islice(waiting, BATCH)):
+            list(pool.map(extract, batch))
             done, size = done + len(batch), size + sum(info.file_size for _, info in batch)
-            if done == len(members) or time.monotonic() - told > SECONDS_BETWEEN_LINES:
+            if done == len(members) or time.monotonic() - printed > SECONDS_BETWEEN_LINES:
                 print(f"{opened.filename}: {done} of {len(members)} files, {amount(size)}", flush=True)
-                told = time.monotonic()
-
-
-def _batches(items: Iterator[tuple[str, ZipInfo]]) -> Iterator[list[tuple[str, ZipInfo]]]:
-    while batch := list(islice(items, AT_ONCE)):
-        yield batch
+                printed = time.monotonic()
 
 
 def _extract_member(opened: ZipFile, info: ZipInfo, path: Path) -> None:
@@ -191,7 +185,7 @@ def _is_whole(path: Path, info: ZipInfo) -> bool:
 
 
 def _describe(members: Members) -> Extracted:
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for path, info in sorted(members.items()):
-        told.update(f"{path}\0{info.file_size}\0{info.CRC:08x}\n".encode())
-    return Extracted(len(members), sum(info.file_size for info in members.values()), told.hexdigest())
+        digest.update(f"{path}\0{info.file_size}\0{info.CRC:08x}\n".encode())
+    return Extracted(len(members), sum(info.file_size for info in members.values()), digest.hexdigest())

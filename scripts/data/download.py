@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -19,10 +20,12 @@ from scripts.data.placeholders import TABLES, Table
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
 from scripts.files import amount, explain_write_errors, link_or_copy, replace_directory, write_json
+from scripts.recipe.blend import IMAGE_FILES, Blend, FolderSource, HubSource, SyntheticSource
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import IMAGE_FILES, Blend, FolderSource, HubSource, Recipe, SyntheticSource, nearest
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.strict import nearest
 
-AT_ONCE = 4
+THREADS = 4
 PLACEHOLDER = b"_hf_placeholder"
 RAW = {"mmpr": "OMNI3_MMPR_PUBLIC_RAW", "mmpr_tiny": "OMNI3_MMPR_TINY_RAW"}  # Nemotron's, of images fetched before
 
@@ -40,14 +43,14 @@ class Wanted:
 
 
 class _PlaceholderRow(msgspec.Struct):
-    """What tells which table a row is to be filled from."""
+    """The fields of a row that name the table to fill it from."""
 
     dataset: Any = None
     placeholder: Any = msgspec.field(name=PLACEHOLDER.decode(), default=msgspec.UNSET)
 
 
 class Fetcher:
-    """Puts files of several sources below one folder, some at once; each hub revision is resolved once."""
+    """Puts files of several sources below one folder, some at a time; each hub revision is looked up once."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -60,12 +63,12 @@ class Fetcher:
         from_hub = [item for item in wanted if isinstance(item.source, HubSource)]
         for source in dict.fromkeys(item.source for item in from_hub):
             files = [item.file for item in from_hub if item.source == source]
-            self.snapshots[source] = self._hub.resolve(source.repository, source.revision, files)
-        located = self.at_once(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
+            self.snapshots[source] = self._hub.find_snapshot(source.repository, source.revision, files)
+        located = self.map(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
         folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
         _check_space(located, list(folders.values()), self.directory)
-        self.at_once(lambda pair: self._place_from_hub(*pair), list(zip(from_hub, located, strict=True)))
-        self.at_once(lambda pair: self._place_from_folder(*pair), list(folders.items()))
+        self.map(lambda pair: self._place_from_hub(*pair), list(zip(from_hub, located, strict=True)))
+        self.map(lambda pair: self._place_from_folder(*pair), list(folders.items()))
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """What the record says of a source that was fetched from."""
@@ -73,9 +76,9 @@ class Fetcher:
             return {"source": str(Path(source.path)), "revision": "folder"}
         return {"source": self.snapshots[source].repository, "revision": self.snapshots[source].commit}
 
-    def at_once(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """The results of the work on each item, in order, from a few threads."""
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             futures = [pool.submit(work, item) for item in items]
             try:
                 for future in as_completed(futures):
@@ -121,7 +124,7 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
         fetcher.fetch(
             [Wanted(sources[name], file, target) for name in published for target, file in published[name].items()]
         )
-        named: set[Table] = set().union(*fetcher.at_once(lambda file: tables_named(fresh / file), rows))
+        named: set[Table] = set().union(*fetcher.map(lambda file: tables_named(fresh / file), rows))
         folders = [Path(source.path) for source in sources.values() if isinstance(source, FolderSource)]
         ordered = sorted(named, key=lambda table: table.repository)
         tables = {table.repository: _wanted_table(table, folders, recipe) for table in ordered}
@@ -152,24 +155,18 @@ def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
 
 
 def tables_named(path: Path) -> set[Table]:
-    """The external tables that a blend's placeholder rows name; what names no known one is left to the fill."""
-    tables = set(TABLES.values())
+    """The external tables that a blend's placeholder rows name; an unknown name is reported by the fill."""
     found: set[Table] = set()
     decoder = msgspec.json.Decoder(_PlaceholderRow)
     for block in blocks_of(path):
-        data = block.read()
-        place = data.find(PLACEHOLDER)
-        while place >= 0:
-            start, end = data.rfind(b"\n", 0, place) + 1, data.find(b"\n", place)
-            end = len(data) if end < 0 else end
-            try:
-                row = decoder.decode(memoryview(data)[start:end])
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                row = _PlaceholderRow()
-            if row.placeholder is not msgspec.UNSET and isinstance(row.dataset, str) and row.dataset in TABLES:
-                found.add(TABLES[row.dataset])
-            place = data.find(PLACEHOLDER, end)
-        if found == tables:
+        for line in block.read().split(b"\n"):
+            if PLACEHOLDER not in line:
+                continue
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                row = decoder.decode(line)
+                if row.placeholder is not msgspec.UNSET and isinstance(row.dataset, str) and row.dataset in TABLES:
+                    found.add(TABLES[row.dataset])
+        if found == set(TABLES.values()):
             break
     return found
 
@@ -190,14 +187,14 @@ def _find(item: Wanted) -> Path:
         raise UserError(f"{folder}: no such folder, but the recipe's source is there; correct the path")
     path = folder / item.file
     if not path.is_file():
-        names = tuple(sorted(str(other.relative_to(folder)) for other in folder.rglob("*") if other.is_file()))
+        names = tuple(sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()))
         raise UserError(f"{path}: no such file, but the recipe's source should have it; {near(item.file, names)}")
     with path.open("rb"):
         return path
 
 
 def _check_space(from_hub: list[HubFile], from_folders: list[Path], directory: Path) -> None:
-    """Refuse what the disks have no room for: those of the hub's cache and, where that is another, of the output."""
+    """UserError when the disk of the hub's cache or, where it is another one, of the output has too little room."""
     cache = next(path for path in Path(constants.HF_HUB_CACHE, "x").absolute().parents if path.exists())
     here = directory.stat().st_dev
     to_copy = sum(path.stat().st_size for path in from_folders if path.stat().st_dev != here)

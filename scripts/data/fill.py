@@ -1,4 +1,4 @@
-"""From a published blend to its splits in one pass: placeholders resolved, the last rows held out, and a manifest.
+"""From a published blend to its splits in one pass: placeholders filled, the last rows held out, and a manifest.
 
 Every other row passes byte for byte, order kept. Bad rows are all reported, each with file and line; then nothing is
 written. The manifest is small and deterministic: rows, bytes and SHA-256 of each split, rows of each environment,
@@ -22,13 +22,13 @@ import numpy as np
 import xxhash
 
 from scripts.data.blocks import blocks_of
-from scripts.data.holdout import Part, parts_of
+from scripts.data.fill_block import SHOWN, FilledBlock, fill_block
+from scripts.data.holdout import parts_of
 from scripts.data.parallel import default_workers, in_order
-from scripts.data.resolve import SHOWN, ResolvedBlock, resolve_block
-from scripts.data.source_record import not_as_recorded, origin_of
+from scripts.data.source_record import differs_from_record, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
-from scripts.files import open_atomically, read_json, scratch_directory, write_json
+from scripts.files import open_atomically, read_json, temporary_directory, write_json
 
 if TYPE_CHECKING:
     from scripts.recipe.reasoning import Reasoning
@@ -38,36 +38,36 @@ WRITE_BYTES = 8 << 20
 
 
 class Split:
-    """A split while it is written, some MB at a time, which a thread hashes behind the writer."""
+    """A split while it is written, some MB at a time, each hashed in a thread while the next is gathered."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.sha256 = hashlib.sha256()
-        self._coming, self._gone = BytesIO(), BytesIO()
+        self._gathered, self._hashed = BytesIO(), BytesIO()
         self._thread, self._hashing = ThreadPoolExecutor(1), None
         self.rows = self.bytes = 0
         self.environments: Counter[str] = Counter()
         self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
 
-    def add(self, data: bytes, block: ResolvedBlock) -> None:
+    def add(self, data: bytes, block: FilledBlock) -> None:
         """Write a block, whose bytes in the source are `data`, and count its rows."""
-        self._coming.writelines(block.pieces(data))
+        self._gathered.writelines(block.pieces(data))
         self.rows += block.rows
         self.environments += block.environments
         self.row_hashes += block.row_hashes
         self.prompt_hashes += block.prompt_hashes
-        if self._coming.tell() >= WRITE_BYTES:
+        if self._gathered.tell() >= WRITE_BYTES:
             self._write()
 
     def _write(self) -> None:
-        chunk = self._coming.getbuffer()[: self._coming.tell()]
+        chunk = self._gathered.getbuffer()[: self._gathered.tell()]
         self.file.write(chunk)
         if self._hashing:
             self._hashing.result()
         start, self.bytes = self.bytes, self.bytes + len(chunk)
         self._hashing = self._thread.submit(self._hash, chunk, start)
-        self._coming, self._gone = self._gone, self._coming
-        self._coming.seek(0)
+        self._gathered, self._hashed = self._hashed, self._gathered
+        self._gathered.seek(0)
 
     def _hash(self, chunk: memoryview, start: int) -> None:
         """Hash what was written, and let the kernel begin to put it on the disk, so that the sync is short."""
@@ -89,7 +89,7 @@ class Split:
 
 
 def _distinct(hashes: array) -> int:
-    """How many different ones there are, by sorting, which is several times quicker here than `np.unique`."""
+    """How many different hashes there are; sorting is several times quicker here than `np.unique`."""
     ordered = np.sort(hashes)
     return len(ordered) and 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
@@ -115,28 +115,29 @@ def fill_blend(
     wrong, and leaves what stood there before.
     """
     parts, hashes = parts_of(source, holdout, test, sample), hashes or {}
-    found: Counter[str] = Counter()
+    placeholders: Counter[str] = Counter()
     cleaned: Counter[str] = Counter()
     problems, bad_rows, hashed = [], 0, xxhash.xxh3_128()
     paths = [output / FILES[name] for name in parts]
-    with scratch_directory(output / "tables") as scratch, open_atomically(*paths) as files:
+    with temporary_directory(output / "tables") as unpacked, open_atomically(*paths) as files:
         splits = {name: Split(file) for name, file in zip(parts, files, strict=True)}
-        external = ExternalTables(tables, scratch, hashes)
-        resolve = partial(resolve_block, tables=external, is_rewarded=is_rewarded, reasoning=reasoning, seed=seed)
+        external = ExternalTables(tables, unpacked, hashes)
+        fill = partial(fill_block, tables=external, is_rewarded=is_rewarded, reasoning=reasoning, seed=seed)
         blocks = (block for part in parts.values() for block in blocks_of(source, part.start, part.end))
-        for resolved in in_order(resolve, blocks, workers):
-            data = resolved.block.read()
+        for filled in in_order(fill, blocks, workers):
+            data = filled.block.read()
             hashed.update(data)
-            bad_rows += resolved.bad_rows
-            problems += resolved.problems[: SHOWN - len(problems)]
+            bad_rows += filled.bad_rows
+            problems += filled.problems[: SHOWN - len(problems)]
             if not bad_rows:
-                splits[_part_at(resolved.block.start, parts)].add(data, resolved)
-                found += resolved.placeholders
-                cleaned += resolved.cleaned
+                name = next(name for name, part in parts.items() if part.start <= filled.block.start < part.end)
+                splits[name].add(data, filled)
+                placeholders += filled.placeholders
+                cleaned += filled.cleaned
         expected = hashes.get(source.name) if sample is None else None
-        changed = [not_as_recorded(source)] if expected not in (None, hashed.hexdigest()) else []
+        changed = [differs_from_record(source)] if expected not in (None, hashed.hexdigest()) else []
         if bad_rows or changed:
-            raise UserError("\n".join([*changed, *_table_of(problems, bad_rows)]))
+            raise UserError("\n".join([*changed, *_list_problems(problems, bad_rows)]))
         for name, split in splits.items():
             if not split.rows:
                 raise UserError(f"{source}: no row is left for the {name} split; change the blend's holdout or test")
@@ -146,16 +147,12 @@ def fill_blend(
     if "test" not in parts:
         (output / FILES["test"]).unlink(missing_ok=True)
     for name in parts.keys() - {"train"}:
-        known = np.isin(splits[name].prompt_hashes, splits["train"].prompt_hashes)
-        described[name]["prompts_trained_on"] = int(np.count_nonzero(known))
-    return described | {"placeholders": dict(sorted(found.items())), "unresolved": bad_rows}
+        is_trained_on = np.isin(splits[name].prompt_hashes, splits["train"].prompt_hashes)
+        described[name]["prompts_trained_on"] = int(np.count_nonzero(is_trained_on))
+    return described | {"placeholders": dict(sorted(placeholders.items())), "unresolved": bad_rows}
 
 
-def _part_at(byte: int, parts: dict[str, Part]) -> str:
-    return next(name for name, part in parts.items() if part.start <= byte < part.end)
-
-
-def _table_of(problems: list[str], bad_rows: int) -> list[str]:
+def _list_problems(problems: list[str], bad_rows: int) -> list[str]:
     heading = [f"{bad_rows} bad rows; correct them or fetch the file again:"] if bad_rows else []
     more = [f"  and {bad_rows - len(problems)} rows more"] if bad_rows > len(problems) else []
     return [*heading, *(f"  {problem}" for problem in problems), *more]

@@ -1,6 +1,6 @@
 """Bring files of a dataset repository of the Hugging Face hub into the hub's cache: pinned, whole and verified.
 
-huggingface_hub's own download forgets what came when it is cut off; this one goes on from there, in whatever process.
+huggingface_hub's own download starts anew when it was cut off; this one resumes, also in another process.
 """
 
 import difflib
@@ -24,11 +24,11 @@ from scripts.data.hub_errors import (
     UNREACHABLE,
     EndedEarly,
     UnexpectedAnswer,
-    asked_wait,
     brief,
     explain,
+    is_transient,
     is_unknown_repository,
-    may_pass,
+    retry_after,
 )
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 
 class Stopped(Exception):
-    """The download was ended from outside; what came of it stays in the cache."""
+    """The download was ended by `HubClient.stop`; what came of it stays in the cache."""
 
 
 class HubClient:
-    """Asks the hub, patiently; several threads may use one client, and `stop` ends what they do.
+    """Downloads with retries; several threads may use one client, and `stop` ends what they do.
 
-    What may pass (no answer, a cut body, a throttled or failing hub) is tried again until eight attempts in a row have
-    brought no byte: after about three minutes, or as long as the hub itself asks to wait, at most ten minutes a time.
+    Transient failures (no answer, a cut body, a throttled or failing hub) are retried until eight attempts in a row
+    brought no byte: for about three minutes, or as long as the hub itself asks to wait, at most ten minutes a time.
     """
 
     def __init__(self) -> None:
@@ -60,16 +60,15 @@ class HubClient:
         """End what the threads do, as soon as they look."""
         self._stop.set()
 
-    def resolve(self, repository: str, revision: str, files: list[str]) -> Snapshot:
+    def find_snapshot(self, repository: str, revision: str, files: list[str]) -> Snapshot:
         """The repository at the commit that `revision` means now, or in the cache where the hub cannot be asked.
 
         A whole commit hash whose `files` are in the cache needs no hub.
         """
         if not re.fullmatch(r"[!-~]*", get_token() or ""):
             raise UserError(f"{TOKEN} has characters that no token has; set it again")
-        ids = [repository]
-        if repository in SAME_REPOSITORY:
-            ids += [other for other in SAME_REPOSITORY if other != repository]
+        names = SAME_REPOSITORY if repository in SAME_REPOSITORY else ()
+        ids = [repository, *(name for name in names if name != repository)]
         cached = next(filter(None, (cached_snapshot(name, revision, files) for name in ids)), None)
         if cached and cached.commit == revision:
             return cached
@@ -98,10 +97,10 @@ class HubClient:
             except (ValueError, KeyError, TypeError) as error:
                 raise UnexpectedAnswer(f"what answers is not a hub ({type(error).__name__})") from None
 
-        info = self._persist(f"{repository} at {revision}", ask, retries_unreachable=retries)
+        info = self._retry(f"{repository} at {revision}", ask, retries_unreachable=retries)
         if not is_commit(info.sha or ""):
             raise UnexpectedAnswer("the answer names no commit")
-        return Snapshot(repository, info.id, revision, info.sha, tuple(it.rfilename for it in info.siblings or ()))
+        return Snapshot(repository, info.id, revision, info.sha, tuple(file.rfilename for file in info.siblings or ()))
 
     def locate(self, snapshot: Snapshot, name: str) -> HubFile:
         """The hash and size of a file, from the cache or the hub; UserError when the commit has no such file."""
@@ -111,7 +110,7 @@ class HubClient:
         if snapshot.names is not None and name not in snapshot.names:
             raise UserError(f"{what}: the repository has no such file; {near(name, snapshot.names)}")
         try:
-            found = self._persist(
+            found = self._retry(
                 what, lambda: get_hf_file_metadata(_url(snapshot, name), timeout=constants.HF_HUB_ETAG_TIMEOUT)
             )
             if not found.etag or found.size is None:
@@ -148,7 +147,7 @@ class HubClient:
             else:
                 what = f"{file.name} of {file.snapshot}"
                 try:
-                    self._persist(what, lambda: self._stream(file), lambda: file.bytes_here)
+                    self._retry(what, lambda: self._stream(file), lambda: file.bytes_here)
                 except FAILURES as error:
                     raise explain(error, what, file.snapshot.repository) from None
                 file.part.replace(file.blob)
@@ -156,9 +155,7 @@ class HubClient:
 
     def _stream(self, file: HubFile) -> None:
         """Append to what came so far until the file has its size."""
-        have = file.bytes_here
-        if have > file.size:
-            have = 0
+        have = file.bytes_here if file.bytes_here <= file.size else 0
         if have == file.size > 0:
             return
         headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -196,14 +193,14 @@ class HubClient:
                     say(f"{file}: {amount(have)} of {amount(file.size)}, {amount(rate)}/s, {left:.0f} min left")
         say(f"{file}: {amount(have - first)} came in {time.monotonic() - started:.0f} s")
 
-    def _persist(
+    def _retry(
         self,
         what: str,
         attempt: Callable[[], T],
         progress: Callable[[], int] = lambda: 0,
         retries_unreachable: int = len(WAITS),
     ) -> T:
-        """What `attempt` gives, tried again after failures that may pass; new bytes start the count anew."""
+        """What `attempt` gives, retried after transient failures, which are counted anew when bytes came."""
         failures, before = 0, progress()
         while True:
             if self._stop.is_set():
@@ -214,8 +211,8 @@ class HubClient:
                 now = progress()
                 failures, before = 1 if now > before else failures + 1, now
                 retries = retries_unreachable if isinstance(error, UNREACHABLE) else len(WAITS)
-                wait = asked_wait(error) or WAITS[min(failures, len(WAITS)) - 1]
-                if not may_pass(error) or failures > retries or wait > LONGEST_WAIT:
+                wait = retry_after(error) or WAITS[min(failures, len(WAITS)) - 1]
+                if not is_transient(error) or failures > retries or wait > LONGEST_WAIT:
                     raise
                 say(f"{what}: {brief(error)}; attempt {failures + 1} of {retries + 1} in {wait} s")
                 if self._stop.wait(wait):
@@ -234,6 +231,6 @@ def _url(snapshot: Snapshot, name: str) -> str:
 
 def near(name: str, names: tuple[str, ...]) -> str:
     """The names most like a file's, those of the same name in another folder first."""
-    same = [other for other in names if PurePosixPath(other).name == PurePosixPath(name).name]
+    same = [candidate for candidate in names if PurePosixPath(candidate).name == PurePosixPath(name).name]
     near = list(dict.fromkeys([*same, *difflib.get_close_matches(name, names, n=3, cutoff=0.4)]))
     return f"near it: {', '.join(near[:3])}" if near else f"it has {', '.join(names[:10]) or 'none at all'}"

@@ -5,9 +5,7 @@ branch last meant. An ETag is the SHA-256 of the content, or git's SHA-1 of a sm
 verified without the hub.
 """
 
-import hashlib
 import os
-import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
+from huggingface_hub.file_download import REGEX_COMMIT_HASH, REGEX_SHA256
+from huggingface_hub.utils.sha import git_hash
 
 from scripts.files import link_or_copy
 
@@ -43,9 +43,9 @@ class Snapshot:
         return self.folder / "snapshots" / self.commit / file
 
     def remember(self) -> None:
-        """Note for offline use which commit the revision is, and under which id an old one now goes, where that can be.
+        """Note for offline use which commit the revision is, and which id the asked one now goes by.
 
-        The cache may be read-only, may be on a file system without links, or have an older folder under the old id.
+        Left out where it fails: the cache may be read-only, without links, or have an older folder of the asked id.
         """
         if self.names is None:
             return
@@ -112,13 +112,10 @@ class HubFile:
 
     def is_intact(self, described: dict[str, Any]) -> bool:
         """Whether the file in the cache, as scripts.data.source_record.describe_file sees it, is the hub's."""
-        if re.fullmatch("[0-9a-f]{64}", self.etag):
+        if REGEX_SHA256.fullmatch(self.etag):
             return described["sha256"] == self.etag
-        if re.fullmatch("[0-9a-f]{40}", self.etag):
-            content = self.pointer.read_bytes()
-            return (
-                hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest() == self.etag
-            )
+        if REGEX_COMMIT_HASH.fullmatch(self.etag):
+            return git_hash(self.pointer.read_bytes()) == self.etag
         return described["bytes"] == self.size
 
     def remove(self) -> Path:
@@ -135,10 +132,8 @@ class HubFile:
 def cached_snapshot(repository: str, revision: str, files: list[str]) -> Snapshot | None:
     """The commit that a revision last meant, when the cache has these files of it."""
     folder = _folder(repository)
-    commit = revision
-    if not is_commit(revision):
-        reference = folder / "refs" / revision
-        commit = reference.read_text().strip() if reference.is_file() else ""
+    reference = folder / "refs" / revision
+    commit = reference.read_text().strip() if not is_commit(revision) and reference.is_file() else revision
     if not is_commit(commit):
         return None
     served = folder.resolve().name.removeprefix("datasets--").replace(constants.REPO_ID_SEPARATOR, "/")
@@ -148,7 +143,7 @@ def cached_snapshot(repository: str, revision: str, files: list[str]) -> Snapsho
 
 def is_commit(revision: str) -> bool:
     """Whether a revision is a whole commit hash, which never means another commit."""
-    return re.fullmatch("[0-9a-f]{40}", revision) is not None
+    return REGEX_COMMIT_HASH.fullmatch(revision) is not None
 
 
 def _folder(repository: str) -> Path:

@@ -1,4 +1,4 @@
-"""What the hub's failures mean, which of them may pass, and what a person can do about the others."""
+"""What the hub's failures mean, which of them are transient, and what a person can do about the others."""
 
 import httpx2
 from huggingface_hub import constants, get_token
@@ -19,11 +19,11 @@ TOKEN = "your token (HF_TOKEN, or the one of `hf auth login`)"  # noqa: S105
 
 
 class EndedEarly(Exception):
-    """A file's body ended before the size that the hub told."""
+    """A file's body ended before the size that the hub gave."""
 
 
 class UnexpectedAnswer(Exception):
-    """What answers does not speak as the hub does."""
+    """The answer is not a hub's."""
 
 
 UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
@@ -42,7 +42,7 @@ def status_of(error: Exception) -> int | None:
     return error.response.status_code if isinstance(error, HfHubHTTPError) else None
 
 
-def may_pass(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Whether the same request may go well later."""
     status = status_of(error)
     if status is not None:
@@ -51,7 +51,7 @@ def may_pass(error: Exception) -> bool:
     return isinstance(error, broken)
 
 
-def asked_wait(error: Exception) -> int | None:
+def retry_after(error: Exception) -> int | None:
     """For how many seconds the hub asks to be left alone."""
     if not isinstance(error, HfHubHTTPError):
         return None
@@ -99,7 +99,7 @@ def _explain(error: Exception, repository: str) -> str:
             f"no connection ({brief(error)}); check the network, the proxy and HF_ENDPOINT, or fetch on a machine that "
             "has the network, with HF_HOME on a shared disk"
         )
-    if may_pass(error):
+    if is_transient(error):
         return f"given up after several attempts: {brief(error)}; what came is kept: run again to go on from there"
     return f"{brief(error)}; check the repository's id in the recipe, and HF_ENDPOINT where it is set"
 
@@ -119,10 +119,10 @@ def _explain_answer(error: HfHubHTTPError, repository: str) -> str:
     elif isinstance(error, RemoteEntryNotFoundError):
         advice = f"it has no such file: correct the recipe by {page}/tree/main"
     elif status == 429:
-        wait = asked_wait(error)
+        wait = retry_after(error)
         when = f"in {wait} s" if wait else "later"
         advice = f"the hub throttles (429): run again {when}; a token (HF_TOKEN) has a higher limit"
-    elif may_pass(error):
+    elif is_transient(error):
         advice = f"the hub fails ({status}), for longer than we waited: run again later; what came is kept"
     else:
         token = f"; may {TOKEN} read it?" if has_token else ", and no token is set (HF_TOKEN)"

@@ -1,11 +1,13 @@
-"""The splits of a blend whose rows a loader of NeMo-RL reads and splits by itself: lines that pin what it reads.
+"""The split files of a blend that a loader of NeMo-RL reads and splits by itself: lines that identify its rows.
 
-Whatever changes one of the loader's rows, or how it splits them, changes these files, and so their SHA-256 in the
+Whatever changes one of those rows, or how the loader splits them, changes these files and so their SHA-256 in the
 manifest, by which a stage knows its data.
 """
 
+import argparse
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -19,16 +21,21 @@ FILES = ("train-split.jsonl", "val-split.jsonl", "check.json", "manifest.json")
 Line = dict[str, Any]
 
 
-def require_files(source: Path, names: Iterable[str]) -> None:
-    """UserError when a published file is not in the folder."""
-    if missing := [name for name in names if not (source / name).is_file()]:
+def start_blend(source: Path, published: Iterable[str], output: Path, marks: Iterable[str]) -> None:
+    """UserError when the source lacks a published file; else remove all that would make the output look complete."""
+    if missing := [name for name in published if not (source / name).is_file()]:
         raise UserError(f"{source}: has no {', '.join(missing)}; fetch the blend again, or put it there")
-
-
-def remove_files(output: Path, names: Iterable[str]) -> None:
-    """Remove what earlier work left, so that nothing looks complete before it is."""
-    for name in (*FILES, *names):
+    for name in (*FILES, *marks):
         (output / name).unlink(missing_ok=True)
+
+
+def add_arguments(parser: argparse.ArgumentParser, source: str) -> None:
+    """The options that all preparations have; `source` says what its folder holds."""
+    parser.add_argument("--source", type=Path, required=True, help=f"folder of {source}")
+    parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
+    parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
+    parser.add_argument("--sample", type=int, help="for a trial: rows to train on (MMPR: of all subsets alike)")
 
 
 def rows_to_read(train: int, most: int) -> int:
@@ -41,7 +48,7 @@ def write_index(
 ) -> None:
     """Write both splits, ``check.json`` and, last, ``manifest.json``.
 
-    `rows` are those that the loader takes for training and for validation; `checked` is what ``check.json`` tells. No
+    `rows` are those that the loader takes for training and for validation; `checked` is the rest of ``check.json``. No
     environment of Gym rewards such rows, so the manifest names none.
     """
     origin = origin_of(read_json(record), output.name)

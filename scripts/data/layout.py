@@ -1,4 +1,4 @@
-"""A blend's splits once more as other tools lay them out: ``train/``, ``val/`` and ``test/data.jsonl``, all links.
+"""A blend's splits as other tools lay them out: ``train/``, ``val/`` and ``test/data.jsonl``, all links.
 
 Their ``manifest.json`` has the keys that Nemotron's data preparation writes and its trainers read, by
 ``data.manifest_path``: absolute paths, and an empty one for a split that the blend has not.

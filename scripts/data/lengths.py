@@ -25,11 +25,12 @@ from scripts.data.blocks import Block, blocks_of
 from scripts.data.parallel import default_workers, in_order
 from scripts.data.rows import RowError, decode_row
 from scripts.errors import UserError, run_program
-from scripts.recipe.models import PretrainedModel, ScratchModel
+from scripts.recipe.model import PretrainedModel, RandomModel
 
 SAMPLE = 2000
 PERCENTILES = (50, 90, 99)
 BYTES = "one token a byte"
+NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 
 
 @dataclass
@@ -48,12 +49,12 @@ class Lengths:
         return {**named, "longest_seen": longest, "rows_counted": len(self.tokens), "too_long": len(self.too_long)}
 
 
-def tokenizer_at_hand(model: PretrainedModel | ScratchModel) -> str | None:
+def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
     """The tokenizer.json of a model in a folder or in the hub's cache of this machine; None where there is none.
 
-    A model from scratch has one token a byte.
+    A model from scratch has `BYTES`.
     """
-    if isinstance(model, ScratchModel):
+    if isinstance(model, RandomModel):
         return BYTES
     if model.name.startswith("/"):
         path = Path(model.name, "tokenizer.json")
@@ -65,7 +66,7 @@ def tokenizer_at_hand(model: PretrainedModel | ScratchModel) -> str | None:
 def token_lengths(split: Path, rows: int, tokenizer: str, limit: int, workers: int = 1) -> Lengths:
     """The lengths of a split of about `rows` rows; too long is a row of `limit` tokens or more.
 
-    `tokenizer` is the path of a tokenizer.json, or `BYTES`. UserError names a row that is none.
+    `tokenizer` is the path of a tokenizer.json, or `BYTES`. UserError names a line that is no row.
     """
     every = max(1, math.ceil(rows / SAMPLE))
     count = partial(_count_block, tokenizer=tokenizer, limit=limit, every=every)
@@ -79,27 +80,23 @@ def token_lengths(split: Path, rows: int, tokenizer: str, limit: int, workers: i
 
 def _count_block(block: Block, tokenizer: str, limit: int, every: int) -> Lengths:
     lines = block.read().splitlines()
-    found = Lengths(rows=len(lines))
+    lengths = Lengths(rows=len(lines))
     for number, line in enumerate(lines, start=1):
         is_sampled = xxhash.xxh3_64_intdigest(line) % every == 0
         if not is_sampled and len(line) < limit:
             continue
-        texts = list(_texts_of(_row(line, block, number)))
+        try:
+            texts = list(_texts_of(decode_row(line)))
+        except RowError as error:
+            raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
         if not is_sampled and sum(len(text.encode()) for text in texts) < limit:
             continue
         tokens = _count(texts, tokenizer)
         if is_sampled:
-            found.tokens.append(tokens)
+            lengths.tokens.append(tokens)
         if tokens >= limit:
-            found.too_long.append((number, tokens))
-    return found
-
-
-def _row(line: bytes, block: Block, number: int) -> dict[str, Any]:
-    try:
-        return decode_row(line)
-    except RowError as error:
-        raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
+            lengths.too_long.append((number, tokens))
+    return lengths
 
 
 def _texts_of(row: dict[str, Any]) -> Iterator[str]:
@@ -120,23 +117,21 @@ def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
-        for one in value:
-            yield from _strings(one)
+        for item in value:
+            yield from _strings(item)
     elif isinstance(value, dict):
-        for key, one in value.items():
-            if key not in ("role", "type", "id", "call_id", "status", "image_url", "detail"):
-                yield from _strings(one)
+        yield from _strings([item for key, item in value.items() if key not in NO_TEXT])
 
 
 def _count(texts: list[str], tokenizer: str) -> int:
     if tokenizer == BYTES:
         return sum(len(text.encode()) for text in texts)
-    return sum(len(one) for one in _load(tokenizer).encode_batch_fast(texts, add_special_tokens=False))
+    return sum(len(encoding) for encoding in _load(tokenizer).encode_batch_fast(texts, add_special_tokens=False))
 
 
 @lru_cache
 def _load(path: str) -> Tokenizer:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes are many enough
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the work is shared out to processes already
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing narrower

@@ -8,7 +8,6 @@ or a tenth. So the meta file lies in ``meta/``, beside ``MMPR/images`` and ``MMP
 import argparse
 import hashlib
 import json
-import os
 import posixpath
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,12 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scripts.data.archives import extract_folder, files_below
-from scripts.data.index import remove_files, require_files, rows_to_read, write_index
+from scripts.data.index import add_arguments, rows_to_read, start_blend, write_index
 from scripts.data.parallel import in_order
 from scripts.data.rows import parse_row
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, replace_directory, write_json
-from scripts.recipe.models import IMAGE_FILES, MMPR_HOLDOUT
+from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
 
 META = "meta/meta_public.json"
 SEED = 42
@@ -58,8 +57,7 @@ def prepare_mmpr(
     about as many of each subset, with no other images. UserError, and no manifest, when the data are incomplete or the
     loader would not find them.
     """
-    require_files(source, IMAGE_FILES["mmpr"])
-    remove_files(output, (META,))
+    start_blend(source, IMAGE_FILES["mmpr"], output, (META,))
     meta = _rewritten(source / "meta.json")
     extract_folder(source / "annotations.zip", "annotations", output / "MMPR/annotations", threads)
     if lost := [entry["annotation"] for entry in meta.values() if not (output / entry["annotation"]).is_file()]:
@@ -75,8 +73,8 @@ def prepare_mmpr(
     kept = sum(subset.kept for subset in subsets)
     _judge(subsets, kept, missing, source)
     for subset in () if sample else subsets:
-        if (told := meta[subset.subset].get("length", subset.rows)) != subset.rows:
-            print(f"{subset.annotation}: {subset.rows} rows, but meta.json says {told}", flush=True)
+        if (length := meta[subset.subset].get("length", subset.rows)) != subset.rows:
+            print(f"{subset.annotation}: {subset.rows} rows, but meta.json says {length}", flush=True)
     write_json(output / META, meta)
     totals = {
         key: sum(getattr(subset, key) for subset in subsets) for key in ("rows", "several_images", "missing_images")
@@ -97,10 +95,9 @@ def prepare_mmpr(
 def check_subsets(base: Path, meta: dict[str, dict[str, Any]], processes: int = 1) -> list[Subset]:
     """Count, by the loader's rules and in several processes, what becomes of every row below `base`."""
     subsets = [Subset(name, entry["root"], entry["annotation"]) for name, entry in meta.items()]
-    by_root = sorted(range(len(subsets)), key=lambda place: subsets[place].root)
-    found = in_order(partial(_check_subset, base), [subsets[place] for place in by_root], processes)
-    checked = dict(zip(by_root, found, strict=True))
-    return [checked[place] for place in range(len(subsets))]
+    by_root = sorted(subsets, key=lambda subset: subset.root)  # so that a process lists a folder once
+    checked = {subset.subset: subset for subset in in_order(partial(_check_subset, base), by_root, processes)}
+    return [checked[name] for name in meta]
 
 
 def _rewritten(path: Path) -> dict[str, dict[str, Any]]:
@@ -110,22 +107,22 @@ def _rewritten(path: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{path}: must be an object of subsets; fetch it again")
     rewritten = {}
     for name, entry in meta.items():
-        told = entry if isinstance(entry, dict) else {}
-        root, annotation = _below(told.get("root"), "images"), _below(told.get("annotation"), "annotations")
+        entry = entry if isinstance(entry, dict) else {}  # noqa: PLW2901
+        root, annotation = _below(entry.get("root"), "images"), _below(entry.get("annotation"), "annotations")
         if root is None or annotation is None:
             raise UserError(f"{path}: subset {name} needs a root in images/ and an annotation in annotations/")
-        rewritten[name] = told | {"root": root, "annotation": annotation}
+        rewritten[name] = entry | {"root": root, "annotation": annotation}
     return rewritten
 
 
 def _below(path: Any, folder: str) -> str | None:
-    """A published path, which may begin on its authors' disks, from MMPR's folder of this name on."""
+    """The part of a published path, which may begin on its authors' disks, from MMPR's folder of this name on."""
     parts = PurePosixPath(path.replace("\\", "/")).parts if isinstance(path, str) else ()
-    places = [place for place, part in enumerate(parts) if part == folder]
-    if not places or ".." in parts:
+    indices = [index for index, part in enumerate(parts) if part == folder]
+    if not indices or ".." in parts:
         return None
-    place = next((place for place in places if parts[place - 1].startswith("MMPR")), places[0])
-    return "/".join(("MMPR", *parts[place:]))
+    start = next((index for index in indices if parts[index - 1].startswith("MMPR")), indices[0])
+    return "/".join(("MMPR", *parts[start:]))
 
 
 def _sampled(base: Path, meta: dict[str, dict[str, Any]], rows: int) -> dict[str, dict[str, Any]]:
@@ -152,9 +149,9 @@ def _images_of(base: Path, meta: dict[str, dict[str, Any]]) -> set[str]:
 
 
 def _check_subset(base: Path, subset: Subset) -> Subset:
-    annotation, root, told = base / subset.annotation, base / subset.root, hashlib.sha256()
+    annotation, root, digest = base / subset.annotation, base / subset.root, hashlib.sha256()
     for number, line, images in _rows(annotation):
-        told.update(line)
+        digest.update(line)
         subset.rows += 1
         if len(images) != 1:
             subset.several_images += 1
@@ -166,7 +163,7 @@ def _check_subset(base: Path, subset: Subset) -> Subset:
             )
         else:
             subset.missing_images += 1
-    subset.sha256 = told.hexdigest()
+    subset.sha256 = digest.hexdigest()
     return subset
 
 
@@ -181,14 +178,9 @@ def _rows(annotation: Path) -> Iterator[tuple[int, bytes, list[str]]]:
         for number, line in enumerate(file, start=1):
             row = parse_row(line.rstrip(b"\r\n"), annotation, number)
             image = row.get("image")
-            images = [image] if isinstance(image, str) else image
-            texts = (
-                row.get("question"),
-                row.get("chosen"),
-                row.get("rejected"),
-                *(images if isinstance(images, list) else [None]),
-            )
-            if not all(isinstance(text, str) for text in texts):
+            images = image if isinstance(image, list) else [image]
+            texts = [row.get(key) for key in ("question", "chosen", "rejected")]
+            if not all(isinstance(text, str) for text in (*texts, *images)):
                 raise UserError(
                     f"{annotation}:{number}: needs the texts image (one or a list), question, chosen and rejected; the "
                     "loader would stop here; is it another version of MMPR?"
@@ -201,7 +193,7 @@ def _judge(subsets: list[Subset], kept: int, missing: float, source: Path) -> No
     rows = sum(subset.rows for subset in subsets)
     lost = sum(subset.missing_images for subset in subsets)
     if lost > missing * rows:
-        where = [f"{it.subset} ({it.missing_images} of {it.rows})" for it in subsets if it.missing_images]
+        where = [f"{part.subset} ({part.missing_images} of {part.rows})" for part in subsets if part.missing_images]
         raise UserError(
             f"{source}/images.zip: lacks the images of {lost} of {rows} rows, which the loader would skip: "
             f"{_listed(where)}; fetch both archives at one revision, or let it pass (missing_images of the blend)"
@@ -219,21 +211,10 @@ def _listed(items: list[str]) -> str:
 def main() -> None:
     """Command line of the preparation."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.mmpr", description=__doc__.split("\n")[0])
-    parser.add_argument("--source", type=Path, required=True, help="folder of meta.json, annotations.zip, images.zip")
-    parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
-    parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
+    add_arguments(parser, "meta.json, annotations.zip, images.zip")
     parser.add_argument("--missing-images", type=float, default=0.0, help="share of rows that may lack their image")
-    parser.add_argument("--sample", type=int, help="for a trial: rows to train on, of all subsets alike")
-    arguments = parser.parse_args()
-    prepare_mmpr(
-        arguments.source,
-        arguments.source_record,
-        arguments.output,
-        arguments.threads,
-        arguments.missing_images,
-        arguments.sample,
-    )
+    given = parser.parse_args()
+    prepare_mmpr(given.source, given.source_record, given.output, given.threads, given.missing_images, given.sample)
 
 
 if __name__ == "__main__":

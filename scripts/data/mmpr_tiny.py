@@ -6,7 +6,6 @@ rows: as many as are held out, or a tenth. It fetches nothing when ``.mmpr_ready
 
 import argparse
 import json
-import os
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +15,10 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException
 
 from scripts.data.archives import extract_folder, files_below
-from scripts.data.index import remove_files, require_files, rows_to_read, write_index
+from scripts.data.index import add_arguments, rows_to_read, start_blend, write_index
 from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, sha256_file, write_text
-from scripts.recipe.models import IMAGE_FILES
+from scripts.recipe.blend import IMAGE_FILES
 
 TABLE = "mmpr_tiny.parquet"
 IMAGES = "MMPR-Tiny/images"
@@ -36,8 +35,7 @@ def prepare_mmpr_tiny(
     `sample`, for a trial, is how many rows to train on: the table's first after those held out. UserError, and neither
     mark nor manifest, when a row lacks what the loader takes from it.
     """
-    require_files(source, IMAGE_FILES["mmpr_tiny"])
-    remove_files(output, (READY, TABLE))
+    start_blend(source, IMAGE_FILES["mmpr_tiny"], output, (READY, TABLE))
     images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
     rows, several = _check_rows(source / TABLE, output)
     kept = rows if sample is None else min(rows, rows_to_read(sample, holdout))
@@ -94,8 +92,8 @@ def _problem(row: dict[str, Any], base: Path, known: set[str]) -> str | None:
         return "images names no path"
     if image not in known and not (base / image).is_file():
         return f"image {image} is not in images.zip"
-    asked = next((it["content"] for it in prompt or () if it.get("role") == "user"), None)
-    if not isinstance(asked, str) or not asked:
+    question = next((message["content"] for message in prompt or () if message.get("role") == "user"), None)
+    if not isinstance(question, str) or not question:
         return "prompt has no text of the user"
     answer = reward.get("ground_truth") if isinstance(reward, dict) else None
     return None if isinstance(answer, str) and answer else "reward_model has no text ground_truth"
@@ -104,21 +102,10 @@ def _problem(row: dict[str, Any], base: Path, known: set[str]) -> str | None:
 def main() -> None:
     """Command line of the preparation."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.mmpr_tiny", description=__doc__.split("\n")[0])
-    parser.add_argument("--source", type=Path, required=True, help=f"folder of {TABLE} and images.zip")
-    parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
-    parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
+    add_arguments(parser, f"{TABLE} and images.zip")
     parser.add_argument("--holdout", type=int, required=True, help="rows for validation, as the stage's data.val_size")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
-    parser.add_argument("--sample", type=int, help="for a trial: rows to train on")
-    arguments = parser.parse_args()
-    prepare_mmpr_tiny(
-        arguments.source,
-        arguments.source_record,
-        arguments.output,
-        arguments.holdout,
-        arguments.threads,
-        arguments.sample,
-    )
+    given = parser.parse_args()
+    prepare_mmpr_tiny(given.source, given.source_record, given.output, given.holdout, given.threads, given.sample)
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ AHEAD = 3
 
 
 def default_workers() -> int:
-    """As many as there are CPUs for this process, four at most."""
+    """The number of CPUs for this process, four at most."""
     return min(4, len(os.sched_getaffinity(0)))
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """The results of `function` in the order of the items, of which few are under way at once.
+    """The results of `function` in the order of the items, of which few are worked on at once.
 
-    One worker, or one item, is this process itself. A process that is killed ends it all with a CutOffError.
+    With one worker, or one item, this process does the work. A process that is killed ends it all with a CutOffError.
     """
     items = iter(items)
     first = list(islice(items, 2))

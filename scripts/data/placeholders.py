@@ -1,8 +1,8 @@
-"""Placeholder rows: which external table each dataset name means, and how a row is resolved from it.
+"""Placeholder rows: which external table each dataset name means, and how a row is filled from it.
 
 The rules are those of the released blends' own fill script as Nemotron's data preparation states them, with two
-differences: an answer always stays a string (math environments declare it so), and a row that cannot be resolved
-is an error and never dropped.
+differences: an answer always stays a string (math environments declare it so), and a row that cannot be filled is
+an error and never dropped.
 """
 
 import json
@@ -37,27 +37,27 @@ TABLES = {
 }
 
 
-class Unresolved(Exception):
-    """Why one placeholder row cannot be resolved; the caller adds the row's place."""
+class PlaceholderError(Exception):
+    """Why a placeholder row cannot be filled; the caller adds file and line."""
 
 
 Lookup = Callable[[str, str, int], tuple[str | None, str | None]]
 
 
-def resolve(row: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
-    """The row with question, answer and prompt filled in from its table; Unresolved says why it cannot be.
+def fill_placeholder(row: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
+    """The row with question, answer and prompt filled in from its table; PlaceholderError says why it cannot be.
 
     `lookup` gives question and ground truth of a table (its repository, its split) at a row, or raises IndexError with
     the number of rows.
     """
     placeholder, dataset = row["_hf_placeholder"], row.get("dataset")
     if not isinstance(placeholder, dict):
-        raise Unresolved("_hf_placeholder is not an object")
+        raise PlaceholderError("_hf_placeholder is not an object")
     params = row.get("responses_create_params") or {}
     if not isinstance(params, dict):
-        raise Unresolved("responses_create_params is not an object")
+        raise PlaceholderError("responses_create_params is not an object")
     if not isinstance(dataset, str) or dataset not in TABLES:
-        raise Unresolved(f"dataset {dataset!r} is not a known placeholder table ({', '.join(TABLES)})")
+        raise PlaceholderError(f"dataset {dataset!r} is not a known placeholder table ({', '.join(TABLES)})")
     source_question, truth = _look_up(dataset, placeholder.get("row"), lookup)
     template = placeholder.get("question_template")
     if TABLES[dataset].style == "dapo":
@@ -73,17 +73,17 @@ def resolve(row: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
 
 def _look_up(dataset: str, row: Any, lookup: Lookup) -> tuple[str, str]:
     if isinstance(row, bool) or not isinstance(row, int):
-        raise Unresolved(f"dataset {dataset}: row index {row!r} is not an integer")
+        raise PlaceholderError(f"dataset {dataset}: row index {row!r} is not an integer")
     try:
         question, answer = lookup(TABLES[dataset].repository, TABLES[dataset].split, row)
     except IndexError as error:
-        raise Unresolved(f"dataset {dataset}: row {row} is outside the table's 0..{error.args[0] - 1}") from None
+        raise PlaceholderError(f"dataset {dataset}: row {row} is outside the table's 0..{error.args[0] - 1}") from None
     except UnicodeDecodeError:
-        raise Unresolved(f"dataset {dataset}: row {row} is not UTF-8; fetch the table again") from None
+        raise PlaceholderError(f"dataset {dataset}: row {row} is not UTF-8; fetch the table again") from None
     if not question:
-        raise Unresolved(f"dataset {dataset}: row {row} has an empty question (prompt[0].content)")
+        raise PlaceholderError(f"dataset {dataset}: row {row} has an empty question (prompt[0].content)")
     if answer is None:
-        raise Unresolved(f"dataset {dataset}: row {row} has no answer (reward_model.ground_truth)")
+        raise PlaceholderError(f"dataset {dataset}: row {row} has no answer (reward_model.ground_truth)")
     return question, answer
 
 
@@ -93,7 +93,7 @@ def fill_dapo(question: str, template: Any) -> str:
         return question
     prefix, suffix = (template.get(key) or "" for key in ("prefix", "suffix"))
     if not isinstance(prefix, str) or not isinstance(suffix, str):
-        raise Unresolved("question_template's prefix and suffix must be strings")
+        raise PlaceholderError("question_template's prefix and suffix must be strings")
     parts = question.split("\n\n")
     middle = "\n\n".join(parts[1:-1]) if len(parts) >= 3 else question
     return f"{prefix}{middle}{suffix}".rstrip("\n")
@@ -119,7 +119,7 @@ def answer_text(truth: str) -> str:
         return truth
     first, as_written = _first(value), _first(digits)
     if first is None:
-        raise Unresolved(f"the table's answer is empty: {truth}")
+        raise PlaceholderError(f"the table's answer is empty: {truth}")
     return as_written if isinstance(as_written, str) else json.dumps(first)
 
 

@@ -27,15 +27,16 @@ def control(row: dict[str, Any], reasoning: "Reasoning", seed: int) -> dict[str,
     """The row with the reasoning of its last message stripped, truncated, or (the very same row) as it was.
 
     Reasoning is what stands between <think> and </think>, or in the message's ``reasoning_content``. Stripped, it
-    leaves an empty block, as Nemotron's chat format shows an answer without reasoning. What is no conversation is left
-    to the check of the blend's rows.
+    leaves an empty block, as Nemotron's chat format shows an answer without reasoning. A row that is no conversation is
+    left to the check of the blend's rows.
     """
     messages = row.get("messages")
     message = messages[-1] if isinstance(messages, list) and messages else None
     trace = _trace_of(message) if isinstance(message, dict) else ""
     if not trace.strip():
         return row
-    draw, choice = _draws(messages, seed)
+    digest = hashlib.sha256(f"{seed}\n{json.dumps(messages, sort_keys=True)}".encode()).digest()
+    draw, choice = int.from_bytes(digest[:8]) / 2**64, int.from_bytes(digest[8:16])
     if draw < reasoning.strip_share:
         shorter = ""
     elif draw < reasoning.strip_share + reasoning.truncate_share:
@@ -46,7 +47,7 @@ def control(row: dict[str, Any], reasoning: "Reasoning", seed: int) -> dict[str,
 
 
 def control_line(line: bytes, reasoning: "Reasoning", seed: int) -> bytes:
-    """The same of a row as it stands in a blend; the very same bytes where nothing changes."""
+    """`control` of a row's line in a blend; the very same bytes where nothing changes."""
     if b"think" not in line and b"reasoning_content" not in line:
         return line
     row = json.loads(line)
@@ -55,24 +56,18 @@ def control_line(line: bytes, reasoning: "Reasoning", seed: int) -> bytes:
 
 
 def _trace_of(message: dict[str, Any]) -> str:
-    said, content = message.get("reasoning_content"), message.get("content")
-    if said and isinstance(said, str):
-        return said
+    reasoning, content = message.get("reasoning_content"), message.get("content")
+    if reasoning and isinstance(reasoning, str):
+        return reasoning
     found = _THINKING.search(content) if isinstance(content, str) else None
     return found[1] if found else ""
 
 
 def _with_trace(message: dict[str, Any], trace: str) -> dict[str, Any]:
-    said = message.get("reasoning_content")
-    if said and isinstance(said, str):
+    reasoning = message.get("reasoning_content")
+    if reasoning and isinstance(reasoning, str):
         return message | {"reasoning_content": trace}
     return message | {"content": _THINKING.sub(lambda _: f"<think>{trace}</think>", message["content"], count=1)}
-
-
-def _draws(messages: list[dict[str, Any]], seed: int) -> tuple[float, int]:
-    """A number from 0 to below 1 and a large one, both by the messages and the seed."""
-    digest = hashlib.sha256(f"{seed}\n{json.dumps(messages, sort_keys=True)}".encode()).digest()
-    return int.from_bytes(digest[:8]) / 2**64, int.from_bytes(digest[8:16])
 
 
 def _truncate(trace: str, budgets: list[int], choice: int) -> str:

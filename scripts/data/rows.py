@@ -26,7 +26,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class RowError(ValueError):
-    """Why a line is no row; the caller adds the line's place."""
+    """Why a line is no row; the caller adds file and line."""
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
@@ -106,8 +106,8 @@ def _decode_exactly(line: bytes, reason: Exception | None) -> dict[str, Any]:
         raise RowError("blank line; remove it")
     if line.startswith(codecs.BOM_UTF8):
         raise RowError("begins with a byte order mark; remove it")
-    if (place := line.find(b"\r")) >= 0:
-        raise RowError(f"has a carriage return at byte {place}, where some readers would cut it; remove it")
+    if (position := line.find(b"\r")) >= 0:
+        raise RowError(f"has a carriage return at byte {position}, where some readers would cut it; remove it")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -162,10 +162,10 @@ def _path_of_surrogate(value: Any, path: str) -> str | None:
     if isinstance(value, str):
         return path if _SURROGATE.search(value) else None
     if isinstance(value, dict):
-        parts = [(f"{path}.{_shown(key)}", part) for pair in value.items() for part in pair for key in pair[:1]]
+        parts = [(f"{path}.{_shown(key)}", part) for key, item in value.items() for part in (key, item)]
     else:
-        parts = [(f"{path}[{place}]", part) for place, part in enumerate(value)] if isinstance(value, list) else []
-    return next((found for place, part in parts if (found := _path_of_surrogate(part, place))), None)
+        parts = [(f"{path}[{index}]", part) for index, part in enumerate(value)] if isinstance(value, list) else []
+    return next((found for below, part in parts if (found := _path_of_surrogate(part, below))), None)
 
 
 def _shown(text: str) -> str:

@@ -30,8 +30,8 @@ def xxh3_file(path: Path) -> str:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
-def not_as_recorded(path: Path) -> str:
-    """The message on a file that has another hash than the record says."""
+def differs_from_record(path: Path) -> str:
+    """The message on a file whose hash is not the recorded one."""
     return (
         f"{path}: not the file that the source's record.json describes: damaged or changed since; fetch it again "
         "(snakemake --forcerun source), or make a changed copy the recipe's source (kind: folder)"

@@ -23,8 +23,10 @@ from scripts.data.source_record import describe_file
 from scripts.data.tasks import FAMILIES, Task, hallucinate, make_task, spoil
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, write_json
+from scripts.recipe.blend import Blend
+from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Blend, Environment, Recipe
+from scripts.recipe.recipe import Recipe
 
 DAPO_WRAPPER = (
     "Solve the following math problem step by step.\n\n{question}\n\nRemember to put your answer on its own line."

@@ -21,28 +21,29 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from scripts.data.placeholders import TABLES
-from scripts.data.source_record import not_as_recorded, xxh3_file
+from scripts.data.source_record import differs_from_record, xxh3_file
 from scripts.errors import UserError
 
 BATCH_ROWS = 1 << 12
-PLACE = np.dtype([("start", "<i8"), ("question", "<i4"), ("answer", "<i4")])  # bytes of each; -1: there is none
-AS_PLACE = Struct("<qii")
+# Where a row's texts lie: the first byte, and the bytes of question and answer, -1 where there is none.
+OFFSETS = np.dtype([("start", "<i8"), ("question", "<i4"), ("answer", "<i4")])
+OFFSETS_OF_ROW = Struct("<qii")
 TEXT = pa.large_string()
-# From buffers, since `pa.scalar` would import pandas, which takes longer than most of what is done here.
+# Made from buffers because `pa.scalar` imports pandas, which takes longer than to look up all rows of a blend.
 EMPTY = pa.LargeStringArray.from_buffers(1, pa.py_buffer(bytes(16)), pa.py_buffer(b""))[0]
 
 
 @dataclass
 class ExternalTables:
-    """The tables below `directory` (``<repository>/data/*.parquet``), unpacked below `scratch` on first use.
+    """The tables below `directory` (``<repository>/data/*.parquet``), unpacked below `unpacked` on first use.
 
     `hashes` are the XXH3-128 that the files should have, by path from the folder above `directory`.
     """
 
     directory: Path
-    scratch: Path
+    unpacked: Path
     hashes: Mapping[str, str] = field(default_factory=dict)
-    _unpacked: dict[str, "_Unpacked"] = field(default_factory=dict, init=False, repr=False)
+    _open: dict[str, "_UnpackedTable"] = field(default_factory=dict, init=False, repr=False)
 
     def lookup(self, repository: str, split: str, row: int) -> tuple[str | None, str | None]:
         """Question and ground truth at a row (0-based, over the split's files joined in name order).
@@ -50,29 +51,32 @@ class ExternalTables:
         IndexError, whose argument is the number of rows, for a row that the table does not have; UnicodeDecodeError
         for a text that is not UTF-8.
         """
-        if repository not in self._unpacked:
+        if repository not in self._open:
             path = self._path(repository, split)
             if not path.exists():
                 self._unpack(repository, split)
-            self._unpacked[repository] = _open(str(path))
-        return self._unpacked[repository].read(row)
+            self._open[repository] = _open_table(str(path))
+        return self._open[repository].read(row)
 
     def _path(self, repository: str, split: str) -> Path:
-        return self.scratch / f"{repository}.{split}".replace("/", "--")
+        return self.unpacked / f"{repository}.{split}".replace("/", "--")
 
     def _unpack(self, repository: str, split: str) -> None:
-        """Write the table's file, or wait for the process that does; meanwhile unpack what no process has begun."""
+        """Write the table's file, or wait for the process that does and meanwhile unpack a table that waits."""
         with self._lock_file(repository, split) as lock:
-            if not _locks(lock):
-                self._unpack_another()
+            if not _try_lock(lock):
+                self._unpack_other_tables()
                 fcntl.flock(lock, fcntl.LOCK_EX)
             self._write(repository, split)
 
-    def _unpack_another(self) -> None:
+    def _unpack_other_tables(self) -> None:
         for repository, split in {(table.repository, table.split) for table in TABLES.values()}:
             if (self.directory / repository).is_dir():
-                with self._lock_file(repository, split) as lock, suppress(UserError):  # who needs it will say it
-                    if _locks(lock):
+                with (
+                    self._lock_file(repository, split) as lock,
+                    suppress(UserError),
+                ):  # the lookup that needs it reports it
+                    if _try_lock(lock):
                         self._write(repository, split)
 
     def _lock_file(self, repository: str, split: str) -> IO[bytes]:
@@ -85,7 +89,7 @@ class ExternalTables:
         for file in files:
             expected = self.hashes.get(str(file.relative_to(self.directory.parent)))
             if expected not in (None, xxh3_file(file)):
-                raise UserError(not_as_recorded(file))
+                raise UserError(differs_from_record(file))
         _write(files, path)
 
     def _parquet_files(self, repository: str, split: str) -> list[Path]:
@@ -96,19 +100,19 @@ class ExternalTables:
         raise UserError(f"{folder}: no parquet file of {repository}; fetch the table into data/ there")
 
 
-class _Unpacked:
-    """A table's texts, each row's answer behind its question, and in a second file the rows' places."""
+class _UnpackedTable:
+    """A table's texts, each row's answer behind its question, and their offsets in a second file."""
 
     def __init__(self, path: str) -> None:
         self.texts = os.open(path, os.O_RDONLY)
-        places = os.open(f"{path}.places", os.O_RDONLY)
-        self.rows = os.fstat(places).st_size // PLACE.itemsize
-        self.places = mmap.mmap(places, 0, prot=mmap.PROT_READ) if self.rows else b""
+        offsets = os.open(f"{path}.offsets", os.O_RDONLY)
+        self.rows = os.fstat(offsets).st_size // OFFSETS.itemsize
+        self.offsets = mmap.mmap(offsets, 0, prot=mmap.PROT_READ) if self.rows else b""
 
     def read(self, row: int) -> tuple[str | None, str | None]:
         if not 0 <= row < self.rows:
             raise IndexError(self.rows)
-        start, question, answer = AS_PLACE.unpack_from(self.places, row * PLACE.itemsize)
+        start, question, answer = OFFSETS_OF_ROW.unpack_from(self.offsets, row * OFFSETS.itemsize)
         texts = os.pread(self.texts, max(question, 0) + max(answer, 0), start)
         return (
             None if question < 0 else texts[:question].decode(),
@@ -116,11 +120,11 @@ class _Unpacked:
         )
 
 
-_open = lru_cache(_Unpacked)
+_open_table = lru_cache(_UnpackedTable)
 
 
-def _locks(file: IO[bytes]) -> bool:
-    """Whether this process now holds the lock, which it does not wait for."""
+def _try_lock(file: IO[bytes]) -> bool:
+    """Whether this process could take the lock without waiting."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -129,23 +133,22 @@ def _locks(file: IO[bytes]) -> bool:
 
 
 def _write(paths: list[Path], output: Path) -> None:
-    fresh, at = output.with_name(f"{output.name}.new"), 0
-    with fresh.open("wb") as texts, Path(f"{output}.places").open("wb") as places:
-        for path in paths:
-            for columns in _columns(path):
-                here, known = np.empty(len(columns[0]), PLACE), [column.fill_null(EMPTY) for column in columns]
-                for name, column, text in zip(("question", "answer"), columns, known, strict=True):
-                    here[name] = _numbers(pc.subtract(pc.binary_length(text), column.is_null().cast(pa.int64())))
-                both = pc.binary_join_element_wise(*known, EMPTY)
-                here["start"] = np.frombuffer(both.buffers()[1], np.int64, len(both)) + at
-                at += texts.write(both.buffers()[2] or b"")
-                places.write(here.tobytes())
+    fresh, written = output.with_name(f"{output.name}.new"), 0
+    with fresh.open("wb") as texts, Path(f"{output}.offsets").open("wb") as offsets:
+        for columns in (columns for path in paths for columns in _columns(path)):
+            rows, filled = np.empty(len(columns[0]), OFFSETS), [column.fill_null(EMPTY) for column in columns]
+            for name, column, text in zip(("question", "answer"), columns, filled, strict=True):
+                rows[name] = _numbers(pc.subtract(pc.binary_length(text), column.is_null().cast(pa.int64())))
+            joined = pc.binary_join_element_wise(*filled, EMPTY)
+            rows["start"] = _numbers(joined) + written
+            written += texts.write(joined.buffers()[2] or b"")
+            offsets.write(rows.tobytes())
     fresh.rename(output)
     pa.default_memory_pool().release_unused()
 
 
 def _numbers(array: pa.Array) -> np.ndarray:
-    """The numbers of a fresh array without nulls; its own `to_numpy` would import pandas as well."""
+    """The numbers of a fresh array without nulls, or its texts' offsets; `to_numpy` would import pandas too."""
     return np.frombuffer(array.buffers()[1], np.int64, len(array))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 
 CONSONANTS = "bdfgklmnprstvz"
 VOWELS = "aeiou"

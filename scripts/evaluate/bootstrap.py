@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 CONFIDENCE = 0.95
-RESAMPLES, AT_ONCE = 2000, 100
+RESAMPLES, BATCH = 2000, 100
 LEAST_ROWS = 10
 SEED = 0
 
@@ -43,9 +43,9 @@ def changes(differences: Mapping[str, np.ndarray]) -> tuple[dict[str, Change | N
 
 
 def _resampled_means(rows: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    size = (AT_ONCE, len(rows) - 1)
-    drawn = (rows[generator.integers(len(rows), size=size)] for _ in range(RESAMPLES // AT_ONCE))
-    return np.concatenate([each.mean(axis=1) for each in drawn])
+    size = (BATCH, len(rows) - 1)
+    drawn = (rows[generator.integers(len(rows), size=size)] for _ in range(RESAMPLES // BATCH))
+    return np.concatenate([sample.mean(axis=1) for sample in drawn])
 
 
 def _change(value: Any, means: np.ndarray) -> Change:

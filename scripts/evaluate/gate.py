@@ -36,8 +36,8 @@ def judge(criterion: Criterion, steps: list[dict[str, Any]], evaluation: dict[st
 
 
 def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
-    found, column = judge_steps(criterion, steps), STEP_METRICS[criterion.metric].column
-    if found is None:
+    finding, column = judge_steps(criterion, steps), STEP_METRICS[criterion.metric].column
+    if finding is None:
         advice = ""
         if column == "kl":
             advice = (
@@ -45,12 +45,12 @@ def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
                 "max_gen_kl_error or max_token_mult_prob_error instead"
             )
         return Result("not measured", f"{criterion.metric} was not measured ({_bounds(criterion)}){advice}")
-    value = None if math.isnan(found.value) else found.value
-    told = "not finite" if value is None else f"{value:.4g}"
-    says = f"{criterion.metric} is {told}, {_bounds(criterion)} (means of {found.window} steps)"
-    if found.step is None:
+    value = None if math.isnan(finding.value) else finding.value
+    number = "not finite" if value is None else f"{value:.4g}"
+    says = f"{criterion.metric} is {number}, {_bounds(criterion)} (means of {finding.window} steps)"
+    if finding.step is None:
         return Result("pass", says, value)
-    return Result(criterion.action, f"{says}, first at step {found.step}", value, step=found.step)
+    return Result(criterion.action, f"{says}, first at step {finding.step}", value, step=finding.step)
 
 
 def _judge_held_out(criterion: Criterion, evaluation: dict[str, Any] | None) -> Result:
@@ -59,7 +59,8 @@ def _judge_held_out(criterion: Criterion, evaluation: dict[str, Any] | None) -> 
     entries = _entries(criterion, evaluation)
     measured = {environment: entry[since] for environment, entry in entries.items() if entry[since] is not None}
     if not measured:
-        says = f"{criterion.metric} was not measured ({_bounds(criterion)}): {_why(criterion, evaluation, entries)}"
+        why = _why_unmeasured(criterion, evaluation, entries)
+        says = f"{criterion.metric} was not measured ({_bounds(criterion)}): {why}"
         return Result("not measured", says, environment=criterion.environment)
     results = [_judge_change(criterion, environment, change, len(measured)) for environment, change in measured.items()]
     worst = min(results, key=lambda result: (result.outcome == "pass", result.high))
@@ -95,7 +96,9 @@ def _judge_change(criterion: Criterion, environment: str | None, change: dict[st
     return Result(criterion.action if is_broken else "pass", says, change["value"], low, high, environment)
 
 
-def _why(criterion: Criterion, evaluation: dict[str, Any] | None, entries: dict[str | None, dict[str, Any]]) -> str:
+def _why_unmeasured(
+    criterion: Criterion, evaluation: dict[str, Any] | None, entries: dict[str | None, dict[str, Any]]
+) -> str:
     """Why no change was measured."""
     if evaluation is None:
         return "the stage has no held-out scores"

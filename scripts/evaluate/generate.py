@@ -12,7 +12,7 @@ BATCH = 256
 
 
 class Rollout(NamedTuple):
-    """What a policy answered: the text, its tokens without the last, which ends it, and whether that is missing."""
+    """A response: its text, the number of its tokens before the end token, and whether it was cut before one."""
 
     text: str
     tokens: int
@@ -38,7 +38,7 @@ def rollouts(
     tokenizer = tokenizer_of(processor)
     prompts = [render_prompt(row, processor) for row in rows]
     pictures = [pictures_of(prompt_of(row)) for row in rows]
-    order = sorted(range(len(rows)), key=lambda place: (len(prompts[place]), place))
+    order = sorted(range(len(rows)), key=lambda index: len(prompts[index]))
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=temperature > 0,
@@ -50,15 +50,15 @@ def rollouts(
     )
     responses = [Rollout("", 0, False)] * len(rows)
     for start in range(0, len(order), BATCH):
-        places = order[start : start + BATCH]
-        seen = [open_picture(uri) for place in places for uri in pictures[place]]
-        inputs = {"text": [prompts[place] for place in places]} | ({"images": seen} if seen else {})
+        indices = order[start : start + BATCH]
+        images = [open_picture(uri) for index in indices for uri in pictures[index]]
+        inputs = {"text": [prompts[index] for index in indices]} | ({"images": images} if images else {})
         batch = processor(**inputs, return_tensors="pt", padding=True)
         batch = {key: value.to(model.device) for key, value in batch.items() if key != "token_type_ids"}
         output = model.generate(**batch, generation_config=settings)
         output = output[:, batch["input_ids"].shape[1] :]
         texts = tokenizer.batch_decode(output, skip_special_tokens=True)
-        for place, text, ids in zip(places, texts, output.tolist(), strict=True):
+        for index, text, ids in zip(indices, texts, output.tolist(), strict=True):
             ends = tokenizer.eos_token_id in ids
-            responses[place] = Rollout(text, ids.index(tokenizer.eos_token_id) if ends else len(ids), not ends)
+            responses[index] = Rollout(text, ids.index(tokenizer.eos_token_id) if ends else len(ids), not ends)
     return responses

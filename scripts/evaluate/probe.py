@@ -7,6 +7,7 @@ long rollouts are.
 
 import argparse
 import time
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,13 +15,13 @@ from typing import Any
 import torch
 from transformers import logging as transformers_logging
 
+from scripts.backends.trl.settings import GrpoConfig, GrpoSettings
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import Rollout, rollouts
 from scripts.files import write_json
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
 from scripts.recipe.load import check_stage_name, load_recipe
-from scripts.recipe.models import GrpoStage
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import JudgeClients
@@ -33,7 +34,7 @@ def try_rollouts(
     model: Any,
     processor: Any,
     samples: dict[str, list[SampledRow]],
-    config: dict[str, Any],
+    config: GrpoConfig,
     probe: Probe,
     judges: JudgeClients | None,
 ) -> ProbeFindings:
@@ -41,13 +42,13 @@ def try_rollouts(
 
     Equal arguments give equal rollouts. The model samples them itself, also where vLLM does in the stage.
     """
-    generation = {key: it for key, it in config["policy"]["generation"].items() if key != "backend"}
+    generation = config.policy.generation.model_dump(exclude={"backend"})
     rows = _share_out(rewardable(samples, judges), probe.prompts)
     if not rows:
         raise UserError("none of the rows can be rewarded without a judge; let probe.ask_judges be true")
     started = time.monotonic()
     repeated = [row for _, row in rows for _ in range(probe.generations)]
-    sampled = rollouts(model, processor, repeated, **generation, seed=config["seed"])
+    sampled = rollouts(model, processor, repeated, **generation, seed=config.seed)
     ended = time.monotonic()
     groups = [sampled[start : start + probe.generations] for start in range(0, len(sampled), probe.generations)]
     asked = [(row, [rollout.text for rollout in group]) for (_, row), group in zip(rows, groups, strict=True)]
@@ -58,8 +59,9 @@ def try_rollouts(
         f"{len(sampled)} rollouts in {ended - started:.2f} s, {1000 * checking / len(sampled):.2f} ms a check"
     ]
     for name in dict.fromkeys(name for name, _ in rows):
-        places = [place for place, (environment, _) in enumerate(rows) if environment == name]
-        found.record[name] = _described([(groups[place], rewards[place]) for place in places])
+        found.record[name] = _described(
+            [group for (environment, _), *group in zip(rows, groups, rewards, strict=True) if environment == name]
+        )
     whole = _described(list(zip(groups, rewards, strict=True)))
     _judge(found, whole, rewards, probe)
     found.record = {"rollouts": whole, "environments": found.record}
@@ -69,8 +71,8 @@ def try_rollouts(
 def _share_out(samples: dict[str, list[SampledRow]], count: int) -> list[tuple[str, dict[str, Any]]]:
     """`count` rows with their environments' names, as many of each environment as the others allow."""
     turns = [(turn, name, sampled.row) for name, rows in samples.items() for turn, sampled in enumerate(rows)]
-    chosen = sorted(turns, key=lambda it: it[:2])[:count]
-    return [(name, row) for _, name, row in sorted(chosen, key=lambda it: (it[1], it[0]))]
+    chosen = sorted(turns, key=itemgetter(0, 1))[:count]
+    return [(name, row) for _, name, row in sorted(chosen, key=itemgetter(1, 0))]
 
 
 def _described(groups: list[tuple[list[Rollout], list[float]]]) -> dict[str, Any]:
@@ -119,14 +121,14 @@ def main() -> None:
     recipe = load_recipe(arguments.recipe)
     check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
     stage, config = recipe.stages[arguments.stage], read_config(arguments.config)
-    if not isinstance(stage, GrpoStage):
+    if not isinstance(stage, GrpoSettings):
         raise UserError(f"{arguments.stage}: no stage of GRPO that backend trl trains, so it has no rollouts to try")
-    register(own_environments(recipe, arguments.stage), config.get("environments"))
+    register(own_environments(recipe, arguments.stage), config.environments)
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     if arguments.parent_export is None:
-        processor = make_processor(config)
-        model = make_model(config, processor)
+        processor = make_processor(config.model)
+        model = make_model(config.model, processor, config.max_length, config.seed)
     else:
         directory = arguments.parent_export.with_name("model")
         model, processor = load_model(directory), load_processor(directory)

@@ -12,13 +12,19 @@ from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import rollouts
-from scripts.evaluate.record import evaluation_record, told
-from scripts.evaluate.rollouts import Answer, beside_fresh_model, beside_parent, write_rollouts
+from scripts.evaluate.results import (
+    Answer,
+    beside_fresh_model,
+    beside_parent,
+    evaluation_record,
+    format_mean,
+    write_rollouts,
+)
 from scripts.files import read_json, sha256_file, write_json
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
+from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Evaluation
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import check_row, register, scores
@@ -35,18 +41,18 @@ def answer_rows(
         raise UserError(
             f"{', '.join(map(str, splits))}: two lie in folders of the same name, which is that of the blend"
         )
-    rows, places = [], []
+    rows, origins = [], []
     for split in splits:
         for number, _, row in read_rows(split):
             if problem := check_row(row, judges.roles if judges else (), held_out=True):
                 raise UserError(f"{split}:{number}: {problem}")
             rows.append(row)
-            places.append((environment_of(row, split, number), split.resolve().parent.name, number))
-    found = rollouts(model, processor, rows, **decoding)
-    rewards = scores([(row, rollout.text) for row, rollout in zip(rows, found, strict=True)], judges)
+            origins.append((environment_of(row, split, number), split.resolve().parent.name, number))
+    responses = rollouts(model, processor, rows, **decoding)
+    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], judges)
     return [
-        Answer(*place, prompt_for_reading(row), reward, *rollout)
-        for place, row, reward, rollout in zip(places, rows, rewards, found, strict=True)
+        Answer(*origin, prompt_for_reading(row), reward, *response)
+        for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
     ]
 
 
@@ -97,12 +103,13 @@ def main() -> None:
         table = beside_parent(after, pq.read_table(arguments.parent_rollouts))
     else:
         config = read_config(arguments.config)
-        processor = make_processor(config)
-        table = beside_fresh_model(after, answers(make_model(config, processor), processor))
+        processor = make_processor(config.model)
+        model = make_model(config.model, processor, config.max_length, config.seed)
+        table = beside_fresh_model(after, answers(model, processor))
     write_rollouts(table, arguments.rollouts)
     record = evaluation_record(read_json(arguments.export), table, decoding)
     write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
-    print(f"{record['stage']}: {told(record['mean'])}", flush=True)
+    print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
 
 
 if __name__ == "__main__":

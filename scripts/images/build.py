@@ -15,7 +15,7 @@ from scripts.errors import UserError, run_program
 from scripts.files import sha256_file, write_json
 from scripts.images.programs import answer, require, require_buildx, run
 from scripts.recipe.images import Built, BuiltFromGit, Images, Pulled, load_images
-from scripts.recipe.models import nearest
+from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import repository_root
 
 

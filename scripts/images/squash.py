@@ -12,7 +12,7 @@ from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, read_json, sha256_file, write_json
 from scripts.images.programs import answer, require, run
 from scripts.recipe.images import Images, Pulled, load_images
-from scripts.recipe.models import nearest
+from scripts.recipe.strict import nearest
 
 SUPERBLOCK = struct.Struct("<4s4I6H8Q")
 ADVICE = (

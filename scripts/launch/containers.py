@@ -7,21 +7,19 @@ from scripts.errors import UserError
 from scripts.files import read_tail
 from scripts.launch.slurm import client_environment, own_job, step_command
 
-SHOWN = 15
-THREADS = ("OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR")
-HOSTS_OWN = {
+SHOWN_LINES = 15
+HOST_ONLY = {
     *("PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TMP", "TEMP", "TEMPDIR", "VECLIB_MAXIMUM_THREADS"),
-    *(f"{library}_NUM_THREADS" for library in THREADS),
+    *(f"{library}_NUM_THREADS" for library in ("OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR")),
 }
 
 
 def container_environment() -> dict[str, str]:
-    """This process's environment as a container may have it: pyxis hands on all that srun has.
+    """This process's environment for a container, which pyxis gives all of srun's.
 
-    What Snakemake and its environment say of this machine (where Python's packages and temporary files lie, how many
-    threads a job has) stays here.
+    Left out is what describes this host alone: where Python's packages and temporary files lie, the number of threads.
     """
-    return {name: value for name, value in client_environment().items() if name not in HOSTS_OWN}
+    return {name: value for name, value in client_environment().items() if name not in HOST_ONLY}
 
 
 def run_in_container(
@@ -54,7 +52,7 @@ def run_in_container(
         check=False,
     )
     if done.returncode != 0:
-        last = [*done.stderr.splitlines(), *read_tail(log)][-SHOWN:]
+        last = [*done.stderr.splitlines(), *read_tail(log)][-SHOWN_LINES:]
         raise UserError(
             f"{command[0]} in {image} ended with status {done.returncode}; {log} says:\n  " + "\n  ".join(last)
         )

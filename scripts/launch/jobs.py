@@ -1,15 +1,14 @@
-"""What Slurm last said of the jobs that this folder's calls of Snakemake submitted, one small file a call.
+"""The states of the jobs that Snakemake submitted from this folder, kept in one small file for each call of Snakemake.
 
-The stand-in for the status query (scripts.snakemake.sacct) writes it at every question, so that others need not ask.
-Until its first one, a job has a file of its own, written as it is submitted (scripts.snakemake.sbatch).
+The executor (scripts.snakemake.executor) writes it at every question, so that nobody else need ask. Until the first
+one, a job has a file of its own, written as it is submitted.
 """
 
 import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from scripts.files import write_json
@@ -42,8 +41,8 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
-class LastWord:
-    """What Slurm last said of a job, and when, in seconds since the epoch."""
+class LatestJob:
+    """The job that a stage submitted last, and when Slurm was last asked about it, in seconds since the epoch."""
 
     job: JobRecord
     at: float
@@ -70,49 +69,38 @@ def read_call(name: str) -> dict[str, JobRecord]:
 
 
 def write_call(name: str, records: dict[str, JobRecord]) -> None:
-    """Keep the jobs of one call of Snakemake. The file's time says when Slurm was last heard."""
+    """Keep the jobs of one call of Snakemake. The file's time says when Slurm was last asked."""
     write_json(FOLDER / f"{name}.json", [asdict(record) for record in records.values()])
     for job_id in records:
         (FOLDER / f"{name}.{job_id}.json").unlink(missing_ok=True)
 
 
 def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
-    """Note a job of which Slurm has only said that it was submitted."""
+    """Keep a job of which only the submission is known."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
     record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", now, "", "", results)
     write_json(FOLDER / f"{name}.{job_id}.json", [asdict(record)])
-
-
-def heard_again(name: str) -> None:
-    """Note that Slurm said the same of a call's jobs once more."""
-    with suppress(FileNotFoundError):
-        os.utime(FOLDER / f"{name}.json")
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
     """The training jobs of a results folder with the call that submitted each, oldest first."""
     found: dict[str, tuple[str, JobRecord]] = {}
     for path in sorted(FOLDER.glob("*.json"), key=lambda path: -path.name.count(".")):
-        found |= {job_id: (path.stem, it) for job_id, it in read_call(path.stem).items() if it.stage}
+        found |= {job_id: (path.stem, job) for job_id, job in read_call(path.stem).items() if job.stage}
     wanted = os.path.normpath(results)
     yield from sorted(
-        ((call, it) for call, it in found.values() if os.path.normpath(it.results) == wanted),
+        ((call, job) for call, job in found.values() if os.path.normpath(job.results) == wanted),
         key=lambda entry: (entry[1].submitted, int(entry[1].id.split("_")[0])),
     )
 
 
+def latest_jobs(results: Path) -> dict[str, LatestJob]:
+    """The training job that each stage submitted last."""
+    latest = {job.stage: (call, job) for call, job in stage_jobs(results) if job.stage}
+    return {stage: LatestJob(job, (FOLDER / f"{call}.json").stat().st_mtime) for stage, (call, job) in latest.items()}
+
+
 def newest_job(results: Path, stage: str) -> JobRecord | None:
-    """The stage's last submitted training job."""
-    word = last_words(results).get(stage)
-    return word.job if word else None
-
-
-def last_words(results: Path) -> dict[str, LastWord]:
-    """What Slurm last said of the training job that each stage submitted last."""
-    newest = {job.stage: (call, job) for call, job in stage_jobs(results) if job.stage}
-    return {stage: LastWord(job, (FOLDER / f"{call}.json").stat().st_mtime) for stage, (call, job) in newest.items()}
-
-
-def with_state(record: JobRecord, state: str) -> JobRecord:
-    """The same job in another state."""
-    return replace(record, state=state)
+    """The training job that a stage submitted last; None when there is none."""
+    latest = latest_jobs(results).get(stage)
+    return latest.job if latest else None

@@ -23,7 +23,7 @@ from typing import Any
 import psutil
 
 from scripts.errors import CutOffError, UserError, run_program
-from scripts.launch.slurm import Job, ask, client_environment, own_job, patiently, step_command
+from scripts.launch.slurm import Job, client_environment, own_job, retry_unreachable, show, step_command
 from scripts.recipe.site import Slurm
 
 CONNECT_SECONDS = 5.0
@@ -43,16 +43,16 @@ def run_on_cluster(
 ) -> int:
     """Run a driver with RAY_ADDRESS set to a Ray cluster over the job's nodes; its exit status.
 
-    Nobody without the token that is made for it here gets at the cluster. Ray's logs go to ``<logs>/ray-<node>.log``.
-    `on_ready` is told the seconds that the bootstrap took. NodesLostError names the node and its log. Whatever happens,
-    nothing of cluster or driver is left running.
+    The cluster refuses whoever lacks its token, made anew here. Ray's logs go to ``<logs>/ray-<node>.log``. `on_ready`
+    is called with the seconds that the bootstrap took. NodesLostError names the node and its log. In every case nothing
+    of cluster or driver is left running.
     """
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)
     address = head_address(job.nodes[0], slurm)
     started = time.monotonic()
     environment = client_environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    step = subprocess.Popen(
+    step = _start(
         [
             *step_command(job, job.nodes, slurm.gpus_per_node, str(logs.resolve() / "ray-%N.log")),
             *(sys.executable, "-m", "scripts.launch.ray_node"),
@@ -60,29 +60,25 @@ def run_on_cluster(
             *(f"--directory={logs.resolve()}", f"--gpus={slurm.gpus_per_node}", f"--cpus={cpus}"),
             *(f"--workers-min={slurm.ports.workers_min}", f"--workers-max={slurm.ports.workers_max}"),
             *([f"--object-store-mb={slurm.object_store_mb}"] if slurm.object_store_mb else []),
-            f"--patience={slurm.ray_start_seconds}",
+            f"--timeout={slurm.ray_start_seconds}",
         ],
-        env=environment,
-        stdin=subprocess.DEVNULL,
+        environment,
         stdout=(logs / "step.log").open("w"),
         stderr=subprocess.STDOUT,
-        start_new_session=True,
     )
     driver: subprocess.Popen | None = None
     gcs = f"{address}:{slurm.ports.gcs}"
     try:
-        nodes = _wait_until_whole(step, gcs, job, slurm, logs, environment)
+        nodes = _wait_for_nodes(step, gcs, job, slurm, logs, environment)
         on_ready(time.monotonic() - started)
-        driver = subprocess.Popen(
-            command, env=environment | {"RAY_ADDRESS": gcs}, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        driver = _start(command, environment | {"RAY_ADDRESS": gcs})
         while (status := driver.poll()) is None:
             if step.poll() is not None:
-                os.killpg(driver.pid, signal.SIGKILL)  # it would take its time to miss the cluster, and say so
-                raise NodesLostError(_why_the_step_ended(job, logs))
+                os.killpg(driver.pid, signal.SIGKILL)  # by itself it would notice late, in many lines
+                raise NodesLostError(_step_failure(job, logs))
             time.sleep(0.2)
         if status != 0:
-            _refuse_lost_nodes(step, nodes, job, logs)
+            _check_nodes(step, nodes, job, logs)
         if status == -signal.SIGKILL:
             raise CutOffError(
                 f"{job.nodes[0]}: the driver was killed (SIGKILL), by somebody or by the system for lack of memory"
@@ -90,11 +86,16 @@ def run_on_cluster(
         return status
     finally:
         if driver is not None:
-            _end(driver, patience=5)
+            end_session(driver, grace=5)
         (logs / "stop").touch()
-        _end(step, patience=0, wait_first=15)
+        end_session(step, grace=0, wait_first=15)
         for file in (logs / "stop", *logs.glob("*.ended")):
             file.unlink(missing_ok=True)
+
+
+def _start(command: list[str], environment: dict[str, str], **output: Any) -> subprocess.Popen:
+    """Start a program that leads its own session."""
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **output)
 
 
 def head_address(node: str, slurm: Slurm) -> str:
@@ -108,37 +109,34 @@ def head_address(node: str, slurm: Slurm) -> str:
             except ValueError:
                 continue
         raise UserError(f"{node}: no address in the site's slurm.network {slurm.network}; it has {', '.join(own)}")
-    answer = patiently(lambda: ask("scontrol", "show", "node", "-o", node))
-    fields = dict(part.split("=", 1) for part in answer.split() if "=" in part)
+    name = retry_unreachable(lambda: show("node", node)).get("NodeAddr", node)
     try:
-        return socket.gethostbyname(fields.get("NodeAddr", node))
+        return socket.gethostbyname(name)
     except OSError as error:
-        raise UserError(f"{node}: its address {fields.get('NodeAddr', node)} is unknown here ({error})") from None
+        raise UserError(f"{node}: its address {name} is unknown here ({error})") from None
 
 
-def _wait_until_whole(
+def _wait_for_nodes(
     step: subprocess.Popen, gcs: str, job: Job, slurm: Slurm, logs: Path, environment: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
     """The cluster's nodes by host name, once all are there; NodesLostError names those that did not come."""
     with (logs / "nodes.jsonl").open("w") as out:
-        probe = subprocess.Popen(
+        waiting = _start(
             [
                 *(sys.executable, "-m", "scripts.launch.ray_wait", f"--address={gcs}", f"--nodes={len(job.nodes)}"),
-                *(f"--gpus={slurm.gpus_per_node}", f"--patience={slurm.ray_start_seconds}"),
+                *(f"--gpus={slurm.gpus_per_node}", f"--timeout={slurm.ray_start_seconds}"),
             ],
-            env=environment,
-            stdin=subprocess.DEVNULL,
+            environment,
             stdout=out,
             stderr=(logs / "wait.log").open("w"),
-            start_new_session=True,
         )
     try:
-        while (status := probe.poll()) is None:
+        while (status := waiting.poll()) is None:
             if step.poll() is not None:
-                raise NodesLostError(_why_the_step_ended(job, logs))
+                raise NodesLostError(_step_failure(job, logs))
             time.sleep(0.1)
     finally:
-        _end(probe, patience=2)
+        end_session(waiting, grace=2)
     lines = (logs / "nodes.jsonl").read_text(encoding="utf-8").splitlines()
     nodes = json.loads(lines[-1]) if lines else {}
     if status == 0:
@@ -146,7 +144,7 @@ def _wait_until_whole(
         (logs / "wait.log").unlink()
         return nodes
     missing = [name for name in job.nodes if name not in nodes]
-    short = [f"{name} ({it['gpus']} GPUs)" for name, it in nodes.items() if it["gpus"] < slurm.gpus_per_node]
+    short = [f"{name} ({node['gpus']} GPUs)" for name, node in nodes.items() if node["gpus"] < slurm.gpus_per_node]
     lacking = f"missing: {', '.join(missing)}" if missing else f"too few GPUs: {', '.join(short)}"
     raise NodesLostError(
         f"Ray runs on {len(nodes)} of {len(job.nodes)} nodes after {slurm.ray_start_seconds} s; {lacking}: "
@@ -154,7 +152,7 @@ def _wait_until_whole(
     )
 
 
-def _why_the_step_ended(job: Job, logs: Path) -> str:
+def _step_failure(job: Job, logs: Path) -> str:
     """The first node whose Ray ended, how, and its log."""
     ended = []
     for file in logs.glob("*.ended"):
@@ -168,11 +166,11 @@ def _why_the_step_ended(job: Job, logs: Path) -> str:
     return f"Ray's job step over {', '.join(job.nodes)} ended: {said[:300] or 'no reason given'}; see {logs}"
 
 
-def _refuse_lost_nodes(step: subprocess.Popen, nodes: dict[str, dict[str, Any]], job: Job, logs: Path) -> None:
-    """NodesLostError when a driver that failed had lost a node, which is then the likely reason."""
+def _check_nodes(step: subprocess.Popen, nodes: dict[str, dict[str, Any]], job: Job, logs: Path) -> None:
+    """NodesLostError when a node is lost, the likely reason why the driver failed."""
     time.sleep(1)
     if step.poll() is not None:
-        raise NodesLostError(_why_the_step_ended(job, logs))
+        raise NodesLostError(_step_failure(job, logs))
     for name, node in nodes.items():
         try:
             socket.create_connection((node["address"], node["port"]), timeout=CONNECT_SECONDS).close()
@@ -187,11 +185,11 @@ def _log_of(node: str, logs: Path) -> Path:
     return logs / f"ray-{node.split('.', maxsplit=1)[0]}.log"
 
 
-def _end(process: subprocess.Popen, patience: float, wait_first: float = 0.0) -> None:
-    """End a process that leads its own session, and what it started there."""
+def end_session(process: subprocess.Popen, grace: float, wait_first: float = 0.0) -> None:
+    """End a process that leads its own session, and what it started there; SIGKILL follows SIGTERM after `grace` s."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(wait_first)
-    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, 10.0)):
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -206,7 +204,7 @@ def main() -> int:
     parser.add_argument("--cpus", type=int, default=1, help="CPUs of each node that Ray may use")
     parser.add_argument("--port", type=int, default=6379)
     parser.add_argument("--network", help="network whose addresses Ray uses, such as 10.0.0.0/8")
-    parser.add_argument("--patience", type=int, default=300, help="seconds until Ray must run on every node")
+    parser.add_argument("--timeout", "--patience", type=int, default=300, help="seconds until Ray runs on every node")
     parser.add_argument("--object-store-mb", type=int)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the driver's command line")
     arguments = parser.parse_args()
@@ -218,7 +216,7 @@ def main() -> int:
             "gpus_per_node": arguments.gpus_per_node,
             "network": arguments.network,
             "ports": {"gcs": arguments.port},
-            "ray_start_seconds": arguments.patience,
+            "ray_start_seconds": arguments.timeout,
             "object_store_mb": arguments.object_store_mb,
         }
     )

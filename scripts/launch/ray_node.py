@@ -26,13 +26,13 @@ from scripts.launch.slurm import client_environment
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 20.0
 SHOWN_LINES = 15
-# The head's processes end all at once with the cluster; there is nobody left to ask for a node to be drained.
+# The whole cluster ends at once, so that no head is left to drain a node.
 SETTINGS = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
 
 
-def route_to(address: str, port: int, patience: float) -> str:
+def route_to(address: str, port: int, timeout: float) -> str:
     """This host's own address on the way to Ray's head, once the head's port answers."""
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
     while True:
         try:
             with socket.create_connection((address, port), timeout=5) as connection:
@@ -40,17 +40,17 @@ def route_to(address: str, port: int, patience: float) -> str:
         except OSError as error:
             if time.monotonic() > until:
                 raise UserError(
-                    f"no answer from Ray's head at {address}:{port} within {patience:.0f} s ({error})"
+                    f"no answer from Ray's head at {address}:{port} within {timeout:.0f} s ({error})"
                 ) from None
             time.sleep(0.3)
 
 
-def refuse_a_taken_port(address: str, port: int) -> None:
+def check_port_is_free(address: str, port: int) -> None:
     """UserError when something listens on the head's port already."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((address, port))
+            attempt.bind((address, port))
         except OSError as error:
             raise UserError(
                 f"port {port} of {address} cannot be used ({error.strerror}); end what listens there, "
@@ -61,14 +61,14 @@ def refuse_a_taken_port(address: str, port: int) -> None:
 def ray_start(arguments: argparse.Namespace, temporary: Path) -> list[str]:
     """The command line of Ray on this node."""
     if arguments.node == arguments.head:
-        refuse_a_taken_port(arguments.address, arguments.port)
-        place = ["--head", f"--port={arguments.port}", "--include-dashboard=false", f"--temp-dir={temporary}"]
+        check_port_is_free(arguments.address, arguments.port)
+        role = ["--head", f"--port={arguments.port}", "--include-dashboard=false", f"--temp-dir={temporary}"]
         own = arguments.address
     else:
-        own = route_to(arguments.address, arguments.port, arguments.patience)
-        place = [f"--address={arguments.address}:{arguments.port}"]
+        own = route_to(arguments.address, arguments.port, arguments.timeout)
+        role = [f"--address={arguments.address}:{arguments.port}"]
     return [
-        *(str(Path(sys.executable).with_name("ray")), "start", "--block", *place, f"--node-ip-address={own}"),
+        *(str(Path(sys.executable).with_name("ray")), "start", "--block", *role, f"--node-ip-address={own}"),
         *(f"--num-gpus={arguments.gpus}", f"--num-cpus={arguments.cpus}", "--disable-usage-stats"),
         *(f"--min-worker-port={arguments.workers_min}", f"--max-worker-port={arguments.workers_max}"),
         *([f"--object-store-memory={arguments.object_store_mb * 1_000_000}"] if arguments.object_store_mb else []),
@@ -80,12 +80,12 @@ def watch(ray: subprocess.Popen, directory: Path) -> str | None:
 
     Where Slurm ends the step, it ends Ray with it, which is then not the cause.
     """
-    asked: list[float] = []
-    signal.signal(signal.SIGTERM, lambda *_: asked.append(time.monotonic()))
+    terminated: list[float] = []  # when SIGTERM came
+    signal.signal(signal.SIGTERM, lambda *_: terminated.append(time.monotonic()))
     while not (directory / "stop").exists() and directory.exists():
         if ray.poll() is not None:
-            return None if asked else f"Ray ended with exit status {ray.returncode}"
-        if asked and time.monotonic() - asked[0] > GRACE_SECONDS:
+            return None if terminated else f"Ray ended with exit status {ray.returncode}"
+        if terminated and time.monotonic() - terminated[0] > GRACE_SECONDS:
             return None
         time.sleep(0.2)
     return None
@@ -93,15 +93,15 @@ def watch(ray: subprocess.Popen, directory: Path) -> str | None:
 
 def end_descendants() -> None:
     """End every process below this one, those that made themselves daemons too."""
-    for number, patience in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         below = psutil.Process().children(recursive=True)
         for process in below:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-        psutil.wait_procs(below, patience)
+        psutil.wait_procs(below, timeout=5)
 
 
-def last_words(temporary: Path) -> Iterator[str]:
+def last_log_lines(temporary: Path) -> Iterator[str]:
     """The last lines of what Ray's own processes logged on this node."""
     logs = temporary / "session_latest/logs"
     for path in (*sorted(logs.glob("*.err")), logs / "raylet.out"):
@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--workers-min", type=int, default=10002)
     parser.add_argument("--workers-max", type=int, default=19999)
     parser.add_argument("--object-store-mb", type=int)
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for the head")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the head")
     arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     base = Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
@@ -136,7 +136,7 @@ def main() -> int:
         how = str(error)
     finally:
         if how is not None:
-            print("\n".join(last_words(temporary)), flush=True)
+            print("\n".join(last_log_lines(temporary)), flush=True)
             (arguments.directory / f"{arguments.node}.ended").write_text(f"{time.time()} {how}", encoding="utf-8")
         end_descendants()
         shutil.rmtree(temporary, ignore_errors=True)

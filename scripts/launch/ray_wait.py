@@ -20,9 +20,9 @@ def main() -> int:
     parser.add_argument("--address", required=True, help="ip:port of the head")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--gpus", type=int, default=0, help="of each node")
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds")
     arguments = parser.parse_args()
-    until, shown = time.monotonic() + arguments.patience, None
+    until, shown = time.monotonic() + arguments.timeout, None
     import ray  # noqa: PLC0415  (takes a second, which --help need not)
 
     while time.monotonic() < until:

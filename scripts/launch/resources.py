@@ -1,7 +1,7 @@
 """What jobs ask Slurm for, as resources of the Slurm plugin. Only what the site sets is there."""
 
-from scripts.recipe.models import Resources
 from scripts.recipe.site import Site
+from scripts.recipe.stage import Resources
 
 PUBLISHING_MINUTES = 5
 

@@ -1,12 +1,15 @@
 """Whether a cluster has what the site's file and the recipe's stages ask for; asked of sinfo before submitting."""
 
+import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scripts.errors import UserError
 from scripts.launch.slurm import ask
-from scripts.recipe.models import Resources, nearest
 from scripts.recipe.site import Slurm
+from scripts.recipe.stage import Resources
+from scripts.recipe.strict import nearest
 
 FORMAT = "%P|%a|%l|%D|%G|%f"
 GPUS = re.compile(r"gpu(?::[^:,(]+)*:(\d+)")
@@ -27,21 +30,18 @@ class NodeGroup:
 
 def node_groups(text: str) -> list[NodeGroup]:
     """The nodes in sinfo's output in FORMAT."""
-    groups = []
-    for line in text.splitlines():
-        partition, up, limit, nodes, gres, features = line.split("|")
-        groups.append(
-            NodeGroup(
-                partition.rstrip("*"),
-                partition.endswith("*"),
-                up == "up",
-                minutes(limit),
-                int(nodes),
-                sum(map(int, GPUS.findall(gres))),
-                frozenset(features.split(",")),
-            )
+    return [
+        NodeGroup(
+            partition.rstrip("*"),
+            partition.endswith("*"),
+            state == "up",
+            minutes(limit),
+            int(nodes),
+            sum(map(int, GPUS.findall(gres))),
+            frozenset(features.split(",")),
         )
-    return groups
+        for partition, state, limit, nodes, gres, features in (line.split("|") for line in text.splitlines())
+    ]
 
 
 def minutes(limit: str) -> float | None:
@@ -50,63 +50,59 @@ def minutes(limit: str) -> float | None:
         return None
     days, _, clock = limit.rpartition("-")
     parts = [int(part) for part in clock.split(":")]
-    seconds = sum(part * 60**place for place, part in enumerate(reversed(parts)))
+    seconds = sum(part * 60**power for power, part in enumerate(reversed(parts)))
     return int(days or 0) * 1440 + seconds / 60
 
 
 def check_site(path: str, slurm: Slurm, stages: dict[str, Resources]) -> None:
     """UserError that lists everything which the cluster has not or does not allow."""
     groups = node_groups(ask("sinfo", "--noheader", f"--format={FORMAT}"))
-    problems = _problems(path, slurm, stages, groups)
+    problems = list(_problems(slurm, stages, groups))
     if slurm.reservation:
         try:
             ask("scontrol", "show", "reservation", slurm.reservation)
         except UserError as error:
-            problems.append(f"{path}: slurm.reservation: {error}")
+            problems.append(f"slurm.reservation: {error}")
     if problems:
-        raise UserError("the site's file asks for what this cluster has not:\n  " + "\n  ".join(problems))
+        lines = "\n  ".join(f"{path}: {problem}" for problem in problems)
+        raise UserError(f"the site's file asks for what this cluster has not:\n  {lines}")
 
 
-def _problems(path: str, slurm: Slurm, stages: dict[str, Resources], groups: list[NodeGroup]) -> list[str]:
-    names = {group.partition for group in groups}
-    problems = []
+def _problems(slurm: Slurm, stages: dict[str, Resources], groups: list[NodeGroup]) -> Iterator[str]:
+    names, has_unknown = {group.partition for group in groups}, False
     for key, wanted in (("partition", slurm.partition), ("light.partition", slurm.light.partition)):
-        for name in (wanted or "").split(","):
-            if name and name not in names:
-                problems.append(f"{path}: slurm.{key}: no partition is named {name}{nearest(name, names)}")
+        for name in (part for part in (wanted or "").split(",") if part and part not in names):
+            yield f"slurm.{key}: no partition is named {name}{nearest(name, names)}"
+            has_unknown = True
+    if has_unknown:
+        return
     ours = (slurm.partition or "").split(",")
-    here = [group for group in groups if (group.partition in ours if slurm.partition else group.is_default)]
-    if problems or not here:
-        return problems or [f"{path}: slurm.partition: the cluster has no default partition; name one"]
-    if not any(group.is_up for group in here):
-        problems.append(f"{path}: slurm.partition: {slurm.partition or here[0].partition} is down")
-    fit = here
+    nodes = [group for group in groups if (group.partition in ours if slurm.partition else group.is_default)]
+    if not nodes:
+        yield "slurm.partition: the cluster has no default partition; name one"
+        return
+    partition = nodes[0].partition
+    if not any(group.is_up for group in nodes):
+        yield f"slurm.partition: {slurm.partition or partition} is down"
     if slurm.constraint and re.fullmatch(r"[\w.+-]+", slurm.constraint):
-        fit = [group for group in here if slurm.constraint in group.features]
-        if not fit:
-            words = set().union(*(group.features for group in here)) - {"(null)"}
-            return [
-                *problems,
-                f"{path}: slurm.constraint: no node has {slurm.constraint}{nearest(slurm.constraint, words)}",
-            ]
-    with_gpus = [group for group in fit if group.gpus == slurm.gpus_per_node or not slurm.gpus_per_node]
-    if not with_gpus:
-        have = sorted({group.gpus for group in fit})
-        return [
-            *problems,
-            f"{path}: slurm.gpus_per_node is {slurm.gpus_per_node}, but the nodes of {here[0].partition} have "
-            f"{' or '.join(map(str, have))}",
-        ]
-    there = sum(group.nodes for group in with_gpus)
-    most = min(there, slurm.max_nodes or there)
-    limits = [group.limit for group in with_gpus]
-    limit = None if None in limits else max(limits)
+        features = set().union(*(group.features for group in nodes)) - {"(null)"}
+        nodes = [group for group in nodes if slurm.constraint in group.features]
+        if not nodes:
+            yield f"slurm.constraint: no node has {slurm.constraint}{nearest(slurm.constraint, features)}"
+            return
+    gpus = " or ".join(map(str, sorted({group.gpus for group in nodes})))
+    nodes = [group for group in nodes if group.gpus == slurm.gpus_per_node or not slurm.gpus_per_node]
+    if not nodes:
+        yield f"slurm.gpus_per_node is {slurm.gpus_per_node}, but the nodes of {partition} have {gpus}"
+        return
+    count = sum(group.nodes for group in nodes)
+    most = min(count, slurm.max_nodes or count)
+    limit = max(math.inf if group.limit is None else group.limit for group in nodes)
     for stage, resources in stages.items():
         if resources.nodes > most:
-            problems.append(f"{path}: stage {stage} asks for {resources.nodes} nodes, but can get {most} at most")
-        if limit is not None and resources.runtime > limit:
-            problems.append(
-                f"{path}: stage {stage} asks for {resources.runtime} minutes, but {limit:.0f} is the longest allowed; "
+            yield f"stage {stage} asks for {resources.nodes} nodes, but can get {most} at most"
+        if resources.runtime > limit:
+            yield (
+                f"stage {stage} asks for {resources.runtime} minutes, but {limit:.0f} is the longest allowed; "
                 f"set slurm.max_runtime: {limit:.0f}, and it goes on over several allocations"
             )
-    return problems

@@ -1,18 +1,16 @@
-"""What Stagecoach asks of Slurm: jobs and their nodes, time left, requeueing; and steps within a job's allocation."""
+"""Slurm's answers and orders: jobs, their nodes and time limits, requeueing, and steps within a job's allocation."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 from scripts.errors import UserError
 
-GONE = {
+ENDED_STATES = {
     "BOOT_FAIL",
     "CANCELLED",
     "COMPLETED",
@@ -24,7 +22,8 @@ GONE = {
     "REVOKED",
     "TIMEOUT",
 }
-PATIENCE_SECONDS = 600.0
+ENDED_BY_SLURM = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
+RETRY_SECONDS = 600.0
 Answer = TypeVar("Answer")
 NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 
@@ -56,12 +55,11 @@ def own_job_id() -> str | None:
 def job_of(job_id: str) -> Job | None:
     """A job, or None when Slurm does not know it (any more). SlurmUnreachableError when it does not answer."""
     try:
-        text = ask("scontrol", "show", "job", "--oneliner", job_id)
+        fields = show("job", job_id)
     except UserError as error:
         if "Invalid job id" in str(error):
             return None
         raise
-    fields = dict(part.split("=", 1) for part in text.split() if "=" in part)
     nodes = fields.get("NodeList", "(null)")
     names = hostnames(nodes) if nodes not in ("(null)", "") else ()
     return Job(
@@ -81,14 +79,14 @@ def own_job() -> Job:
     """The job that this process runs in."""
     if (job_id := own_job_id()) is None:
         raise UserError("this process runs in no Slurm job")
-    if (job := patiently(lambda: job_of(job_id))) is None:
+    if (job := retry_unreachable(lambda: job_of(job_id))) is None:
         raise UserError(f"Slurm knows no job {job_id}, in which this process runs")
     return job
 
 
-def patiently(question: Callable[[], Answer]) -> Answer:
+def retry_unreachable(question: Callable[[], Answer]) -> Answer:
     """The answer to a question, asked again for ten minutes while Slurm's controller is away."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + RETRY_SECONDS
     while True:
         try:
             return question()
@@ -98,13 +96,13 @@ def patiently(question: Callable[[], Answer]) -> Answer:
         time.sleep(5)
 
 
-def is_gone(job_id: str) -> bool | None:
+def has_ended(job_id: str) -> bool | None:
     """Whether a job's processes are known to have ended; None when Slurm does not answer."""
     try:
         job = job_of(job_id)
     except UserError:
         return None
-    return job is None or job.state in GONE or job.state in ("PENDING", "REQUEUED")
+    return job is None or job.state in ENDED_STATES or job.state in ("PENDING", "REQUEUED")
 
 
 def wait_for_job(job_id: str, every: float = 10.0) -> None:
@@ -115,7 +113,7 @@ def wait_for_job(job_id: str, every: float = 10.0) -> None:
         except SlurmUnreachableError:
             pass
         else:
-            if job is None or job.state in GONE:
+            if job is None or job.state in ENDED_STATES:
                 return
         time.sleep(every)
 
@@ -132,13 +130,20 @@ def requeue_own_job(job: Job) -> None:
     raise UserError(f"Slurm job {job.id}: requeued itself two minutes ago, and its processes still run")
 
 
+def show(entity: str, name: str) -> dict[str, str]:
+    """The fields of what ``scontrol show`` says of a job, node or the like."""
+    return dict(
+        part.split("=", 1) for part in ask("scontrol", "show", entity, "--oneliner", name).split() if "=" in part
+    )
+
+
 def hostnames(node_list: str) -> tuple[str, ...]:
     """The names that a compressed list such as node[1-3] stands for."""
     return tuple(ask("scontrol", "show", "hostnames", node_list).split())
 
 
 def ask(*command: str) -> str:
-    """The answer of a Slurm command. UserError with what it printed; SlurmUnreachableError when nobody answered."""
+    """What a Slurm command prints. UserError with its message; SlurmUnreachableError when the controller is away."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=60, env=client_environment()
@@ -152,15 +157,6 @@ def ask(*command: str) -> str:
         kind = SlurmUnreachableError if any(word in said for word in NO_CONTROLLER) else UserError
         raise kind(f"{' '.join(command)}: {said}")
     return done.stdout
-
-
-def real_program(name: str) -> str:
-    """The path of one of Slurm's programs, past the stand-in of that name that the profile puts before it in PATH."""
-    own = Path(os.environ.get("STAGECOACH_STAND_INS", "/nonexistent")).resolve()
-    folders = [it for it in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(it).resolve() != own]
-    if (found := shutil.which(name, path=os.pathsep.join(folders))) is None:
-        raise UserError(f"{name}: not found; Slurm's client programs must be in PATH")
-    return found
 
 
 def client_environment() -> dict[str, str]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import read_json
-from scripts.recipe.resolve import read_config
+from scripts.recipe.resolve import read_values
+from scripts.stage.paths import StagePaths
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Link:
     exported yet; `parents` are the names of the stages it starts from.
     """
 
-    directory: Path
+    paths: StagePaths
     record: dict[str, Any]
     content: str | None
     on_disk: bool
@@ -30,6 +31,11 @@ class Link:
         return self.record["stage"]
 
     @property
+    def run_name(self) -> str:
+        """The name of the run, which is that of its folder of results."""
+        return self.paths.directory.resolve().parent.name
+
+    @property
     def parents(self) -> list[str]:
         """The names of the stages it starts from."""
         return [parent["stage"] for parent in self.record.get("parents", ())]
@@ -38,17 +44,17 @@ class Link:
     def blend(self) -> Path | None:
         """The folder of its splits and manifest; None where the record does not tell."""
         data = self.record.get("data")
-        return self.directory.parent / "data" / data["blend"] if data else None
+        return self.paths.sibling("data").directory / data["blend"] if data else None
 
     @property
     def config(self) -> Path:
         """The resolved config that it trained, in its run directory."""
-        return (self.directory / "ckpt/weights").resolve().parents[1] / "config.yaml"
+        return (self.paths.ckpt / "weights").resolve().parents[1] / "config.yaml"
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
         """That config, where it is there."""
-        return read_config(self.config) if self.on_disk and self.config.is_file() else None
+        return read_values(self.config) if self.on_disk and self.config.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -63,20 +69,21 @@ class Chain:
         return list(self.links.values())[-1]
 
 
-def stage_directory(path: Path) -> Path:
-    """The folder of a stage, given that or the ckpt/ or hf/ in it; UserError where no checkpoint is published there."""
+def _published_stage(path: Path) -> StagePaths:
+    """A stage, given its folder or the ckpt/ or hf/ in it; UserError where no checkpoint is published there."""
     directory = path.parent if path.name in ("ckpt", "hf") else path
-    if not (directory / "ckpt/record.json").is_file():
+    stage = StagePaths(directory if directory.name else directory.absolute())
+    if not stage.record.is_file():
         raise UserError(f"{path}: no published checkpoint (ckpt/record.json); name one: results/<run>/<stage>/ckpt")
-    return directory
+    return stage
 
 
 def read_chain(path: Path) -> Chain:
     """The chain of a published checkpoint."""
-    directory = stage_directory(path)
-    record, links = read_json(directory / "ckpt/record.json"), {}
-    exported = _export_of(directory, record["identity"])
-    _collect(Link(directory, record, exported and exported["content"], on_disk=True), links)
+    stage, links = _published_stage(path), {}
+    record = read_json(stage.record)
+    exported = _export_of(stage, record["identity"])
+    _collect(Link(stage, record, exported and exported["content"], on_disk=True), links)
     return Chain(links)
 
 
@@ -84,24 +91,23 @@ def _collect(link: Link, links: dict[str, Link]) -> None:
     """Add a link after those that it starts from."""
     for parent in link.record.get("parents", ()):
         if parent["stage"] not in links:
-            _collect(_parent_link(link.directory.parent / parent["stage"], parent), links)
+            _collect(_parent_link(link.paths.sibling(parent["stage"]), parent), links)
     links[link.name] = link
 
 
-def _parent_link(directory: Path, told: dict[str, Any]) -> Link:
-    path = directory / "ckpt/record.json"
-    record = read_json(path) if path.is_file() else {}
-    is_same = record.get("identity") == told["identity"]
-    return Link(directory, record if is_same else told, told["content"], on_disk=is_same)
+def _parent_link(stage: StagePaths, recorded: dict[str, Any]) -> Link:
+    """The link of a parent, by its own record where that is still of the checkpoint that its child recorded."""
+    record = read_json(stage.record) if stage.record.is_file() else {}
+    is_same = record.get("identity") == recorded["identity"]
+    return Link(stage, record if is_same else recorded, recorded["content"], on_disk=is_same)
 
 
-def _export_of(directory: Path, identity: str) -> dict[str, Any] | None:
+def _export_of(stage: StagePaths, identity: str) -> dict[str, Any] | None:
     """The stage's hf/record.json, where it is of this checkpoint."""
-    path = directory / "hf/record.json"
-    exported = read_json(path) if path.is_file() else {}
+    exported = read_json(stage.export_record) if stage.export_record.is_file() else {}
     return exported if exported.get("identity") == identity else None
 
 
 def export_of(link: Link) -> dict[str, Any] | None:
     """The export of a link, where one is there."""
-    return _export_of(link.directory, link.record["identity"])
+    return _export_of(link.paths, link.record["identity"])

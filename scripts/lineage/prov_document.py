@@ -37,55 +37,58 @@ def write_prov(chain: Chain, path: Path) -> None:
 
 def _add(document: ProvDocument, link: Link) -> None:
     """A stage: its training, which used data, code, image and what it starts from, and what was generated."""
-    record, things = link.record, _Things(document)
-    told = {key: record[key] for key in ("step", "seed") if record.get(key) is not None}
-    if "facts" in record:
-        told["config"] = record["facts"]["config"]
-    training = document.activity(_name("training", record["identity"]), None, None, things.facts(link.name, told))
-    checkpoint = things.add("checkpoint", record["identity"], link.name, {"step": record["step"]})
+    record, records = link.record, _Records(document)
+    trained = {key: record.get(key) for key in ("step", "seed")} | {"config": record.get("facts", {}).get("config")}
+    training = document.activity(
+        _name("training", record["identity"]), None, None, records.attributes(link.name, trained)
+    )
+    checkpoint = records.add("checkpoint", record["identity"], link.name, {"step": record["step"]})
     document.wasGeneratedBy(checkpoint, training)
     for parent in record.get("parents", ()):
-        export = things.add("export", parent["content"], parent["stage"])
+        export = records.add("export", parent["content"], parent["stage"])
         document.used(training, export)
         document.wasDerivedFrom(checkpoint, export)
     if link.content:
-        export = things.add("export", link.content, link.name)
+        export = records.add("export", link.content, link.name)
         document.wasDerivedFrom(export, checkpoint)
     if not link.parents:
-        document.used(training, things.add("model", model_name(link), model_name(link)))
+        document.used(training, records.add("model", model_name(link), model_name(link)))
     if data := record.get("data"):
-        blend = things.add("blend", data["manifest"], data["blend"], {"manifest": data["manifest"]})
+        blend = records.add("blend", data["manifest"], data["blend"], {"manifest": data["manifest"]})
         document.used(training, blend)
         for name in datasets_of(data):
-            document.wasDerivedFrom(blend, things.add("dataset", name, name))
+            document.wasDerivedFrom(blend, records.add("dataset", name, name))
     for span in record.get("trained_by", ()):
-        document.wasAssociatedWith(training, things.software(code_name(span["code"]), span["code"] or {}))
+        document.wasAssociatedWith(training, records.software(code_name(span["code"]), span["code"] or {}))
         if span["image"]:
             name = image_name(span["image"])
-            document.used(training, things.add("image", name, name, span["image"]))
+            document.used(training, records.add("image", name, name, span["image"]))
 
 
-class _Things:
+class _Records:
     """Adds entities and agents to a document, each once."""
 
     def __init__(self, document: ProvDocument) -> None:
         self.document = document
 
-    def add(self, kind: str, identifier: str, label: str, told: dict[str, Any] | None = None) -> Any:
+    def add(self, kind: str, identifier: str, label: str, details: dict[str, Any] | None = None) -> Any:
         name = _name(kind, identifier)
         known = self.document.get_record(name)
-        return known[0] if known else self.document.entity(name, self.facts(label, {"kind": kind, **(told or {})}))
+        attributes = self.attributes(label, {"kind": kind, **(details or {})})
+        return known[0] if known else self.document.entity(name, attributes)
 
-    def software(self, identifier: str, told: dict[str, Any]) -> Any:
+    def software(self, identifier: str, details: dict[str, Any]) -> Any:
         name, kind = _name("code", identifier), self.document.valid_qualified_name("prov:SoftwareAgent")
         known = self.document.get_record(name)
-        return known[0] if known else self.document.agent(name, self.facts("Stagecoach", told) | {"prov:type": kind})
+        attributes = self.attributes("Stagecoach", details) | {"prov:type": kind}
+        return known[0] if known else self.document.agent(name, attributes)
 
-    def facts(self, label: str, told: dict[str, Any]) -> dict[str, Any]:
-        """Attributes: a label, and what is told under the namespace."""
-        known = {f"stagecoach:{key}": value for key, value in told.items() if value is not None}
+    def attributes(self, label: str, details: dict[str, Any]) -> dict[str, Any]:
+        """A label, and the details that are known under the namespace."""
+        known = {f"stagecoach:{key}": value for key, value in details.items() if value is not None}
         return {"prov:label": label} | known
 
 
 def _name(kind: str, identifier: str) -> str:
-    return f"stagecoach:{kind}/{''.join(it if it.isalnum() or it in '-._/@' else '_' for it in identifier)}"
+    safe = "".join(char if char.isalnum() or char in "-._/@" else "_" for char in identifier)
+    return f"stagecoach:{kind}/{safe}"

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from scripts.errors import UserError
 from scripts.files import canonical_json, read_json, sha256_text
 from scripts.lineage.chain import Chain, Link, export_of
-from scripts.recipe.resolve import read_config
+from scripts.recipe.resolve import read_values
 from scripts.stage.identity import identity_of
 
 CHUNK_BYTES = 4 << 20
@@ -95,8 +95,8 @@ def _files_of(link: Link) -> Iterator[Recorded]:
     """Every file of a stage whose hash is recorded: weights, export, splits, manifest, source."""
     if not link.on_disk:
         return
-    record = link.directory / "ckpt/record.json"
-    yield from _listed(link.record["files"], link.directory / "ckpt/weights", record)
+    record = link.paths.record
+    yield from _listed(link.record["files"], link.paths.ckpt / "weights", record)
     yield from _exported(link)
     if link.blend is None:
         return
@@ -111,9 +111,9 @@ def _files_of(link: Link) -> Iterator[Recorded]:
 
 def _exported(link: Link) -> Iterator[Recorded]:
     """The files of the export; none where it only stands for the checkpoint, whose files it lists."""
-    exported, folder = export_of(link), link.directory / "hf/model"
+    exported, folder = export_of(link), link.paths.export
     if exported and not (folder / MEGATRON).exists():
-        yield from _listed(exported["files"], folder, link.directory / "hf/record.json")
+        yield from _listed(exported["files"], folder, link.paths.export_record)
 
 
 def _listed(files: dict[str, Any], folder: Path, record: Path) -> Iterator[Recorded]:
@@ -123,7 +123,7 @@ def _listed(files: dict[str, Any], folder: Path, record: Path) -> Iterator[Recor
 
 def _contradictions(link: Link) -> Iterator[str]:
     """Where the records contradict each other, or the config is not what was trained."""
-    record = link.directory / "ckpt/record.json"
+    record = link.paths.record
     if not link.on_disk:
         what = "is of another checkpoint" if record.is_file() else "missing"
         yield f"{record}: {what}; the stage after it started from {link.record['identity']}, step {link.record['step']}"
@@ -135,7 +135,7 @@ def _contradictions(link: Link) -> Iterator[str]:
         if parent["content"] != facts["parent_export"]:
             yield f"{record}: starts from {facts['parent_export']}, but names {parent['content']} as {parent['stage']}"
     try:
-        if sha256_text(canonical_json(read_config(link.config))) != facts["config"]:
+        if sha256_text(canonical_json(read_values(link.config))) != facts["config"]:
             yield f"{link.config}: not the config that {record} says was trained"
     except UserError:
         yield f"{link.config}: missing or unreadable ({record} says what it hashes to)"
@@ -143,7 +143,7 @@ def _contradictions(link: Link) -> Iterator[str]:
 
 
 def _export_contradictions(link: Link) -> Iterator[str]:
-    path, exported = link.directory / "hf/record.json", export_of(link)
+    path, exported = link.paths.export_record, export_of(link)
     if exported is None:
         if link.content is not None:
             yield f"{path}: missing, or of another checkpoint; the stage after it started from {link.content}"

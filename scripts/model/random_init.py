@@ -1,9 +1,7 @@
-"""A tiny decoder and its byte-level tokenizer, made from a resolved config: where a stage without a parent starts.
+"""A tiny decoder and its byte-level tokenizer, with random weights: where a stage without a parent starts.
 
-Where the config gives it vision, the decoder is LLaVA's language model, and its tokenizer part of a processor.
+Where the recipe gives it vision, the decoder is LLaVA's language model, and its tokenizer part of a processor.
 """
-
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -18,6 +16,8 @@ from transformers import (
     SiglipVisionConfig,
 )
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+from scripts.recipe.model import RandomModel
 
 PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
 IMAGE = "<|image|>"
@@ -58,19 +58,19 @@ def make_tokenizer(sees: bool = False) -> PreTrainedTokenizerFast:
     return fast
 
 
-def make_processor(config: dict[str, Any]) -> PreTrainedTokenizerFast | LlavaProcessor:
+def make_processor(shape: RandomModel) -> PreTrainedTokenizerFast | LlavaProcessor:
     """What turns rows into the model's inputs: a tokenizer, or a processor where the model has vision.
 
     Pictures are scaled by Pillow, so torchvision is not needed.
     """
-    vision = config["model"]["vision"]
+    vision = shape.vision
     if vision is None:
         return make_tokenizer()
-    size = {"height": vision["image_size"], "width": vision["image_size"]}
+    size = {"height": vision.image_size, "width": vision.image_size}
     return LlavaProcessor(
         image_processor=SiglipImageProcessorPil(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3),
         tokenizer=make_tokenizer(sees=True),
-        patch_size=vision["patch_size"],
+        patch_size=vision.patch_size,
         vision_feature_select_strategy="full",
         num_additional_image_tokens=0,
         image_token=IMAGE,
@@ -78,20 +78,22 @@ def make_processor(config: dict[str, Any]) -> PreTrainedTokenizerFast | LlavaPro
     )
 
 
-def make_model(config: dict[str, Any], processor: PreTrainedTokenizerFast | LlavaProcessor) -> PreTrainedModel:
-    """A Llama-shaped decoder in float32 with tied embeddings; equal configs (and seeds) give equal weights."""
-    tokenizer, vision = getattr(processor, "tokenizer", processor), config["model"]["vision"]
-    decoder = _decoder_config(config, tokenizer)
-    torch.manual_seed(config["seed"])
+def make_model(
+    shape: RandomModel, processor: PreTrainedTokenizerFast | LlavaProcessor, max_length: int, seed: int
+) -> PreTrainedModel:
+    """A Llama-shaped decoder in float32 with tied embeddings; equal arguments give equal weights."""
+    tokenizer, vision = getattr(processor, "tokenizer", processor), shape.vision
+    decoder = _decoder_config(shape, tokenizer, max_length)
+    torch.manual_seed(seed)
     if vision is None:
         model = LlamaForCausalLM(decoder)
     else:
         model = LlavaForConditionalGeneration(
             LlavaConfig(
                 text_config=decoder,
-                vision_config=SiglipVisionConfig(**vision, vision_use_head=False),
+                vision_config=SiglipVisionConfig(**vision.model_dump(), vision_use_head=False),
                 image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
-                image_seq_length=(vision["image_size"] // vision["patch_size"]) ** 2,
+                image_seq_length=(vision.image_size // vision.patch_size) ** 2,
                 vision_feature_select_strategy="full",
                 vision_feature_layer=-1,
                 tie_word_embeddings=True,
@@ -103,18 +105,17 @@ def make_model(config: dict[str, Any], processor: PreTrainedTokenizerFast | Llav
     return model
 
 
-def _decoder_config(config: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    shape = config["model"]
+def _decoder_config(shape: RandomModel, tokenizer: PreTrainedTokenizerFast, max_length: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=shape["hidden_size"],
-        intermediate_size=shape["intermediate_size"],
-        num_hidden_layers=shape["num_hidden_layers"],
-        num_attention_heads=shape["num_attention_heads"],
-        num_key_value_heads=shape["num_key_value_heads"],
-        initializer_range=shape["initializer_range"],
-        rope_parameters={"rope_type": "default", "rope_theta": shape["rope_theta"]},
-        max_position_embeddings=config["policy"]["max_total_sequence_length"],
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        initializer_range=shape.initializer_range,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        max_position_embeddings=max_length,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

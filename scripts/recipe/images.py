@@ -7,8 +7,8 @@ from pydantic import Field, StringConstraints
 
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.errors import UserError
-from scripts.recipe.models import Name, Strict, nearest
 from scripts.recipe.site import Variable
+from scripts.recipe.strict import Name, Strict, nearest
 from scripts.recipe.yaml_file import line_of, read_yaml, validate
 
 HOST = r"[a-z0-9-]+(?:\.[a-z0-9-]+)+(?::[0-9]+)?"

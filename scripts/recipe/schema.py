@@ -8,8 +8,9 @@ import yaml
 
 from scripts.errors import run_program
 from scripts.files import write_text
+from scripts.recipe.config import Config
 from scripts.recipe.images import Images
-from scripts.recipe.models import Config, Recipe
+from scripts.recipe.recipe import ALGORITHM_BLENDS, STAGES, Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import repository_root
 
@@ -28,11 +29,10 @@ def schema_text(name: str) -> str:
 def _allow_defaults(schema: dict[str, Any]) -> None:
     """A stage need not say what ``defaults`` says for its algorithm; the defaults have the stages' own keys."""
     definitions = schema["$defs"]
+    backends = sorted(STAGES.values(), key=len, reverse=True)
     stages = {
-        "sft": ["SftStage"],
-        "grpo": ["GrpoStage", "NemoRlStage"],
-        "dpo": ["DpoStage", "NemoRlStage"],
-        "mpo": ["MpoStage", "NemoRlStage"],
+        algorithm: [models[algorithm].__name__ for models in backends if algorithm in models]
+        for algorithm in ALGORITHM_BLENDS
     }
     pending, partial = [name for names in stages.values() for name in names], set()
     while pending:

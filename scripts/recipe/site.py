@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from scripts.recipe.models import Name, Resources, Stage, Strict
+from scripts.recipe.stage import Resources, StageSettings
+from scripts.recipe.strict import Name, Strict
 
 Word = Annotated[str, StringConstraints(pattern=r"^[\w][\w.+-]*$")]
 Words = Annotated[str, StringConstraints(pattern=r"^[\w][\w.,+-]*$")]
@@ -111,7 +112,7 @@ class Site(Strict):
         {}, description="Variables of every job, such as caches (HF_HOME). No secrets: this file is no safe place."
     )
 
-    def resources_of(self, name: str, stage: Stage) -> Resources:
+    def resources_of(self, name: str, stage: StageSettings) -> Resources:
         """A stage's resources here: the site's word over the recipe's, no time limit above the cluster's."""
         own: dict[str, Any] = self.stages[name].model_dump(exclude_none=True) if name in self.stages else {}
         resources = stage.resources.model_copy(update=own)

@@ -2,10 +2,12 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -13,6 +15,15 @@ def nearest(word: str, words: Iterable[str]) -> str:
     words = sorted(words)
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(words)}"
+
+
+def misnamed(at: str, what: str, name: str, valid: Iterable[str]) -> PydanticCustomError:
+    """The error of a key `at` which something is named that is not there."""
+    return PydanticCustomError(
+        "unknown_name",
+        "no {what} is named {name}{hint}",
+        {"at": at, "what": what, "name": name, "hint": nearest(name, valid)},
+    )
 
 
 class Strict(BaseModel):

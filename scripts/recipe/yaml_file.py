@@ -8,12 +8,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scripts.errors import UserError
-from scripts.recipe.models import EVALUATION_TAGS, STAGE_TAGS, nearest
+from scripts.recipe.strict import nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 DISCRIMINATED = {
-    ("stages", 2): STAGE_TAGS,
-    ("evaluation", 1): EVALUATION_TAGS,
     ("images", 2): ("pull", "build", "git"),
     ("images", 3): ("pull", "build", "git"),
     ("source", 1): ("synthetic", "hub", "folder"),
@@ -74,7 +72,7 @@ def validate(model: type[Model], data: Any, path: Path, node: yaml.Node | None) 
 def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str:
     context = detail.get("ctx", {})
     location = [str(part) for part in context["at"].split(".")] if "at" in context else [str(p) for p in detail["loc"]]
-    location = [part for part in location if part != "[key]"]
+    location = [part for part in location if part != "[key]" and not part.startswith("<")]
     for (section, place), tags in DISCRIMINATED.items():
         # pydantic puts the discriminator's value before the key
         if len(location) > place and location[0] == section and location[place] in tags:
@@ -86,7 +84,7 @@ def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str
     message = {"missing": "is missing", "union_tag_not_found": needs}.get(detail["type"])
     if message is None:
         message = detail["msg"][0].lower() + detail["msg"][1:]
-    expected = re.findall(r"'([^']*)'", str(context.get("expected_tags") or context.get("expected") or ""))
+    expected = re.findall(r"'<?([^'>]*)>?'", str(context.get("expected_tags") or context.get("expected") or ""))
     if expected and detail["type"] in ("literal_error", "enum", "union_tag_invalid"):
         value = context.get("tag") or detail["input"]
         if detail["type"] == "union_tag_invalid":

@@ -1,85 +1,59 @@
 """Runs side by side on one page: curves, held-out scores, costs and configs of their stages, matched by name."""
 
-import argparse
-from collections.abc import Iterable
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from scripts.chart import COLOURS, interval
-from scripts.errors import UserError, run_program
-from scripts.report.curves import PANELS, Figure, figure_of
-from scripts.report.page import write_page
-from scripts.report.records import Score, StageFiles, differing_settings, scores_of
+from scripts.drawing.curves import Figure, figures_of
+from scripts.errors import UserError
+from scripts.report import records
+from scripts.report.cost import Cost, cost_of
+from scripts.report.summary import summarise_stage
+from scripts.stage.paths import StagePaths
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One stage in the runs that have it: curves on the same axes, scores by environment, settings that differ."""
+    """One stage in the runs that have it: summary and cost by run, curves on the same axes, scores by environment.
+
+    `reach` is the largest change among the scores, `settings` are those in which its configs differ.
+    """
 
     name: str
-    stages: dict[str, StageFiles]
+    rows: dict[str, dict[str, Any]]
+    costs: dict[str, Cost]
     figures: list[Figure]
-    scores: dict[str, list[Score | None]]
-    intervals: dict[str, list[str]]
+    scores: dict[str, list[records.Score | None]]
+    reach: float
     settings: list[tuple[str, list[Any]]]
 
 
-def trained_stages(results: Path) -> dict[str, StageFiles]:
+def trained_stages(results: Path) -> dict[str, StagePaths]:
     """The trained stages of a run, parents before children; UserError when there is none."""
-    found = {path.parent.parent.name: StageFiles(path.parent.parent) for path in results.glob("*/ckpt/record.json")}
-    found = {name: stage for name, stage in sorted(found.items()) if stage.is_trained}
-    if not found:
+    paths = (StagePaths(record.parent.parent) for record in sorted(results.glob("*/ckpt/record.json")))
+    stages = {stage.name: stage for stage in paths if records.is_trained(stage)}
+    if not stages:
         raise UserError(f"{results}: no trained stage there; name a folder of results, such as results/tiny")
-    parents = {name: [stage.parent.name] if stage.parent else [] for name, stage in found.items()}
-    return {name: found[name] for name in TopologicalSorter(parents).static_order() if name in found}
+    parents = {name: [parent.name] if (parent := records.parent_of(stage)) else [] for name, stage in stages.items()}
+    return {name: stages[name] for name in TopologicalSorter(parents).static_order() if name in stages}
 
 
-def compare(runs: dict[str, dict[str, StageFiles]]) -> list[Comparison]:
+def compare(runs: dict[str, dict[str, StagePaths]]) -> list[Comparison]:
     """A comparison for every stage of any run, in the order of the first run that has it."""
     names = dict.fromkeys(name for stages in runs.values() for name in stages)
     return [_compare(name, {run: stages[name] for run, stages in runs.items() if name in stages}) for name in names]
 
 
-def _compare(name: str, stages: dict[str, StageFiles]) -> Comparison:
-    metrics = {run: stage.metrics for run, stage in stages.items()}
-    figures = [figure for panel in PANELS if (figure := figure_of(panel, metrics)) is not None]
-    scores = _side_by_side(stages.values())
-    known = [score for row in scores.values() for score in row if score is not None]
-    reach = max((abs(it) for score in known for it in (score.change, score.low, score.high) if it), default=0.0)
-    intervals = {
-        environment: [interval(it.change, it.low, it.high, reach) if it else "" for it in row]
-        for environment, row in scores.items()
-    }
-    differing = differing_settings([it.settings for it in stages.values()])
-    return Comparison(name, stages, figures, scores, intervals, differing)
-
-
-def _side_by_side(stages: Iterable[StageFiles]) -> dict[str, list[Score | None]]:
-    """The scores of each environment, an entry a run."""
-    of_runs = [
-        {score.name: score for score in scores_of(stage.evaluation)} if stage.evaluation else {} for stage in stages
-    ]
-    return {
-        name: [scores.get(name) for scores in of_runs] for name in dict.fromkeys(it for one in of_runs for it in one)
-    }
-
-
-def main() -> None:
-    """Command line of the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.compare", description=__doc__)
-    parser.add_argument("results", type=Path, nargs="+", help="folders of results, such as results/tiny")
-    parser.add_argument("--output", type=Path, required=True, help="HTML")
-    arguments = parser.parse_args()
-    names = [path.resolve().name for path in arguments.results]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in arguments.results]
-    if not 2 <= len(set(names)) == len(names) <= len(COLOURS):
-        raise UserError(f"two to {len(COLOURS)} different folders can be compared, not {', '.join(names)}")
-    runs = {name: trained_stages(path) for name, path in zip(names, arguments.results, strict=True)}
-    write_page(arguments.output, "compare.html", runs=names, comparisons=compare(runs))
-
-
-if __name__ == "__main__":
-    run_program(main)
+def _compare(name: str, stages: dict[str, StagePaths]) -> Comparison:
+    metrics = {run: records.metrics_of(stage) for run, stage in stages.items()}
+    scores = records.scores_side_by_side([records.read_optional(stage.evaluation) for stage in stages.values()])
+    return Comparison(
+        name,
+        rows={run: summarise_stage(stage) for run, stage in stages.items()},
+        costs={run: cost_of(stage.run, metrics[run]["seconds"]) for run, stage in stages.items()},
+        figures=list(figures_of(metrics)),
+        scores=scores,
+        reach=records.reach_of(score for row in scores.values() for score in row),
+        settings=records.differing_settings([records.settings_of(stage) for stage in stages.values()]),
+    )

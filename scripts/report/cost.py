@@ -1,11 +1,12 @@
 """What the attempts at a stage took, from the lines that each wrote as it began and ended."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+from scripts.stage.attempts import read_attempts
 
 
 @dataclass(frozen=True)
@@ -35,47 +36,30 @@ class Cost:
 
 
 def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
-    """The cost of a stage by its run directory's attempts.jsonl and the seconds of its steps.
+    """The cost of a stage by its run directory's attempts and the seconds of its steps.
 
-    Without a record of attempts the steps alone are counted, as a bound from below.
+    Without a record of attempts the steps alone are counted, as a bound from below. A killed attempt came at least to
+    the step from which the next one went on.
     """
-    steps = float(step_seconds.sum()) / 3600
-    attempts = _attempts(run / "attempts.jsonl", len(step_seconds))
+    in_steps = float(step_seconds.sum()) / 3600
+    attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"]
     if not attempts:
-        return Cost(0, steps, steps, None, at_least=True)
-    hours = gpu_hours = 0.0
-    for one in attempts:
-        ended = one["ended"]
-        seconds = (one["to"] - one["step"]) * step_seconds.median() if ended is None else ended - one["time"]
-        one["hours"] = max(0.0, seconds) / 3600
-        hours += one["hours"]
-        gpu_hours += one["hours"] * (one.get("gpus") or 0)
-    known = all(one.get("gpus") is not None for one in attempts)
+        return Cost(0, in_steps, in_steps, None, at_least=True)
+    reached = [*(following["from"] for following in attempts[1:]), len(step_seconds)]
+    pace = step_seconds.median()
+    hours = [_seconds(attempt, step, pace) / 3600 for attempt, step in zip(attempts, reached, strict=True)]
+    gpus = [attempt["gpus"] for attempt in attempts]
     return Cost(
         attempts=len(attempts),
-        hours=hours,
-        step_hours=min(steps, hours),
-        gpu_hours=gpu_hours if known else None,
-        at_least=any(one["ended"] is None for one in attempts),
+        hours=sum(hours),
+        step_hours=min(in_steps, sum(hours)),
+        gpu_hours=None if None in gpus else sum(time * count for time, count in zip(hours, gpus, strict=True)),
+        at_least=any(attempt["ended"] is None for attempt in attempts),
     )
 
 
-def _attempts(path: Path, last_step: int) -> list[dict[str, Any]]:
-    """The attempts that trained: where each began and ended; `ended` is None for one that was killed.
-
-    A killed one came at least to the step from which the next one went on.
-    """
-    attempts: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:  # cut by a kill
-            continue
-        if entry["event"] == "begin":
-            attempts.append(entry | {"ended": None, "to": None, "outcome": "killed"})
-        elif attempts:
-            attempts[-1] |= {"ended": entry["time"], "to": entry["step"], "outcome": entry["outcome"]}
-    attempts = [one for one in attempts if one["outcome"] != "waited"]
-    for one, following in zip(attempts, [*attempts[1:], {"step": last_step}], strict=False):
-        one["to"] = following["step"] if one["to"] is None else one["to"]
-    return attempts
+def _seconds(attempt: dict[str, Any], reached: int, pace: float) -> float:
+    """The wall time of an attempt; of a killed one that of its steps, `pace` seconds each."""
+    if attempt["ended"] is None:
+        return max(0.0, (reached - attempt["from"]) * pace)
+    return max(0.0, attempt["ended"] - attempt["time"])

@@ -7,30 +7,24 @@ from typing import Any
 from scripts.errors import run_program
 from scripts.files import read_json
 from scripts.report.page import write_page
-from scripts.report.records import Score, scores_of
+from scripts.report.records import scores_side_by_side
 
 # Cividis, from low to high: the same to all kinds of colour vision, and ordered in grey.
 COLOURS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102), (254, 232, 56))
-
-
-def scores_by_environment(evaluations: list[dict[str, Any]]) -> dict[str, list[Score | None]]:
-    """The scores of each environment, an entry a stage in the order given, None where it was not scored; mean last."""
-    stages = [{score.name: score for score in scores_of(evaluation)} for evaluation in evaluations]
-    names = [name for name in dict.fromkeys(name for scores in stages for name in scores) if name != "mean"]
-    return {name: [scores.get(name) for scores in stages] for name in [*names, "mean"]}
 
 
 def colour(share: float) -> tuple[str, str]:
     """Background and text colour of a cell whose value is this share (0 to 1) of the scale."""
     place = max(0.0, min(1.0, share)) * (len(COLOURS) - 1)
     below = min(int(place), len(COLOURS) - 2)
-    mixed = [round(a + (b - a) * (place - below)) for a, b in zip(COLOURS[below], COLOURS[below + 1], strict=True)]
+    pairs = zip(COLOURS[below], COLOURS[below + 1], strict=True)
+    mixed = [round(low + (high - low) * (place - below)) for low, high in pairs]
     return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.5 else "#fff"
 
 
 def write_environments_page(evaluations: list[dict[str, Any]], output: Path) -> None:
     """Write the heat map; its scale goes from 0 to 1, or to the highest score where that is above 1."""
-    table = scores_by_environment(evaluations)
+    table = scores_side_by_side(evaluations)
     top = max([1.0, *(score.after for row in table.values() for score in row if score)])
     write_page(
         output,

@@ -1,15 +1,20 @@
 """The overview of a run: the graph of its stages, a row for each, what they cost, and a part for each with its gate."""
 
 import argparse
-import json
 from pathlib import Path
+from typing import Any
 
+from scripts.drawing.graph import Box, graph_svg
 from scripts.errors import run_program
-from scripts.files import read_tail
-from scripts.report.graph import Node, stage_graph
+from scripts.files import read_json
+from scripts.report.cost import Cost, cost_of
 from scripts.report.page import number_text, write_page
-from scripts.report.records import StageFiles, scores_of
+from scripts.report.records import criteria_of, is_trained, metrics_of, read_optional, scores_of, settings_of
 from scripts.report.summary import summarise_stage
+from scripts.stage.paths import StagePaths
+from scripts.stage.progress import recent_steps
+
+MARKS = {"pass": "✓", "warn": "!", "stop": "■"}
 
 
 def write_overview(results: Path, parents: dict[str, str], output: Path) -> None:
@@ -17,55 +22,73 @@ def write_overview(results: Path, parents: dict[str, str], output: Path) -> None
 
     Stages that are not trained yet appear with how far they have come.
     """
-    stages = [StageFiles(results / name) for name in parents]
-    trained = [stage for stage in stages if stage.is_trained]
-    costs = [stage.cost for stage in trained]
+    stages = {name: StagePaths(results / name) for name in parents}
+    trained = {name: stage for name, stage in stages.items() if is_trained(stage)}
+    costs = {name: cost_of(stage.run, metrics_of(stage)["seconds"]) for name, stage in trained.items()}
+    progress = {name: _progress(stage, costs.get(name)) for name, stage in stages.items()}
+    rows = {name: summarise_stage(stage) for name, stage in trained.items()}
     write_page(
         output,
         "overview.html",
         run=results.resolve().name,
-        stages=stages,
-        places={stage.name: str(place).rjust(len(str(len(stages))), "0") for place, stage in enumerate(stages, 1)},
         parents=parents,
-        graph=stage_graph([_node(stage, parents[stage.name]) for stage in stages]),
-        rows=[summarise_stage(stage) for stage in trained],
-        costs=trained,
-        longest=max((cost.hours for cost in costs), default=0) or 1,
-        hours=sum(cost.hours for cost in costs),
-        gpu_hours=sum(cost.gpu_hours or 0 for cost in costs),
-        extremes={stage.name: _extremes(stage) for stage in trained},
         progress=progress,
+        graph=_graph(parents, progress, {name: row["gate"] for name, row in rows.items()}),
+        rows=rows,
+        costs=costs,
+        algorithms={name: settings_of(stage)["algorithm"] for name, stage in trained.items()},
+        criteria={name: criteria_of(stage) for name, stage in trained.items()},
+        extremes={name: _extremes(read_optional(stage.evaluation)) for name, stage in trained.items()},
     )
 
 
-def _node(stage: StageFiles, parent: str) -> Node:
-    if not stage.is_trained:
-        return Node(stage.name, parent, progress(stage), None, is_trained=False)
-    cost, steps = stage.cost, stage.record["step"]
-    ended = stage.record.get("data_ended")
+def _graph(parents: dict[str, str], progress: dict[str, str], verdicts: dict[str, str | None]) -> str:
+    """The graph of the stages, each a link to its part of the page; a stage without a verdict is not trained."""
+    boxes = {}
+    for name, (row, column) in _places(parents).items():
+        verdict = verdicts.get(name)
+        boxes[name] = Box(
+            column,
+            row,
+            (name, progress[name]),
+            mark=f"{MARKS[verdict]} {verdict}" if verdict else "",
+            link=f"#stage-{name}",
+            words=f"{name}: {progress[name]}" + (f", gate {verdict}" if verdict else ""),
+            style=verdict or ("trained" if name in verdicts else "open"),
+        )
+    edges = [(parent, name) for name, parent in parents.items() if parent in parents]
+    return graph_svg(f"Graph of {len(parents)} stages; each links to its part of this page", boxes, edges)
+
+
+def _places(parents: dict[str, str]) -> dict[str, tuple[int, int]]:
+    """Row and column of every stage: a row below its parent, in its parent's column where that is free."""
+    places: dict[str, tuple[int, int]] = {}
+    for name, parent in parents.items():
+        row, column = (places[parent][0] + 1, places[parent][1]) if parent in places else (0, 0)
+        while (row, column) in places.values():
+            column += 1
+        places[name] = (row, column)
+    return places
+
+
+def _progress(stage: StagePaths, cost: Cost | None) -> str:
+    """What a trained stage took, in words; of another how far it has come."""
+    if cost is None:
+        entries = recent_steps(stage.run)
+        return f"unfinished, step {entries[-1]['step']}" if entries else "not trained yet"
+    record = read_json(stage.record)
+    steps, ended = record["step"], record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
-    facts = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{number_text(cost.hours)} h"
-    facts += f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else ""
-    return Node(stage.name, parent, facts, stage.verdict, is_trained=True)
+    words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{number_text(cost.hours)} h"
+    return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
 
 
-def progress(stage: StageFiles) -> str:
-    """How far a stage has come that is not published yet."""
-    for line in reversed(read_tail(stage.directory / "run/metrics.jsonl")):
-        try:
-            return f"unfinished, step {json.loads(line)['step']}"
-        except ValueError:  # cut by a kill
-            continue
-    return "not trained yet"
-
-
-def _extremes(stage: StageFiles) -> str:
+def _extremes(evaluation: dict[str, Any] | None) -> str:
     """Which environments a stage changed most, in words; nothing where that is not known."""
-    known = [] if stage.evaluation is None else [it for it in scores_of(stage.evaluation) if it.change is not None]
-    known = [score for score in known if score.name != "mean"]
+    known = [score for score in scores_of(evaluation) if score.change is not None and score.name != "mean"]
     if not known:
         return ""
-    best, worst = max(known, key=lambda it: it.change), min(known, key=lambda it: it.change)
+    best, worst = (choose(known, key=lambda score: score.change) for choose in (max, min))
     return f"most gained: {best.name} {best.change:+.3f}; most lost or least gained: {worst.name} {worst.change:+.3f}"
 
 

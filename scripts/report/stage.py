@@ -7,47 +7,51 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.chart import interval
+from scripts.drawing.curves import columns_by_name, figures_of, short_name
 from scripts.errors import run_program, shortened
 from scripts.files import read_json
-from scripts.report.curves import by_name, figures_of
+from scripts.report import records
+from scripts.report.cost import cost_of
 from scripts.report.page import write_page
-from scripts.report.records import StageFiles, changed_settings, scores_of, short_name
+from scripts.report.summary import summarise_stage
+from scripts.stage.paths import StagePaths
 
 SAMPLES = 4
 LONGEST_TEXT = 1500
 
 
-def write_stage_page(stage: StageFiles, manifest: Path, output: Path) -> None:
+def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
     """Write the page of a stage that is trained; `manifest` is that of its blend."""
-    parent = stage.parent
-    scores = scores_of(stage.evaluation) if stage.evaluation else []
-    described = read_json(manifest)
-    reach = max((abs(it) for score in scores for it in (score.change, score.low, score.high) if it), default=0.0)
+    settings, metrics, blend = records.settings_of(stage), records.metrics_of(stage), read_json(manifest)
+    parent, scores = records.parent_of(stage), records.scores_of(records.read_optional(stage.evaluation))
+    rollouts = pd.read_parquet(stage.rollouts) if stage.rollouts.exists() else None
     write_page(
         output,
         "stage.html",
-        stage=stage,
-        parent=parent.name if parent else None,
-        figures=figures_of(stage.metrics),
-        steps_csv=_data_uri(stage.metrics),
+        row=summarise_stage(stage),
+        cost=cost_of(stage.run, metrics["seconds"]),
+        settings=settings,
+        changed=records.differing_settings([records.settings_of(parent), settings]) if parent else [],
+        figures=list(figures_of({"": metrics})),
+        steps_csv=_data_uri(metrics),
         scores=scores,
-        intervals=[interval(score.change, score.low, score.high, reach) for score in scores],
-        samples=sample_rollouts(stage.rollouts) if stage.rollouts is not None else [],
-        rollouts=0 if stage.rollouts is None else len(stage.rollouts),
-        changed=changed_settings(parent.settings, stage.settings) if parent else [],
-        data=composition(described),
-        manifest=described,
-        costs=[stage],
-        longest=stage.cost.hours or 1,
+        reach=records.reach_of(scores),
+        criteria=records.criteria_of(stage),
+        samples=[] if rollouts is None else sample_rollouts(rollouts),
+        rollouts=0 if rollouts is None else len(rollouts),
+        data=composition(blend),
+        manifest=blend,
+        preflight=records.read_optional(stage.preflight) or {},
     )
 
 
 def _data_uri(metrics: pd.DataFrame) -> str:
     """The steps as a CSV file within the page, a column for each environment's reward and each phase's seconds."""
     maps = {"environment_rewards": "reward/", "timing": "seconds/"}
-    table = metrics.drop(columns=[column for column in maps if column in metrics]).set_index("step")
-    table = table.join([by_name(metrics, column).add_prefix(prefix) for column, prefix in maps.items()])
+    table = metrics.drop(columns=maps.keys(), errors="ignore").set_index("step")
+    for column, prefix in maps.items():
+        columns = columns_by_name(metrics.get(column, ()))
+        table = table.join(pd.DataFrame(columns, index=table.index).add_prefix(prefix))
     text = table.dropna(axis="columns", how="all").to_csv(float_format="%.6g")
     return f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}"
 
@@ -95,7 +99,7 @@ def main() -> None:
     parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the stage's blend")
     parser.add_argument("--output", type=Path, required=True, help="HTML")
     arguments = parser.parse_args()
-    write_stage_page(StageFiles(arguments.stage), arguments.manifest, arguments.output)
+    write_stage_page(StagePaths(arguments.stage), arguments.manifest, arguments.output)
 
 
 if __name__ == "__main__":

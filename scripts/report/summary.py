@@ -7,21 +7,25 @@ from typing import Any
 import pandas as pd
 
 from scripts.errors import run_program
-from scripts.files import open_atomically
-from scripts.report.records import StageFiles
+from scripts.files import open_atomically, read_json
+from scripts.report.cost import cost_of
+from scripts.report.records import metrics_of, read_optional
+from scripts.stage.paths import StagePaths
 
 
-def summarise_stage(stage: StageFiles) -> dict[str, Any]:
-    """A stage's row, from the records in its directory; empty cells are what its algorithm does not measure."""
-    first, last = stage.metrics.iloc[0], stage.metrics.iloc[-1]
+def summarise_stage(stage: StagePaths) -> dict[str, Any]:
+    """A stage's row, from the records in its folder; empty cells are what its algorithm does not measure."""
+    record, gate, metrics = read_json(stage.record), read_optional(stage.gate), metrics_of(stage)
+    cost = cost_of(stage.run, metrics["seconds"])
+    first, last = metrics.iloc[0], metrics.iloc[-1]
     return {
         "stage": stage.name,
-        "parent": ", ".join(parent["stage"] for parent in stage.record["parents"]),
-        "steps": stage.record["step"],
-        "identity": stage.record["identity"],
-        "training_seconds": round(stage.metrics["seconds"].sum(), 1),
-        "hours": stage.cost.hours,
-        "gpu_hours": stage.cost.gpu_hours,
+        "parent": ", ".join(parent["stage"] for parent in record["parents"]),
+        "steps": record["step"],
+        "identity": record["identity"],
+        "training_seconds": round(metrics["seconds"].sum(), 1),
+        "hours": cost.hours,
+        "gpu_hours": cost.gpu_hours,
         "reward_first": first["reward_mean"],
         "reward_last": last["reward_mean"],
         "kl_last": last["kl"],
@@ -29,8 +33,8 @@ def summarise_stage(stage: StageFiles) -> dict[str, Any]:
         "response_length_last": last["response_length_mean"],
         "truncation_last": last["truncation_rate"],
         "loss_last": last["loss"],
-        **held_out(stage.evaluation),
-        "gate": stage.verdict,
+        **held_out(read_optional(stage.evaluation)),
+        "gate": gate and gate["verdict"],
     }
 
 
@@ -57,7 +61,7 @@ def main() -> None:
     parser.add_argument("--stages", type=Path, nargs="+", required=True, help="stage directories, in the chain's order")
     parser.add_argument("--output", type=Path, required=True, help="summary.csv")
     arguments = parser.parse_args()
-    table = pd.DataFrame([summarise_stage(StageFiles(directory)) for directory in arguments.stages])
+    table = pd.DataFrame([summarise_stage(StagePaths(directory)) for directory in arguments.stages])
     with open_atomically(arguments.output) as (file,):
         table.to_csv(file, index=False, float_format="%.6g")
 

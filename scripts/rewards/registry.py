@@ -9,8 +9,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Role
-from scripts.recipe.models import Environment
 from scripts.rewards import environments
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.own import OwnEnvironment

@@ -40,8 +40,8 @@ def _certain_to_run(depending: Any, *jobs: Any) -> Iterator[Any]:
     while queue:
         job = queue.popleft()
         yield job
-        for other, files in depending[job].items():
+        for dependent, files in depending[job].items():
             triggers = not all(file.is_ancient and Path(file).exists() for file in files)
-            if triggers and other not in visited:
-                visited.add(other)
-                queue.append(other)
+            if triggers and dependent not in visited:
+                visited.add(dependent)
+                queue.append(dependent)

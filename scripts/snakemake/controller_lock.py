@@ -36,13 +36,12 @@ def remove_dead_lock(directory: Path) -> list[str]:
     locks = list((directory / "locks").glob("*.lock"))
     lines = []
     if locks and elsewhere and not alive:
-        lines.append(f"locked, perhaps by {', '.join(elsewhere)}; if that is dead: snakemake --unlock")
+        lines = [f"locked, perhaps by {', '.join(elsewhere)}; if that is dead: snakemake --unlock"]
     elif locks and dead and not alive:
-        for lock in locks:
-            lock.unlink(missing_ok=True)
-        lines.append("removed the lock of a Snakemake that was killed")
-    for note in dead:
-        note.unlink(missing_ok=True)
+        lines = ["removed the lock of a Snakemake that was killed"]
+        dead += locks
+    for path in dead:
+        path.unlink(missing_ok=True)
     mine = [socket.gethostname(), os.getpid(), process_start(os.getpid())]
     (notes / f"{socket.gethostname()}.{os.getpid()}.json").write_text(json.dumps(mine), encoding="utf-8")
     return lines

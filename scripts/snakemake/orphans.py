@@ -1,10 +1,12 @@
 """Training jobs that outlived the Snakemake that submitted them."""
 
 import os
+import sys
 from pathlib import Path
 
+from scripts.errors import UserError
 from scripts.launch.jobs import stage_jobs
-from scripts.launch.slurm import GONE, ask
+from scripts.launch.slurm import ENDED_STATES, ask
 
 VARIABLE = "STAGECOACH_ORPHANS"
 
@@ -14,20 +16,25 @@ def find_orphans(results: Path) -> dict[str, str]:
 
     UserError when Slurm does not say so: submitting a second job without knowing could waste its nodes.
     """
-    known = {record.id: record.stage for _, record in stage_jobs(results) if record.state not in GONE}
+    known = {record.id: record.stage for _, record in stage_jobs(results) if record.state not in ENDED_STATES}
     if not known:
         return {}
     lines = ask("squeue", "--me", "--noheader", "--format=%i|%T").splitlines()
-    alive = {job for job, state in (line.split("|") for line in lines) if state not in GONE}
+    alive = {job for job, state in (line.split("|") for line in lines) if state not in ENDED_STATES}
     return {stage: job for job, stage in known.items() if job in alive and stage}
 
 
-def hand_on(orphans: dict[str, str]) -> None:
-    """Tell the jobs, which read the workflow anew, by their environment."""
-    os.environ[VARIABLE] = ",".join(f"{stage}={job}" for stage, job in orphans.items())
+def export_orphans(results: Path) -> None:
+    """Tell this process's jobs, which read the workflow anew, by their environment."""
+    try:
+        orphans = find_orphans(results)
+    except UserError as error:
+        print(f"Slurm does not say whether earlier jobs still run: {error}", file=sys.stderr)
+    else:
+        os.environ[VARIABLE] = ",".join(f"{stage}={job}" for stage, job in orphans.items())
 
 
-def handed_on() -> dict[str, str]:
-    """What `hand_on` told."""
-    pairs = os.environ.get(VARIABLE, "")
-    return dict(pair.split("=", 1) for pair in pairs.split(",") if pair)
+def orphan_of(stage: str) -> int:
+    """The Slurm job of an earlier call that still trains the stage, as `export_orphans` told; 0: none."""
+    pairs = os.environ.get(VARIABLE, "").split(",")
+    return int(dict(pair.split("=", 1) for pair in pairs if pair).get(stage, 0))

@@ -42,7 +42,7 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
 def read_attempts(run: Path) -> list[dict[str, Any]]:
     """Each attempt with its first step and outcome (killed when it has no end), oldest first.
 
-    `time` is when it began and `ended` when it ended, in seconds since the epoch.
+    `time` is when it began and `ended` when it ended (None: killed), in seconds since the epoch.
     """
     attempts: list[dict[str, Any]] = []
     path = run / "attempts.jsonl"
@@ -52,8 +52,9 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
         if entry["event"] == "begin":
-            kept = ("host", "time", "call", "slurm_job", "nodes", "code", "image")
-            attempts.append({"from": entry["step"], "outcome": "killed"} | {key: entry.get(key) for key in kept})
+            kept = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image")
+            begun = {"from": entry["step"], "outcome": "killed", "ended": None}
+            attempts.append(begun | {key: entry.get(key) for key in kept})
         elif attempts:
             attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"], "ended": entry.get("time")}
     return attempts
@@ -64,22 +65,26 @@ def attempts_of(run: Path, call: int) -> list[dict[str, Any]]:
     return [attempt for attempt in read_attempts(run) if attempt["call"] == call]
 
 
-def vain_attempts(run: Path, call: int, step: int) -> str | None:
-    """How the last two attempts ended when both belong to this call and began at this step; None: there is hope.
+def without_progress(run: Path, call: int, step: int) -> str | None:
+    """How the last two attempts ended when both belong to this call and began at this step; None: another may.
 
-    There is after one that found where its data end: the next one aims at an earlier step.
+    Another may after one that found where its data end: the next one aims at an earlier step.
     `call` 0 is a person's own, who may try as often as she likes; `step` is the newest checkpoint's.
     """
     last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
-    if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
+    if (
+        call
+        and len(last) == 2
+        and all(attempt["from"] == step and attempt["outcome"] != "exhausted" for attempt in last)
+    ):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
 
 
-def refuse_a_third_vain_attempt(run: Path, call: int, step: int, log: str) -> None:
+def refuse_without_progress(run: Path, call: int, step: int, log: str) -> None:
     """UserError when the two attempts of this call before made no new step."""
-    if vain := vain_attempts(run, call, step):
-        raise UserError(f"{run}: {vain}; not trying again: see {log}")
+    if stuck := without_progress(run, call, step):
+        raise UserError(f"{run}: {stuck}; not trying again: see {log}")
 
 
 def _append(run: Path, entry: dict[str, Any]) -> None:

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.recipe.models import Resources
 from scripts.recipe.site import Site
+from scripts.recipe.stage import Resources
 from scripts.stage.progress import recent_steps, step_seconds
 
 MEASURED, EXPECTED, LIMIT, UNKNOWN = "measured steps", "step_seconds", "time limit", "unknown steps"

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.files import canonical_json, read_json, sha256_text
+from scripts.recipe.stage import TrainingConfig
 
 
-def stage_facts(config: dict[str, Any], manifest: Path, parent_export: Path | None) -> dict[str, Any]:
+def stage_facts(config: TrainingConfig, manifest: Path, parent_export: Path | None) -> dict[str, Any]:
     """The facts of a stage: its resolved config, the content of its splits and of the export it starts from.
 
     The backend's pinned release is part of the config. Of the manifest only the splits' hashes count, of the
@@ -15,7 +16,7 @@ def stage_facts(config: dict[str, Any], manifest: Path, parent_export: Path | No
     """
     splits = read_json(manifest)
     return {
-        "config": sha256_text(canonical_json(config)),
+        "config": config.content,
         "train_split": splits["train"]["sha256"],
         "validation_split": splits["validation"]["sha256"],
         "parent_export": None if parent_export is None else read_json(parent_export)["content"],

@@ -1,13 +1,14 @@
-"""Who holds a stage: one process at a time may train in its run directory, on whatever host.
+"""The lock of a run directory: one process at a time may train there, on whatever host.
 
 The owner file lies beside the run directory, because that is renamed when it is set aside. It is made by linking a
 finished file to its name, which is atomic and exclusive on local file systems, NFS and Lustre alike, and needs no lock
-daemon. A thread touches it while the owner lives; on the owner's own host the process table tells for certain, and of
-another Slurm job Slurm does. An owner whose file was taken over all the same (its host lost the network, say) ends at
-once when its thread sees that, and who took over waits that long before it begins.
+daemon. Whether its owner lives is known for certain on the owner's host (process table) and for Slurm jobs (Slurm);
+elsewhere by a heartbeat, a thread that touches the file. An owner that was taken over while it lived (its host lost the
+network, say) ends as soon as that thread sees it, and the new owner waits that long before it begins.
 """
 
 import json
+import math
 import os
 import secrets
 import socket
@@ -21,7 +22,7 @@ from typing import Any
 import psutil
 
 from scripts.errors import UserError
-from scripts.launch.slurm import is_gone, own_job_id
+from scripts.launch.slurm import has_ended, own_job_id
 
 HEARTBEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0
@@ -29,22 +30,22 @@ FENCE_SECONDS = 5.0
 
 
 @contextmanager
-def hold(owner_file: Path, patience: float = 0.0) -> Iterator[None]:
-    """Hold what an owner file stands for while the block runs.
+def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
+    """Hold the lock while the block runs.
 
-    Another living process that holds it is named, with its host and job, and waited for `patience` seconds; UserError
-    after that. What a dead process left is taken over.
+    A living process that holds it already is named, with its host and job, and waited for `timeout` seconds; UserError
+    after that. A dead process's lock is taken over.
     """
     owner_file.parent.mkdir(parents=True, exist_ok=True)
-    told, token, since = False, secrets.token_hex(8), time.monotonic()
+    announced, token, since = False, secrets.token_hex(8), time.monotonic()
     while not _take(owner_file, token):
         owner = read_owner(owner_file)
         holder = describe(owner)
-        if time.monotonic() - since >= patience:
+        if time.monotonic() - since >= timeout:
             raise UserError(f"{owner_file.parent}: {holder} trains here; wait for it or stop it, then start again")
-        if not told:
+        if not announced:
             print(f"{owner_file.parent}: {holder} trains here; waiting for it to end", flush=True)
-            told = True
+            announced = True
         time.sleep(1 if owner is None or owner.get("host") == socket.gethostname() else 5)
     stop = threading.Event()
     heart = threading.Thread(target=_beat, args=(owner_file, token, stop), daemon=True)
@@ -58,16 +59,22 @@ def hold(owner_file: Path, patience: float = 0.0) -> Iterator[None]:
             owner_file.unlink(missing_ok=True)
 
 
-def _silence(owner_file: Path) -> float:
-    """Seconds since the owner's last heartbeat by the file server's own clock; 0 when there is no owner."""
-    probe = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.clock")
+def _silence(owner_file: Path, only_read: bool = False) -> float:
+    """Seconds since the owner's last heartbeat, infinite when there is no owner.
+
+    By the file server's clock, which takes a write to learn, or by this host's for who may `only_read`.
+    """
+    clock = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.clock")
     try:
-        probe.touch()
-        return probe.stat().st_mtime - owner_file.stat().st_mtime
+        beat = owner_file.stat().st_mtime
+        if only_read:
+            return time.time() - beat
+        clock.touch()
+        now = clock.stat().st_mtime
+        clock.unlink(missing_ok=True)
     except FileNotFoundError:
-        return 0.0
-    finally:
-        probe.unlink(missing_ok=True)
+        return math.inf
+    return now - beat
 
 
 def read_owner(owner_file: Path) -> dict[str, Any] | None:
@@ -92,32 +99,20 @@ def describe(owner: dict[str, Any] | None) -> str:
 def is_alive(owner_file: Path, only_read: bool = False) -> bool:
     """Whether the process that made an owner file still runs.
 
-    On its own host the process table tells: the process id exists and started when the owner did. From another host,
-    or another container's process ids, it is dead when Slurm says that its job has ended (or that this is that very
-    job, requeued), and otherwise alive while its heartbeat is younger than five minutes by the file server's own clock.
-    Who `only_read`s asks no Slurm and trusts this host's clock, because the file server's takes a write to learn.
+    On its own host it does when a process of that id started when the owner did. On another host, or in a container
+    with process ids of its own, it does not when its Slurm job has ended (or is this very job, requeued), and otherwise
+    does while its heartbeat is younger than five minutes. With `only_read`, Slurm is not asked and nothing is written.
     """
     owner = read_owner(owner_file)
     if owner is None:
         return False
-    if owner.get("host") == socket.gethostname():
-        if owner.get("boot") != _boot():
-            return False
-        if owner.get("pid_namespace") == _pid_namespace():
-            return process_start(owner["pid"]) == owner["process_start"]
-    if (job := owner.get("slurm_job")) and (job == own_job_id() or (not only_read and is_gone(job))):
+    if owner.get("host") == socket.gethostname() and owner.get("boot") != _boot():
         return False
-    if only_read:
-        return 0 <= _age(owner_file) < SILENCE_SECONDS
-    return owner_file.exists() and _silence(owner_file) < SILENCE_SECONDS
-
-
-def _age(owner_file: Path) -> float:
-    """Seconds since the owner's last heartbeat by this host's clock; -1 when there is no owner."""
-    try:
-        return max(0.0, time.time() - owner_file.stat().st_mtime)
-    except FileNotFoundError:
-        return -1.0
+    if _is_local(owner):
+        return process_start(owner["pid"]) == owner["process_start"]
+    if (job := owner.get("slurm_job")) and (job == own_job_id() or (not only_read and has_ended(job))):
+        return False
+    return _silence(owner_file, only_read) < SILENCE_SECONDS
 
 
 def _take(owner_file: Path, token: str) -> bool:
@@ -125,7 +120,7 @@ def _take(owner_file: Path, token: str) -> bool:
         return True
     if is_alive(owner_file):
         return False
-    # Only who makes the guard may remove a dead owner's file; a guard outlives its maker's death by a minute at most.
+    # Only the process that creates the guard may remove a dead owner's file. A guard older than a minute is a leftover.
     guard = owner_file.with_name(f".{owner_file.name}.takeover")
     try:
         os.close(os.open(guard, os.O_CREAT | os.O_EXCL))
@@ -134,7 +129,7 @@ def _take(owner_file: Path, token: str) -> bool:
             if time.time() - guard.stat().st_mtime > 60:
                 guard.unlink(missing_ok=True)
         return False
-    displaced, silence = None, 0.0
+    displaced, silence = None, math.inf
     try:
         if not is_alive(owner_file):
             displaced, silence = read_owner(owner_file), _silence(owner_file)

@@ -8,9 +8,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from scripts.backends.trl.settings import GrpoSettings
 from scripts.data.rows import environment_of, key_of, read_rows
-from scripts.recipe.models import GrpoStage
 from scripts.recipe.probe import Probe
+from scripts.recipe.stage import TrainingConfig
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.probe_responses import probe_responses
 from scripts.rewards.registry import answers_of, check_row
@@ -19,7 +20,7 @@ from scripts.rewards.trial import ProbeFindings, SampledRow, Trial
 BYTES_PER_TOKEN = 4
 
 
-def judges_of(stage: GrpoStage) -> JudgeClients | None:
+def judges_of(stage: GrpoSettings) -> JudgeClients | None:
     """The judges that a stage's probe asks."""
     return JudgeClients(stage.judges, stage.judge_servers) if stage.judges and stage.probe.ask_judges else None
 
@@ -76,6 +77,6 @@ def try_rewards(
     return found
 
 
-def longest_response(config: dict[str, Any]) -> int:
+def longest_response(config: TrainingConfig) -> int:
     """About how many characters the stage's policy may answer."""
-    return BYTES_PER_TOKEN * config["policy"]["generation"]["max_new_tokens"]
+    return BYTES_PER_TOKEN * config.policy.generation.max_new_tokens

@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.backends.nemo_rl.command import image_of
-from scripts.backends.nemo_rl.releases import release_of
 from scripts.data.placeholders import TABLES
 from scripts.files import canonical_json, read_json, sha256_file, sha256_text
-from scripts.recipe.models import Stage
-from scripts.recipe.resolve import is_asynchronous, planned_step, rows_of_manifest
-from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import repository_root
 from scripts.stage.attempts import read_attempts
+from scripts.stage.stage import Stage
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
 PATIENCE = 30.0
@@ -56,21 +52,6 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def image_of_stage(stage: Stage, site: Site | None, config: dict[str, Any]) -> dict[str, Any] | None:
-    """The container that trains a stage: its name, its digest in the registry, the SHA-256 of its file.
-
-    None where no container does; digest and hash are None where neither the name nor a record beside the file tells.
-    """
-    if stage.backend != "nemo_rl" or site is None or site.nemo_rl is None:
-        return None
-    name = image_of(stage.image, release_of(config["release"]["name"]), site.nemo_rl)
-    if not name.endswith(".sqsh"):
-        return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
-    record = Path(f"{name}.json")
-    told = read_json(record) if record.is_file() else {}
-    return {"name": told.get("source") or Path(name).name, "digest": told.get("digest"), "sha256": told.get("sha256")}
-
-
 def trained_by(run: Path, step: int) -> list[dict[str, Any]]:
     """The code and image that trained the steps up to this one, oldest first; `steps` are the first and the last.
 
@@ -96,28 +77,27 @@ def _attempts_in(run: Path, step: int) -> Iterator[dict[str, Any]]:
             step = attempt["from"]
 
 
-def origin_of_checkpoint(config: dict[str, Any], manifest: Path, run: Path, step: int) -> dict[str, Any]:
+def origin_of_checkpoint(stage: Stage, step: int) -> dict[str, Any]:
     """What the record of a checkpoint tells besides its identity: seed, release, data, and what trained it.
 
     `data_ended` is there where the data ended before the planned step: that step, the rows of the steps that are
     missing, and at how many resumes they were skipped.
     """
     return {
-        "seed": config.get("seed"),
-        "release": config.get("release"),
-        "data": _data_of(manifest),
-        **_data_ended(config, manifest, run, step),
-        "trained_by": trained_by(run, step),
+        "seed": stage.config.seed,
+        "release": stage.config.release,
+        "data": _data_of(stage.manifest),
+        **_data_ended(stage, step),
+        "trained_by": trained_by(stage.paths.run, step),
     }
 
 
-def _data_ended(config: dict[str, Any], manifest: Path, run: Path, step: int) -> dict[str, Any]:
-    planned = planned_step(config, rows_of_manifest(manifest))
-    if step == planned or not is_asynchronous(config):
+def _data_ended(stage: Stage, step: int) -> dict[str, Any]:
+    if step == stage.planned or not stage.config.is_asynchronous:
         return {}
-    resumes = sum(attempt["from"] > 0 for attempt in _attempts_in(run, step))
-    skipped = (planned - step) * config["grpo"]["num_prompts_per_step"]
-    return {"data_ended": {"planned": planned, "rows_skipped": skipped, "resumes": resumes}}
+    resumes = sum(attempt["from"] > 0 for attempt in _attempts_in(stage.paths.run, step))
+    skipped = (stage.planned - step) * stage.config.rows_per_step
+    return {"data_ended": {"planned": stage.planned, "rows_skipped": skipped, "resumes": resumes}}
 
 
 def step_text(record: dict[str, Any]) -> str:

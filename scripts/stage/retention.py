@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from scripts.recipe.models import Checkpointing
-from scripts.stage.metrics import read_log
+from scripts.recipe.stage import Checkpointing
+from scripts.stage.progress import read_log
 from scripts.stage.rundir import Checkpoint, checkpoints
 
 

@@ -30,6 +30,7 @@ from scripts.files import (
     write_text,
 )
 from scripts.recipe.resolve import config_text
+from scripts.recipe.stage import TrainingConfig
 
 _STEP = re.compile(r"step_(\d+)")
 FILES = "files.json"
@@ -43,7 +44,7 @@ class Checkpoint:
     path: Path
 
 
-def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: dict[str, Any]) -> None:
+def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: TrainingConfig) -> None:
     """Make `run` the run directory of this identity.
 
     A directory of another identity is set aside under its own name, and one of this identity that was set aside
@@ -65,7 +66,7 @@ def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: 
         with replace_directory(run) as fresh:
             (fresh / "checkpoints").mkdir()
             write_json(fresh / "identity.json", {"identity": identity, **facts})
-            write_text(fresh / "config.yaml", config_text(config))
+            write_text(fresh / "config.yaml", config_text(config.values()))
     fsync_directory(run.parent)
 
 

@@ -1,19 +1,24 @@
-"""Export a published checkpoint in Hugging Face format, for the next stage to start from."""
+"""Export a published checkpoint in Hugging Face's format, for the next stage to start from."""
 
-import argparse
 from pathlib import Path
 
+from scripts.backends.protocol import backend_of
 from scripts.errors import run_program
-from scripts.stage.publish import export_checkpoint
+from scripts.recipe.load import load_site
+from scripts.train.arguments import stage_of, stage_parser
 
 
 def main() -> None:
     """Command line of the exporter."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.train.export", description=__doc__)
-    parser.add_argument("--ckpt", type=Path, required=True, help="published checkpoint directory")
-    parser.add_argument("--hf", type=Path, required=True, help="export directory to publish")
+    parser = stage_parser("export", __doc__)
+    parser.add_argument("--site", type=Path, help="the site, where a converter runs on its nodes")
+    parser.add_argument("--log", type=Path, help="what the converter prints")
+    parser.add_argument("--as-it-is", action="store_true", help="do not convert: the next stage takes Megatron weights")
     arguments = parser.parse_args()
-    export_checkpoint(arguments.ckpt, arguments.hf)
+    stage = stage_of(arguments)
+    site = load_site(arguments.site, stage.recipe) if arguments.site else None
+    log = arguments.log.absolute() if arguments.log else None
+    backend_of(stage.settings.backend).export(stage, site, log, arguments.as_it_is)
 
 
 if __name__ == "__main__":

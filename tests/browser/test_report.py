@@ -13,9 +13,9 @@ import pytest
 from scripts.files import read_json
 from scripts.report.environments import write_environments_page
 from scripts.report.overview import write_overview
-from scripts.report.records import StageFiles
 from scripts.report.stage import write_stage_page
 from scripts.stage.live import write_page
+from scripts.stage.paths import StagePaths
 from tests.report_files import rollout, write_manifest, write_stage
 
 REQUIRED = bool(os.environ.get("STAGECOACH_REQUIRE_BROWSER"))
@@ -77,7 +77,7 @@ def pages(tmp_path_factory):
     rows = [rollout(line, prompt=f"prompt {line}", response_after=f"={line}+1") for line in range(3)]
     rows.append(rollout(3, prompt=evil, response_before=evil))
     pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
-    write_stage_page(StageFiles(results / "rlvr1"), write_manifest(results), results / "rlvr1/stage.html")
+    write_stage_page(StagePaths(results / "rlvr1"), write_manifest(results), results / "rlvr1/stage.html")
     write_overview(results, parents, results / "overview.html")
     write_environments_page(
         [read_json(results / name / "eval.json") for name in parents], results / "environments.html"
@@ -115,8 +115,8 @@ def open_page(browser, report: str, section: str, place: int, count: int) -> Non
     browser.switch_to.default_content()
     browser.get(report)
     visit(browser, section)
-    patient = WebDriverWait(browser, 60, poll_frequency=2, ignored_exceptions=[StaleElementReferenceException])
-    patient.until(is_opened)
+    wait = WebDriverWait(browser, 60, poll_frequency=2, ignored_exceptions=[StaleElementReferenceException])
+    wait.until(is_opened)
 
 
 def shown_frame(browser, name: str):
@@ -127,7 +127,7 @@ def shown_frame(browser, name: str):
     browser.switch_to.default_content()
     found = WebDriverWait(browser, 20).until(
         lambda driver: [
-            it for it in driver.find_elements(By.TAG_NAME, "iframe") if name in it.get_attribute("src")[:200]
+            frame for frame in driver.find_elements(By.TAG_NAME, "iframe") if name in frame.get_attribute("src")[:200]
         ]
     )
     browser.switch_to.frame(found[0])
@@ -215,9 +215,9 @@ def test_a_filter_hides_what_lacks_a_word(browser, pages):
     browser.get((pages / "rlvr1/stage.html").as_uri())
     browser.find_element(By.CSS_SELECTOR, "#curves input").send_keys("truncated")
     shown = [
-        it.find_element(By.TAG_NAME, "h3").text
-        for it in browser.find_elements(By.TAG_NAME, "figure")
-        if it.is_displayed()
+        figure.find_element(By.TAG_NAME, "h3").text
+        for figure in browser.find_elements(By.TAG_NAME, "figure")
+        if figure.is_displayed()
     ]
     assert shown == ["Truncated responses"]
     assert browser.find_element(By.CSS_SELECTOR, "#curves output").text.startswith("1 of ")

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from tests.gym import deeds
 from tests.gym.deeds import call, named
 from tests.gym.rows import TOOL_USE, VALUE, Row

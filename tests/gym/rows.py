@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from scripts.data.synthesize import FAMILIES, make_task
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 
 Row = dict[str, Any]
 

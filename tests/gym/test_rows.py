@@ -12,8 +12,8 @@ import pytest
 
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
+from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Environment
 from scripts.rewards.registry import answers_of, contract_of
 from scripts.rewards.row import PromptRow, problem_of
 from tests.conftest import ROOT

@@ -171,11 +171,11 @@ class Cluster:
         while late := {host: state for host, state in self.states().items() if host in hosts and state not in wanted}:
             host, state = next(iter(late.items()))
             if time.monotonic() > deadline:
-                words = self._processes.last_words("slurmctld" if state == "unknown" else host)
+                words = self._processes.latest_jobs("slurmctld" if state == "unknown" else host)
                 raise ClusterError(f"{host} is {state}, not {' or '.join(wanted)}, after {timeout:g} s{words}")
             for name in ("slurmctld", *late):
                 if not self._processes.alive(name):
-                    raise ClusterError(f"{name} is not running{self._processes.last_words(name)}")
+                    raise ClusterError(f"{name} is not running{self._processes.latest_jobs(name)}")
             time.sleep(0.1)
 
     # Faults
@@ -235,7 +235,7 @@ class Cluster:
         deadline = time.monotonic() + 10
         while self._processes.alive("slurmctld"):
             if time.monotonic() > deadline:
-                raise ClusterError(f"slurmctld did not stop{self._processes.last_words('slurmctld')}")
+                raise ClusterError(f"slurmctld did not stop{self._processes.latest_jobs('slurmctld')}")
             time.sleep(0.05)
 
     def start_controller(self, *, wait: bool = True) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from scripts.backends.nemo_rl.megatron_python import WORKER
 from scripts.model.random_init import make_tokenizer
 from scripts.stage.attempts import read_attempts
-from scripts.stage.metrics import read_log
+from scripts.stage.progress import read_log
 from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl import CONFIG, make_checkout

@@ -115,9 +115,9 @@ class Processes:
         deadline = time.monotonic() + timeout
         while not condition():
             if time.monotonic() > deadline:
-                raise ClusterError(f"{name} did not come up within {timeout:g} s{self.last_words(name)}")
+                raise ClusterError(f"{name} did not come up within {timeout:g} s{self.latest_jobs(name)}")
             if not self.alive(name):
-                raise ClusterError(f"{name} ended{self.last_words(name)}")
+                raise ClusterError(f"{name} ended{self.latest_jobs(name)}")
             time.sleep(0.05)
 
     def inside(self, name: str) -> dict[int, list[str]]:
@@ -130,7 +130,7 @@ class Processes:
         """Where what a name prints goes."""
         return self.directory / f"{name}.log"
 
-    def last_words(self, name: str) -> str:
+    def latest_jobs(self, name: str) -> str:
         """The end of a name's log, to append to a message."""
         path = self.log(name)
         lines = path.read_text(errors="replace").splitlines()[-8:] if path.exists() else []

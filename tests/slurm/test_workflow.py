@@ -55,8 +55,8 @@ def test_decisions_are_taken_beside_snakemake_and_the_rest_is_submitted(trained)
 def test_nothing_is_left_to_do_afterwards_and_slurm_is_not_needed_to_see_that(trained, monkeypatch):
     monkeypatch.setattr(trained, "environment", {**trained.environment, "SLURM_CONF": "/nonexistent"})
     assert "Nothing to be done" in trained.snakemake("--profile", "profiles/slurm", "--dry-run")
-    assert trained.run("python", "-m", "scripts.plan").stdout.count("fresh") >= 3
-    assert re.search(r"rlvr1 +fresh", trained.run("python", "-m", "scripts.status").stdout)
+    assert trained.run("python", "-m", "scripts.commands", "plan").stdout.count("fresh") >= 3
+    assert re.search(r"rlvr1 +fresh", trained.run("python", "-m", "scripts.commands", "status").stdout)
 
 
 def test_a_dry_run_shows_what_a_stage_would_ask_for_by_the_profiles_name_too(trained, tmp_path, monkeypatch):

@@ -85,7 +85,16 @@ def push(hub, chain, tmp_path):
     def run(*options: str, token: str | None = WRITER) -> subprocess.CompletedProcess:
         home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
         environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | home
-        command = [sys.executable, "-m", "scripts.push", str(chain / "rlvr1/hf"), "--repository", "org/model", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "scripts.commands",
+            "push",
+            str(chain / "rlvr1/hf"),
+            "--repository",
+            "org/model",
+            *options,
+        ]
         done = subprocess.run(
             command,
             cwd=ROOT,

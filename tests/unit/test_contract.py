@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts.data.examples import FORMS, Demonstration, form_of
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.registry import SPECS, contract_of
 from scripts.rewards.row import PromptRow, problem_of
 from tests.conftest import ROOT

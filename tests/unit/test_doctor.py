@@ -20,7 +20,7 @@ def test_on_its_site_only_paths_are_missing_and_the_note_is_told(tmp_path, recip
     config.write_text(
         f"recipe: config/recipes/{recipe}.yaml\nsite: config/sites/{site}.yaml\nresults: /lustre/results\n"
     )
-    command = [sys.executable, "-m", "scripts.doctor", "--config", str(config), "--model", "/lustre/sft"]
+    command = [sys.executable, "-m", "scripts.commands", "doctor", "--config", str(config), "--model", "/lustre/sft"]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     assert told in out and out.index("note: ") > out.rindex("(trap ")
     for line in out.splitlines():
@@ -31,6 +31,6 @@ def test_on_its_site_only_paths_are_missing_and_the_note_is_told(tmp_path, recip
 def test_the_plan_ends_with_the_note(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(f"recipe: config/recipes/omni3.yaml\nsite: config/sites/h100.yaml\nresults: {tmp_path}/results\n")
-    command = [sys.executable, "-m", "scripts.plan", "--config", str(config)]
+    command = [sys.executable, "-m", "scripts.commands", "plan", "--config", str(config)]
     out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert out.splitlines()[-1].startswith("note: The data of 3 of the 25 environments that the released model learnt")

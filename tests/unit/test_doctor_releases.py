@@ -60,7 +60,7 @@ def doctor(tmp_path):
         config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
         config |= {"recipe": f"{ROOT}/config/recipes/{name}.yaml", "site": f"{tmp_path}/site.yaml"}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "scripts.doctor", f"--config={tmp_path}/config.yaml"]
+        command = [sys.executable, "-m", "scripts.commands", "doctor", f"--config={tmp_path}/config.yaml"]
         done = subprocess.run(
             [*command, f"--model={tmp_path}/model"],
             cwd=tmp_path,

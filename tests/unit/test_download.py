@@ -23,8 +23,9 @@ from scripts.data.hub_errors import explain
 from scripts.data.placeholders import TABLES
 from scripts.data.synthesize import write_source
 from scripts.errors import UserError
+from scripts.recipe.blend import FolderSource, HubSource
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import FolderSource, HubSource, Recipe
+from scripts.recipe.recipe import Recipe
 from tests.conftest import ROOT, SHORT
 from tests.hub import Fault, Hub
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.data import blocks, holdout
+from scripts.data import blocks
 from scripts.data.fill import FILES, fill_blend
-from scripts.data.placeholders import TABLES, Unresolved, answer_text, fill_dapo, fill_skywork
+from scripts.data.placeholders import TABLES, PlaceholderError, answer_text, fill_dapo, fill_skywork
 from scripts.data.source_record import xxh3_file
 from scripts.data.synthesize import TABLE_SCHEMA
 from scripts.data.tables import ExternalTables
@@ -87,7 +87,7 @@ def test_dapo_drops_the_wrapper_and_adds_prefix_and_suffix():
     assert fill_dapo("a\n\nb", {"suffix": ">"}) == "a\n\nb>"
     assert fill_dapo("a\n\nb\n\nc", "no object") == "a\n\nb\n\nc"
     assert fill_dapo("a\r\n\r\nb\r\n\r\nc", {"prefix": ""}) == "a\r\n\r\nb\r\n\r\nc"
-    with pytest.raises(Unresolved, match="prefix and suffix must be strings"):
+    with pytest.raises(PlaceholderError, match="prefix and suffix must be strings"):
         fill_dapo("a", {"prefix": 3})
 
 
@@ -126,7 +126,7 @@ def test_an_answer_is_always_a_string(value):
 
 @pytest.mark.parametrize("truth", ["[]", "{}", "[null]"])
 def test_an_empty_answer_cannot_be_resolved(truth):
-    with pytest.raises(Unresolved):
+    with pytest.raises(PlaceholderError):
         answer_text(truth)
 
 
@@ -260,8 +260,8 @@ def test_a_tables_rows_are_those_of_its_files_joined_in_name_order(tmp_path):
             for row in range(5000)  # more than are read at a time
         ]
         pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), folder / f"{part}.parquet")
-    (tmp_path / "scratch").mkdir()
-    tables = ExternalTables(tmp_path / "tables", tmp_path / "scratch")
+    (tmp_path / "unpacked").mkdir()
+    tables = ExternalTables(tmp_path / "tables", tmp_path / "unpacked")
     where = (TABLES[SKYWORK].repository, TABLES[SKYWORK].split)
     for row in (0, 4095, 4096, 4999, 5000, 9999):
         assert tables.lookup(*where, row) == (f"q{row // 5000}.{row % 5000 % 7}", str(row % 5000))
@@ -416,7 +416,6 @@ def test_the_splits_are_those_of_a_slow_and_obvious_implementation(data, tmp_pat
     rows = len([line for line in lines if line.strip()])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "BLOCK_BYTES", data.draw(st.sampled_from([1, 50, 300, 1 << 20])))
-        patch.setattr(holdout, "CHUNK", data.draw(st.sampled_from([1, 40, 1 << 20])))
         if rows <= held_out + test:
             with pytest.raises(UserError, match="no row"):
                 fill_blend(blend, shared_tables, folder / "out", held_out, test)

@@ -12,11 +12,17 @@ from scripts.errors import UserError
 from scripts.evaluate import gate
 from scripts.evaluate.bootstrap import changes
 from scripts.evaluate.gate import criteria_record, judge
-from scripts.evaluate.record import evaluation_record, told
-from scripts.evaluate.rollouts import Answer, beside_fresh_model, beside_parent, write_rollouts
+from scripts.evaluate.results import (
+    Answer,
+    beside_fresh_model,
+    beside_parent,
+    evaluation_record,
+    format_mean,
+    write_rollouts,
+)
 from scripts.files import read_json, write_json
+from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Criterion
 from scripts.stage.live import live_page
 from scripts.stage.metrics import write_metrics
 from scripts.stage.step_criteria import judge_steps, refuse_divergence
@@ -125,7 +131,7 @@ def test_rows_that_the_parent_was_not_scored_on_stand_alone():
     assert record["environments"][A] == {
         **{"rows": 3, "before": None, "after": 1.0, "change": None, "change_from_first": None}
     }
-    assert told(record["mean"]) == "held-out mean not measured -> 1.000"
+    assert format_mean(record["mean"]) == "held-out mean not measured -> 1.000"
 
 
 def test_the_record_has_scores_and_changes_by_environment_and_for_their_mean():
@@ -140,7 +146,9 @@ def test_the_record_has_scores_and_changes_by_environment_and_for_their_mean():
     assert record["decoding"] == {"seed": 0}
     first = evaluation_record(EXPORT, tables[0], {})
     assert first["mean"]["change"]["value"] == 0.5 and first["mean"]["change_from_first"] is None
-    assert re.fullmatch(r"held-out mean 0\.500 -> 0\.750 \(\+0\.250, 95 % \+0\.\d+ to \+0\.\d+\)", told(record["mean"]))
+    assert re.fullmatch(
+        r"held-out mean 0\.500 -> 0\.750 \(\+0\.250, 95 % \+0\.\d+ to \+0\.\d+\)", format_mean(record["mean"])
+    )
 
 
 @pytest.mark.parametrize(

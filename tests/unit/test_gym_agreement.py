@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.environments import math
 from scripts.rewards.probe_responses import probe_responses
 from scripts.rewards.registry import SPECS, answers_of, check_row

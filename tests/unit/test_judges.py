@@ -10,12 +10,12 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from scripts.backends.trl.settings import GrpoSettings
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.recipe.judge_prompts import PROMPTS
 from scripts.recipe.judges import Judges, JudgeServer
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import GrpoStage
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards import judge as judge_module
 from scripts.rewards.environments import math, safety
@@ -250,7 +250,7 @@ def test_a_recipe_that_names_judges_wrongly_is_refused(judges, servers, why):
         "judge_servers": servers,
     }
     with pytest.raises(ValidationError, match=re.escape(why)):
-        TypeAdapter(GrpoStage).validate_python(stage)
+        TypeAdapter(GrpoSettings).validate_python(stage)
 
 
 def test_another_judge_is_another_stage_and_another_address_is_not(tmp_path):

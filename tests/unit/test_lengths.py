@@ -9,10 +9,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from scripts.data import blocks, lengths
 from scripts.data.lengths import BYTES, token_lengths, tokenizer_at_hand
 from scripts.errors import UserError
-from scripts.recipe.models import PretrainedModel, ScratchModel
+from scripts.recipe.model import PretrainedModel, RandomModel
 from tests.conftest import ROOT
 
-SCRATCH = ScratchModel(
+SCRATCH = RandomModel(
     hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
 )
 

@@ -26,7 +26,7 @@ CODE = {"commit": "c" * 40, "dirty": False, "scripts": "5" * 64}
 
 
 def lineage(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "scripts.lineage", *map(str, arguments)]
+    command = [sys.executable, "-m", "scripts.commands", "lineage", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
 
 

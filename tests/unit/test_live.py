@@ -43,9 +43,9 @@ def test_a_training_that_stops_early_says_so(tmp_path):
     assert "rlvr1: stopped" in text and "<h2>Loss</h2>" not in text and "<h2>Time of a step</h2>" in text
 
 
-def test_a_log_that_cannot_be_read_is_told_once_and_hurts_no_training(tmp_path, capsys):
+def test_a_log_that_cannot_be_read_is_said_once_and_hurts_no_training(tmp_path, capsys):
     with live_page("rlvr1", tmp_path, 4, period=0.01):
-        (tmp_path / "metrics.jsonl").write_text('{"no": "step"}\n{"no": "step"}\n')
+        (tmp_path / "metrics.jsonl").mkdir()
         time.sleep(0.5)
     assert capsys.readouterr().out.count("training goes on") == 1
     assert not (tmp_path / LIVE_PAGE).exists()

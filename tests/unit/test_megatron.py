@@ -14,8 +14,9 @@ from scripts.backends.protocol import Place, TrainingJob
 from scripts.errors import UserError
 from scripts.launch.slurm import Job
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Checkpointing, MegatronCheckpoint
+from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.stage import Checkpointing
 from scripts.stage.stop import StopRequest
 from tests.conftest import ROOT
 

@@ -21,11 +21,12 @@ from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.upstream import any_launch
-from scripts.doctor import conversions
+from scripts.commands.doctor import conversions
+from scripts.commands.project import Project
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import MegatronCheckpoint, Recipe
+from scripts.recipe.model import MegatronCheckpoint
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
-from scripts.status import Project
 from tests.conftest import ROOT
 from tests.unit.test_traps import CHECKS_OF_NEMO_RL, traps_told
 

@@ -17,11 +17,10 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.score import check_nodes, is_comparable, launch_of, write_tasks
 from scripts.errors import UserError
 from scripts.evaluate.gate import judge
-from scripts.evaluate.record import evaluation_record
-from scripts.evaluate.rollouts import Answer, beside_parent
+from scripts.evaluate.results import Answer, beside_parent, evaluation_record
 from scripts.files import read_json, sha256_file, write_json
+from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe, load_site, scored_stage
-from scripts.recipe.models import Criterion
 from scripts.report.environments import write_environments_page
 from scripts.report.summary import held_out
 from tests.conftest import ROOT

@@ -10,7 +10,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from scripts.backends.nemo_rl.metrics import StepLog
-from scripts.stage.metrics import read_log
+from scripts.stage.progress import read_log
 
 ROLLOUTS = {"train/reward": 0.5, "train/total_reward/stddev": 0.25}
 STEP = ROLLOUTS | {"train/kl_penalty": 0.0, "train/lr": 1e-6, "train/loss": 0.125}

@@ -19,7 +19,7 @@ from scripts.backends.nemo_rl.reach import batches_taken, generated_steps, reach
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
-from scripts.snakemake.retries import why_not_again
+from scripts.snakemake.retries import reason_to_stop
 from scripts.stage.attempts import attempts_of
 from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint, checkpoints
@@ -278,7 +278,7 @@ class World:
         files, before = (self.config, self.manifest, None, self.run, self.ckpt), len(attempts_of(self.run, self.call))
         try:
             status = train_stage(RECIPE, "rlvr1", *files, how, stop)
-            why = why_not_again(self.run, self.call, before, None, "the log")
+            why = reason_to_stop(self.run, self.call, before, None, "the log")
             assert status == 0 or why is None or "two attempts in a row" in why
             return status
         except Killed:

@@ -11,8 +11,8 @@ from scripts.backends.protocol import TrainingJob, read_job, write_job
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Checkpointing
 from scripts.recipe.resolve import own_environments, resolve_stage
+from scripts.recipe.stage import Checkpointing
 from scripts.rewards.registry import SPECS, check_row, register, reward_group, scores
 from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage

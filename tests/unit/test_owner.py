@@ -48,7 +48,7 @@ def test_a_lock_left_by_a_killed_process_is_taken_over_and_removed(tmp_path):
 def test_who_waits_goes_on_when_the_holder_ends(tmp_path, capsys):
     process = holder(tmp_path / "owner.json", seconds=1.5)
     start = time.monotonic()
-    with hold(tmp_path / "owner.json", patience=60):
+    with hold(tmp_path / "owner.json", timeout=60):
         assert time.monotonic() - start > 0.5
     assert "waiting for it to end" in capsys.readouterr().out
     process.wait()
@@ -79,7 +79,7 @@ def test_of_many_that_take_over_a_dead_one_at_a_time_holds(tmp_path):
     process.wait()
     program = (
         "import os, sys, time\nfrom pathlib import Path\nfrom scripts.stage.owner import hold\n"
-        f"with hold(Path({str(tmp_path / 'owner.json')!r}), patience=60):\n"
+        f"with hold(Path({str(tmp_path / 'owner.json')!r}), timeout=60):\n"
         f"    os.mkdir({str(tmp_path / 'inside')!r})\n    time.sleep(0.02)\n    os.rmdir({str(tmp_path / 'inside')!r})\n"
     )
     runs = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(6)]
@@ -94,7 +94,7 @@ def test_of_another_slurm_job_slurm_tells_whether_it_has_ended_and_else_the_hear
         record = read_owner(tmp_path / "owner.json")
     elsewhere = record | {"host": "elsewhere", "slurm_job": "4711"}
     (tmp_path / "owner.json").write_text(json.dumps(elsewhere))
-    monkeypatch.setattr(owner_module, "is_gone", lambda job: gone)
+    monkeypatch.setattr(owner_module, "has_ended", lambda job: gone)
     assert is_alive(tmp_path / "owner.json") is alive
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     assert not is_alive(tmp_path / "owner.json"), "this is that very job, requeued"
@@ -103,7 +103,7 @@ def test_of_another_slurm_job_slurm_tells_whether_it_has_ended_and_else_the_hear
 def test_who_takes_over_from_another_host_gives_the_old_owner_time_to_see_it(tmp_path, monkeypatch):
     with hold(tmp_path / "owner.json"):
         record = read_owner(tmp_path / "owner.json")
-    monkeypatch.setattr(owner_module, "is_gone", lambda job: True)
+    monkeypatch.setattr(owner_module, "has_ended", lambda job: True)
     slept = []
     monkeypatch.setattr(owner_module.time, "sleep", slept.append)
     for host, silence, expected in (("elsewhere", 0, [25.0]), ("elsewhere", 100, []), (record["host"], 0, [])):

@@ -10,22 +10,23 @@ from pathlib import Path
 
 import pytest
 import yaml
+from scripts.stage.memo import is_trained, stage_files, steps_left
 
+from scripts.commands.plan import check_budget, hours_text, plan_text
+from scripts.commands.project import Project
+from scripts.commands.status import aligned, duration, status_text
 from scripts.errors import UserError
 from scripts.files import read_tail, write_json
-from scripts.launch.jobs import FOLDER, JobRecord, last_words, write_call
-from scripts.plan import check_budget, hours_text, plan_text
+from scripts.launch.jobs import FOLDER, JobRecord, latest_jobs, write_call
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage, sync_configs
-from scripts.snakemake.sacct import states_of
+from scripts.snakemake.executor import job_states
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.identity import identity_of, stage_facts
-from scripts.stage.memo import is_trained, stage_files, steps_left
 from scripts.stage.owner import hold
 from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
 from scripts.stage.reach import Reach, note_reach
 from scripts.stage.rundir import open_run_directory, seal_checkpoint
-from scripts.status import Project, aligned, duration, status_text
 from tests.conftest import ROOT
 
 STAGES = ("sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
@@ -366,8 +367,8 @@ def test_what_was_set_aside_is_listed_and_comes_back(tree):
     tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     tree.run("rlvr1", 4)
     lines = status_text(tree.project).splitlines()
-    assert lines[-2:] == ["set aside (with sizes: python -m scripts.plan):", f"  results/tiny/rlvr1/run.{old}  step 12"]
-    assert re.search(rf"run\.{old}  step 12  \d+\.\d kB\nto remove one: python -m", plan_text(tree.project))
+    assert lines[-2:] == ["set aside (with sizes: stagecoach plan):", f"  results/tiny/rlvr1/run.{old}  step 12"]
+    assert re.search(rf"run\.{old}  step 12  \d+\.\d kB\nto remove one: stagecoach discard", plan_text(tree.project))
     tree.edit("seed: 9,", "seed: 1,")
     (tree.directory("rlvr1") / "ckpt/record.json").unlink()
     assert re.search(rf"rlvr1 +published again .* run.{old} comes back$", tree.plan("rlvr1"))
@@ -542,7 +543,7 @@ def test_both_programs_work_where_there_is_no_slurm_command(tree, tmp_path):
     chosen = ["--config", str(config), "--site", str(tree.site_path), "--run", "tiny", "--seed", "1"]
     outputs = []
     for program in ("plan", "status"):
-        command = [sys.executable, "-m", f"scripts.{program}", *chosen]
+        command = [sys.executable, "-m", "scripts.commands", program, *chosen]
         done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         outputs.append(done.stdout)
@@ -566,13 +567,13 @@ def test_a_mistake_in_the_config_names_its_line(tmp_path):
     }
 
 
-def test_slurm_heard_again_makes_its_word_new(tree, monkeypatch):
+def test_a_query_that_changes_nothing_makes_the_known_state_new(tree, monkeypatch):
     tree.job("rlvr1", "PENDING", ago=4000)
-    old = last_words(tree.results)["rlvr1"]
+    old = latest_jobs(tree.results)["rlvr1"]
     fields = [old.job.id, "PENDING", old.job.comment, "Priority", "2", "node[1-2]", *[old.job.submitted] * 2, "N/A"]
-    monkeypatch.setattr("scripts.snakemake.sacct.ask", lambda *command: "|".join(fields) + "\n")
-    assert states_of("call", str(tree.results)) == {"17": "PENDING"}
-    new = last_words(tree.results)["rlvr1"]
+    monkeypatch.setattr("scripts.snakemake.executor.ask", lambda *command: "|".join(fields) + "\n")
+    assert job_states("call", str(tree.results)) == {"17": "PENDING"}
+    new = latest_jobs(tree.results)["rlvr1"]
     assert new.job == old.job and new.at > old.at + 3000
     assert "as of" not in tree.status("rlvr1")
 

@@ -14,9 +14,9 @@ from scripts.data.rows import key_of
 from scripts.data.synthesize import FAMILIES, make_task
 from scripts.errors import UserError
 from scripts.files import write_json
+from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Judges, JudgeServer
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Environment
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.judge import JudgeClients, JudgeUnavailable

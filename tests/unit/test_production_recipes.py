@@ -12,7 +12,7 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import planned_step, resolve_stage
 from scripts.recipe.schema import schema_text
 from scripts.recipe.settings import leaves

@@ -11,8 +11,8 @@ import pytest
 
 from scripts.errors import UserError
 from scripts.launch import slurm as slurm_module
-from scripts.launch.ray_cluster import _end, _why_the_step_ended, head_address
-from scripts.launch.ray_node import refuse_a_taken_port, route_to, watch
+from scripts.launch.ray_cluster import _step_failure, end_session, head_address
+from scripts.launch.ray_node import check_port_is_free, route_to, watch
 from scripts.launch.slurm import Job, client_environment, job_of, step_command
 from scripts.recipe.site import Slurm
 
@@ -27,18 +27,18 @@ def listener():
 
 def test_a_port_that_is_taken_is_named_with_the_key_to_change(listener):
     with pytest.raises(UserError, match=rf"port {listener} of 127.0.0.1 cannot be used .*slurm.ports.gcs"):
-        refuse_a_taken_port("127.0.0.1", listener)
+        check_port_is_free("127.0.0.1", listener)
 
 
 def test_a_nodes_address_is_the_one_that_leads_to_the_head(listener):
-    assert route_to("127.0.0.1", listener, patience=5) == "127.0.0.1"
+    assert route_to("127.0.0.1", listener, timeout=5) == "127.0.0.1"
 
 
 def test_a_head_that_does_not_answer_is_named():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(UserError, match=rf"no answer from Ray's head at 127.0.0.1:{port} within 0 s"):
-        route_to("127.0.0.1", port, patience=0)
+        route_to("127.0.0.1", port, timeout=0)
 
 
 def test_of_several_addresses_the_one_in_the_sites_network_is_taken():
@@ -52,13 +52,13 @@ def test_of_several_addresses_the_one_in_the_sites_network_is_taken():
 def test_the_node_whose_ray_ended_first_is_named_with_its_log(tmp_path):
     (tmp_path / "node2.ended").write_text("100.5 Ray ended with exit status 1")
     (tmp_path / "node1.ended").write_text("101.5 Ray ended with exit status 1")
-    said = _why_the_step_ended(JOB, tmp_path)
+    said = _step_failure(JOB, tmp_path)
     assert said == f"node2: Ray ended with exit status 1; see {tmp_path}/ray-node2.log"
 
 
 def test_a_step_that_slurm_refused_or_ended_is_explained_by_what_srun_said(tmp_path):
     (tmp_path / "step.log").write_text("srun: job 7 waits\nsrun: error: Node failure on node2\nsrun: got SIGCONT\n")
-    said = _why_the_step_ended(JOB, tmp_path)
+    said = _step_failure(JOB, tmp_path)
     assert said == f"Ray's job step over node1, node2 ended: Node failure on node2; see {tmp_path}"
 
 
@@ -77,7 +77,7 @@ def test_a_process_is_ended_with_what_it_started():
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True)
     process.stdout.readline()
     (child,) = psutil.Process(process.pid).children()
-    _end(process, patience=2)
+    end_session(process, grace=2)
     deadline = time.monotonic() + 5
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
         time.sleep(0.05)

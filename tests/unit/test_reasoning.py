@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from scripts.data.reasoning import control, control_line
-from scripts.recipe.models import Blend
+from scripts.recipe.blend import Blend
 from scripts.recipe.reasoning import Reasoning
 from tests.conftest import ROOT
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from scripts.errors import UserError
+from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config
-from scripts.recipe.models import Environment
 from scripts.recipe.resolve import backend_release, config_text, resolve_stage, sync_configs
 from scripts.recipe.schema import derived_files, schema_text
 from tests.conftest import ROOT

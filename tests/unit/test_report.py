@@ -12,19 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.chart import MOST_POINTS, Line, interval, line_chart
+from scripts.drawing.chart import MOST_POINTS, Line, interval, line_chart
+from scripts.drawing.curves import figures_of, short_name
+from scripts.drawing.graph import Box, graph_svg
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.report.compare import compare, trained_stages
 from scripts.report.cost import cost_of
-from scripts.report.curves import figures_of
-from scripts.report.environments import colour, scores_by_environment, write_environments_page
-from scripts.report.graph import Node, stage_graph
+from scripts.report.environments import colour, write_environments_page
 from scripts.report.overview import write_overview
-from scripts.report.records import StageFiles, changed_settings, scores_of, short_name
+from scripts.report.records import differing_settings, scores_of, scores_side_by_side
 from scripts.report.stage import sample_rollouts, write_stage_page
 from scripts.report.summary import summarise_stage
 from scripts.stage.attempts import begin_attempt, end_attempt
+from scripts.stage.paths import StagePaths
 from tests.conftest import ROOT
 from tests.report_files import (
     MATH,
@@ -59,16 +60,28 @@ def metrics(tmp_path):
 
 
 def page_of(results, stage: str) -> str:
-    write_stage_page(StageFiles(results / stage), write_manifest(results), results / "page.html")
+    write_stage_page(StagePaths(results / stage), write_manifest(results), results / "page.html")
     return (results / "page.html").read_text()
+
+
+def drawn(text: str) -> ElementTree.Element:
+    """A drawing as its elements, their names without SVG's namespace."""
+    root = ElementTree.fromstring(text)  # noqa: S314  (our own)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return root
+
+
+def points_of(line: ElementTree.Element) -> list[tuple[float, float]]:
+    """The points of a drawn line."""
+    return [tuple(map(float, point.split(","))) for point in line.get("points").split()]
 
 
 # Charts
 
 
 def test_a_chart_is_well_formed_and_says_its_values_in_words():
-    text = line_chart("a < b", "unit & more", [Line("<i>", [1, 2, 3], [0.5, None, 1.5], [0, 0, 1], [1, 1, 2])])
-    svg = ElementTree.fromstring(text)  # noqa: S314  (our own)
+    svg = drawn(line_chart("a < b", "unit & more", [Line("<i>", [1, 2, 3], [0.5, None, 1.5], [0.5, 0.1, 0.5])]))
     assert svg.get("aria-label") == "a < b: <i> from 0.5 at 1 to 1.5 at 3, between 0.5 and 1.5"
     assert "".join(svg.itertext()).count("<i>") == 1
 
@@ -80,34 +93,34 @@ def test_a_chart_without_a_value_is_none(values):
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [1e-7, 3e-7], [-1e6, 1e6], [math.nan, 2.0]])
 def test_a_chart_of_any_scale_stays_within_its_box(values):
-    svg = line_chart("t", "u", [Line("", list(range(len(values))), values)])
-    circles = re.findall(r'<circle cx="([\d.-]+)" cy="([\d.-]+)"', svg)
-    assert len(circles) == sum(map(math.isfinite, values))
-    assert all(0 <= float(x) <= 380 and 0 <= float(y) <= 230 for x, y in circles)
+    svg = drawn(line_chart("t", "u", [Line("", list(range(len(values))), values)]))
+    _, _, width, height = map(float, svg.get("viewBox").split())
+    points = points_of(svg.find("polyline"))
+    assert len(points) == sum(map(math.isfinite, values))
+    assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
 
 
 def test_a_long_line_is_thinned_but_keeps_its_spike():
     values = [0.0] * 10_000
     values[7_777] = 1.0
-    svg = line_chart("t", "u", [Line("", list(range(10_000)), values)])
-    assert len(svg) < 60 * MOST_POINTS
-    line = re.findall(r'<path d="M([^"Z]+)" fill="none" stroke="#0072b2"', svg)[-1]
-    heights = [float(part.split()[1]) for part in re.findall(r"[\d.]+ [\d.]+", line)]
-    assert heights.count(min(heights)) == 1 and min(heights) < max(heights)
+    points = points_of(drawn(line_chart("t", "u", [Line("", list(range(10_000)), values)])).find("polyline"))
+    heights = [y for _, y in points]
+    assert len(points) <= MOST_POINTS and heights.count(min(heights)) == 1 and min(heights) < max(heights)
 
 
 def test_lines_differ_by_dash_as_well_as_by_colour():
     lines = [Line(name, [1, 2], [1, 2]) for name in "abcdef"]
-    strokes = set(
-        re.findall(r'stroke="(#\w+)" stroke-width="1.6" stroke-dasharray="([^"]+)"', line_chart("t", "u", lines))
-    )
-    assert len(strokes) == len({colour for colour, _ in strokes}) == len({dash for _, dash in strokes}) == 6
+    curves = drawn(line_chart("t", "u", lines)).findall("polyline")
+    for aspect in ("stroke", "stroke-dasharray"):
+        assert len({curve.get(aspect) for curve in curves}) == len(curves) == 6
 
 
 def test_a_line_without_a_value_is_not_in_the_legend_and_the_others_keep_their_colours():
-    svg = line_chart("t", "u", [Line("none", [1], [None]), Line("some", [1, 2], [1e-4, 3e-4])])
-    assert ">none<" not in svg and ">some<" in svg and 'stroke="#0072b2"' not in svg
-    assert ">1.5e-4<" in svg or ">2e-4<" in svg
+    some = Line("some", [1, 2], [1e-4, 3e-4])
+    first, second = (drawn(line_chart("t", "u", [Line("none", [1], values), some])) for values in ([2e-4], [None]))
+    texts = {text.text for text in second.iter("text")}
+    assert "none" not in texts and "some" in texts and "2e-4" in texts
+    assert second.find("polyline").get("stroke") == first.findall("polyline")[1].get("stroke")
 
 
 def test_an_interval_says_its_figures_and_is_empty_where_nothing_is_known():
@@ -117,28 +130,28 @@ def test_an_interval_says_its_figures_and_is_empty_where_nothing_is_known():
 
 
 def test_the_curves_show_what_was_measured_and_nothing_else(metrics):
-    titles = [figure.title for figure in figures_of(metrics(step(1), step(2)))]
+    titles = [figure.title for figure in figures_of({"": metrics(step(1), step(2))})]
     assert (
         "Reward by environment" in titles
         and "KL to the parent" not in titles
         and "Sampler beside trainer" not in titles
     )
     measured = metrics(step(1, kl=0.1, token_mult_prob_error=1.02, gen_kl_error=1e-4, valid_samples=40.0))
-    titles = [figure.title for figure in figures_of(measured)]
+    titles = [figure.title for figure in figures_of({"": measured})]
     assert {"KL to the parent", "Sampler beside trainer", "KL of trainer to sampler", "Samples not masked out"} <= {
         *titles
     }
 
 
 def test_metrics_of_before_phases_were_logged_are_drawn_without_them(metrics):
-    titles = [figure.title for figure in figures_of(metrics(step(1)))]
-    older = [figure.title for figure in figures_of(metrics(step(1)).drop(columns=["timing", "masked_share"]))]
+    titles = [figure.title for figure in figures_of({"": metrics(step(1))})]
+    older = [figure.title for figure in figures_of({"": metrics(step(1)).drop(columns=["timing", "masked_share"])})]
     assert titles[-1] == "Time of a step by phase" and older == titles[:-1]
 
 
 def test_many_environments_are_spread_over_charts_of_six_lines(metrics):
     rewards = {f"environment{number}_simple_agent": 0.5 for number in range(14)}
-    titles = [figure.title for figure in figures_of(metrics(step(1, environment_rewards=rewards)))]
+    titles = [figure.title for figure in figures_of({"": metrics(step(1, environment_rewards=rewards))})]
     assert [title for title in titles if "environment" in title] == [
         f"Reward by environment ({place} of 3)" for place in (1, 2, 3)
     ]
@@ -225,7 +238,7 @@ def test_rollouts_are_chosen_from_the_largest_loss_to_the_largest_gain_of_each_e
     rows = [rollout(line, before=0.5, after=line / 20) for line in range(21)]
     rows += [rollout(99, environment=MCQA, reward_before=None, response_before=None)]
     samples = sample_rollouts(pd.DataFrame(rows))
-    assert [it["line"] for it in samples] == [0, 7, 13, 20, 99]
+    assert [sample["line"] for sample in samples] == [0, 7, 13, 20, 99]
     assert samples[-1]["reward_before"] is None and samples[-1]["environment"] == "mcqa"
 
 
@@ -234,37 +247,36 @@ def test_a_long_response_is_shortened():
 
 
 def test_settings_that_differ_are_told_with_both_values():
-    assert changed_settings({"a": 1, "b": [1], "c": 0}, {"a": 1, "b": [2], "d": 3}) == [
-        ("b", [1], [2]),
-        ("c", 0, None),
-        ("d", None, 3),
+    assert differing_settings([{"a": 1, "b": [1], "c": 0}, {"a": 1, "b": [2], "d": 3}]) == [
+        ("b", [[1], [2]]),
+        ("c", [0, None]),
+        ("d", [None, 3]),
     ]
 
 
 def test_a_change_is_clear_when_its_interval_leaves_out_0():
-    clear, unclear, unknown = (
-        scores_of(it)[0] for it in (evaluation("a"), evaluation("a", spread=0.5), evaluation("a", None))
-    )
+    evaluations = (evaluation("a"), evaluation("a", spread=0.5), evaluation("a", None))
+    clear, unclear, unknown = (scores_of(scored)[0] for scored in evaluations)
     assert (clear.is_clear, unclear.is_clear, unknown.is_clear, unknown.change) == (True, False, False, None)
 
 
 def test_a_change_without_an_interval_is_after_less_before():
     entry = {"before": 0.25, "after": 0.5}
     scores = scores_of({"environments": {MATH: {"rows": 1} | entry}, "mean": entry})
-    assert [(it.change, it.low) for it in scores] == [(0.25, None)] * 2
+    assert [(score.change, score.low) for score in scores] == [(0.25, None)] * 2
 
 
 def test_the_change_since_the_first_stage_stands_beside_that_by_the_stage(results):
-    told = evaluation("rlvr1")
-    told["mean"]["change_from_first"] = {"value": -0.0625, "low": -0.5, "high": 0.375}
-    write_json(results / "rlvr1/eval.json", told)
+    scored = evaluation("rlvr1")
+    scored["mean"]["change_from_first"] = {"value": -0.0625, "low": -0.5, "high": 0.375}
+    write_json(results / "rlvr1/eval.json", scored)
     assert "<td>-0.062</td><td>-0.500</td><td>+0.375</td>" in page_of(results, "rlvr1")
 
 
 def test_the_heat_map_has_a_number_in_every_cell_and_marks_clear_changes(tmp_path):
     first, second = evaluation("sft", None, 0.25), evaluation("rlvr1", 0.25, 0.5)
     del second["environments"][MCQA]
-    table = scores_by_environment([first, second])
+    table = scores_side_by_side([first, second])
     assert list(table) == ["math_with_judge", "mcqa", "mean"] and table["mcqa"][1] is None
     write_environments_page([first, second], tmp_path / "map.html")
     text = (tmp_path / "map.html").read_text()
@@ -282,20 +294,38 @@ def test_colours_of_the_heat_map_grow_lighter_with_the_score():
     assert colour(-1) == colour(0) and colour(9) == colour(1)
 
 
-def test_the_graph_has_a_link_for_every_stage_and_an_arrow_from_every_parent():
-    nodes = [
-        Node("sft", "", "3 steps", "pass", is_trained=True),
-        Node("a", "sft", "3 steps", "stop", is_trained=True),
-        Node("b", "sft", "not trained yet", None, is_trained=False),
-        Node("c", "b", "not trained yet", None, is_trained=False),
-    ]
-    svg = ElementTree.fromstring(stage_graph(nodes))  # noqa: S314  (our own)
-    space = {"s": "http://www.w3.org/2000/svg"}
-    links = svg.findall("s:a", space)
-    assert [link.get("href") for link in links] == ["#stage-sft", "#stage-a", "#stage-b", "#stage-c"]
-    assert links[1].get("aria-label") == "a: 3 steps, gate stop" and len(svg.findall("s:path", space)) == 3
-    corners = [(link.find("s:rect", space).get("x"), link.find("s:rect", space).get("y")) for link in links]
-    assert len(set(corners)) == 4 and corners[2][0] == corners[3][0] != corners[0][0]
+def test_a_graph_leads_its_arrows_from_box_to_box_and_its_boxes_do_not_overlap():
+    boxes = {
+        "a": Box(0, 0, ("<a>", "the longest line of all"), mark="✓ pass", link="#a", words="<a>, passed", style="pass"),
+        "b": Box(1, 0.5, ("b",)),
+        "c": Box(3, 1, ("c", "d", "e")),
+    }
+    svg = drawn(graph_svg("A & B", boxes, [("a", "b"), ("b", "c")], sideways=True))
+    (link,) = svg.findall("a")
+    assert svg.get("aria-label") == "A & B" and (link.get("href"), link.get("aria-label")) == ("#a", "<a>, passed")
+    assert [text.text for text in svg.iter("text")] == ["<a>", "the longest line of all", "✓ pass", "b", "c", "d", "e"]
+    frames = [[float(frame.get(name)) for name in ("x", "y", "width", "height")] for frame in svg.iter("rect")]
+    a, b, c = frames
+    assert a[0] + a[2] < b[0] and b[0] + b[2] < c[0], "columns from left to right"
+    assert max(x + width for x, _, width, _ in frames) <= float(svg.get("width"))
+    assert max(y + height for _, y, _, height in frames) <= float(svg.get("height"))
+    assert len([path for path in svg.findall("path") if path.get("marker-end")]) == 2
+
+
+def test_the_graph_of_the_overview_leads_from_every_parent_to_the_stages_that_start_from_it(results):
+    write_stage(results, "a", "sft")
+    parents = {"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}
+    write_overview(results, parents, results / "overview.html")
+    page = (results / "overview.html").read_text()
+    svg = drawn(re.search(r"<svg width.*?</svg>", page)[0])
+    links = svg.findall("a")
+    assert [link.get("href") for link in links] == [f"#stage-{name}" for name in parents]
+    assert [link.get("class") for link in links] == ["warn", "warn", "warn", "open"]
+    assert links[1].get("aria-label") == "rlvr1: 10 steps, 0.2 h, 0.8 GPU-hours, gate warn"
+    assert len(svg.findall("path")) == 3
+    corners = [(float(link.find("rect").get("x")), float(link.find("rect").get("y"))) for link in links]
+    first, left, right, below = corners
+    assert first[0] == left[0] < right[0] == below[0] and first[1] < left[1] == right[1] < below[1]
 
 
 def test_the_overview_tells_trained_and_untrained_stages_apart(results):
@@ -309,7 +339,7 @@ def test_the_overview_tells_trained_and_untrained_stages_apart(results):
 
 
 def test_the_summary_has_a_row_a_stage_from_its_records(results):
-    row = summarise_stage(StageFiles(results / "rlvr1"))
+    row = summarise_stage(StagePaths(results / "rlvr1"))
     assert (row["stage"], row["parent"], row["steps"], row["gate"]) == ("rlvr1", "sft", 10, "warn")
     assert (row["training_seconds"], row["hours"], row["gpu_hours"]) == (360.0, 0.2, 0.8)
     assert row["worst_environment"] == MATH and pd.isna(row["kl_last"])
@@ -318,7 +348,7 @@ def test_the_summary_has_a_row_a_stage_from_its_records(results):
 def test_a_missing_file_is_one_message_that_says_what_to_ask_for(results):
     (results / "sft/metrics.parquet").unlink()
     with pytest.raises(UserError, match=r"sft/metrics\.parquet: no such file; ask Snakemake"):
-        summarise_stage(StageFiles(results / "sft"))
+        summarise_stage(StagePaths(results / "sft"))
 
 
 def test_equal_records_give_equal_pages(results):
@@ -333,16 +363,16 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
         write_stage(tmp_path / run, "sft")
         write_stage(tmp_path / run, "rlvr1", "sft", lr=rate)
     write_stage(tmp_path / "b", "aside", "sft")
-    one, other, alone = compare({run: trained_stages(tmp_path / run) for run in "ab"})
-    assert (one.name, other.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.stages) == ["b"]
-    assert one.settings == [] and other.settings == [("lr", [1e-4, 1e-3])]
-    assert "a: mean" in other.figures[0].svg and "b: mean" in other.figures[0].svg
-    assert [score.after for score in other.scores["math_with_judge"]] == [0.5, 0.5]
+    sft, rlvr1, alone = compare({run: trained_stages(tmp_path / run) for run in "ab"})
+    assert (sft.name, rlvr1.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.rows) == ["b"]
+    assert sft.settings == [] and rlvr1.settings == [("lr", [1e-4, 1e-3])]
+    assert "a: mean" in rlvr1.figures[0].svg and "b: mean" in rlvr1.figures[0].svg
+    assert [score.after for score in rlvr1.scores["math_with_judge"]] == [0.5, 0.5]
 
 
 def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
     def call(*arguments):
-        command = [sys.executable, "-m", "scripts.report.compare", *map(str, arguments)]
+        command = [sys.executable, "-m", "scripts.commands", "compare", *map(str, arguments)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
     for run in "ab":

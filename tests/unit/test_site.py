@@ -11,8 +11,8 @@ from scripts.launch import site_check
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.launch.site_check import check_site, minutes, node_groups
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import Resources
 from scripts.recipe.site import Site
+from scripts.recipe.stage import Resources
 from tests.conftest import ROOT
 
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")

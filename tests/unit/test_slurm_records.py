@@ -1,4 +1,4 @@
-"""What is kept of Slurm's jobs between two questions, and what the status query's stand-in makes of the answers."""
+"""What is kept of Slurm's jobs between two questions, and what the executor makes of the answers."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ import pytest
 from scripts.errors import UserError
 from scripts.launch.jobs import newest_job, note_submission, read_call
 from scripts.launch.slurm import SlurmUnreachableError
-from scripts.snakemake import orphans, sacct
+from scripts.snakemake import executor, orphans
+from scripts.snakemake.executor import job_states
 from scripts.snakemake.orphans import find_orphans
-from scripts.snakemake.sacct import states_of
 
 LINE = "{id}|{state}|rule_train_wildcards_{stage}|None|2|node[1-2]|2026-01-01T10:00:0{second}|N/A|N/A\n"
 
@@ -26,9 +26,8 @@ def squeue(tmp_path, monkeypatch):
             raise said
         return said
 
-    for module in (sacct, orphans):
+    for module in (executor, orphans):
         monkeypatch.setattr(module, "ask", ask)
-    monkeypatch.setattr(sacct, "real_program", lambda name: name)
     return answer
 
 
@@ -38,39 +37,39 @@ def line(job: int, state: str, stage: str = "rlvr1") -> str:
 
 def test_states_are_told_and_kept_and_nothing_is_told_while_slurm_is_away(squeue):
     squeue["squeue"] = line(1, "COMPLETED") + line(2, "RUNNING")
-    assert states_of("call", "results/a") == {"1": "COMPLETED", "2": "RUNNING"}
+    assert job_states("call", "results/a") == {"1": "COMPLETED", "2": "RUNNING"}
     squeue["squeue"] = SlurmUnreachableError("away")
-    assert states_of("call", "results/a") == {}, "the plugin keeps jobs of which nothing is said"
+    assert job_states("call", "results/a") == {}, "the executor keeps jobs of which nothing is said"
     assert read_call("call")["2"].state == "RUNNING"
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED"])
 def test_a_lost_job_is_told_as_failed_only_once_slurm_does_not_requeue_it(squeue, state):
     squeue["squeue"] = line(1, state)
-    assert states_of("call", "r") == {"1": "RUNNING"}
-    assert states_of("call", "r") == {"1": "FAILED"}
+    assert job_states("call", "r") == {"1": "RUNNING"}
+    assert job_states("call", "r") == {"1": "FAILED"}
     squeue["squeue"] = line(1, "PENDING")
-    assert states_of("call", "r") == {"1": "PENDING"}
+    assert job_states("call", "r") == {"1": "PENDING"}
 
 
 def test_a_job_that_squeue_forgot_is_looked_up_in_the_accounting_or_judged_by_its_outputs(squeue):
     squeue["squeue"] = line(1, "RUNNING")
-    states_of("call", "r")
+    job_states("call", "r")
     squeue["squeue"] = ""
-    assert states_of("call", "r") == {"1": "UNKNOWN"}
+    assert job_states("call", "r") == {"1": "UNKNOWN"}
     squeue["sacct"] = "CANCELLED by 0\n"
-    assert states_of("call", "r") == {"1": "CANCELLED"}
+    assert job_states("call", "r") == {"1": "CANCELLED"}
     squeue["sacct"] = UserError("gone too")
-    assert states_of("call", "r") == {"1": "CANCELLED"}, "what was once told stays"
+    assert job_states("call", "r") == {"1": "CANCELLED"}, "what was once told stays"
 
 
 def test_the_newest_job_of_a_stage_is_found_among_calls_and_results_folders(squeue):
     squeue["squeue"] = line(1, "FAILED") + line(3, "RUNNING", "swe1")
-    states_of("first", "results/a")
+    job_states("first", "results/a")
     squeue["squeue"] = line(2, "PENDING")
-    states_of("second", "results/a/")
+    job_states("second", "results/a/")
     squeue["squeue"] = line(5, "RUNNING")
-    states_of("third", "results/b")
+    job_states("third", "results/b")
     assert newest_job(Path("results/a"), "rlvr1").id == "2"
     assert newest_job(Path("results/b"), "rlvr1").id == "5"
     assert newest_job(Path("results/b"), "swe1") is None
@@ -78,7 +77,7 @@ def test_the_newest_job_of_a_stage_is_found_among_calls_and_results_folders(sque
 
 def test_jobs_of_a_dead_call_that_still_run_or_wait_are_found_even_before_they_were_asked_for(squeue):
     squeue["squeue"] = line(1, "RUNNING") + line(2, "COMPLETED", "sft")
-    states_of("dead", "r")
+    job_states("dead", "r")
     note_submission("dead", "3", "rule_train_wildcards_swe1", "r")
     note_submission("dead", "4", "rule_export_wildcards_sft", "r")
     squeue["squeue"] = "1|RUNNING\n3|PENDING\n4|PENDING\n9|RUNNING\n"
@@ -91,6 +90,6 @@ def test_a_submissions_note_goes_once_slurm_has_spoken_of_the_job(squeue):
     note_submission("call", "1", "rule_train_wildcards_rlvr1", "r")
     assert newest_job(Path("r"), "rlvr1").state == "PENDING"
     squeue["squeue"] = line(1, "RUNNING")
-    states_of("call", "r")
+    job_states("call", "r")
     assert newest_job(Path("r"), "rlvr1").state == "RUNNING"
     assert [path.name for path in Path(".snakemake/stagecoach/slurm").iterdir()] == ["call.json"]

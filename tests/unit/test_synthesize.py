@@ -11,8 +11,8 @@ from scripts.data.prompts import open_picture, pictures_of, prompt_of
 from scripts.data.synthesize import is_held_out, write_source
 from scripts.data.tasks import FAMILIES, TOOLS, make_task, spoil
 from scripts.errors import UserError
+from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Environment
 from scripts.rewards.registry import check_row, score
 from scripts.rewards.response import parse_calls
 from tests.conftest import ROOT

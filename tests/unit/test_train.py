@@ -17,15 +17,17 @@ from scripts.backends.protocol import TrainingJob, read_job, write_job
 from scripts.backends.trl.cluster import train_on_cluster
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
+from scripts.recipe.criteria import Criterion
 from scripts.recipe.judges import JudgeServer
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Checkpointing, Criterion
 from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.stage import Checkpointing
 from scripts.rewards.judge import JudgeUnavailable
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
 from scripts.stage.disk import checkpoint_bytes, checkpoints_at_once, parameters
 from scripts.stage.identity import identity_of, stage_facts
-from scripts.stage.metrics import SCHEMA, read_log, write_metrics
+from scripts.stage.metrics import SCHEMA, write_metrics
+from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint

@@ -13,7 +13,7 @@ KINDS = {"prevented", "caught beforehand", "survived", "reported", "not ours", "
 CHECKS_OF_NEMO_RL = tuple(
     f"scripts/backends/nemo_rl/{name}.py" for name in ("checks", "arithmetic", "caches", "defects")
 )
-LOOKING = (*CHECKS_OF_NEMO_RL, "scripts/doctor.py")
+LOOKING = (*CHECKS_OF_NEMO_RL, "scripts/commands/doctor.py")
 NAMED = re.compile(r"`(tests/\w+/\w+\.py)::(\w+)`")
 
 

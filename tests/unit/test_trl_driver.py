@@ -16,7 +16,7 @@ from scripts.errors import CutOffError, UserError
 
 GLOO = RankError(0, "node1", "Traceback ...\nRuntimeError: [pair.cc:547] Connection closed by peer (gloo)\n", False)
 FULL = RankError(1, "node2", "run: the disk is full; make room and start again", True)
-GONE = RuntimeError(
+ENDED_STATES = RuntimeError(
     "A worker health check failed.\n\tpid: 7\nThe actor died because its node has died. Node Id: ab. "
     "Some common causes include: (1) the process was killed by the OOM killer"
 )
@@ -42,9 +42,9 @@ def test_a_lost_rank_goes_before_the_connections_it_broke(tmp_path):
     expected = (
         "rank 1 on node2 is gone, killed or out of memory: The actor died because its node has died. Node Id: ab."
     )
-    assert said({0: GLOO, 1: GONE}, tmp_path) == expected
-    assert said({0: GONE}, tmp_path).startswith("rank 0 on an unknown host is gone")
-    assert isinstance(_explain(WorkerGroupError("sixty lines", {0: GLOO, 1: GONE}), tmp_path), CutOffError)
+    assert said({0: GLOO, 1: ENDED_STATES}, tmp_path) == expected
+    assert said({0: ENDED_STATES}, tmp_path).startswith("rank 0 on an unknown host is gone")
+    assert isinstance(_explain(WorkerGroupError("sixty lines", {0: GLOO, 1: ENDED_STATES}), tmp_path), CutOffError)
 
 
 def test_any_other_failure_has_the_ranks_traceback_once(tmp_path):

@@ -13,7 +13,7 @@ from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.upstream import ABSENT, Difference, any_launch, differences, load_upstream, unknown_keys
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import Recipe
+from scripts.recipe.recipe import Recipe
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards import patterns, workplace
 from scripts.rewards.environments import (
     calendar,

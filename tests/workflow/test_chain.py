@@ -66,6 +66,15 @@ def test_a_finished_chain_has_nothing_to_do(finished):
     assert "Nothing to be done" in finished.snakemake("--dry-run")
 
 
+def test_every_rule_is_there_for_the_stages_that_it_is_for(fresh):
+    rules = set(fresh.snakemake("--list-rules").split())
+    assert {"convert", "export", "held_out", "evaluate", "benchmarks", "probe"} <= rules
+    planned = set(re.findall(r"^(?:local)?rule (\w+):", fresh.snakemake("--dry-run"), re.MULTILINE))
+    assert planned >= {"export", "evaluate"} and not planned & {"convert", "held_out"}
+    output = fresh.snakemake("--dry-run", "results/short/sft/benchmarks.json", check=False)
+    assert "MissingRuleException" in output, "only NeMo-RL's stages have benchmarks"
+
+
 def test_snakemakes_own_report_can_be_asked_for(copied):
     copied.snakemake("--report", "mine.html")
     assert (copied.root / "mine.html").stat().st_size > 100_000
@@ -120,7 +129,7 @@ def test_a_forced_stage_that_is_already_trained_is_published_again_in_a_moment(c
 
 def test_a_lineage_is_whole_and_another_commit_makes_no_stage_stale(copied):
     target = "results/short/rlhf/ckpt"
-    assert "files are as recorded" in copied.run("python", "-m", "scripts.lineage", target).stdout
+    assert "files are as recorded" in copied.run("python", "-m", "scripts.commands", "lineage", target).stdout
     before = {path: path.read_bytes() for path in copied.results.glob("*/*/record.json")}
     script = copied.root / "scripts/errors.py"
     script.write_text(script.read_text() + "# another commit\n")

@@ -110,19 +110,21 @@ def test_what_is_set_aside_is_shown_with_the_reason_and_removed_on_request(copie
     old = record(copied)["identity"]
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     copied.snakemake("--dry-run")
-    assert re.search(r"rlvr1 +trains again +3 of 3 .*seed 3 -> 9", copied.run("python", "-m", "scripts.plan").stdout)
-    assert re.search(r"rlvr1 +stale", copied.run("python", "-m", "scripts.status").stdout)
+    assert re.search(
+        r"rlvr1 +trains again +3 of 3 .*seed 3 -> 9", copied.run("python", "-m", "scripts.commands", "plan").stdout
+    )
+    assert re.search(r"rlvr1 +stale", copied.run("python", "-m", "scripts.commands", "status").stdout)
     copied.snakemake("results/short/rlvr1/ckpt")
-    status = copied.run("python", "-m", "scripts.status").stdout
+    status = copied.run("python", "-m", "scripts.commands", "status").stdout
     assert re.search(r"rlvr1 +fresh", status)
     assert f"results/short/rlvr1/run.{old}  step 3\n" in status
-    plan = copied.run("python", "-m", "scripts.plan").stdout
+    plan = copied.run("python", "-m", "scripts.commands", "plan").stdout
     assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ [kM]B", plan)
-    refused = copied.run("python", "-m", "scripts.discard", "results/short/rlvr1/run", check=False)
+    refused = copied.run("python", "-m", "scripts.commands", "discard", "results/short/rlvr1/run", check=False)
     assert refused.returncode == 1 and "not a run directory that was set aside" in refused.stdout
-    copied.run("python", "-m", "scripts.discard", f"results/short/rlvr1/run.{old}")
+    copied.run("python", "-m", "scripts.commands", "discard", f"results/short/rlvr1/run.{old}")
     assert not (copied.results / f"rlvr1/run.{old}").exists()
-    assert "set aside" not in copied.run("python", "-m", "scripts.plan").stdout
+    assert "set aside" not in copied.run("python", "-m", "scripts.commands", "plan").stdout
 
 
 def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(copied):

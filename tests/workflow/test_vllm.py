@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
         "recipe: config/recipes/vllm.yaml\nsite: config/sites/laptop.yaml\nrun: vllm\n"
     )
     workflow.results = workflow.root / "results/vllm"
-    workflow.snakemake(*(f"results/vllm/rlvr1/{name}" for name in ("probe.json", "eval.json", "curves.svg")))
+    workflow.snakemake(*(f"results/vllm/rlvr1/{name}" for name in ("probe.json", "eval.json", "stage.html")))
     return workflow
 
 
@@ -50,7 +50,7 @@ def test_every_step_says_how_far_vllm_and_the_trainer_differ(trained):
     assert metrics["token_mult_prob_error"].between(1, 1 + ROUNDING, inclusive="neither").all()
     assert metrics["gen_kl_error"].between(0, ROUNDING, inclusive="neither").all()
     assert metrics["sampling_importance_ratio"].between(1 - ROUNDING, 1 + ROUNDING).all()
-    assert "sampler beside trainer" in (trained.results / "rlvr1/curves.svg").read_text()
+    assert "Sampler beside trainer" in (trained.results / "rlvr1/stage.html").read_text()
 
 
 def test_rollouts_come_from_the_weights_of_the_step_before(trained):

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from scripts.backends.nemo_rl.patient import Finding, Patient
-from scripts.recipe.resolve import PREFETCHED_STEPS, planned_step, resolve_stage, rows_of_manifest
+from scripts.backends.nemo_rl.settings import PREFETCHED_STEPS
+from scripts.recipe.resolve import rows_of_manifest
 
 
 def check_parallelism(patient: Patient) -> Iterator[Finding]:
@@ -54,7 +55,7 @@ def check_rows_and_steps(patient: Patient) -> Iterator[Finding]:
     stage, rows = patient.stage, rows_of_manifest(patient.data / "manifest.json")
     if rows is None:
         return
-    planned = planned_step(resolve_stage(patient.recipe, patient.name), rows)
+    planned = stage.planned_step(rows)
     batches = rows // stage.rows_per_step
     epochs = patient.setting("max_num_epochs", 1)
     if planned < 1:

@@ -11,11 +11,12 @@ from typing import Any
 from scripts.backends.nemo_rl.cluster import checkout_of
 from scripts.backends.nemo_rl.command import environment_of, image_of, seen_by_containers
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.settings import NemoRlEvaluation, NemoRlSettings
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, read_tail, write_json
 from scripts.launch.containers import run_in_container
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.models import NemoRlEvaluation, NemoRlStage, Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 
 PROGRAM, CONFIGS = "examples/run_eval.py", "examples/configs/evals"
@@ -30,7 +31,7 @@ def config_of(benchmark: str) -> str:
     return own or next(config for start, config in CONFIG_OF.items() if benchmark.startswith(start))
 
 
-def arguments_of(benchmark: str, stage: NemoRlStage, model: Path, results: Path, gpus: int) -> list[str]:
+def arguments_of(benchmark: str, stage: NemoRlSettings, model: Path, results: Path, gpus: int) -> list[str]:
     """What run_eval.py is told: OmegaConf's ``key=value``, whose values are YAML, so JSON quotes them."""
     tensor = stage.policy.get("generation", {}).get("vllm_cfg", {}).get("tensor_parallel_size", 1)
     if gpus % tensor:

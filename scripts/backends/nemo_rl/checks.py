@@ -16,7 +16,7 @@ from scripts.backends.nemo_rl.patient import Finding, Patient
 from scripts.backends.nemo_rl.upstream import load_upstream, unknown_keys
 from scripts.errors import UserError
 from scripts.files import read_json
-from scripts.recipe.models import Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")

@@ -12,8 +12,9 @@ from typing import Any
 
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
 from scripts.backends.nemo_rl.releases import Release
-from scripts.recipe.models import Checkpointing, NemoRlStage
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.recipe.site import NemoRlSite, Site
+from scripts.recipe.stage import Checkpointing
 
 SETTINGS = ("grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
 PREWARM = (
@@ -38,7 +39,7 @@ class Launch:
     """
 
     stage: str
-    settings: NemoRlStage
+    settings: NemoRlSettings
     release: Release
     site: Site
     checkout: Path
@@ -171,7 +172,7 @@ def driver_environment(launch: Launch) -> dict[str, str]:
     return environment_of(launch.settings, launch.stage, launch.release, launch.nemo_rl)
 
 
-def environment_of(settings: NemoRlStage, stage: str, release: Release, nemo_rl: NemoRlSite) -> dict[str, str]:
+def environment_of(settings: NemoRlSettings, stage: str, release: Release, nemo_rl: NemoRlSite) -> dict[str, str]:
     """The variables of a stage's programs in their containers."""
     filled = {
         name: value.replace("{cache}", nemo_rl.cache).replace("{stage}", stage)

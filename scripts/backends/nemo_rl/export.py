@@ -4,7 +4,6 @@ The export is a folder named by its content, since NeMo-RL caches what it import
 runs in the Slurm job around this process and as the driver did: in its container, with its mounts and variables.
 """
 
-import argparse
 import math
 import os
 import secrets
@@ -19,12 +18,12 @@ from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.command import environment_of, image_of, seen_by_containers
 from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import Release, release_of
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import canonical_json, describe_files, read_json, replace_directory, sha256_text
 from scripts.launch.containers import run_in_container
 from scripts.model.hugging_face import check_model
-from scripts.recipe.load import check_stage_name, load_recipe, load_site
-from scripts.recipe.models import Recipe
+from scripts.recipe.model import MegatronCheckpoint
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.stage.publish import publish_export
 
@@ -104,10 +103,10 @@ def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: P
     publish_export(read_json(ckpt / "record.json"), target.name, files, hf)
 
 
-def handed_on(model: Path) -> dict[str, str] | None:
+def handed_on(model: Path) -> MegatronCheckpoint | None:
     """Where the weights are that an export merely links to, and their format; None: the export holds its own."""
     weights = model / LINK
-    return {"path": str(weights.resolve()), "format": "megatron_bridge"} if weights.exists() else None
+    return MegatronCheckpoint(path=str(weights.resolve())) if weights.exists() else None
 
 
 def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
@@ -133,29 +132,3 @@ def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
         weights = (ckpt / "weights").resolve() / "policy/weights"
         (fresh / LINK).symlink_to(os.path.relpath(weights, (hf.parent / "exports" / content).absolute()))
     publish_export(record, content, files, hf)
-
-
-def main() -> None:
-    """Command line of the export."""
-    parser = argparse.ArgumentParser(
-        prog="python -m scripts.backends.nemo_rl.export", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--stage", required=True, help="the stage's name in the recipe")
-    parser.add_argument("--site", type=Path, required=True)
-    parser.add_argument("--ckpt", type=Path, required=True, help="the stage's published checkpoint")
-    parser.add_argument("--hf", type=Path, required=True, help="directory to publish")
-    parser.add_argument("--log", type=Path, required=True, help="what the converter prints")
-    parser.add_argument("--as-it-is", action="store_true", help="do not convert: the next stage takes Megatron weights")
-    arguments = parser.parse_args()
-    recipe = load_recipe(arguments.recipe)
-    check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
-    if arguments.as_it_is:
-        link(recipe, arguments.ckpt, arguments.hf)
-    else:
-        site = load_site(arguments.site, recipe)
-        convert(recipe, arguments.stage, site, arguments.ckpt, arguments.hf, arguments.log.absolute())
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.recipe.models import MegatronCheckpoint
+from scripts.recipe.model import MegatronCheckpoint
 
 MARKS = {"megatron_bridge": "run_config.yaml", "megatron_lm": "metadata.json"}
 TRACKER = "latest_checkpointed_iteration.txt"

@@ -9,7 +9,7 @@ from typing import Any
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
-from scripts.stage.metrics import read_log
+from scripts.stage.progress import read_log
 
 NAMES = {
     "train/reward": "reward_mean",
@@ -51,7 +51,7 @@ class StepLog:
         self._open: dict[int, dict[str, Any]] = {}
         self.last_step, self.last_seconds = 0, 0.0
         self._take_all()
-        for entry in read_log(output) if output.exists() else ():
+        for entry in read_log(output):
             self._open.pop(entry["step"], None)
         self.follow(is_over=True)  # what an attempt logged after the watch over it had been killed
 

@@ -10,9 +10,10 @@ import yaml
 
 from scripts.backends.nemo_rl.command import environment_of
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.upstream import ABSENT, load_upstream, value_of
 from scripts.errors import UserError
-from scripts.recipe.models import NemoRlStage, Recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.settings import leaves
 from scripts.recipe.site import NemoRlSite, Site
 
@@ -41,7 +42,7 @@ class Patient:
     results: Path
 
     @property
-    def stage(self) -> NemoRlStage:
+    def stage(self) -> NemoRlSettings:
         """The stage itself."""
         return self.recipe.stages[self.name]
 

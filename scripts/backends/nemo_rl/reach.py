@@ -18,7 +18,7 @@ import yaml
 
 from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
-from scripts.recipe.resolve import planned_step, rows_of_manifest
+from scripts.recipe.resolve import rows_of_manifest
 from scripts.stage.reach import Reach, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint
 
@@ -68,7 +68,7 @@ def note_standstill(job: TrainingJob, newest: Checkpoint | None, logged: int, da
 def planned_and_rows(job: TrainingJob) -> tuple[int, int]:
     """The planned step of what a job trains, and the rows of its training split."""
     rows = rows_of_manifest(job.train_split.with_name("manifest.json"))
-    return planned_step(job.config, rows), rows
+    return job.config.planned_step(rows), rows
 
 
 def sure_step(checkpoint: Checkpoint, rows: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from scripts.data.rows import environment_of
 from scripts.errors import UserError
-from scripts.evaluate.rollouts import Answer
+from scripts.evaluate.results import Answer
 
 
 class Asked(NamedTuple):

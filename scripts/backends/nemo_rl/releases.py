@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from scripts.errors import UserError
-from scripts.recipe.models import Strict, nearest
+from scripts.recipe.strict import Strict, nearest
 from scripts.recipe.yaml_file import read_yaml, repository_root, validate
 
 Ability = Literal[

@@ -21,16 +21,17 @@ from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.patient import Patient
 from scripts.backends.nemo_rl.records import Asked, Record, answers_of, read_records
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
-from scripts.evaluate.record import evaluation_record, told
-from scripts.evaluate.rollouts import beside_parent, write_rollouts
+from scripts.evaluate.results import beside_parent, evaluation_record, format_mean, write_rollouts
 from scripts.files import open_atomically, read_json, sha256_file, write_json
 from scripts.launch.slurm import Job, own_job
-from scripts.recipe.load import load_recipe, load_site, scored_stage
-from scripts.recipe.models import NemoRlStage, Recipe, nearest
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.recipe.strict import nearest
 
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
@@ -43,12 +44,14 @@ COLLECT = (
 )
 
 
-def responses_a_row(environment: str, stage: NemoRlStage) -> int:
+def responses_a_row(environment: str, stage: NemoRlSettings) -> int:
     """How many responses to a row of an environment are scored."""
     return stage.grpo["num_generations_per_prompt"] if environment.startswith(GENRM) else 1
 
 
-def write_tasks(split: Path, stage: NemoRlStage, release: Release, tasks: Path) -> tuple[list[Asked], dict[str, int]]:
+def write_tasks(
+    split: Path, stage: NemoRlSettings, release: Release, tasks: Path
+) -> tuple[list[Asked], dict[str, int]]:
     """Write the rows that the driver is given, a line for each response; which rows these are, in order.
 
     A collection takes one response a line whatever the validation's settings are, and a generative reward model waits
@@ -103,7 +106,7 @@ def collect(launch: Launch, job: Job, asked: list[Asked], folder: Path) -> dict[
 
 def launch_of(recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path) -> Launch:
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
-    stage, release = scored_stage(recipe, name), release_of(recipe.release)
+    stage, release = recipe.evaluation.stage_while_scoring(recipe, name), release_of(recipe.release)
     model = export.with_name("model").resolve()
     megatron = handed_on(model)
     return Launch(
@@ -175,7 +178,7 @@ def main() -> None:
     write_rollouts(table, arguments.rollouts)
     record = evaluation_record(read_json(arguments.export), table, decoding) | {"validation": rows}
     write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
-    print(f"{name}: {told(record['mean'])}", flush=True)
+    print(f"{name}: {format_mean(record['mean'])}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import run_program
 from scripts.files import write_text
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import NemoRlStage, Recipe, Strict
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.strict import Strict
 from scripts.recipe.yaml_file import repository_root
 
 GPUS_PER_NODE = 8
@@ -110,26 +112,26 @@ def _number(value: float | None) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
-def _nodes(stage: NemoRlStage, _: Release) -> str:
+def _nodes(stage: NemoRlSettings, _: Release) -> str:
     judges = stage.cluster.judge_nodes
     return f"{stage.resources.nodes}{f', {judges} of them judge' if judges else ''}"
 
 
-def _learning_rate(stage: NemoRlStage, _: Release) -> str:
+def _learning_rate(stage: NemoRlSettings, _: Release) -> str:
     megatron = _at(stage.policy, "megatron_cfg", "optimizer", "lr")
     return _number(_at(stage.policy, "optimizer", "kwargs", "lr") if megatron is None else megatron)
 
 
-def _kl_weight(stage: NemoRlStage, _: Release) -> str:
+def _kl_weight(stage: NemoRlSettings, _: Release) -> str:
     settings = stage.loss_fn if stage.algorithm == "grpo" else getattr(stage, stage.algorithm)
     return _number(settings.get("reference_policy_kl_penalty"))
 
 
-def _overlong_filtering(stage: NemoRlStage, _: Release) -> str:
+def _overlong_filtering(stage: NemoRlSettings, _: Release) -> str:
     return str(stage.grpo["overlong_filtering"]).lower() if stage.algorithm == "grpo" else "–"
 
 
-def _parallelism(stage: NemoRlStage, _: Release) -> str:
+def _parallelism(stage: NemoRlSettings, _: Release) -> str:
     megatron, dtensor = stage.policy.get("megatron_cfg"), stage.policy.get("dtensor_cfg", {})
     if megatron is None:
         sizes = [dtensor.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline", "context", "expert")]
@@ -139,11 +141,11 @@ def _parallelism(stage: NemoRlStage, _: Release) -> str:
     return " / ".join(str(size) for size in sizes)
 
 
-def _generator(stage: NemoRlStage, _: Release) -> str:
+def _generator(stage: NemoRlSettings, _: Release) -> str:
     return str(_at(stage.policy, "generation", "vllm_cfg", "tensor_parallel_size") or "–")
 
 
-ROWS: dict[str, Callable[[NemoRlStage, Release], str]] = {
+ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
     "algorithm": lambda stage, _: stage.algorithm.upper(),
     "reward from": lambda stage, _: stage.reward,
     "nodes": _nodes,

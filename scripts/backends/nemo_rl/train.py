@@ -17,10 +17,9 @@ from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import Cause, cause_of, data_ended
 from scripts.backends.nemo_rl.reach import note_sealed, note_standstill, planned_and_rows
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.protocol import Place, TrainingJob
+from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, UserError
 from scripts.files import read_json, write_json
-from scripts.recipe.resolve import is_asynchronous
 from scripts.stage.reach import forget_beyond
 from scripts.stage.rundir import Checkpoint, newest_checkpoint
 from scripts.stage.step_criteria import refuse_divergence
@@ -32,17 +31,17 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 KILLED = {int(signal.SIGTERM), *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
 
 
-def train(job: TrainingJob, place: Place) -> None:
+def train(job: TrainingJob, allocation: Allocation) -> None:
     """Start the driver and watch it to its end; ``run/startup.json`` notes how long it took to its first step.
 
     Afterwards `job.stop` has a reason where it is to be continued. UserError: it failed for a reason of its own;
     CutOffError: the next attempt may go well.
     """
-    launch = launch_of(job, place)
+    launch = launch_of(job, allocation)
     pass_over_newer(job.run, job.resume_from)
     forget_beyond(job.run, job.start)
     started = time.time()
-    cluster = RaySub(launch, place.job, job.run.absolute().parent / "logs")
+    cluster = RaySub(launch, allocation.job, job.run.absolute().parent / "logs")
     watch = _Watch(job, launch, started)
     try:
         while cluster.is_running() and not watch.is_over():
@@ -53,19 +52,19 @@ def train(job: TrainingJob, place: Place) -> None:
     _judge(job, watch, cluster)
 
 
-def launch_of(job: TrainingJob, place: Place) -> Launch:
+def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
     """One start of the stage's driver in this Slurm job; `save_by` leaves the site's margin before the job's end."""
-    config, nemo_rl = job.config, place.site.nemo_rl
-    name = config["release"]["name"]
-    checkout = checkout_of(name, config["release"]["revision"], place.site)
-    parent = job.parent_model.resolve() if job.parent_model else config["model"]["name"].rstrip("/")
-    megatron = handed_on(parent) if job.parent_model else config["model"].get("megatron")
-    save_by = None if job.stop.deadline is None else job.stop.deadline - nemo_rl.save_seconds
+    config, site = job.config, allocation.site
+    name = config.release["name"]
+    checkout = checkout_of(name, config.release["revision"], site)
+    parent = job.parent_model.resolve() if job.parent_model else config.model.name.rstrip("/")
+    megatron = handed_on(parent) if job.parent_model else config.model.megatron
+    save_by = None if job.stop.deadline is None else job.stop.deadline - site.nemo_rl.save_seconds
     return Launch(
         stage=job.stage,
-        settings=place.stage,
+        settings=job.settings,
         release=release_of(name),
-        site=place.site,
+        site=site,
         checkout=checkout,
         model=str(parent),
         train_split=job.train_split.absolute(),
@@ -74,11 +73,11 @@ def launch_of(job: TrainingJob, place: Place) -> Launch:
         logs=(job.run / "logs").absolute(),
         max_num_steps=job.max_num_steps,
         schedule_steps=_schedule_steps(job),
-        seed=config["seed"],
+        seed=config.seed,
         save_by=save_by,
-        startup_seconds=startup_seconds(job.run, nemo_rl.startup_seconds),
-        pretrained=Path(megatron["path"]) if megatron else None,
-        pretrained_format=megatron["format"] if megatron else "megatron_bridge",
+        startup_seconds=startup_seconds(job.run, site.nemo_rl.startup_seconds),
+        pretrained=Path(megatron.path) if megatron else None,
+        pretrained_format=megatron.format if megatron else "megatron_bridge",
     )
 
 
@@ -86,7 +85,7 @@ def _schedule_steps(job: TrainingJob) -> int | None:
     """The steps of the learning rate's schedule where they are not max_num_steps, which NeMo-RL takes for them."""
     planned, _ = planned_and_rows(job)
     is_fresh = job.resume_from is None and job.max_num_steps == planned
-    return None if is_fresh or not is_asynchronous(job.config) else planned
+    return None if is_fresh or not job.config.is_asynchronous else planned
 
 
 def startup_seconds(run: Path, expected: float) -> float:
@@ -100,22 +99,20 @@ class _Watch:
 
     def __init__(self, job: TrainingJob, launch: Launch, started: float) -> None:
         self.job, self.launch = job, launch
-        penalty = job.config["loss_fn"].get("reference_policy_kl_penalty", 0) or 0
-        measures_kl = penalty > 0 or job.config["algorithm"] != "grpo"
-        grpo = job.config["grpo"] if job.config["algorithm"] == "grpo" else None
-        samples = grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"] if grpo else None
-        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
+        penalty = job.config.loss_fn.get("reference_policy_kl_penalty", 0) or 0
+        measures_kl = penalty > 0 or job.config.algorithm != "grpo"
+        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, job.config.rollouts_per_step)
         self.started = self.last_news = started
         self.made_a_step = False
         self.last_step = job.start
-        self.is_asynchronous = is_asynchronous(job.config)
+        self.is_asynchronous = job.config.is_asynchronous
         self.stalled: str | None = None
 
     def is_over(self) -> bool:
         """Look, and say whether the driver is to be ended: a stop was requested, or nothing moves any more."""
         self.look()
         if self.steps.last_step < self.job.max_num_steps:
-            refuse_divergence(self.job.stage, self.job.gate, self.job.run, self.steps.last_step)
+            refuse_divergence(self.job.stage, self.job.settings.gate, self.job.run, self.steps.last_step)
         if self.job.stop.signalled:
             print(f"{self.job.stage}: {self.job.stop.reason}: ending the driver, which takes no request", flush=True)
             return True

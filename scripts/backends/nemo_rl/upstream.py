@@ -14,11 +14,13 @@ import yaml
 
 from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, kept_checkpoints
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError, run_program
 from scripts.recipe.load import load_recipe
-from scripts.recipe.models import NemoRlStage, Recipe, nearest
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.settings import leaves
 from scripts.recipe.site import NemoRlSite, Site, Slurm
+from scripts.recipe.strict import nearest
 
 DEADLINE = "checkpointing.checkpoint_must_save_by=null"
 ABSENT = "not in its config"
@@ -108,7 +110,7 @@ def unknown_keys(recipe: Recipe, checkout: Path, source: str | None = None) -> l
     return list(dict.fromkeys(found))
 
 
-def _config_of(stage: NemoRlStage, checkout: Path) -> dict[str, Any] | str:
+def _config_of(stage: NemoRlSettings, checkout: Path) -> dict[str, Any] | str:
     """The stage's config in the checkout, or what names the file that is missing."""
     path = checkout / stage.config
     if not path.is_file():

@@ -10,7 +10,6 @@ from transformers import TrainerCallback, TrainingArguments
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks
-from scripts.backends.trl.setup import updates_per_step
 from scripts.backends.trl.vllm import MISMATCH
 from scripts.errors import UserError
 from scripts.stage.retention import prune_checkpoints
@@ -43,7 +42,7 @@ class StageCallback(TrainerCallback):
     """
 
     def __init__(self, job: TrainingJob) -> None:
-        self.job, self.updates = job, updates_per_step(job.config)
+        self.job, self.updates = job, job.config.updates_per_step
         self.log_path = job.run / "metrics.jsonl"
         self.started = self.step_started = time.monotonic()
         self.first_step = 0
@@ -62,7 +61,9 @@ class StageCallback(TrainerCallback):
         """End a training that diverges; start the step's clock."""
         if state.global_step % self.updates == 0:
             if rank() == 0:
-                refuse_divergence(self.job.stage, self.job.gate, self.job.run, state.global_step // self.updates)
+                refuse_divergence(
+                    self.job.stage, self.job.settings.gate, self.job.run, state.global_step // self.updates
+                )
             self.step_started = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
@@ -88,8 +89,8 @@ class StageCallback(TrainerCallback):
         now, step = time.monotonic(), state.global_step // self.updates
         entry: dict[str, Any] = {"step": step, "seconds": now - self.step_started}
         entry |= {ours: logs[theirs] for theirs, ours in LOG_NAMES.items() if theirs in logs}
-        if self.job.config["algorithm"] == "grpo":
-            is_filtered = self.job.config["grpo"]["overlong_filtering"]
+        if self.job.config.algorithm == "grpo":
+            is_filtered = self.job.config.grpo.overlong_filtering
             entry["masked_share"] = entry.get("truncation_rate") if is_filtered else 0.0
         entry["environment_rewards"] = {
             key.removeprefix(ENVIRONMENT_PREFIX): value
@@ -113,7 +114,7 @@ class StageCallback(TrainerCallback):
             _wait_for(saved / name)
         seal_checkpoint(saved, self.job.run, state.global_step // self.updates)
         self.save_seconds.append(time.monotonic() - self.saving_since)
-        prune_checkpoints(self.job.run, self.job.checkpointing)
+        prune_checkpoints(self.job.run, self.job.settings.checkpointing)
 
 
 def _phases(seconds: float, logs: dict[str, Any]) -> dict[str, float] | None:

@@ -16,11 +16,11 @@ import secrets
 import shutil
 import sys
 from collections.abc import Callable
-from typing import Any
 
-from scripts.backends.protocol import TrainingJob, write_job
+from scripts.backends.protocol import Allocation, TrainingJob, write_job
+from scripts.backends.trl.settings import TrlConfig
 from scripts.errors import CutOffError, UserError
-from scripts.recipe.resolve import samples_by_vllm
+from scripts.launch.ray_cluster import run_on_cluster
 
 RunDriver = Callable[[list[str]], int]
 
@@ -56,21 +56,20 @@ def train_on_cluster(job: TrainingJob, run_driver: RunDriver) -> None:
         raise UserError(f"{job.stage}: training on {job.nodes} nodes ended with status {status}; the reason is above")
 
 
-def check_nodes(stage: str, config: dict[str, Any], nodes: int) -> None:
+def check_nodes(stage: str, config: TrlConfig, nodes: int) -> None:
     """UserError when a step of this resolved config cannot be shared out evenly among so many nodes.
 
     Every node trains the same number of rows; completions of one prompt stay together, being rewarded together.
     """
-    algorithm = config["algorithm"]
-    if samples_by_vllm(config):
+    if config.samples_by_vllm:
         raise UserError(f"{stage}: vLLM samples on one node; set resources.nodes to 1, not {nodes}")
-    shared = {"policy.train_global_batch_size": config["policy"]["train_global_batch_size"]}
-    if algorithm == "grpo":
-        shared["grpo.num_prompts_per_step"] = config["grpo"]["num_prompts_per_step"]
-    elif algorithm != "sft" and config[algorithm]["sft_loss_weight"]:
+    shared = {"policy.train_global_batch_size": config.policy.train_global_batch_size}
+    if config.algorithm == "grpo":
+        shared["grpo.num_prompts_per_step"] = config.grpo.num_prompts_per_step
+    elif config.algorithm != "sft" and config.section.sft_loss_weight:
         raise UserError(
-            f"{stage}: {algorithm}.sft_loss_weight weighs a mean over a step's tokens that {nodes} nodes cannot share "
-            f"evenly; set resources.nodes to 1, or that weight to 0 (which is another stage, trained anew)"
+            f"{stage}: {config.algorithm}.sft_loss_weight weighs a mean over a step's tokens that {nodes} nodes cannot "
+            "share evenly; set resources.nodes to 1, or that weight to 0 (which is another stage, trained anew)"
         )
     for key, value in shared.items():
         if value is not None and value % nodes:
@@ -79,3 +78,24 @@ def check_nodes(stage: str, config: dict[str, Any], nodes: int) -> None:
                 f"{stage}: {key} is {value}, which {nodes} nodes cannot share evenly; set resources.nodes to one of "
                 f"{fits}, or {key} to a multiple of {nodes} (which is another stage, trained anew)"
             )
+
+
+def run_driver_of(job: TrainingJob, allocation: Allocation) -> RunDriver:
+    """What runs a driver on a Ray cluster over the Slurm job's nodes.
+
+    Its logs lie in ``<stage>/logs/ray-<job id>``, those of the job's second allocation in ``ray-<job id>-2``.
+    What Ray of an earlier allocation still runs, on a host that had lost the network, is told to stop.
+    """
+    slurm_job, site = allocation.job, allocation.site
+    if slurm_job is None or site is None or site.slurm is None:
+        raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
+    again = f"-{slurm_job.restarts + 1}" if slurm_job.restarts else ""
+    logs = job.run.parent / "logs" / f"ray-{slurm_job.id}{again}"
+    for earlier in {*logs.parent.glob(f"ray-{slurm_job.id}"), *logs.parent.glob(f"ray-{slurm_job.id}-*")} - {logs}:
+        (earlier / "stop").touch()
+    slurm, cpus = site.slurm, site.slurm.cpus_per_node or job.threads
+
+    def ready(seconds: float) -> None:
+        print(f"{job.stage}: Ray runs on {', '.join(slurm_job.nodes)} after {seconds:.1f} s", flush=True)
+
+    return lambda command: run_on_cluster(command, slurm_job, slurm, cpus, logs, ready)

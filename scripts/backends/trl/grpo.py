@@ -18,14 +18,11 @@ from scripts.backends.trl.setup import (
     pictures_by_row,
     shared_arguments,
     training_rows,
-    updates_per_step,
 )
 from scripts.backends.trl.vllm import mismatch, prepare_engine, vllm_arguments
 from scripts.data.prompts import open_picture, prompt_of, render_prompt
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
-from scripts.recipe.judges import Judges
-from scripts.recipe.resolve import samples_by_vllm
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import reward_groups
 
@@ -34,10 +31,10 @@ Completion = str | list[dict[str, Any]]
 
 def make_trainer(job: TrainingJob) -> GRPOTrainer:
     """The trainer of a stage of GRPO; prompts are taken in file order."""
-    grpo, policy = job.config["grpo"], job.config["policy"]
+    grpo, policy = job.config.grpo, job.config.policy
     model, processor = model_and_processor(job)
-    rows = training_rows(job, job.max_num_steps * grpo["num_prompts_per_step"])
-    longest_prompt = policy["max_total_sequence_length"] - policy["generation"]["max_new_tokens"]
+    rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step)
+    longest_prompt = policy.max_total_sequence_length - policy.generation.max_new_tokens
     pictures = pictures_by_row(job, [prompt_of(row) for row in rows], processor)
     if any(pictures) and not all(pictures):
         raise UserError(
@@ -51,21 +48,21 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
                 f"{job.train_split}:{number}: the prompt has {len(ids)} tokens, but max_total_sequence_length less "
                 f"max_new_tokens leaves {longest_prompt}; raise policy.max_total_sequence_length or drop the row"
             )
-    trainer_class = LeaveOneOutTrainer if grpo["use_leave_one_out_baseline"] else MeasuringTrainer
-    by_vllm = samples_by_vllm(job.config)
+    trainer_class = LeaveOneOutTrainer if grpo.use_leave_one_out_baseline else MeasuringTrainer
+    by_vllm = job.config.samples_by_vllm
     if by_vllm:
         prepare_engine()
     trainer = trainer_class(
         model=model,
-        reward_funcs=[environment_reward(grpo["num_generations_per_prompt"], judges_of(job))],
+        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, judges_of(job))],
         args=_arguments(job),
         train_dataset=_dataset(rows, prompts, pictures),
         processing_class=processor,
     )
-    trainer.normalize_rewards = grpo["normalize_rewards"]
+    trainer.normalize_rewards = grpo.normalize_rewards
     if by_vllm:
-        trainer.corrects_sampling = job.config["loss_fn"]["use_importance_sampling_correction"]
-        set_seed(job.config["seed"])  # the engine has seeded what it draws from, always alike
+        trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
+        set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
     return trainer
 
 
@@ -98,29 +95,28 @@ def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _arguments(job: TrainingJob) -> GRPOConfig:
-    grpo, loss, policy = job.config["grpo"], job.config["loss_fn"], job.config["policy"]
-    rollouts = grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"]
-    is_scaled_by_trl = grpo["normalize_rewards"] and not grpo["use_leave_one_out_baseline"]
+    grpo, loss, policy = job.config.grpo, job.config.loss_fn, job.config.policy
+    is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
     return GRPOConfig(
-        per_device_train_batch_size=rollouts // updates_per_step(job.config) // job.nodes,
-        steps_per_generation=updates_per_step(job.config),
-        num_generations=grpo["num_generations_per_prompt"],
-        max_completion_length=policy["generation"]["max_new_tokens"],
-        temperature=policy["generation"]["temperature"],
-        top_p=policy["generation"]["top_p"],
-        beta=loss["reference_policy_kl_penalty"],
-        epsilon=loss["ratio_clip_min"],
-        epsilon_high=loss["ratio_clip_max"],
-        delta=loss["ratio_clip_c"],
-        importance_sampling_level="sequence" if loss["sequence_level_importance_ratios"] else "token",
-        loss_type="dapo" if loss["token_level_loss"] else "grpo",
+        per_device_train_batch_size=job.config.rollouts_per_step // job.config.updates_per_step // job.nodes,
+        steps_per_generation=job.config.updates_per_step,
+        num_generations=grpo.num_generations_per_prompt,
+        max_completion_length=policy.generation.max_new_tokens,
+        temperature=policy.generation.temperature,
+        top_p=policy.generation.top_p,
+        beta=loss.reference_policy_kl_penalty,
+        epsilon=loss.ratio_clip_min,
+        epsilon_high=loss.ratio_clip_max,
+        delta=loss.ratio_clip_c,
+        importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
+        loss_type="dapo" if loss.token_level_loss else "grpo",
         scale_rewards="group" if is_scaled_by_trl else "none",
-        mask_truncated_completions=grpo["overlong_filtering"],
+        mask_truncated_completions=grpo.overlong_filtering,
         num_iterations=1,
         shuffle_dataset=False,
         remove_unused_columns=False,
         model_init_kwargs={"dtype": "float32"},
-        **(vllm_arguments(job.config) if samples_by_vllm(job.config) else {}),
+        **(vllm_arguments(job.config) if job.config.samples_by_vllm else {}),
         **shared_arguments(job),
     )
 
@@ -177,8 +173,8 @@ def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> to
 
 def judges_of(job: TrainingJob) -> JudgeClients | None:
     """The judges that a stage names."""
-    settings = job.config.get("judges")
-    return JudgeClients(Judges.model_validate(settings), job.judge_servers) if settings else None
+    settings = job.config.judges
+    return JudgeClients(settings, job.settings.judge_servers) if settings else None
 
 
 def environment_reward(group_size: int, judges: JudgeClients | None = None) -> Callable[..., list[float]]:

@@ -6,6 +6,7 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.algorithms import Dpo
 from scripts.backends.trl.setup import model_and_processor, shared_arguments, training_rows
 from scripts.data.examples import Preference, preference_of
 from scripts.data.prompts import render
@@ -22,8 +23,8 @@ class TokenizedPairsTrainer(DPOTrainer):
 
 def make_trainer(job: TrainingJob) -> DPOTrainer:
     """The trainer of a stage of DPO or MPO; pairs are learnt in file order, less what fills no whole batch."""
-    settings, policy = job.config[job.config["algorithm"]], job.config["policy"]
-    batch, longest = policy["train_global_batch_size"], policy["max_total_sequence_length"]
+    settings, policy = job.config.section, job.config.policy
+    batch, longest = policy.train_global_batch_size, policy.max_total_sequence_length
     model, processor = model_and_processor(job)
     rows = training_rows(job, job.max_num_steps * batch)
     pairs = tokenize_pairs([preference_of(row) for row in rows], tokenizer_of(processor))
@@ -40,7 +41,7 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
         train_sampling_strategy="sequential",
         dataloader_drop_last=True,
         max_length=longest,
-        beta=settings["reference_policy_kl_penalty"],
+        beta=settings.reference_policy_kl_penalty,
         loss_type=loss_types,
         loss_weights=loss_weights,
         remove_unused_columns=False,
@@ -52,13 +53,13 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
     )
 
 
-def losses(settings: dict[str, Any]) -> tuple[list[str], list[float]]:
+def losses(settings: Dpo) -> tuple[list[str], list[float]]:
     """TRL's names of the losses that have a weight, and the weights."""
-    preference = "sigmoid_norm" if settings["preference_average_log_probs"] else "sigmoid"
+    preference = "sigmoid_norm" if settings.preference_average_log_probs else "sigmoid"
     named = {
-        preference: settings["preference_loss_weight"],
-        "bco_pair": settings.get("bco_loss_weight", 0),
-        "sft": settings["sft_loss_weight"],
+        preference: settings.preference_loss_weight,
+        "bco_pair": getattr(settings, "bco_loss_weight", 0),
+        "sft": settings.sft_loss_weight,
     }
     weighted = {name: weight for name, weight in named.items() if weight}
     return list(weighted), list(weighted.values())

@@ -13,29 +13,22 @@ from scripts.model.load import load_processor, tokenizer_of
 from scripts.model.random_init import make_model, make_processor
 
 
-def updates_per_step(config: dict[str, Any]) -> int:
-    """Optimizer updates of one step: GRPO may train on a step's rollouts in several batches."""
-    if config["algorithm"] != "grpo":
-        return 1
-    rollouts = config["grpo"]["num_prompts_per_step"] * config["grpo"]["num_generations_per_prompt"]
-    return rollouts // (config["policy"]["train_global_batch_size"] or rollouts)
-
-
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
     """Training arguments that all trainers share. TRL counts updates where a stage counts steps."""
-    optimizer, updates = job.config["policy"]["optimizer"], updates_per_step(job.config)
+    config = job.config
+    optimizer, updates = config.policy.optimizer, config.updates_per_step
     return {
         "output_dir": str(job.run / "saving"),
         "max_steps": job.max_num_steps * updates,
-        "learning_rate": optimizer["lr"],
-        "lr_scheduler_type": optimizer["schedule"] if optimizer["schedule"] == "cosine" else "constant_with_warmup",
-        "warmup_steps": optimizer["lr_warmup_iters"] * updates,
-        "weight_decay": optimizer["weight_decay"],
-        "adam_beta1": optimizer["adam_beta1"],
-        "adam_beta2": optimizer["adam_beta2"],
-        "max_grad_norm": optimizer["clip_grad"],
-        "seed": job.config["seed"],
-        "data_seed": job.config["seed"],
+        "learning_rate": optimizer.lr,
+        "lr_scheduler_type": optimizer.schedule if optimizer.schedule == "cosine" else "constant_with_warmup",
+        "warmup_steps": optimizer.lr_warmup_iters * updates,
+        "weight_decay": optimizer.weight_decay,
+        "adam_beta1": optimizer.adam_beta1,
+        "adam_beta2": optimizer.adam_beta2,
+        "max_grad_norm": optimizer.clip_grad,
+        "seed": config.seed,
+        "data_seed": config.seed,
         "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False,  # activation_checkpointing in newer transformers, which know both
         "bf16": False,
@@ -43,7 +36,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
         "save_strategy": "steps",
-        "save_steps": job.checkpointing.save_period * updates,
+        "save_steps": job.settings.checkpointing.save_period * updates,
         "logging_strategy": "steps",
         "logging_steps": updates,
         "logging_nan_inf_filter": False,
@@ -58,8 +51,8 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
     """The model to start from (a path, or for a stage without a parent a fresh one) and its tokenizer or processor."""
     if job.parent_model is None:
-        processor = make_processor(job.config)
-        return make_model(job.config, processor), processor
+        processor = make_processor(job.config.model)
+        return make_model(job.config.model, processor, job.config.max_length, job.config.seed), processor
     return str(job.parent_model), load_processor(job.parent_model)
 
 

@@ -21,12 +21,12 @@ from scripts.model.load import tokenizer_of
 
 def make_trainer(job: TrainingJob) -> SFTTrainer:
     """The trainer of a stage of SFT; rows are learnt in file order."""
-    policy = job.config["policy"]
-    batch = policy["train_global_batch_size"]
+    policy = job.config.policy
+    batch = policy.train_global_batch_size
     model, processor = model_and_processor(job)
     rows = training_rows(job, job.max_num_steps * batch)
     pictures = pictures_by_row(job, [as_chat(row["messages"]) for row in rows], processor)
-    tokenized = tokenize_demonstrations(rows, processor, policy["max_total_sequence_length"])
+    tokenized = tokenize_demonstrations(rows, processor, policy.max_total_sequence_length)
     if tokenizer_of(processor) is not processor:
         tokenized = [row | {"pictures": uris} for row, uris in zip(tokenized, pictures, strict=True)]
     if job.nodes > 1:
@@ -35,7 +35,7 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
         per_device_train_batch_size=batch // job.nodes,
         train_sampling_strategy="sequential",
         shuffle_dataset=False,
-        max_length=policy["max_total_sequence_length"],
+        max_length=policy.max_total_sequence_length,
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
         model_init_kwargs={"dtype": "float32"} if isinstance(model, str) else None,

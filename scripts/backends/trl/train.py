@@ -46,14 +46,14 @@ def train_rank(job: TrainingJob) -> None:
     """Train a stage as one of `job.nodes` ranks; torch.distributed is up where there are several."""
     if world_size() != job.nodes:
         raise ValueError(f"{job.stage} is to train on {job.nodes} nodes, but {world_size()} ranks are up")
-    check_versions(job.config["release"])
-    register(job.environments, job.config.get("environments"))
+    check_versions(job.config.release)
+    register(job.environments, job.config.environments)
     torch.set_num_threads(job.threads)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _remove_half_saved(job)
-    trainer = TRAINERS[job.config["algorithm"]](job)
+    trainer = TRAINERS[job.config.algorithm](job)
     trainer.create_model_card = lambda *arguments, **options: None
     trainer._load_from_checkpoint = partial(_load_weights, trainer)
     for callback in list(trainer.callback_handler.callbacks):
@@ -96,4 +96,4 @@ def _seed_where_no_state_was_saved(job: TrainingJob) -> None:
     numbers of its first steps.
     """
     if job.resume_from and not (job.resume_from / rng_files(job.nodes)[rank()]).exists():
-        set_seed(int(sha256_text(f"{job.config['seed']} {job.resume_from.name} {rank()}")[:8], 16))
+        set_seed(int(sha256_text(f"{job.config.seed} {job.resume_from.name} {rank()}")[:8], 16))

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from scripts.backends.trl.settings import GrpoConfig
+
 ENGINE_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -26,16 +28,16 @@ def prepare_engine() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
-def vllm_arguments(config: dict[str, Any]) -> dict[str, Any]:
+def vllm_arguments(config: GrpoConfig) -> dict[str, Any]:
     """TRL's options for a stage of this resolved config."""
-    loss = config["loss_fn"]
-    mode = "sequence_truncate" if loss["sequence_level_importance_ratios"] else "token_truncate"
+    loss = config.loss_fn
+    mode = "sequence_truncate" if loss.sequence_level_importance_ratios else "token_truncate"
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",
-        "vllm_max_model_length": config["policy"]["max_total_sequence_length"],
+        "vllm_max_model_length": config.policy.max_total_sequence_length,
         "vllm_importance_sampling_mode": mode,
-        "vllm_importance_sampling_clip_max": loss["truncated_importance_sampling_ratio"] or math.inf,
+        "vllm_importance_sampling_clip_max": loss.truncated_importance_sampling_ratio or math.inf,
     }
 
 

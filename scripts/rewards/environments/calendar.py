@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.row import PromptRow, broken
 from scripts.rewards.spec import Answers, EnvironmentSpec
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox

@@ -4,8 +4,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Equivalence
-from scripts.recipe.models import Environment
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
 from scripts.rewards.patterns import Template, extract

@@ -8,7 +8,7 @@ reference.
 from difflib import SequenceMatcher
 from typing import Any
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards import genrm_compare
 from scripts.rewards.genrm_compare import Comparison, base_scores, pairs
 from scripts.rewards.row import PromptRow, broken

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
 from scripts.rewards.row import PromptRow, Text, broken
 from scripts.rewards.spec import Answers, EnvironmentSpec, spaced

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.response import first_label, last_boxed, split_reasoning
 from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.patterns import Template, compiled, groups_of, last_match
 from scripts.rewards.response import unwrap_text
 from scripts.rewards.row import PromptRow, Text, broken

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox

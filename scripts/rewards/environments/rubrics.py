@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from scripts.recipe.environment import Environment
 from scripts.recipe.judges import PLACEHOLDERS, Rubric
-from scripts.recipe.models import Environment
 from scripts.rewards.judge import JudgeClients, fill
 from scripts.rewards.response import split_reasoning
 from scripts.rewards.row import PromptRow, Text, broken

@@ -5,7 +5,7 @@ import re
 from math import prod
 from typing import Any, Literal
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
 from scripts.rewards.response import first_label, split_reasoning

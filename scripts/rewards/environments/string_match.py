@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from operator import eq
 from typing import Any, Literal
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.response import last_boxed, unwrap_text
 from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.spec import Answers, EnvironmentSpec, spaced

@@ -18,7 +18,7 @@ from jsonschema_specifications import REGISTRY
 from msgspec import Struct
 from referencing.exceptions import Unresolvable
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.response import parse_calls
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.response import FunctionCall, as_call, parse_calls
 from scripts.rewards.row import PromptRow, Text, parse
 from scripts.rewards.spec import Answers, EnvironmentSpec, spaced

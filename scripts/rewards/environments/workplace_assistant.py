@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from scripts.recipe.models import Environment
+from scripts.recipe.environment import Environment
 from scripts.rewards.response import as_call, parse_calls
 from scripts.rewards.row import PromptRow, Text, broken, parse
 from scripts.rewards.spec import Answers, EnvironmentSpec, spaced

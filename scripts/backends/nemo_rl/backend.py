@@ -1,0 +1,137 @@
+"""Backend `nemo_rl`: NeMo-RL's driver in its containers, within a Slurm job."""
+
+import shlex
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from scripts.backends.nemo_rl.checkpoints import seal_finished
+from scripts.backends.nemo_rl.checks import Patient, conversion, findings
+from scripts.backends.nemo_rl.command import cluster_environment, image_of
+from scripts.backends.nemo_rl.export import convert, link
+from scripts.backends.nemo_rl.reach import reach_of
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.table import ROWS, side_by_side
+from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
+from scripts.errors import UserError
+from scripts.files import read_json
+from scripts.launch.slurm import Job
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.site import Site
+from scripts.recipe.stage import TrainingConfig
+from scripts.stage.reach import Reach
+from scripts.stage.rundir import Checkpoint
+from scripts.stage.stage import Stage
+from scripts.stage.stop import StopRequest
+
+NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
+
+
+class NemoRl(Backend):
+    """Starts NeMo-RL's driver and watches it."""
+
+    def train(self, job: TrainingJob, allocation: Allocation) -> None:
+        """Start the driver in the Slurm job and watch it to its end."""
+        if allocation.job is None or allocation.site is None or allocation.site.slurm is None:
+            raise UserError(
+                f"{job.stage}: NeMo-RL trains in a Slurm job: snakemake --profile slurm, and a site with a slurm "
+                "section"
+            )
+        _driver().train(job, allocation)
+
+    def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
+        """Nodes are part of its parallelism, which its own checks look at."""
+
+    def findings(self, stage: Stage, site: Site) -> list[Finding]:
+        """What NeMo-RL would trip over."""
+        return findings(stage.name, stage.recipe, site, stage.results)
+
+    def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
+        """The findings that stop; the others are printed."""
+        if site is None:
+            raise UserError(f"stage {stage.name} is NeMo-RL's: name the site as well (--site)")
+        found = self.findings(stage, site)
+        for finding in found:
+            if not finding.stops:
+                print(finding, file=sys.stderr)
+        return [finding.says for finding in found if finding.stops]
+
+    def seal_finished(self, run: Path) -> None:
+        """Seal the whole checkpoints that the driver saved."""
+        seal_finished(run)
+
+    def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
+        """How far an attempt gets; asynchronous training loses rows at every resume."""
+        return reach_of(run, newest, planned, rows) if config.is_asynchronous else Reach(planned)
+
+    def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:
+        """The stage's container; digest and hash are None where neither its name nor a record beside its file tells."""
+        if site is None or site.nemo_rl is None:
+            return None
+        name = image_of(stage.settings.image, release_of(stage.config.release["name"]), site.nemo_rl)
+        if not name.endswith(".sqsh"):
+            return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
+        record = Path(f"{name}.json")
+        told = read_json(record) if record.is_file() else {}
+        return {
+            "name": told.get("source") or Path(name).name,
+            "digest": told.get("digest"),
+            "sha256": told.get("sha256"),
+        }
+
+    def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
+        """Convert the checkpoint by the release's own converter, or link to it as it is."""
+        ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
+        if as_it_is:
+            link(stage.recipe, ckpt, hf)
+        else:
+            convert(stage.recipe, stage.name, site, ckpt, hf, log)
+
+    def command_text(self, stage: Stage, site: Site) -> str:
+        """The variables that ray.sub would get, and the driver's command."""
+        if site.nemo_rl is None:
+            return super().command_text(stage, site)
+        job = TrainingJob(
+            stage=stage.name,
+            settings=stage.settings,
+            config=stage.config,
+            train_split=stage.train_split,
+            parent_model=stage.first_model,
+            run=stage.paths.run,
+            resume_from=None,
+            max_num_steps=stage.planned or 0,
+            threads=site.threads,
+            stop=StopRequest(),
+            nodes=1,
+            environments={},
+        )
+        launch = _driver().launch_of(job, Allocation(NO_JOB, site))
+        variables = cluster_environment(launch, stage.paths.logs.absolute())
+        command = variables.pop("COMMAND")
+        return "\n".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "", command])
+
+    def notes(self, recipe: Recipe, site: Site, results: Path) -> list[str]:
+        """By which Python the checkpoints are converted, a line an image."""
+        if site.nemo_rl is None:
+            return []
+        stages = [name for name in recipe.stage_order() if isinstance(recipe.stages[name], NemoRlSettings)]
+        lines = [conversion(Patient(name, recipe, site, results)) for name in stages]
+        return [line for line in dict.fromkeys(lines) if line is not None]
+
+    def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
+        """What the stages are trained with, side by side; stages that are alike share a column."""
+        release = release_of(recipe.release)
+        stages = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, NemoRlSettings)}
+        cells = {name: [row(stage, release) for row in ROWS.values()] for name, stage in stages.items()}
+        rows = [[*row, ""] for row in side_by_side(cells) if row[0] != "image"]
+        return f"trained by NeMo-RL {recipe.release} with:", rows
+
+
+def _driver() -> Any:
+    """The module that starts drivers; it loads TensorBoard, which takes a moment."""
+    return import_module("scripts.backends.nemo_rl.train")
+
+
+BACKEND = NemoRl()

@@ -1,0 +1,155 @@
+"""The settings of the algorithms that backend `trl` trains by: policy, loss, sampling."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from scripts.recipe.reasoning import Share
+from scripts.recipe.strict import Strict
+
+
+class Optimizer(Strict):
+    """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
+
+    lr: PositiveFloat
+    schedule: Literal["constant", "cosine"] = "constant"
+    lr_warmup_iters: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    adam_beta1: Share = 0.9
+    adam_beta2: Share = 0.999
+    clip_grad: float = Field(1.0, gt=0)
+
+
+class Generation(Strict):
+    """How rollouts are sampled."""
+
+    backend: Literal["transformers", "vllm"] = Field(
+        "transformers",
+        description="What samples them: the model that trains, or vLLM beside it, which gets its weights every step.",
+    )
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_new_tokens: PositiveInt
+
+
+class SftPolicy(Strict):
+    """The policy of a supervised stage."""
+
+    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
+    train_global_batch_size: PositiveInt = Field(description="Rows a step.")
+    optimizer: Optimizer
+
+
+class PreferencePolicy(Strict):
+    """The policy of a preference stage."""
+
+    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and answer together.")
+    train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
+    optimizer: Optimizer
+
+
+class GrpoPolicy(Strict):
+    """The policy of a reinforcement stage."""
+
+    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
+    train_global_batch_size: PositiveInt | None = Field(
+        None,
+        description="Completions an update; none: all of the step. Fewer make several updates a step, off policy from "
+        "the second on.",
+    )
+    optimizer: Optimizer
+    generation: Generation
+
+
+class Sft(Strict):
+    """Supervised fine-tuning on the assistant's tokens, rows in file order."""
+
+    max_num_steps: PositiveInt
+
+
+class Grpo(Strict):
+    """Group relative policy optimisation (arXiv:2402.03300), token-level loss (DAPO, arXiv:2503.14476)."""
+
+    num_prompts_per_step: PositiveInt
+    num_generations_per_prompt: Annotated[int, Field(ge=2)]
+    max_num_steps: PositiveInt
+    overlong_filtering: bool = Field(False, description="Take no gradient from responses cut at max_new_tokens.")
+    normalize_rewards: bool = Field(True, description="Divide a group's advantages by its standard deviation.")
+    use_leave_one_out_baseline: bool = Field(
+        False, description="Measure a response by the others of its group alone (arXiv:2402.14740)."
+    )
+
+
+class GrpoLoss(Strict):
+    """The clipped policy-gradient loss and its penalty."""
+
+    reference_policy_kl_penalty: float = Field(0.0, ge=0, description="Weight of the k3 KL estimate to the parent.")
+    ratio_clip_min: Annotated[float, Field(gt=0)] = 0.2
+    ratio_clip_max: Annotated[float, Field(gt=0)] = 0.28
+    ratio_clip_c: Annotated[float, Field(gt=1)] | None = Field(
+        None, description="Bound of the ratio where the advantage is negative (dual clip, arXiv:1912.09729)."
+    )
+    token_level_loss: bool = Field(
+        True, description="Mean over all tokens of an update (arXiv:2503.14476); false: over responses, each its mean."
+    )
+    sequence_level_importance_ratios: bool = Field(
+        False, description="One ratio a response, the geometric mean of its tokens' (GSPO, arXiv:2507.18071)."
+    )
+    use_importance_sampling_correction: bool = Field(
+        False, description="Weight the loss by the trainer's over vLLM's probability of what vLLM sampled."
+    )
+    truncated_importance_sampling_ratio: PositiveFloat | None = Field(
+        None, description="Bound of that weight (TIS, openreview xsonlP8DRV); none: unbounded."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "GrpoLoss":
+        if self.sequence_level_importance_ratios and self.token_level_loss:
+            raise PydanticCustomError(
+                "ratios", "sequence_level_importance_ratios is for token_level_loss: false; a token has no ratio then"
+            )
+        if self.ratio_clip_c is not None and self.ratio_clip_c <= 1 + self.ratio_clip_max:
+            raise PydanticCustomError("clip", "ratio_clip_c must be greater than 1 + ratio_clip_max")
+        if self.truncated_importance_sampling_ratio is not None and not self.use_importance_sampling_correction:
+            raise PydanticCustomError(
+                "correction", "truncated_importance_sampling_ratio is for use_importance_sampling_correction: true"
+            )
+        return self
+
+
+class Dpo(Strict):
+    """Direct preference optimisation (arXiv:2305.18290), pairs in file order."""
+
+    max_num_steps: PositiveInt
+    reference_policy_kl_penalty: PositiveFloat = Field(
+        0.05, description="beta: how dearly the policy pays for leaving its parent."
+    )
+    preference_loss_weight: float = Field(1.0, ge=0)
+    sft_loss_weight: float = Field(
+        0.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
+    )
+    preference_average_log_probs: bool = Field(
+        False, description="Divide an answer's log-probability by its length in the preference loss."
+    )
+
+    @model_validator(mode="after")
+    def _learns_something(self) -> "Dpo":
+        weights = [name for name in type(self).model_fields if name.endswith("_loss_weight")]
+        if not any(getattr(self, name) for name in weights):
+            raise PydanticCustomError(
+                "no_loss", "nothing would be learnt: {weights} are all 0", {"weights": ", ".join(weights)}
+            )
+        return self
+
+
+class Mpo(Dpo):
+    """Mixed preference optimisation (arXiv:2411.10442): which answer is better, how good each is, how it is made."""
+
+    preference_loss_weight: float = Field(0.8, ge=0)
+    bco_loss_weight: float = Field(
+        0.2, ge=0, description="Of the binary classifier loss (BCO, arXiv:2404.04656), without a reward shift."
+    )
+    sft_loss_weight: float = Field(
+        1.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
+    )

@@ -1,0 +1,72 @@
+"""Backend `trl`: TRL's trainers, in this process or on the nodes of a Slurm job."""
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from scripts.backends.protocol import Allocation, Backend, TrainingJob
+from scripts.backends.trl.cluster import check_nodes, run_driver_of, train_on_cluster
+from scripts.data.rows import key_of, read_rows
+from scripts.recipe.judges import roles_of
+from scripts.recipe.resolve import own_environments
+from scripts.recipe.site import Site
+from scripts.recipe.stage import TrainingConfig
+from scripts.rewards.registry import check_row, register
+from scripts.stage.stage import Stage
+from scripts.stage.versions import problem_of
+
+SHOWN = 10
+
+
+class Trl(Backend):
+    """Trains with TRL's trainers."""
+
+    def train(self, job: TrainingJob, allocation: Allocation) -> None:
+        """Train in this process, or on several nodes in one process each."""
+        if job.nodes == 1:
+            import_module("scripts.backends.trl.train").train(job)
+        else:
+            train_on_cluster(job, run_driver_of(job, allocation))
+
+    def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
+        """UserError when a step cannot be shared out evenly among so many nodes."""
+        if nodes > 1:
+            check_nodes(stage, config, nodes)
+
+    def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
+        """The packages that are not as pinned, and the rows that our verifiers cannot reward."""
+        problems = []
+        if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
+            problems.append(unfit)
+        blend = stage.recipe.blends[stage.settings.blend]
+        if blend.kind != "prompts":
+            return problems
+        register(own_environments(stage.recipe, stage.name), stage.config.environments)
+        allow, checks = frozenset(blend.allow), [partial(check_row, roles=roles_of(stage.settings.judges))]
+        problems += _unrewarded(stage.train_split, allow, checks)
+        if stage.settings.blend in stage.recipe.evaluation_blends():
+            checks.append(partial(check_row, roles=roles_of(stage.recipe.evaluation.judges), held_out=True))
+        return problems + _unrewarded(stage.validation_split, allow, checks)
+
+
+def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:
+    """The rows that the verifiers cannot reward, though they obey their contract."""
+    found, left_out = [], 0
+    for number, line, row in read_rows(split):
+        if allow and key_of(line) in allow:
+            continue
+        problem = next((why for check in checks if (why := check(row))), None)
+        if problem is None:
+            continue
+        if len(found) < SHOWN:
+            found.append(f"{split}:{number}: {problem}")
+        else:
+            left_out += 1
+    if left_out:
+        found.append(f"{split}: and {left_out} rows more")
+    return found
+
+
+BACKEND = Trl()

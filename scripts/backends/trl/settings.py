@@ -1,0 +1,258 @@
+"""The settings of backend `trl`: stages of supervised fine-tuning, reinforcement and preference optimisation."""
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from scripts.backends.trl.algorithms import Dpo, Grpo, GrpoLoss, GrpoPolicy, Mpo, PreferencePolicy, Sft, SftPolicy
+from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
+from scripts.recipe.model import RandomModel
+from scripts.recipe.pins import pinned_versions
+from scripts.recipe.probe import Probe
+from scripts.recipe.stage import StageSettings, Training, TrainingConfig
+
+if TYPE_CHECKING:
+    from scripts.recipe.recipe import Recipe
+    from scripts.recipe.site import Site
+
+PACKAGES = ("trl", "transformers", "torch", "accelerate")
+
+
+class TrlTraining(Training):
+    """What all algorithms have in common."""
+
+    backend: Literal["trl"] = "trl"
+    policy: SftPolicy | PreferencePolicy | GrpoPolicy
+
+    @property
+    def samples_by_vllm(self) -> bool:
+        """Whether vLLM samples the rollouts; envs/vllm.txt is what such a stage trains with."""
+        return False
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step consumes."""
+        return self.policy.train_global_batch_size
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a row's prompt and response together, at most."""
+        return self.policy.max_total_sequence_length
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one step."""
+        return 1
+
+    @property
+    def section(self) -> "Sft | Grpo | Dpo":
+        """The settings of its algorithm."""
+        return getattr(self, self.algorithm)
+
+    def planned_step(self, train_rows: int | None) -> int:
+        """The step at which the stage is done, whatever the rows."""
+        return self.section.max_num_steps
+
+
+class SftTraining(TrlTraining):
+    """Supervised fine-tuning."""
+
+    algorithm: Literal["sft"]
+    sft: Sft
+    policy: SftPolicy
+
+
+class GrpoTraining(TrlTraining):
+    """Reinforcement learning."""
+
+    algorithm: Literal["grpo"]
+    grpo: Grpo
+    loss_fn: GrpoLoss = GrpoLoss()
+    policy: GrpoPolicy
+    judges: Judges | None = Field(None, description="None: only rows that need no judge are rewarded.")
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step consumes."""
+        return self.grpo.num_prompts_per_step
+
+    @property
+    def samples_by_vllm(self) -> bool:
+        """Whether vLLM samples the rollouts; otherwise the model that trains does."""
+        return self.policy.generation.backend == "vllm"
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """Completions of one step."""
+        return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one step, whose rollouts may be trained on in several batches."""
+        return self.rollouts_per_step // (self.policy.train_global_batch_size or self.rollouts_per_step)
+
+    @model_validator(mode="after")
+    def _batches_add_up(self) -> "GrpoTraining":
+        stated = self.policy.train_global_batch_size
+        if stated is not None and self.rollouts_per_step % stated:
+            raise PydanticCustomError(
+                "batch",
+                "policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
+                "{product} is no multiple of it; leave it out for one update a step",
+                {"stated": stated, "product": self.rollouts_per_step},
+            )
+        if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
+            raise PydanticCustomError(
+                "length",
+                "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length",
+            )
+        return self
+
+
+class DpoTraining(TrlTraining):
+    """Direct preference optimisation."""
+
+    algorithm: Literal["dpo"]
+    dpo: Dpo
+    policy: PreferencePolicy
+
+
+class MpoTraining(TrlTraining):
+    """Mixed preference optimisation."""
+
+    algorithm: Literal["mpo"]
+    mpo: Mpo
+    policy: PreferencePolicy
+
+
+class TrlConfig(TrainingConfig):
+    """The resolved config of a stage; `model` is there where it has no parent."""
+
+    model: RandomModel | None = None
+
+
+class SftConfig(TrlConfig, SftTraining):
+    """Of supervised fine-tuning."""
+
+
+class GrpoConfig(TrlConfig, GrpoTraining):
+    """Of reinforcement learning."""
+
+
+class DpoConfig(TrlConfig, DpoTraining):
+    """Of direct preference optimisation."""
+
+
+class MpoConfig(TrlConfig, MpoTraining):
+    """Of mixed preference optimisation."""
+
+
+class TrlSettings(StageSettings):
+    """What all stages have in common."""
+
+    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+        """The versions that envs/trl.txt pins."""
+        return pinned_versions("trl", PACKAGES)
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
+        if self.parent is None and not isinstance(recipe.model, RandomModel):
+            raise PydanticCustomError(
+                "pretrained", "backend trl starts from a fresh model: give its shape", {"at": "model"}
+            )
+        if recipe.blends[self.blend].format != "jsonl":
+            raise PydanticCustomError("images", "only NeMo-RL trains on images", {"at": f"stages.{name}.blend"})
+
+
+class SftSettings(TrlSettings, SftTraining):
+    """A stage of supervised fine-tuning."""
+
+    config_model: ClassVar[type[TrainingConfig]] = SftConfig
+
+
+class GrpoSettings(TrlSettings, GrpoTraining):
+    """A stage of reinforcement learning."""
+
+    config_model: ClassVar[type[TrainingConfig]] = GrpoConfig
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {"judge_servers", "probe"}
+
+    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer. May change no weight.")
+    probe: Probe = Probe()
+
+    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+        """The versions that envs/trl.txt pins, or envs/vllm.txt where vLLM samples."""
+        return pinned_versions("vllm", (*PACKAGES, "vllm")) if self.samples_by_vllm else super().release_in(recipe)
+
+    def values_with_effect(self) -> dict[str, Any]:
+        """What it says that may change weights; what is said of vLLM only where vLLM samples."""
+        values = super().values_with_effect()
+        if values["judges"] is None:
+            del values["judges"]
+        if not self.samples_by_vllm:
+            del values["policy"]["generation"]["backend"]
+            del values["loss_fn"]["use_importance_sampling_correction"]
+            del values["loss_fn"]["truncated_importance_sampling_ratio"]
+        return values
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
+        super().check_in(recipe, name)
+        if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
+            raise PydanticCustomError(
+                "vllm_vision",
+                "vllm samples for models without vision only; make it transformers",
+                {"at": f"stages.{name}.policy.generation.backend"},
+            )
+
+    def python_on(self, site: "Site") -> str:
+        """The Python that trains it: one with vLLM where that samples."""
+        return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
+
+    @model_validator(mode="after")
+    def _judges_are_served(self) -> "GrpoSettings":
+        check_servers(self.judges, self.judge_servers)
+        return self
+
+    @model_validator(mode="after")
+    def _fits_its_sampler(self) -> "GrpoSettings":
+        if self.samples_by_vllm and self.parent is None:
+            raise PydanticCustomError(
+                "no_parent", "policy.generation.backend vllm needs a parent: vLLM starts from its export"
+            )
+        if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
+            raise PydanticCustomError(
+                "correction",
+                "loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm; otherwise what "
+                "trains has sampled as well",
+            )
+        return self
+
+
+class PreferenceSettings(TrlSettings):
+    """What stages of preference optimisation have in common."""
+
+    @model_validator(mode="after")
+    def _has_a_reference(self) -> "PreferenceSettings":
+        if self.parent is None:
+            raise PydanticCustomError(
+                "no_reference",
+                "{algorithm} needs a parent: the reference that it departs from",
+                {"algorithm": self.algorithm},
+            )
+        return self
+
+
+class DpoSettings(PreferenceSettings, DpoTraining):
+    """A stage of direct preference optimisation."""
+
+    config_model: ClassVar[type[TrainingConfig]] = DpoConfig
+
+
+class MpoSettings(PreferenceSettings, MpoTraining):
+    """A stage of mixed preference optimisation."""
+
+    config_model: ClassVar[type[TrainingConfig]] = MpoConfig
+
+
+STAGES = {"sft": SftSettings, "grpo": GrpoSettings, "dpo": DpoSettings, "mpo": MpoSettings}

@@ -1,0 +1,1 @@
+"""The command `stagecoach`: what people type, one module a subcommand."""

@@ -1,0 +1,27 @@
+"""The command `stagecoach`.
+
+Only the command that is called is imported, so that help, completion and `watch stagecoach status` are quick.
+"""
+
+import os
+from importlib import import_module
+
+from scripts.commands.arguments import command_parser
+from scripts.errors import run_program
+
+
+def main() -> int | None:
+    """Command line of `stagecoach`."""
+    parser = command_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        from argcomplete import autocomplete  # noqa: PLC0415
+
+        from scripts.commands.completion import candidates  # noqa: PLC0415
+
+        autocomplete(parser, always_complete_options="long", default_completer=candidates)
+    arguments = parser.parse_args()
+    return import_module(f"scripts.commands.{arguments.command}").run(arguments)
+
+
+if __name__ == "__main__":
+    run_program(main)

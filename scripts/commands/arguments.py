@@ -1,0 +1,95 @@
+"""The commands of `stagecoach` and their options, for people and for completion."""
+
+import argparse
+import os
+from pathlib import Path
+
+# The folder of the clone that `stagecoach` was called in; the commands themselves run in the clone's root.
+FOLDER = os.environ.get("STAGECOACH_FOLDER", "")
+
+
+def given_path(text: str) -> Path:
+    """A path on the command line, from the root."""
+    return Path(FOLDER, text)
+
+
+def project_options() -> argparse.ArgumentParser:
+    """The options of the commands that speak of a project."""
+    parser = argparse.ArgumentParser(add_help=False)
+    config = Path("config/config.yaml")
+    parser.add_argument("--config", type=given_path, default=config, help="default: %(default)s")
+    for name in ("recipe", "site"):
+        parser.add_argument(f"--{name}", type=lambda text: str(given_path(text)), help="instead of the config's")
+    parser.add_argument("--run", help="instead of the config's")
+    parser.add_argument("--seed", type=int, help="instead of the config's")
+    parser.add_argument("--model", help="instead of the config's")
+    return parser
+
+
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of `stagecoach` and of all its commands."""
+    parser = argparse.ArgumentParser(
+        prog="stagecoach", description="Plan, watch, check, compare and trace the stages of a recipe."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    project = project_options()
+
+    def add(name: str, help: str, more: str = "", of_project: bool = False) -> argparse.ArgumentParser:
+        return commands.add_parser(
+            name, help=help, description=f"{help[0].upper()}{help[1:]}. {more}", parents=[project] * of_project
+        )
+
+    add(
+        "plan",
+        "what would train if the workflow ran now: from which step, why, on how many nodes and for how long",
+        "It reads records only, so it works while the cluster is down. What is set aside is listed with its size.",
+        of_project=True,
+    )
+    add(
+        "status",
+        "where every stage stands, one line each: fresh, queued, training, unfinished, failed",
+        "It asks no Slurm and reads records and the ends of logs only, so it may run in `watch`.",
+        of_project=True,
+    )
+    doctor = add(
+        "doctor",
+        "find what would go wrong with a recipe on a site before anything is submitted",
+        "It reads files only: recipe, site, images, checkouts, and the data where they are there. Exit status 1: "
+        "something would stop.",
+        of_project=True,
+    )
+    doctor.add_argument(
+        "--command", dest="stage", metavar="STAGE", help="print what NeMo-RL would be told of a stage, and end"
+    )
+    compare = add("compare", "runs side by side on one page: curves, held-out scores, costs and configs")
+    compare.add_argument("results", type=given_path, nargs="+", help="folders of results, such as results/tiny")
+    compare.add_argument("--output", type=given_path, required=True, help="HTML")
+    lineage = add(
+        "lineage",
+        "print where a checkpoint comes from, verify all that its records tell, and draw the chain",
+        "Exit status 1: something on disk is missing or not as recorded; one line each on stderr.",
+    )
+    lineage.add_argument("checkpoint", type=given_path, help="such as results/tiny/rlhf/ckpt")
+    lineage.add_argument("--no-verify", action="store_true", help="read the records alone, no other file")
+    lineage.add_argument("--json", action="store_true", help="print JSON instead of the tree")
+    lineage.add_argument("--graph", type=given_path, help="write the graph: .svg, .dot (Graphviz) or .mmd (Mermaid)")
+    lineage.add_argument("--prov", type=given_path, help="write W3C PROV-JSON (needs envs/prov.txt)")
+    push = add(
+        "push",
+        "push a published stage's export with its model card to the Hugging Face hub, in one commit",
+        "Nothing is pushed before every file of the export has the hash that its record says. The token is HF_TOKEN, "
+        "or that of `hf auth login`. A repository that is not there yet is made private.",
+    )
+    push.add_argument("export", type=given_path, help="such as results/tiny/rlhf/hf")
+    push.add_argument("--repository", required=True, help="organisation/name on the hub")
+    push.add_argument("--card", type=given_path, help="the model card; none: the one that scripts.card makes")
+    push.add_argument("--license", help="for the card that is made: the hub's name of it, such as apache-2.0")
+    push.add_argument("--branch", help="of the repository; none: main")
+    push.add_argument("--public", action="store_true", help="a repository that is made anew is public")
+    discard = add(
+        "discard",
+        "remove run directories that were set aside",
+        "Nothing else ever removes them; `stagecoach status` lists them.",
+    )
+    discard.add_argument("paths", type=given_path, nargs="+", help="run.<identity> directories")
+    return parser

@@ -1,0 +1,60 @@
+"""Find what would go wrong with a recipe on a site before anything is submitted.
+
+Reads files only: recipe, site, images, checkouts, and the data where they are there. Status 1: something would stop.
+Of images it notes which Python will convert the checkpoints.
+With ``--command STAGE`` it prints what NeMo-RL's ray.sub would be told of a stage, apart from the deadline, which is
+the Slurm job's.
+"""
+
+import argparse
+
+from scripts.backends.protocol import Finding, backend_of, backends_in
+from scripts.commands.project import Project, project_of
+from scripts.errors import UserError
+from scripts.launch.site_check import check_site
+from scripts.recipe.load import check_stage_name
+from scripts.stage.stage import Stage
+
+
+def diagnose(project: Project) -> list[Finding]:
+    """Every finding, stages in order; those on the cluster itself only where Slurm's commands are at hand."""
+    site, stages = project.site, project.stages()
+    found = [finding for stage in stages for finding in backend_of(stage.settings.backend).findings(stage, site)]
+    if site.slurm is not None:
+        try:
+            check_site(
+                site.name, site.slurm, {stage.name: site.resources_of(stage.name, stage.settings) for stage in stages}
+            )
+        except UserError as error:
+            absent = "not found" in str(error)
+            found.append(Finding("all stages", 35, str(error), stops=not absent))
+    return found
+
+
+def command_text(project: Project, name: str) -> str:
+    """The variables that ray.sub would get for a stage of NeMo-RL, and the driver's command."""
+    check_stage_name(project.recipe, name)
+    stage = Stage(project.recipe, project.results, name)
+    return backend_of(stage.settings.backend).command_text(stage, project.site)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings, or what NeMo-RL would be told of a stage."""
+    project = project_of(arguments)
+    if arguments.stage:
+        print(command_text(project, arguments.stage))
+        return 0
+    found = diagnose(project)
+    alike: dict[tuple[str, int, bool], list[str]] = {}
+    for finding in found:
+        alike.setdefault((finding.says, finding.trap, finding.stops), []).append(finding.stage)
+    for (says, trap, stops), stages in alike.items():
+        print(Finding(", ".join(stages), trap, says, stops))
+    if project.recipe.note:
+        print(f"note: {project.recipe.note}")
+    for backend in backends_in(project.recipe):
+        for note in backend.notes(project.recipe, project.site, project.results):
+            print(f"note: {note}")
+    stopping = sum(finding.stops for finding in found)
+    print(f"{len(project.recipe.stages)} stages: {stopping} errors, {len(found) - stopping} warnings")
+    return 1 if stopping else 0

@@ -1,0 +1,49 @@
+"""Print where a checkpoint comes from, verify all that its records tell, and write the chain as a graph or W3C PROV.
+
+Exit status 1: something on disk is missing or not as recorded; one line each on stderr.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from scripts.lineage.chain import Chain, read_chain
+from scripts.lineage.graph import write_graph
+from scripts.lineage.prov_document import write_prov
+from scripts.lineage.text import chain_text
+from scripts.lineage.verify import Findings, verify
+
+
+def chain_json(chain: Chain, found: Findings | None) -> dict[str, Any]:
+    """The chain for programs: its stages, parents first, and what the verification found (null: none was made)."""
+    stages = []
+    for link in chain.links.values():
+        record = {key: value for key, value in link.record.items() if key not in ("files", "parents")}
+        parents = [
+            {key: parent[key] for key in ("stage", "identity", "content")} for parent in link.record.get("parents", ())
+        ]
+        place = {"directory": str(link.paths.directory), "on_disk": link.on_disk}
+        stages.append(record | {"content": link.content, "parents": parents, **place})
+    return {"stages": stages, "problems": None if found is None else found.problems}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the chain, write what was asked for, and verify."""
+    chain = read_chain(arguments.checkpoint)
+    if not arguments.json:
+        print(chain_text(chain), flush=True)
+    if arguments.graph:
+        write_graph(chain, arguments.graph)
+    if arguments.prov:
+        write_prov(chain, arguments.prov)
+    found = None if arguments.no_verify else verify(chain)
+    if arguments.json:
+        print(json.dumps(chain_json(chain, found), indent=2, ensure_ascii=False))
+    if found is None:
+        return 0
+    for line in found.problems:
+        print(line, file=sys.stderr)
+    if not found.problems and not arguments.json:
+        print(f"{found.files} files are as recorded ({found.bytes / 1e6:.1f} MB read)")
+    return 1 if found.problems else 0

@@ -1,0 +1,221 @@
+"""What would train if the workflow ran now: from which step, why, on how many nodes and for how long.
+
+Reads records only, so it works while the cluster is down. What is set aside is listed with its size.
+"""
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.backends.protocol import backends_in
+from scripts.commands.project import Project, project_of
+from scripts.commands.status import aligned, duration
+from scripts.errors import UserError
+from scripts.files import amount
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.site import Site
+from scripts.stage.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
+from scripts.stage.stage import Stage
+from scripts.stage.state import StageState, steps_left, tree_bytes
+
+WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains", "fresh": "fresh"}
+LARGEST = 3
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage's state, what is left of it, and the time limit of one allocation in minutes."""
+
+    state: StageState
+    estimate: Estimate
+    runtime: int
+
+    @property
+    def what(self) -> str:
+        """What would happen to the stage, in words."""
+        state = self.state
+        if state.publishes_again:
+            return "published again"
+        if state.state == "training":
+            return f"training, from step {state.start}"
+        return f"resumes at step {state.start}" if state.start and state.left != 0 else WORDS.get(state.state, "trains")
+
+    @property
+    def steps(self) -> str:
+        """How many steps would be trained, of how many; nothing when none, a question mark when nobody knows."""
+        steps = self.estimate.steps
+        return "" if steps == 0 else "?" if steps is None else f"{steps} of {self.state.planned}"
+
+    @property
+    def why(self) -> str:
+        """Why, in words."""
+        state = self.state
+        reasons = [*state.changed, *(words for words in (state.note, state.skipped) if words)]
+        return ", ".join(reasons) or ("never trained" if state.state == "new" else "")
+
+
+def planned_stages(project: Project) -> list[Planned]:
+    """The plan of every stage, parents first."""
+    recipe, site, results = project.recipe, project.site, project.results
+    plan = []
+    for name, state in project.states().items():
+        resources = site.resources_of(name, recipe.stages[name])
+        plan.append(Planned(state, estimate(site, resources, results / name, state.left), resources.runtime))
+    return plan
+
+
+def plan_text(project: Project) -> str:
+    """The plan as a table with its totals, what its hours rest on, and what is set aside."""
+    plan = planned_stages(project)
+    table = _cluster_table(plan) if project.site.slurm else _local_table(plan)
+    to_train = {stage.state.stage: stage.estimate for stage in plan if stage.estimate.steps != 0}
+    lines = [*table, *_basis(to_train, project.site), *_warning(project, to_train), *_aside(plan)]
+    for backend in backends_in(project.recipe):
+        if parameters := backend.parameters(project.recipe):
+            heading, rows = parameters
+            lines += ["", heading, *aligned(rows, left={0})]
+    if project.recipe.note:
+        lines += ["", f"note: {project.recipe.note}"]
+    return "\n".join(lines)
+
+
+def _cluster_table(plan: list[Planned]) -> list[str]:
+    head = ["stage", "what", "steps", "nodes", "GPUs", "limit", "allocations", "node-hours", "GPU-hours", "why"]
+    rows = []
+    for stage in plan:
+        left = stage.estimate
+        asks = [str(left.nodes), str(left.nodes * left.gpus_per_node), f"{stage.runtime} min", str(left.allocations)]
+        hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
+        rows.append(
+            [stage.state.stage, stage.what, stage.steps, *([*asks, *hours] if left.steps != 0 else [""] * 6), stage.why]
+        )
+    estimates = [stage.estimate for stage in plan]
+    bound = _bound(estimates)
+    sums = [str(sum(each.allocations for each in estimates))]
+    sums += [hours_text(sum(getattr(each, name) for each in estimates), bound) for name in ("node_hours", "gpu_hours")]
+    rows.append(["in all", _counts(plan), _steps(estimates), "", "", "", *sums, ""])
+    return aligned([head, *rows], left={0, 1, len(head) - 1})
+
+
+def _local_table(plan: list[Planned]) -> list[str]:
+    head, rows = ["stage", "what", "steps", "time", "why"], []
+    for stage in plan:
+        left = stage.estimate
+        rows.append([stage.state.stage, stage.what, stage.steps, _time([left]), stage.why])
+    estimates = [stage.estimate for stage in plan]
+    rows.append(["in all", _counts(plan), _steps(estimates), _time(estimates), ""])
+    return aligned([head, *rows], left={0, 1, len(head) - 1})
+
+
+def _steps(estimates: list[Estimate]) -> str:
+    """The steps of all, as far as they are known."""
+    more = "≥ " if any(each.steps is None for each in estimates) else ""
+    return f"{more}{sum(each.steps or 0 for each in estimates)}"
+
+
+def _time(estimates: list[Estimate]) -> str:
+    """How long they take one after the other on this machine, as far as anybody knows."""
+    known = [each.hours * 3600 for each in estimates if each.steps and not each.bound]
+    more = "≥ " if any(each.bound for each in estimates) else ""
+    return f"{more}{duration(sum(known))}" if known else ""
+
+
+def _counts(plan: list[Planned]) -> str:
+    again = sum(stage.state.publishes_again for stage in plan)
+    fresh = sum(stage.state.state == "fresh" for stage in plan)
+    counts = {"to train": len(plan) - again - fresh, "to publish": again, "fresh": fresh}
+    return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+
+
+def _bound(estimates: Iterable[Estimate]) -> str:
+    """What their sum is: a bound from below where the steps of one are unknown, from above where a limit was taken."""
+    bounds = {each.bound for each in estimates}
+    return "≥" if "≥" in bounds else "≤" if "≤" in bounds else ""
+
+
+def hours_text(hours: float, bound: str = "") -> str:
+    """Hours for people, to three digits at most; a bound (≤ or ≥) is marked."""
+    text = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" if hours >= 0.01 or not hours else "<0.01"
+    return f"{bound} {text}" if bound else text
+
+
+def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
+    """What the figures rest on, in one line."""
+    words = {
+        MEASURED: "the steps that {} logged",
+        EXPECTED: "the step_seconds of {}",
+        LIMIT: "one whole allocation (≤) of {}, whose step_seconds are not set",
+        UNKNOWN: "one allocation (≥) of {}, whose steps follow from rows that are not there yet",
+    }
+    stages = {basis: [name for name, left in to_train.items() if left.basis == basis] for basis in words}
+    told = [
+        words[basis].format(", ".join(names))
+        for basis, names in stages.items()
+        if names and (site.slurm or basis != LIMIT)
+    ]
+    return [f"reckoned from {'; '.join(told)}"] if told else []
+
+
+def _warning(project: Project, to_train: dict[str, Estimate]) -> list[str]:
+    words = None if project.over_budget else beyond_budget(project.site, to_train)
+    return [f"Snakemake will refuse all of it: {words}"] if words else []
+
+
+def _aside(plan: Iterable[Planned]) -> list[str]:
+    """What is set aside, with sizes, and how to remove it; nothing when nothing is."""
+    entries = [entry for stage in plan for entry in stage.state.aside]
+    if not entries:
+        return []
+    return [
+        "",
+        "set aside (comes back when that identity is asked for again):",
+        *(f"  {entry.path}  step {entry.step}  {amount(tree_bytes(entry.path))}" for entry in entries),
+        "to remove one: stagecoach discard PATH",
+    ]
+
+
+def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
+    """How far what is to train exceeds the site's budget, and by which stages; None: it does not, or there is none."""
+    budget = site.slurm.budget_gpu_hours if site.slurm else None
+    needed = sum(left.gpu_hours for left in to_train.values())
+    if budget is None or needed <= budget:
+        return None
+    ordered = sorted(to_train, key=lambda name: -to_train[name].gpu_hours)
+    shares = [f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].bound)}" for name in ordered[:LARGEST]]
+    more = f" and {len(ordered) - LARGEST} more" if len(ordered) > LARGEST else ""
+    whole = hours_text(needed, _bound(to_train.values()))
+    return (
+        f"what is to train is expected to need {whole} GPU-hours ({', '.join(shares)}{more}), but "
+        f"slurm.budget_gpu_hours of site {site.name} is {hours_text(budget)}; raise it, ask for fewer stages, or go on "
+        "all the same: --config over_budget=true"
+    )
+
+
+def check_budget(
+    recipe: Recipe, site: Site, results: Path, over_budget: bool, stages: Iterable[str] | None = None
+) -> None:
+    """UserError when what is to train is expected to need more GPU-hours than the site's budget.
+
+    `stages` are those that this call of Snakemake is to train (default: all); what lies in a run directory already
+    costs nothing. Their config.yaml must be what the recipe says now.
+    """
+    if over_budget:
+        return
+    names = recipe.stage_order() if stages is None else [name for name in recipe.stage_order() if name in stages]
+    to_train = {
+        name: estimate(
+            site,
+            site.resources_of(name, recipe.stages[name]),
+            results / name,
+            steps_left(Stage(recipe, results, name)),
+        )
+        for name in names
+    }
+    if words := beyond_budget(site, {name: left for name, left in to_train.items() if left.steps != 0}):
+        raise UserError(words)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the plan."""
+    print(plan_text(project_of(arguments)))

@@ -1,0 +1,40 @@
+"""The project that the config and a command's options name: a recipe, its site, and the folder of its results."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.launch.jobs import latest_jobs
+from scripts.recipe.load import load_config, load_recipe, load_site
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.site import Site
+from scripts.stage.stage import Stage
+from scripts.stage.state import StageState, all_states
+
+OPTIONS = ("config", "recipe", "site", "run", "seed", "model")
+
+
+@dataclass(frozen=True)
+class Project:
+    """What plan, status and doctor speak of."""
+
+    recipe: Recipe
+    site: Site
+    results: Path
+    over_budget: bool = False
+
+    def stages(self) -> list[Stage]:
+        """Every stage, parents first."""
+        return [Stage(self.recipe, self.results, name) for name in self.recipe.stage_order()]
+
+    def states(self) -> dict[str, StageState]:
+        """The state of every stage, parents first."""
+        return all_states(self.recipe, self.results, latest_jobs(self.results) if self.site.slurm else None)
+
+
+def project_of(arguments: argparse.Namespace) -> Project:
+    """The project of a command's arguments, which stand in for what the config says."""
+    given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
+    config = load_config(given.pop("config"), given)
+    recipe = load_recipe(Path(config.recipe), config.seed, config.model)
+    return Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), config.over_budget)

@@ -1,0 +1,73 @@
+"""Push a published stage's export with its model card to a model repository of the Hugging Face hub, in one commit.
+
+Nothing is pushed before every file of the export has the hash that its record says. The token is HF_TOKEN, or that of
+`hf auth login`. A repository that is not there yet is made private.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.utils import disable_progress_bars
+
+from scripts.card import model_card
+from scripts.data.hub_errors import TOKEN, brief, status_of
+from scripts.errors import UserError
+from scripts.lineage.chain import Link, export_of, read_chain
+from scripts.lineage.verify import verify_export
+from scripts.model.hugging_face import check_model
+
+CARD = "README.md"
+REFUSALS = (400, 401, 403, 404, 409)
+
+
+def verified_link(hf: Path) -> Link:
+    """The stage of an export whose every file is as recorded and that is a whole model; else UserError."""
+    link = read_chain(hf).last
+    if export_of(link) is None:
+        raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.paths.directory}/hf")
+    if found := verify_export(link).problems:
+        raise UserError("\n".join([f"{hf}: not pushed, it is not as its record says:", *found]))
+    check_model(link.paths.export)
+    return link
+
+
+def push(link: Link, repository: str, card: str, is_public: bool = False, branch: str | None = None) -> str:
+    """Push a verified stage's export and its card; the page of the new commit."""
+    if not get_token():
+        raise UserError("no token: export HF_TOKEN with one that may write, or run hf auth login")
+    exported, model = export_of(link), link.paths.export
+    files = [CommitOperationAdd(name, str(model / name)) for name in exported["files"]]
+    operations = [*files, CommitOperationAdd(CARD, card.encode())]
+    message = f"{link.name}, step {link.record['step']}, identity {link.record['identity']}, {exported['content']}"
+    try:
+        api = HfApi()
+        api.create_repo(repository, private=not is_public, exist_ok=True)
+        if branch:
+            api.create_branch(repository, branch=branch, exist_ok=True)
+        return api.create_commit(repository, operations, commit_message=message, revision=branch).commit_url
+    except (httpx2.HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
+        raise UserError(f"{repository} at {constants.ENDPOINT}: {_explain(error)}") from None
+
+
+def _explain(error: Exception) -> str:
+    """Why a push failed, without the token, and what to do."""
+    cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+    if isinstance(cause, HfHubHTTPError) and status_of(cause) in REFUSALS:
+        reason = cause.server_message or "without a reason"
+        return f"the hub refuses it ({status_of(cause)}: {reason}); may {TOKEN} write there?"
+    return f"{brief(cause)}; run it again: files that came are not sent twice"
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Verify, then push; print the page of the new commit."""
+    if not os.isatty(2):
+        disable_progress_bars()
+    if arguments.card and arguments.license:
+        raise UserError("--license is for the card that is made; write it into the card that --card names")
+    link, card = verified_link(arguments.export), arguments.card
+    text = card.read_text(encoding="utf-8") if card else str(model_card(arguments.export, arguments.license))
+    print(push(link, arguments.repository, text, arguments.public, arguments.branch))

@@ -1,0 +1,68 @@
+"""Where every stage stands, one line each, from records and logs alone: fresh, queued, training, unfinished, failed.
+
+It asks no Slurm and reads the ends of logs only, so it may run in `watch`.
+"""
+
+import argparse
+
+from scripts.commands.project import Project, project_of
+from scripts.launch.jobs import latest_jobs
+from scripts.recipe.site import Site
+from scripts.stage.paths import StagePaths
+from scripts.stage.status import StageStatus, status_of
+
+
+def status_text(project: Project) -> str:
+    """One line a stage, and below them what is set aside."""
+    states = project.states()
+    words = latest_jobs(project.results) if project.site.slurm else {}
+    statuses = [status_of(state, StagePaths(project.results / name), words.get(name)) for name, state in states.items()]
+    rows = [_row(status, project.site) for status in statuses]
+    head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
+    lines = aligned([head, *rows], left={0, 1, len(head) - 1})
+    aside = [f"  {entry.path}  step {entry.step}" for state in states.values() for entry in state.aside]
+    return "\n".join([*lines, *(["", "set aside (with sizes: stagecoach plan):", *aside] if aside else [])])
+
+
+def _row(status: StageStatus, site: Site) -> list[str]:
+    at = (
+        ""
+        if status.state in ("new", "waiting", "stale")
+        else f"{status.step}/{'?' if status.planned is None else status.planned}"
+    )
+    slurm = ["" if status.nodes is None else str(status.nodes), status.job or ""] if site.slurm else []
+    left = "" if status.left is None else duration(status.left)
+    return [status.stage, status.state, at, _number(status.reward, 3), _number(status.kl, 4), left, *slurm, status.note]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time for people: in seconds, minutes, or hours and minutes."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min" if seconds < 360_000 else f"{seconds / 3600:.0f} h"
+
+
+def aligned(rows: list[list[str]], left: set[int]) -> list[str]:
+    """Rows as lines of aligned columns, those in `left` to the left and the others to the right; a gap is a dash."""
+    last = len(rows[0]) - 1
+    shown = [[cell or ("" if column == last else "-") for column, cell in enumerate(row)] for row in rows]
+    widths = [max(len(row[column]) for row in shown) for column in range(last + 1)]
+    lines = []
+    for row in shown:
+        cells = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the status."""
+    print(status_text(project_of(arguments)))

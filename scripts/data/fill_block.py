@@ -1,0 +1,179 @@
+"""The rows of one block of a published blend: checked, cleaned, their placeholders filled.
+
+A byte order mark, blank lines and carriage returns at line ends are dropped; a row without a placeholder passes byte
+for byte.
+"""
+
+import codecs
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from scripts.data.blocks import Block
+from scripts.data.placeholders import Lookup, PlaceholderError, fill_placeholder
+from scripts.data.reasoning import control_line
+from scripts.data.rows import environment_of, parse_row
+from scripts.data.tables import ExternalTables
+from scripts.errors import UserError
+
+if TYPE_CHECKING:
+    from scripts.recipe.reasoning import Reasoning
+
+SHOWN = 20
+BOM = codecs.BOM_UTF8
+
+
+class _BadRow(Exception):
+    """What is wrong with a row; the caller adds file and line."""
+
+
+class _Agent(msgspec.Struct):
+    name: str
+
+
+class _Params(msgspec.Struct):
+    input: msgspec.Raw = msgspec.Raw()
+
+
+class _RowFields(msgspec.Struct):
+    """The fields of a row that filling reads; all others are skipped, but must be JSON."""
+
+    agent_ref: _Agent | None = None
+    responses_create_params: _Params = msgspec.field(default_factory=_Params)
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    context: msgspec.Raw = msgspec.Raw()
+    placeholder: msgspec.Raw = msgspec.field(name="_hf_placeholder", default=msgspec.Raw())
+
+    @property
+    def any_prompt(self) -> msgspec.Raw:
+        """The prompt as the row writes it, in whichever field its kind has it."""
+        return self.responses_create_params.input or self.messages or self.prompt or self.context
+
+
+_FIELDS = msgspec.json.Decoder(_RowFields)
+BAD = (_BadRow, PlaceholderError, msgspec.MsgspecError, ValueError, RecursionError)
+
+
+@dataclass
+class FilledBlock:
+    """A block's rows after filling.
+
+    `changes` are the differences from the source: start, end, the bytes instead. The hashes are 64 bits a row, in
+    order. `problems` are the messages on the first of the `bad_rows`.
+    """
+
+    block: Block
+    changes: list[tuple[int, int, bytes]] = field(default_factory=list)
+    rows: int = 0
+    environments: Counter[str] = field(default_factory=Counter)
+    placeholders: Counter[str] = field(default_factory=Counter)
+    row_hashes: array = field(default_factory=lambda: array("Q"))
+    prompt_hashes: array = field(default_factory=lambda: array("Q"))
+    cleaned: Counter[str] = field(default_factory=Counter)
+    bad_rows: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def pieces(self, data: bytes) -> list[bytes | memoryview]:
+        """The block's bytes with its changes; to join them would cost more than all the rest."""
+        pieces: list[bytes | memoryview] = []
+        copied, view = 0, memoryview(data)
+        for start, end, instead in self.changes:
+            pieces += (view[copied:start], instead)
+            copied = end
+        return [*pieces, view[copied:]]
+
+
+def fill_block(
+    block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: "Reasoning | None" = None, seed: int = 0
+) -> FilledBlock:
+    """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it.
+
+    Demonstrations lose some of their reasoning where `reasoning` is given (scripts.data.reasoning).
+    """
+    data = block.read()
+    result = FilledBlock(block)
+    names: list[str] = []
+    has_returns = b"\r" in data
+    start, number = 0, 0
+    while start < len(data):
+        newline = data.find(b"\n", start)
+        end = len(data) if newline < 0 else newline
+        raw = line = data[start:end]
+        number += 1
+        try:
+            if has_returns or start == 0:
+                line = _cleaned(line, block.start == start == 0, result)
+            fields = _FIELDS.decode(line)
+            if not line.isascii():
+                line.decode()
+            if is_rewarded:
+                if fields.agent_ref is None:
+                    raise _BadRow("no agent_ref.name; every row names the environment that rewards it")
+                names.append(fields.agent_ref.name)
+            instead, prompt = line, fields.any_prompt
+            if fields.placeholder:
+                instead, prompt = _fill(line, tables.lookup, result)
+            result.row_hashes.append(xxh3_64_intdigest(instead))
+            result.prompt_hashes.append(xxh3_64_intdigest(prompt))
+            if reasoning is not None:
+                instead = control_line(instead, reasoning, seed)
+        except BAD as error:
+            if line.strip():
+                _refuse(result, number, line, is_rewarded, error)
+            else:
+                result.cleaned["blank lines"] += 1
+                result.changes.append((start, min(end + 1, len(data)), b""))
+        else:
+            if instead is not raw or newline < 0:
+                result.changes.append((start, end, instead + b"\n" * (newline < 0)))
+        start = end + 1
+    result.rows = len(result.row_hashes)
+    result.environments.update(names)
+    return result
+
+
+def _cleaned(line: bytes, is_first: bool, result: FilledBlock) -> bytes:
+    """The line without byte order mark and carriage returns at its end."""
+    if is_first and line.startswith(BOM):
+        line = line[len(BOM) :]
+        result.cleaned["byte order marks"] += 1
+    if line.endswith(b"\r"):
+        line = line.rstrip(b"\r")
+        result.cleaned["carriage returns"] += 1
+    if b"\r" in line:
+        raise _BadRow("a carriage return inside the row, where readers would cut it; remove it")
+    return line
+
+
+def _fill(line: bytes, lookup: Lookup, result: FilledBlock) -> tuple[bytes, bytes]:
+    """The row with its placeholder filled, and its prompt."""
+    row = fill_placeholder(msgspec.json.decode(line), lookup)
+    result.placeholders[row["dataset"]] += 1
+    return msgspec.json.encode(row), msgspec.json.encode(row["responses_create_params"]["input"])
+
+
+def _refuse(result: FilledBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
+    result.bad_rows += 1
+    if len(result.problems) < SHOWN:
+        number += result.block.lines_before()
+        result.problems.append(_problem(line, result.block.path, number, is_rewarded, error))
+
+
+def _problem(line: bytes, path: Path, number: int, is_rewarded: bool, error: Exception) -> str:
+    """What is wrong with a row; where the strict reader of scripts.data.rows refuses it too, its message."""
+    if isinstance(error, PlaceholderError):
+        return f"{path}:{number}: cannot resolve the placeholder: {error}"
+    if not isinstance(error, _BadRow):
+        try:
+            row: dict[str, Any] = parse_row(line, path, number)
+            if is_rewarded:
+                environment_of(row, path, number)
+        except UserError as reason:
+            return str(reason)
+    return f"{path}:{number}: {error}"

@@ -1,0 +1,143 @@
+"""What an evaluation leaves, whichever backend scored: every response in rollouts.parquet, the scores in eval.json."""
+
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from scripts.evaluate.bootstrap import Change, changes
+from scripts.files import open_atomically
+
+SCHEMA = pa.schema(
+    [
+        pa.field("environment", pa.string()),
+        pa.field("split", pa.string(), metadata={"about": "the blend whose validation split holds the row"}),
+        pa.field("line", pa.int64(), metadata={"about": "of the row in that split, from 1"}),
+        pa.field("prompt", pa.string(), metadata={"about": "its last user message, for reading"}),
+        pa.field("response_before", pa.string(), metadata={"about": "of what the stage started from; null: not kept"}),
+        pa.field("response_after", pa.string(), metadata={"about": "of the stage's export; null: not kept"}),
+        pa.field("reward_before", pa.float64(), metadata={"about": "0 to 1; null: it was not scored on this row"}),
+        pa.field("reward_after", pa.float64()),
+        pa.field("reward_first", pa.float64(), metadata={"about": "of the first stage of the chain that was scored"}),
+        pa.field("tokens_before", pa.int64()),
+        pa.field("tokens_after", pa.int64()),
+        pa.field("cut_before", pa.bool_(), metadata={"about": "whether the response is cut at the length limit"}),
+        pa.field("cut_after", pa.bool_()),
+    ]
+)
+KEPT = ("response", "reward", "tokens", "cut")
+BEFORE, AFTER, FIRST = "reward_before", "reward_after", "reward_first"
+
+
+class Answer(NamedTuple):
+    """A held-out row with a policy's response to it and what that earned; None: not kept.
+
+    Where several responses to the row were scored, the reward is their mean and no response is kept.
+    """
+
+    environment: str
+    split: str
+    line: int
+    prompt: str
+    reward: float
+    response: str | None = None
+    tokens: int | None = None
+    cut: bool | None = None
+
+
+def beside_fresh_model(answers: list[Answer], before: list[Answer]) -> pa.Table:
+    """The table of a stage that starts from a fresh model, whose answers are `before`."""
+    return _table(answers, {(answer.split, answer.line): (answer.prompt, _kept(answer, "before")) for answer in before})
+
+
+def beside_parent(answers: list[Answer], parent: pa.Table | None) -> pa.Table:
+    """The table of a stage whose parent's is `parent`; of rows that this has not, the columns of before are null.
+
+    A parent that says nothing of a first stage is that itself.
+    """
+    before = {}
+    for row in parent.to_pylist() if parent is not None else ():
+        first = row["reward_after"] if row["reward_first"] is None else row["reward_first"]
+        columns = {f"{name}_before": row[f"{name}_after"] for name in KEPT} | {"reward_first": first}
+        before[row["split"], row["line"]] = row["prompt"], columns
+    return _table(answers, before)
+
+
+def _table(answers: list[Answer], before: dict[tuple[str, int], tuple[str, dict[str, Any]]]) -> pa.Table:
+    rows = []
+    for answer in answers:
+        prompt, columns = before.get((answer.split, answer.line), (None, {}))
+        row = answer._asdict() | _kept(answer, "after") | (columns if prompt == answer.prompt else {})
+        rows.append({name: row.get(name) for name in SCHEMA.names})
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def _kept(answer: Answer, when: str) -> dict[str, Any]:
+    return {f"{name}_{when}": getattr(answer, name) for name in KEPT}
+
+
+def write_rollouts(table: pa.Table, path: Path) -> None:
+    """Write the table atomically."""
+    with open_atomically(path) as (file,):
+        pq.write_table(table, file)
+
+
+def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict[str, Any]) -> dict[str, Any]:
+    """eval.json: scores before and after the stage, and how sure their change is; the mean weighs environments alike.
+
+    `export` is the stage's hf/record.json. A score before is None, and so is its change, where what the stage started
+    from was not scored on all rows of an environment; for the mean, where that is so of any environment.
+    """
+    rewards = rollouts.select(["environment", BEFORE, AFTER, FIRST]).to_pandas()
+    rows = dict(list(rewards.groupby("environment")))
+    before, after = ({name: _mean(part[column]) for name, part in rows.items()} for column in (BEFORE, AFTER))
+    from_parent, mean_from_parent = _changes(rows, BEFORE)
+    from_first, mean_from_first = _changes(rows, FIRST)
+    return {
+        **{key: export[key] for key in ("stage", "step", "content")},
+        "decoding": decoding,
+        "environments": {
+            name: {
+                "rows": len(part),
+                "before": before[name],
+                "after": after[name],
+                "change": from_parent[name],
+                "change_from_first": from_first[name],
+            }
+            for name, part in rows.items()
+        },
+        "mean": {
+            "before": _mean_of_means(before),
+            "after": _mean_of_means(after),
+            "change": mean_from_parent,
+            "change_from_first": mean_from_first,
+        },
+    }
+
+
+def format_mean(mean: dict[str, Any]) -> str:
+    """The mean of eval.json in words."""
+    before, change = mean["before"], mean["change"]
+    start = "not measured" if before is None else f"{before:.3f}"
+    interval = f" ({change['value']:+.3f}, 95 % {change['low']:+.3f} to {change['high']:+.3f})" if change else ""
+    return f"held-out mean {start} -> {mean['after']:.3f}{interval}"
+
+
+def _changes(rows: dict[str, pd.DataFrame], since: str) -> tuple[dict[str, Change | None], Change | None]:
+    differences = {name: (part[AFTER] - part[since]).to_numpy() for name, part in rows.items()}
+    known = {name: values for name, values in differences.items() if not np.isnan(values).any()}
+    found, mean = changes(known)
+    return dict.fromkeys(rows) | found, mean if len(known) == len(rows) else None
+
+
+def _mean(rewards: pd.Series) -> float | None:
+    return None if rewards.isna().any() else round(float(rewards.mean()), 6)
+
+
+def _mean_of_means(scores: dict[str, float | None]) -> float | None:
+    known = [score for score in scores.values() if score is not None]
+    return round(fmean(known), 6) if len(known) == len(scores) else None

@@ -1,0 +1,76 @@
+"""How held-out scores are taken."""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
+from scripts.recipe.strict import Name, Strict, misnamed
+
+if TYPE_CHECKING:
+    from scripts.recipe.recipe import Recipe
+    from scripts.recipe.stage import StageSettings
+
+
+class EvaluationBase(Strict):
+    """What every kind of evaluation answers."""
+
+    def scores(self, stage: "StageSettings") -> bool:
+        """Whether a stage gets held-out scores."""
+        raise NotImplementedError
+
+    def blends_in(self, recipe: "Recipe") -> list[str]:
+        """The blends of which each scored stage's export answers the validation rows; none: its own blend's alone."""
+        return []
+
+    def check_in(self, recipe: "Recipe") -> None:
+        """PydanticCustomError where it does not fit the rest of the recipe."""
+
+    def stage_while_scoring(self, recipe: "Recipe", name: str) -> "StageSettings":
+        """The stage with the resources that its scoring gets."""
+        return recipe.stages[name]
+
+
+class Evaluation(EvaluationBase):
+    """How held-out scores are taken: every blend's validation rows, one response a row."""
+
+    max_new_tokens: PositiveInt
+    temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
+    judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
+    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
+
+    @model_validator(mode="after")
+    def _judges_are_served(self) -> "Evaluation":
+        check_servers(self.judges, self.judge_servers)
+        return self
+
+    def scores(self, stage: "StageSettings") -> bool:
+        """Whether the stage's checkpoints are in Hugging Face's format, which transformers loads on this machine."""
+        return not stage.is_converted
+
+    def blends_in(self, recipe: "Recipe") -> list[str]:
+        """The blends whose validation rows are scored."""
+        return self.blends or [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
+
+    def check_in(self, recipe: "Recipe") -> None:
+        """PydanticCustomError where no stage or no row can be scored."""
+        if not recipe.scored_stages():
+            raise PydanticCustomError(
+                "evaluation",
+                "these keys are for backend trl; NeMo-RL takes held_out, benchmarks and nodes",
+                {"at": "evaluation"},
+            )
+        prompts = [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
+        for name in self.blends or ():
+            if name not in prompts:
+                raise misnamed("evaluation.blends", "blend of prompts", name, prompts)
+        if not self.blends_in(recipe):
+            raise PydanticCustomError("no_rows", "no blend of prompts to take held-out rows from", {"at": "evaluation"})
+        scored = [name for blend in self.blends_in(recipe) for name in recipe.blends[blend].environments]
+        for name, stage in recipe.stages.items():
+            for place, criterion in enumerate(stage.gate):
+                if criterion.environment not in (None, *scored):
+                    at = f"stages.{name}.gate.{place}.environment"
+                    raise misnamed(at, "held-out environment", criterion.environment, scored)

@@ -1,0 +1,51 @@
+"""The model that a recipe's first stages start from."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
+
+from scripts.recipe.strict import Strict
+
+
+class RandomVision(Strict):
+    """A vision tower whose patches stand before the decoder as tokens, as LLaVA's do (arXiv:2304.08485)."""
+
+    image_size: PositiveInt = Field(description="Pixels of a side, to which every picture is scaled.")
+    patch_size: PositiveInt
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+
+
+class RandomModel(Strict):
+    """A Llama-shaped decoder with random weights and a byte-level tokenizer, for stages without a parent."""
+
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    initializer_range: PositiveFloat = 0.02
+    rope_theta: PositiveFloat = 10000.0
+    vision: RandomVision | None = Field(None, description="None: the model sees no pictures.")
+
+
+class MegatronCheckpoint(Strict):
+    """A Megatron checkpoint: one iteration's folder, or the folder above those."""
+
+    path: Annotated[str, StringConstraints(pattern=r"^/[^\s,:]*$")]
+    format: Literal["megatron_bridge", "megatron_lm"] = Field(
+        "megatron_bridge", description="megatron_bridge has a run_config.yaml; megatron_lm is torch_dist without one."
+    )
+
+
+class PretrainedModel(Strict):
+    """The model in Hugging Face's format that the stages without a parent start from."""
+
+    name: str = Field(description="A folder (absolute path) or a repository of the hub.")
+    revision: str | None = Field(None, description="Commit of the repository.")
+    megatron: MegatronCheckpoint | None = Field(
+        None,
+        description="Take the weights from there, and from `name` all else (config, tokenizer), where the release can.",
+    )

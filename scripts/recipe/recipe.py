@@ -1,0 +1,212 @@
+"""A recipe: a model's stages, blends and sources.
+
+Settings bear NeMo-RL's names and meanings where it has them (``grpo.num_prompts_per_step``,
+``loss_fn.reference_policy_kl_penalty``, ``policy.max_total_sequence_length``, ...), so a stage reads the same
+whether it trains a tiny model here or NeMo-RL on a cluster.
+"""
+
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from scripts.installed import backend_modules
+from scripts.recipe.blend import Blend, FolderSource, HubSource, SyntheticSource
+from scripts.recipe.environment import Environment
+from scripts.recipe.evaluation import Evaluation
+from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
+from scripts.recipe.strict import Name, Strict, misnamed, nearest
+
+STAGES: dict[str, dict[str, type[StageSettings]]] = {
+    name: module.STAGES for name, module in backend_modules("settings").items()
+}
+EVALUATIONS = [
+    Evaluation,
+    *(module.EVALUATION for module in backend_modules("settings").values() if hasattr(module, "EVALUATION")),
+]
+TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs"}, {"source", "filled"}
+ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
+
+
+def _tags() -> dict[type[StageSettings], str]:
+    """What pydantic calls each model of a stage; in angle brackets, which no key has."""
+    tags = {}
+    for backend, models in STAGES.items():
+        for algorithm, model in models.items():
+            name = algorithm if backend == DEFAULT_BACKEND else f"{backend}.{algorithm}"
+            tags[model] = f"<{backend}>" if len({*models.values()}) == 1 else f"<{name}>"
+    return tags
+
+
+_TAGS = _tags()
+
+
+def _tag_of(stage: Any) -> str | None:
+    """Which model a stage is of: by its backend and algorithm."""
+    get = stage.get if isinstance(stage, dict) else lambda key: getattr(stage, key, None)
+    backend, algorithm = get("backend") or DEFAULT_BACKEND, get("algorithm")
+    models = STAGES.get(backend if isinstance(backend, str) else "", STAGES[DEFAULT_BACKEND])
+    only = {*models.values()} if len({*models.values()}) == 1 else set()
+    model = models.get(algorithm) if isinstance(algorithm, str) else None
+    return _TAGS[model or only.pop()] if model or only else algorithm
+
+
+def _tag_of_evaluation(evaluation: Any) -> str:
+    """Which model an evaluation is of: its keys say so."""
+    keys = evaluation.keys() if isinstance(evaluation, dict) else type(evaluation).model_fields.keys()
+    kind = next((kind for kind in EVALUATIONS[1:] if keys & kind.model_fields.keys()), Evaluation)
+    return f"<{kind.__name__}>"
+
+
+AnyStage = Annotated[
+    Union[tuple(Annotated[model, Tag(tag)] for model, tag in _TAGS.items())],  # noqa: UP007
+    Discriminator(_tag_of),
+]
+AnyEvaluation = Annotated[
+    Union[tuple(Annotated[kind, Tag(f"<{kind.__name__}>")] for kind in EVALUATIONS)],  # noqa: UP007
+    Discriminator(_tag_of_evaluation),
+]
+
+
+class Recipe(Strict):
+    """A model's stages, blends and sources. ``defaults`` holds, by algorithm, settings that its stages share."""
+
+    name: Name
+    description: str = ""
+    seed: int | None = Field(None, description="Of data and training; none: 0, and in NeMo-RL its config's.")
+    license: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")] | None = Field(
+        None, description="Of the trained models, by the hub's name of it, for their cards; none: the cards state none."
+    )
+    release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
+    note: str | None = Field(None, description="What to know before training it; the doctor and the plan say it.")
+    source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
+    tables: dict[str, str] = Field(
+        {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
+    )
+    model: RandomModel | PretrainedModel
+    environments: dict[Name, str] = Field(
+        {}, description="Your own: the Python file, by name, whose functions reward the rows that bear the name."
+    )
+    blends: dict[Name, Blend]
+    evaluation: AnyEvaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
+    defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = Field({})
+    stages: dict[Name, AnyStage] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Recipe":
+        self._names_refer()
+        self._sources_fit()
+        for name, stage in self.stages.items():
+            stage.check_in(self, name)
+        self._environments_fit()
+        if self.evaluation is not None:
+            self.evaluation.check_in(self)
+        elif not any(stage.is_converted for stage in self.stages.values()):
+            raise PydanticCustomError("no_evaluation", "is missing", {"at": "evaluation"})
+        self._names_are_free()
+        return self
+
+    def _names_refer(self) -> None:
+        for name, stage in self.stages.items():
+            if stage.parent is not None and stage.parent not in self.stages:
+                raise misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages)
+            if stage.blend not in self.blends:
+                raise misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
+            wanted, kind = ALGORITHM_BLENDS[stage.algorithm], self.blends[stage.blend].kind
+            if kind != wanted:
+                raise PydanticCustomError(
+                    "unfit",
+                    "{algorithm} trains on {wanted}, but blend {blend} holds {kind}",
+                    {
+                        "at": f"stages.{name}.blend",
+                        "algorithm": stage.algorithm,
+                        "wanted": wanted,
+                        "blend": stage.blend,
+                        "kind": kind,
+                    },
+                )
+        try:
+            self.stage_order()
+        except CycleError as error:
+            cycle = " -> ".join(reversed(error.args[1]))
+            raise PydanticCustomError(
+                "cycle", "the stages start from each other: {cycle}", {"at": "stages", "cycle": cycle}
+            ) from None
+
+    def _sources_fit(self) -> None:
+        if not isinstance(self.source, SyntheticSource):
+            return
+        for name, blend in self.blends.items():
+            for key, differs in (("source", blend.source is not None), ("format", blend.format != "jsonl")):
+                if differs:
+                    raise PydanticCustomError(
+                        "synthetic",
+                        "the recipe's blends are synthetic, which this one cannot be; make source a hub or a folder",
+                        {"at": f"blends.{name}.{key}"},
+                    )
+
+    def _environments_fit(self) -> None:
+        rewarded_here = [stage.blend for stage in self.stages.values() if stage.is_rewarded_here]
+        elsewhere = {stage.blend for stage in self.stages.values()} - {*rewarded_here}
+        for name, blend in self.blends.items():
+            if not rewarded_here or name in elsewhere:
+                continue
+            if blend.kind != "preferences" or isinstance(self.source, SyntheticSource):
+                _check_environments(f"blends.{name}.environments", blend.environments, self.environments)
+            if blend.pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
+                raise PydanticCustomError(
+                    "blind", "the model has no vision, by which it would see them", {"at": f"blends.{name}.pictures"}
+                )
+        for name in self.environments:
+            if not rewarded_here:
+                raise PydanticCustomError(
+                    "environments", "NeMo-RL's environments are NeMo-Gym's; leave them out", {"at": "environments"}
+                )
+            if name in list(Environment):
+                raise PydanticCustomError(
+                    "taken", "an environment has this name already; choose another", {"at": f"environments.{name}"}
+                )
+
+    def _names_are_free(self) -> None:
+        for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
+            for name in taken & names.keys():
+                raise PydanticCustomError(
+                    "taken",
+                    "the results folder has a {name}/ of its own; choose another name",
+                    {"at": f"{at}.{name}", "name": name},
+                )
+
+    def seed_of(self, name: str) -> int | None:
+        """What a stage's training is seeded with; None: the backend's own config says it."""
+        stage = self.stages[name]
+        return next((seed for seed in (stage.seed, self.seed) if seed is not None), stage.default_seed)
+
+    def stage_order(self) -> list[str]:
+        """The stages' names, parents before children, otherwise in the recipe's order."""
+        parents = {name: [stage.parent] if stage.parent else [] for name, stage in self.stages.items()}
+        return list(TopologicalSorter(parents).static_order())
+
+    def evaluation_blends(self) -> list[str]:
+        """The blends whose validation rows every scored stage answers."""
+        return self.evaluation.blends_in(self) if self.evaluation else []
+
+    def scored_stages(self) -> list[str]:
+        """The stages that get held-out scores, parents before children."""
+        return [name for name in self.stage_order() if self.evaluation and self.evaluation.scores(self.stages[name])]
+
+
+def _check_environments(at: str, names: list[str], own: Iterable[str]) -> None:
+    """Refuse names that neither a verifier of ours nor one of the user's `own` bears, and none at all."""
+    if not names:
+        raise PydanticCustomError("no_environment", "names no environment", {"at": at})
+    known = [*Environment, *own]
+    for place, name in enumerate(names):
+        if name not in known:
+            raise PydanticCustomError(
+                "unknown_environment",
+                "'{name}' is not known{hint}",
+                {"at": f"{at}.{place}", "name": name, "hint": nearest(name, known)},
+            )

@@ -1,0 +1,139 @@
+"""What a recipe says of a stage, and the resolved training config: the part of it that may change weights.
+
+A backend's package has both for its stages in ``settings.py``: ``STAGES``, its StageSettings by algorithm, each with
+the model of its config.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from scripts.files import canonical_json, sha256_text
+from scripts.installed import backend_names
+from scripts.recipe.criteria import Criterion
+from scripts.recipe.strict import Name, Strict
+
+if TYPE_CHECKING:
+    from scripts.recipe.recipe import Recipe
+    from scripts.recipe.site import Site
+
+DEFAULT_BACKEND = "trl"
+
+
+class Checkpointing(Strict):
+    """When a run directory gets a checkpoint. May change no weight."""
+
+    save_period: PositiveInt = Field(10, description="Steps between checkpoints; the last step always has one.")
+    keep_last_k: PositiveInt | None = Field(None, description="Newest checkpoints to keep; none: all.")
+    keep_top_k: Annotated[int, Field(ge=0)] = Field(0, description="Best checkpoints to keep besides the newest.")
+    metric_name: Literal["train:reward_mean", "train:loss"] = Field(
+        "train:reward_mean", description="What best means: this metric of the checkpoint's step."
+    )
+    higher_is_better: bool = True
+
+
+class Resources(Strict):
+    """What a stage asks its site for. May change no weight."""
+
+    nodes: PositiveInt = 1
+    runtime: PositiveInt = Field(60, description="Minutes of one allocation.")
+    mem_mb: int = Field(4000, ge=0, description="Memory of a node; 0: what the partition gives.")
+    step_seconds: PositiveFloat | None = Field(
+        None,
+        description="What a step is expected to take until that is measured; none: all steps fit one allocation.",
+    )
+
+
+class Training(Strict):
+    """What a stage's settings and its resolved config have in common."""
+
+    backend: Literal[*backend_names()] = DEFAULT_BACKEND
+    algorithm: str
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step consumes."""
+        raise NotImplementedError
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether rollouts are generated while the policy trains, in one pass over the data."""
+        return False
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a row's prompt and response together, at most."""
+        raise NotImplementedError
+
+    def planned_step(self, train_rows: int | None) -> int | None:
+        """The step at which the stage is done; None where the training rows decide and nobody knows them yet."""
+        raise NotImplementedError
+
+
+class TrainingConfig(Training):
+    """A stage's resolved training config: all that may change its weights, and nothing that may not.
+
+    `release` pins what trains, `environments` holds the SHA-256 of the user's own ones, `model` is there where the
+    stage has no parent.
+    """
+
+    seed: int | None
+    release: dict[str, str]
+    environments: dict[str, str] = Field({})
+    model: Any = None
+
+    def values(self) -> dict[str, Any]:
+        """The plain values that it was made from, whose hash is part of the stage's identity."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def content(self) -> str:
+        """The hash of its values."""
+        return sha256_text(canonical_json(self.values()))
+
+
+class StageSettings(Training):
+    """A stage of a recipe. `config_model` is its config's; the fields `WITHOUT_EFFECT` change no weight."""
+
+    config_model: ClassVar[type[TrainingConfig]]
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"parent", "blend", "checkpointing", "resources", "gate"})
+    default_seed: ClassVar[int | None] = 0
+    is_converted: ClassVar[bool] = False
+    """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
+    is_rewarded_here: ClassVar[bool] = True
+    """Whether scripts.rewards rewards its rollouts; else the backend has environments of its own."""
+    site_sets_nodes: ClassVar[bool] = True
+    """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
+
+    parent: Name | None = Field(
+        None, description="The stage whose checkpoint this one starts from; none: the recipe's model."
+    )
+    blend: Name
+    seed: int | None = Field(None, description="Instead of the recipe's.")
+    checkpointing: Checkpointing = Checkpointing()
+    resources: Resources = Resources()
+    gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")
+
+    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+        """The pinned versions of what decides its weights, by name."""
+        raise NotImplementedError
+
+    def values_with_effect(self) -> dict[str, Any]:
+        """What it says that may change weights."""
+        return self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT))
+
+    def first_model(self, recipe: "Recipe") -> dict[str, Any]:
+        """What a stage without a parent starts from."""
+        return recipe.model.model_dump(mode="json")
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """PydanticCustomError, with the key in its context's `at`, where the rest of the recipe does not fit it."""
+
+    def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
+        """The stage with what its backend's files add; UserError, by `key` (file and line), where they do not fit."""
+        return self
+
+    def python_on(self, site: "Site") -> str:
+        """The Python that trains it."""
+        return "python"

@@ -1,0 +1,153 @@
+"""Snakemake's Slurm executor with corrections of our own; docs/upstream.md lists what they correct.
+
+States are asked of squeue, with or without an accounting database. While Slurm's controller is away no job is
+forgotten, and submissions wait for it. ``--seconds-between-status-checks`` is the most that lies between two questions.
+Of a job that failed the program's log is shown, and Slurm's only where the program has left none.
+"""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import snakemake_executor_plugin_slurm as plugin
+from snakemake_executor_plugin_slurm.utils import get_job_wildcards
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from scripts.errors import UserError
+from scripts.launch.jobs import (
+    FORMAT,
+    note_submission,
+    parse_squeue,
+    read_call,
+    write_call,
+)
+from scripts.launch.slurm import ENDED_STATES, ask, show
+
+UNREACHED = (
+    "Unable to contact slurm controller",
+    "Connection refused",
+)  # in words after which surely nothing was submitted
+SUBMISSION_PATIENCE_SECONDS = 1800.0
+PATIENCE_STEP_SECONDS = 10.0
+MAY_BE_REQUEUED = {"NODE_FAIL", "PREEMPTED"}
+UNKNOWN = "UNKNOWN"
+
+
+class Executor(plugin.Executor):
+    """The plugin's executor under the plugin's name and settings; `results` is the folder whose stages it trains."""
+
+    results = ""
+
+    def __post_init__(self, test_mode: bool = False) -> None:
+        super().__post_init__(test_mode)
+        self.ending = threading.Event()
+
+    def shutdown(self) -> None:
+        """End, without waiting on for a controller that is away."""
+        self.ending.set()
+        super().shutdown()
+
+    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
+        """Report the jobs that have ended, and give back the others."""
+        states = job_states(self.run_uuid, self.results) if active_jobs else {}
+        some_ended = not active_jobs
+        for job in active_jobs:
+            state = states.get(job.external_jobid, "RUNNING")
+            if state not in ENDED_STATES | {UNKNOWN}:
+                yield job
+                continue
+            some_ended = True
+            if state == "COMPLETED" and not self.workflow.executor_settings.keep_successful_logs:
+                job.aux["slurm_logfile"].unlink(missing_ok=True)
+            if state in ("COMPLETED", UNKNOWN):
+                self.report_job_success(job)
+            else:
+                self._report_end(job, state)
+        longest = self.workflow.remote_execution_settings.seconds_between_status_checks
+        first = self.workflow.executor_settings.init_seconds_before_status_checks
+        wait = first if some_ended else self.next_seconds_between_status_checks + 10
+        self.next_seconds_between_status_checks = min(wait, longest)
+
+    def _report_end(self, job: SubmittedJobInfo, state: str) -> None:
+        has_own_log = any(Path(log).is_file() and Path(log).stat().st_size for log in job.job.log)
+        said = f"SLURM-job '{job.external_jobid}' failed, SLURM status is: '{state}'. "
+        said += f"Reason: {end_of(job.external_jobid)}."
+        self.report_job_error(job, msg=said, aux_logs=[] if has_own_log else [str(job.aux["slurm_logfile"])])
+
+    def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
+        comment = f"rule_{job_info.job.name}_wildcards_{get_job_wildcards(job_info.job)}"
+        note_submission(self.run_uuid, job_info.external_jobid, comment, self.results)
+        super()._report_job_submission_threadsafe(job_info)
+
+    def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
+        """Report a failed submission; one that did not reach Slurm's controller is made again once it answers."""
+        if any(words in msg for words in UNREACHED) and self._controller_answers():
+            self.run_job(job_info.job)
+        else:
+            super()._report_job_error_threadsafe(job_info, msg)
+
+    def _controller_answers(self) -> bool:
+        """Wait until Slurm's controller answers; False: it did not for half an hour, or Snakemake ends."""
+        until = time.monotonic() + SUBMISSION_PATIENCE_SECONDS
+        while time.monotonic() < until and not self.ending.wait(PATIENCE_STEP_SECONDS):
+            with suppress(UserError):
+                ask("squeue", "--me", "--noheader")
+                return True
+        return False
+
+    def get_account_arg(self, job: JobExecutorInterface) -> Iterator[str]:
+        """The account that the site names; no guess where it names none."""
+        return super().get_account_arg(job) if job.resources.get("slurm_account") else iter([""])
+
+
+def use_executor(results: Path) -> None:
+    """Let ``--executor slurm`` mean this executor in this process."""
+    Executor.results = str(results)
+    ExecutorPluginRegistry().get_plugin("slurm").executor = Executor
+
+
+def job_states(call: str, results: str) -> dict[str, str]:
+    """The state of every job of a call of Snakemake by its id; empty while Slurm does not answer.
+
+    A job that lost its node or was preempted is RUNNING at first, for Slurm may be about to requeue it, and FAILED when
+    it stays so. One that squeue has forgotten is looked up in the accounting; UNKNOWN without one: its outputs judge.
+    """
+    known = read_call(call)
+    try:
+        answer = ask("squeue", "--array", "--noheader", "--states=all", f"--name={call}", f"--format={FORMAT}")
+    except UserError:
+        return {}
+    seen = parse_squeue(answer, results)
+    for job_id in known.keys() - seen.keys():
+        state = known[job_id].state
+        seen[job_id] = replace(known[job_id], state=state if state in ENDED_STATES else accounted_state(job_id))
+    write_call(call, seen)
+    states = {job_id: record.state for job_id, record in seen.items()}
+    for job_id, state in states.items():
+        if state in MAY_BE_REQUEUED:
+            states[job_id] = "FAILED" if job_id in known and known[job_id].state == state else "RUNNING"
+    return states
+
+
+def accounted_state(job_id: str) -> str:
+    """How a job ended by the accounting database, where there is one."""
+    try:
+        words = ask("sacct", "-X", "--noheader", "--parsable2", "--format=State", f"--jobs={job_id}").split()
+    except UserError:
+        return UNKNOWN
+    return words[0] if words else UNKNOWN
+
+
+def end_of(job_id: str) -> str:
+    """How and where a job ended, in a few words."""
+    try:
+        fields = show("job", job_id)
+    except UserError:
+        return "unknown to Slurm"
+    status = fields.get("ExitCode", "?").split(":")[0]
+    return f"{fields.get('JobState')}, exit status {status} on {fields.get('NodeList')}"

@@ -1,0 +1,62 @@
+"""What Snakemake needs before it reads the rules: an environment for jobs, and our corrections of Snakemake."""
+
+import os
+import re
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import UserError
+from scripts.recipe.site import Site
+from scripts.snakemake.ancient import correct_ancient
+from scripts.snakemake.controller_lock import remove_dead_lock
+from scripts.snakemake.orphans import export_orphans
+from scripts.snakemake.retries import Retries
+
+PINS = Path("envs/controller.txt")
+SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
+
+
+def prepare(workflow: Any, results: Path, site: Site) -> int:
+    """Prepare this process; the number of this call of Snakemake, which its jobs inherit.
+
+    Jobs run ``python -m scripts...`` with this Python and find the package whatever their working directory.
+    """
+    repository = Path(workflow.basedir)
+    check_versions(repository / PINS, SNAKEMAKE, *([SLURM_PLUGIN] if site.slurm else []))
+    os.environ.update(
+        PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+        PYTHONPATH=str(repository),
+        STAGECOACH_SNAKEFILE=str(workflow.main_snakefile),
+    )
+    os.environ.update(site.environment)
+    call = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
+    correct_ancient()
+    if workflow.is_main_process:
+        for line in remove_dead_lock(Path(".snakemake")):
+            print(line, file=sys.stderr)
+        Retries(results, call, site.slurm is not None).install()
+        if site.slurm:
+            from scripts.snakemake.executor import use_executor  # noqa: PLC0415  (the plugin is for Slurm alone)
+
+            use_executor(results)
+            export_orphans(results)
+    return call
+
+
+def check_versions(pins: Path, *packages: str) -> None:
+    """UserError unless these packages are of the versions pinned there, the ones that our corrections are made for."""
+    text = pins.read_text(encoding="utf-8")
+    for package in packages:
+        pinned = re.search(rf"^{package}==(\S+)$", text, re.MULTILINE)[1]
+        try:
+            installed = version(package)
+        except PackageNotFoundError:
+            installed = "not installed"
+        if installed != pinned:
+            raise UserError(
+                f"{package} is {installed}, but what scripts/snakemake/ corrects in it is tested with {pinned} alone: "
+                f"python -m pip install {package}=={pinned}"
+            )

@@ -1,0 +1,117 @@
+"""A stage: what the recipe says of it, where its files lie, what it trains and how far that is."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from scripts.files import read_json
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
+from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.stage.identity import identity_of, stage_facts
+from scripts.stage.paths import StagePaths
+from scripts.stage.rundir import checkpoints, identity_in
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a recipe with its folder of results.
+
+    What is read from files is read once; `reread` gives the stage as it is now. Where `is_written`, its config is what
+    its config.yaml says, which a training job trains whatever became of the recipe meanwhile.
+    """
+
+    recipe: Recipe
+    results: Path
+    name: str
+    is_written: bool = False
+
+    def reread(self) -> Self:
+        """The same stage, its files to be read anew."""
+        return replace(self)
+
+    @property
+    def settings(self) -> StageSettings:
+        """What the recipe says of it."""
+        return self.recipe.stages[self.name]
+
+    @property
+    def paths(self) -> StagePaths:
+        """Where its files lie."""
+        return StagePaths(self.results / self.name)
+
+    @property
+    def parent(self) -> "Stage | None":
+        """The stage whose export it starts from."""
+        return replace(self, name=self.settings.parent) if self.settings.parent else None
+
+    @property
+    def manifest(self) -> Path:
+        """The description of its splits."""
+        return self.results / "data" / self.settings.blend / "manifest.json"
+
+    @property
+    def train_split(self) -> Path:
+        """The rows that it trains on."""
+        return self.manifest.with_name("train-split.jsonl")
+
+    @property
+    def validation_split(self) -> Path:
+        """The rows that are held out."""
+        return self.manifest.with_name("val-split.jsonl")
+
+    @property
+    def first_export(self) -> Path | None:
+        """The record of the export that it starts from; None: it starts from the recipe's model."""
+        return self.parent.paths.export_record if self.parent else None
+
+    @property
+    def first_model(self) -> Path | None:
+        """The exported model that it starts from; None: it starts from the recipe's model."""
+        return self.parent.paths.export if self.parent else None
+
+    @cached_property
+    def config(self) -> TrainingConfig:
+        """Its resolved training config."""
+        return read_config(self.paths.config) if self.is_written else resolve_stage(self.recipe, self.name)
+
+    @cached_property
+    def rows(self) -> int | None:
+        """The rows of its training split; None while there is no manifest."""
+        return rows_of_manifest(self.manifest)
+
+    @property
+    def planned(self) -> int | None:
+        """The step at which it is done; None while nobody knows how many rows there are."""
+        return self.config.planned_step(self.rows)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The hashes of all that may change its weights; its manifest and its parent's export have to be there."""
+        return stage_facts(self.config, self.manifest, self.first_export)
+
+    @property
+    def identity(self) -> str:
+        """One hash of its facts."""
+        return identity_of(self.facts)
+
+    @property
+    def own_run(self) -> Path | None:
+        """The run directory that bears its identity, be it set aside; None: it has trained nothing yet."""
+        if identity_in(self.paths.run) == self.identity:
+            return self.paths.run
+        aside = self.paths.run.with_name(f"run.{self.identity}")
+        return aside if aside.is_dir() else None
+
+    @property
+    def exported_identity(self) -> str | None:
+        """The identity of the checkpoint that its export was made from; None: there is no export."""
+        record = self.paths.export_record
+        return read_json(record)["identity"] if record.exists() else None
+
+
+def newest_step(run: Path | None) -> int:
+    """The step of the newest sealed checkpoint in a run directory; 0: there is none."""
+    found = checkpoints(run) if run else []
+    return found[-1].step if found else 0

@@ -1,0 +1,236 @@
+"""What a stage's files tell: whether it is fresh, how far it is trained, what would train.
+
+Neither Slurm nor a checkpoint's content is read: a job hashes what it goes on from, and passes over what is damaged.
+"""
+
+import os
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import UserError
+from scripts.files import read_json
+from scripts.launch.jobs import LatestJob
+from scripts.launch.slurm import ENDED_STATES
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.resolve import read_config, read_values
+from scripts.recipe.settings import leaves
+from scripts.stage.attempts import read_attempts
+from scripts.stage.identity import identity_of, stage_facts
+from scripts.stage.owner import describe, is_alive, read_owner
+from scripts.stage.provenance import words_of_skipped
+from scripts.stage.reach import last_step
+from scripts.stage.rundir import identity_in
+from scripts.stage.stage import Stage, newest_step
+
+FACTS = {"train_split": "training split", "validation_split": "validation split", "parent_export": "parent"}
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A run directory that was set aside, and the step it reached."""
+
+    path: Path
+    step: int
+
+
+@dataclass(frozen=True)
+class StageState:
+    """Where one stage stands.
+
+    `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
+    (steps of this very identity lie in a run directory), stale (it was published, but something that may change its
+    weights did) or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the
+    stage is done where its data end before that, and `skipped` says so. `run` is the run directory that bears this
+    identity, `start` the step of its newest checkpoint, `changed` what differs from what the run directory trained;
+    `trains_other`: who trains it trains something else.
+    """
+
+    stage: str
+    state: str
+    planned: int | None
+    start: int = 0
+    end: int | None = None
+    skipped: str = ""
+    identity: str | None = None
+    run: Path | None = None
+    changed: tuple[str, ...] = ()
+    note: str = ""
+    trains_other: bool = False
+    aside: tuple[SetAside, ...] = ()
+
+    @property
+    def left(self) -> int | None:
+        """Steps still to train; None while the planned step is not known."""
+        if self.state == "fresh":
+            return 0
+        return None if self.last is None else max(0, self.last - self.start)
+
+    @property
+    def last(self) -> int | None:
+        """The step at which the stage is done."""
+        return self.planned if self.end is None else self.end
+
+    @property
+    def publishes_again(self) -> bool:
+        """Whether nothing is left but to publish."""
+        return self.state == "resumes" and self.left == 0
+
+
+def all_states(recipe: Recipe, results: Path, words: dict[str, LatestJob] | None = None) -> dict[str, StageState]:
+    """The state of every stage, parents first; what descends from a stage that will train waits for it.
+
+    `words` is what Slurm last said of each stage's job.
+    """
+    states: dict[str, StageState] = {}
+    settled: set[str] = set()
+    for name in recipe.stage_order():
+        stage, parent = Stage(recipe, results, name), recipe.stages[name].parent
+        blocked = parent if parent is not None and parent not in settled else None
+        states[name] = stage_state(stage, blocked, (words or {}).get(name))
+        if states[name].identity and stage.exported_identity == states[name].identity:
+            settled.add(name)
+    return states
+
+
+def stage_state(stage: Stage, blocked: str | None = None, word: LatestJob | None = None) -> StageState:
+    """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
+    run = stage.paths.run
+    aside = set_aside(stage.paths.directory)
+    state = StageState(stage.name, "waiting", stage.planned, aside=aside)
+    owner = holder(stage.paths.owner, word)
+    if blocked or stage.rows is None:
+        state = replace(state, note=f"{blocked} comes first" if blocked else "its data come first")
+        return _held(state, owner, run) if owner is not None else state
+    own_run = stage.own_run
+    state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, state.planned))
+    if owner is not None:
+        return _held(state, owner, run)
+    record = read_json(stage.paths.record) if stage.paths.record.exists() else None
+    if record is not None and record["identity"] == stage.identity and is_done(record, state.planned):
+        return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
+    if own_run == run:
+        attempts = read_attempts(run)
+        note = f"last attempt {attempts[-1]['outcome']}" if attempts else ""
+        return replace(state, state="resumes" if state.start else "new", note=note)
+    was_trained = identity_in(run) is not None
+    state = replace(state, changed=_changes(stage) if was_trained else ())
+    if own_run is not None:
+        return replace(state, state="resumes", note=f"{own_run.name} comes back")
+    return replace(state, state="stale" if record is not None or was_trained else "new")
+
+
+def holder(owner_file: Path, word: LatestJob | None) -> dict[str, Any] | None:
+    """The record of the process that holds a stage, by its heartbeat and by what Slurm last said of its job."""
+    owner = read_owner(owner_file)
+    if owner is None or not is_alive(owner_file, only_read=True):
+        return None
+    if word and word.job.id == owner.get("slurm_job") and word.at > owner["since"]:
+        return None if word.job.state in ENDED_STATES | {"PENDING", "REQUEUED"} else owner
+    return owner
+
+
+def _held(state: StageState, owner: dict[str, Any], run: Path) -> StageState:
+    """The state of a stage that a process holds."""
+    other = bool(state.identity) and state.run != run
+    return replace(state, state="training", note=describe(owner), trains_other=other)
+
+
+def is_done(record: dict[str, Any], planned: int) -> bool:
+    """Whether a published checkpoint is the stage's last: of the planned step, or of the one where its data ended."""
+    return record["step"] == planned or "data_ended" in record
+
+
+def _steps(run: Path | None, planned: int | None) -> dict[str, Any]:
+    """Where a run directory's newest checkpoint is, and where the stage ends if that is before the planned step."""
+    if run is None or planned is None:
+        return {}
+    start = newest_step(run)
+    end = last_step(run, start, planned)
+    ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
+    return {"start": start, **ended}
+
+
+def _changes(stage: Stage) -> tuple[str, ...]:
+    """What differs between what the run directory trained and what the stage is now."""
+    run = stage.paths.run
+    trained = read_json(run / "identity.json")
+    changed = [words for fact, words in FACTS.items() if trained[fact] != stage.facts[fact]]
+    if trained["config"] != stage.facts["config"]:
+        before, now = dict(leaves(read_values(run / "config.yaml"))), dict(leaves(stage.config.values()))
+        keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        changed += [f"{key} {before.get(key)} -> {now.get(key)}" for key in keys]
+    return tuple(changed)
+
+
+def set_aside(directory: Path) -> tuple[SetAside, ...]:
+    """The run directories of a stage that were set aside, by name."""
+    return tuple(SetAside(path, newest_step(path)) for path in sorted(directory.glob("run.*")) if path.is_dir())
+
+
+def tree_bytes(directory: Path) -> int:
+    """Bytes that a directory tree takes on disk; a file with several names counts once."""
+    seen: dict[tuple[int, int], int] = {}
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            status = os.lstat(Path(folder, name))
+            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
+    return sum(seen.values())
+
+
+def steps_left(stage: Stage) -> int | None:
+    """The steps from the newest checkpoint of exactly what the stage is now to its last one; None: nobody knows.
+
+    All of them where something is missing to tell, and when a stage it descends from will train first.
+    """
+    identity = settled_identity(stage)
+    if identity is None or stage.planned is None:
+        return stage.planned
+    run = _run_of(stage, identity)
+    start = newest_step(run)
+    return max(0, last_step(run, start, stage.planned) - start)
+
+
+def is_trained(stage: Stage) -> bool:
+    """Whether a training job would only publish what exactly the stage is now already trained."""
+    identity = settled_identity(stage)
+    return identity is not None and newest_step(_run_of(stage, identity)) > 0 and steps_left(stage) == 0
+
+
+def settled_identity(stage: Stage) -> str | None:
+    """A stage's identity by its files; None where one is missing, or a stage before it will train first."""
+    read = [stage.paths.config, stage.manifest, *([stage.first_export] if stage.first_export else [])]
+    identity = _identity(*read, versions=tuple(map(_version, read)))
+    parent = stage.parent
+    if identity is None or parent is None:
+        return identity
+    return identity if parent.exported_identity == settled_identity(parent) else None
+
+
+def _run_of(stage: Stage, identity: str) -> Path:
+    """The run directory that bears an identity, or would if it were set aside."""
+    run = stage.paths.run
+    return run if identity_in(run) == identity else run.with_name(f"run.{identity}")
+
+
+@cache
+def _identity(
+    config: Path, manifest: Path, export: Path | None = None, *, versions: tuple[tuple[int, int] | None, ...]
+) -> str | None:
+    """The identity that the files tell; `versions` is another where one was written again."""
+    if None in versions:
+        return None
+    try:
+        return identity_of(stage_facts(read_config(config), manifest, export))
+    except (UserError, KeyError, TypeError):
+        return None
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """What changes when a record is written again; None: it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino

@@ -1,0 +1,24 @@
+"""The stage that a program's command line names."""
+
+import argparse
+from pathlib import Path
+
+from scripts.recipe.load import check_stage_name, load_recipe
+from scripts.stage.stage import Stage
+
+
+def stage_parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """The command line of a program that works on one stage."""
+    summary = (description or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog=f"python -m scripts.train.{program}", description=summary)
+    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results/tiny")
+    parser.add_argument("--stage", required=True, help="the stage's name in the recipe")
+    return parser
+
+
+def stage_of(arguments: argparse.Namespace) -> Stage:
+    """The stage, with the config that its config.yaml says."""
+    recipe = load_recipe(arguments.recipe)
+    check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
+    return Stage(recipe, arguments.results, arguments.stage, is_written=True)

@@ -1,0 +1,203 @@
+"""The command `stagecoach`: what people type, from wherever in a clone they are, and what the shell completes."""
+
+import os
+import pty
+import shlex
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.commands.arguments import command_parser
+from tests.conftest import ROOT
+
+OPTIONS = {
+    "plan": "--config --recipe --site --run --seed --model",
+    "status": "--config --recipe --site --run --seed --model",
+    "doctor": "--config --recipe --site --run --seed --model --command",
+    "compare": "--output",
+    "lineage": "--no-verify --json --graph --prov",
+    "push": "--repository --card --license --branch --public",
+    "discard": "",
+}
+# In place of Python for `make setup`: it installs nothing, and all else is done by the Python of these tests.
+PYTHON = f"""#!/bin/sh
+case "$2" in
+venv) {sys.executable} -m venv --without-pip "$4" && rm "$4/bin/python" && cp "$0" "$4/bin/python" ;;
+pip) ;;
+*) exec {sys.executable} "$@" ;;
+esac
+"""
+
+
+SHOW = "\x01echo \n"  # Ctrl-A and Enter: the line is shown in place of being run
+
+
+class Clone:
+    """A clone after `make setup`, whose scripts and config are this one's."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        self.root, self.command = root, root / ".venv/bin/stagecoach"
+        for name in ("Makefile", "envs", "scripts", "config"):
+            (root / name).symlink_to(ROOT / name)
+        (root / "python").write_text(PYTHON)
+        (root / "python").chmod(0o755)
+        subprocess.run(["make", "setup", "PYTHON=./python"], cwd=root, check=True, capture_output=True)
+
+    def run(self, *arguments: str | Path, folder: str | Path = ".") -> subprocess.CompletedProcess:
+        """Call the command in a folder."""
+        command = [self.command, *map(str, arguments)]
+        return subprocess.run(command, cwd=self.root / folder, text=True, capture_output=True, check=False)
+
+    def completed(self, *lines: str, folder: str = ".") -> list[str]:
+        """What lines become that are typed in a terminal, into an interactive bash whose environment is activated."""
+        main, secondary = pty.openpty()
+        termios.tcsetwinsize(secondary, (50, 300))
+        environment = os.environ | {"TERM": "dumb", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        bash = subprocess.Popen(
+            ["timeout", "--foreground", "60", "bash", "--norc", "--noprofile", "-i"],
+            stdin=secondary,
+            stdout=secondary,
+            stderr=secondary,
+            cwd=self.root / folder,
+            env=environment,
+            start_new_session=True,
+        )
+        os.close(secondary)
+        activate = f"source {shlex.quote(str(self.root))}/.venv/bin/activate"
+        os.write(main, "".join([activate, "\n", *(line + SHOW for line in lines), "exit\n"]).encode())
+        shown = b""
+        with suppress(OSError):  # the terminal is gone when bash has ended
+            while part := os.read(main, 4096):
+                shown += part
+        os.close(main)
+        bash.wait()
+        return shown.decode().splitlines()
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    return Clone(tmp_path_factory.mktemp("a person's") / "clone of it")
+
+
+# --- the commands ---
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_command_says_what_it_does_and_what_it_takes(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        command_parser().parse_args([command, "--help"])
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: stagecoach {command} ")
+    assert all(option in said for option in OPTIONS[command].split())
+    assert callable(import_module(f"scripts.commands.{command}").run)
+
+
+def test_the_commands_are_listed_and_a_wrong_one_is_refused_with_their_names(clone):
+    listed = clone.run("--help").stdout
+    assert all(f"\n    {command} " in listed for command in OPTIONS)
+    wrong = clone.run("plans")
+    assert wrong.returncode == 2 and "invalid choice: 'plans' (choose from 'plan', 'status'" in wrong.stderr
+
+
+def test_help_and_completion_wait_for_no_library():
+    program = "import sys, scripts.commands.__main__; assert not {'pydantic', 'yaml', 'numpy'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--config", "no.yaml"),
+        ("doctor", "--command", "rlvr"),
+        ("compare", "results/a", "--output", "page.html"),
+        ("lineage", "results/none"),
+        ("push", "results/none/hf", "--repository", "org/model", "--card", "card.md", "--license", "mit"),
+        ("discard", "results"),
+    ],
+    ids=" ".join,
+)
+def test_a_mistake_is_one_line_and_status_1(clone, arguments):
+    done = clone.run(*arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_what_would_stop_a_recipe_is_status_1_of_the_doctor(clone, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"recipe": "config/recipes/super3.yaml", "site": "config/sites/h100.yaml"}))
+    found = clone.run("doctor", "--config", config)
+    assert found.returncode == 1 and "6 stages: " in found.stdout and not found.stderr
+    assert clone.run("doctor").returncode == 0
+
+
+# --- where it is called ---
+
+
+def test_in_a_folder_of_the_clone_paths_are_meant_from_there(clone):
+    (clone.root / "results/tiny").mkdir(parents=True, exist_ok=True)
+    above = clone.run("plan", "--recipe", "../../config/recipes/tiny-omni.yaml", folder="results/tiny")
+    assert above.returncode == 0 and "vision" in above.stdout
+    absolute = clone.root / "config/recipes/tiny-omni.yaml"
+    assert above.stdout == clone.run("plan", "--recipe", absolute).stdout
+    assert clone.run("lineage", "sft", folder="results/tiny").stderr.startswith("error: results/tiny/sft: ")
+
+
+def test_it_runs_the_clone_that_the_working_directory_lies_in(clone, tmp_path):
+    commands = tmp_path / "scripts/commands"
+    commands.mkdir(parents=True)
+    (commands / "__main__.py").write_text("import os, sys; print(os.getcwd(), sys.argv[1:])")
+    assert clone.run("plan", folder=commands).stdout == f"{tmp_path} ['plan']\n"
+
+
+def test_outside_of_a_clone_it_says_so_in_one_line(clone, tmp_path):
+    done = clone.run("status", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: {tmp_path} lies in no clone of Stagecoach; cd to one\n"
+
+
+# --- completion ---
+
+
+def test_bash_completes_commands_options_stages_and_files(clone):
+    for name in ("sft/ckpt", "sft/hf", f"sft/run.{'0a' * 8}", "sft/run"):
+        (clone.root / "results/tiny" / name).mkdir(parents=True, exist_ok=True)
+    shown = clone.completed(
+        "stagecoach doc\t--recipe config/recipes/tiny-o\t--comm\tvis\t",
+        "stagecoach lineage res\t",
+        "stagecoach push res\t",
+        "stagecoach discard res\t",
+        "stagecoach status --run ti\t--site config/sites/lap\t",
+        "stagecoach compare Make\t",
+    )
+    for line in (
+        "stagecoach doctor --recipe config/recipes/tiny-omni.yaml --command vision",
+        "stagecoach lineage results/tiny/sft/ckpt",
+        "stagecoach push results/tiny/sft/hf",
+        "stagecoach discard results/tiny/sft/run.0a0a0a0a0a0a0a0a",
+        "stagecoach status --run tiny --site config/sites/laptop.yaml",
+        "stagecoach compare Makefile",  # what the command cannot tell, bash completes as a path
+    ):
+        assert line in shown
+
+
+def test_completed_paths_are_meant_from_the_folder_of_the_shell(clone):
+    shown = clone.completed("stagecoach status --recipe ../config/recipes/tiny-n\t", folder="scripts")
+    assert "stagecoach status --recipe ../config/recipes/tiny-nano.yaml" in shown
+
+
+def test_a_plain_shell_can_activate_the_environment_too(clone):
+    activated = subprocess.run(
+        ["sh", "-euc", ". .venv/bin/activate && command -v stagecoach"],
+        cwd=clone.root,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    assert (activated.stdout.strip(), activated.stderr) == (str(clone.command), "")

@@ -1,0 +1,128 @@
+"""A chain that an earlier commit finished, under today's code: all of it is fresh, its lineage verifies, its runs resume."""
+
+import base64
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Workflow
+from tests.recorded.identities import TABLE, identities
+
+RECORDED = ROOT / "tests/recorded"
+STAGES = ("sft", "rlvr", "rlhf")
+NOTHING = "Nothing to be done (all requested files are present and up to date)."
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """The recorded chain in a tree of its own, its files all of one time, without what Snakemake noted of it."""
+    workflow = Workflow(tmp_path)
+    workflow.results = tmp_path / "results/recorded"
+    shutil.copy(RECORDED / "recipe.yaml", tmp_path / "config/recipes/recorded.yaml")
+    (tmp_path / "config/config.yaml").write_text(
+        "recipe: config/recipes/recorded.yaml\nsite: config/sites/laptop.yaml\nrun: recorded\n"
+    )
+    shutil.copytree(RECORDED / "results", tmp_path / "results", symlinks=True)
+    then = time.time() - 3600
+    for path in workflow.results.rglob("*"):
+        os.utime(path, (then, then), follow_symlinks=False)
+    return workflow
+
+
+@pytest.fixture
+def noted(recorded):
+    """The recorded chain with what Snakemake noted of each output: its inputs and params."""
+    for output, metadata in json.loads((RECORDED / "snakemake.json").read_text()).items():
+        write_metadata(recorded.root, output, metadata)
+    return recorded
+
+
+def write_metadata(root: Path, output: str, metadata: dict) -> None:
+    path = root / ".snakemake/metadata" / base64.urlsafe_b64encode(output.encode()).decode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(metadata))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def recorded_json(*parts: str) -> dict:
+    return json.loads((RECORDED / "results/recorded").joinpath(*parts).read_text())
+
+
+def test_without_snakemakes_notes_nothing_is_to_be_done_and_nothing_is_written_anew(recorded):
+    assert NOTHING in recorded.snakemake("--dry-run")
+    assert files(recorded.results) == files(RECORDED / "results/recorded")
+
+
+def test_with_the_inputs_and_params_that_snakemake_noted_nothing_is_to_be_done(noted):
+    assert NOTHING in noted.snakemake("--dry-run")
+
+
+@pytest.mark.parametrize("key", ["input", "params"])
+def test_another_input_or_param_than_the_noted_would_be_found(noted, key):
+    output = "results/recorded/rlvr/ckpt/record.json"
+    metadata = json.loads((RECORDED / "snakemake.json").read_text())[output]
+    write_metadata(noted.root, output, metadata | {key: metadata[key][1:]})
+    assert "rlvr" in noted.planned()
+
+
+def test_plan_and_status_call_every_stage_fresh_whose_identity_is_the_recorded(recorded):
+    plan = recorded.run("python", "-m", "scripts.commands", "plan").stdout.splitlines()
+    status = recorded.run("python", "-m", "scripts.commands", "status").stdout.splitlines()
+    for stage in STAGES:
+        assert any(line.split()[:2] == [stage, "fresh"] for line in plan), plan
+        assert any(line.split()[:3] == [stage, "fresh", "2/2"] for line in status), status
+
+
+def test_the_lineage_of_the_last_checkpoint_verifies(recorded):
+    done = recorded.run("python", "-m", "scripts.commands", "lineage", "results/recorded/rlhf/ckpt", "--json")
+    lineage = json.loads(done.stdout)
+    assert lineage["problems"] == []
+    found = {stage["stage"]: (stage["identity"], stage["content"]) for stage in lineage["stages"]}
+    assert found == {
+        stage: (
+            recorded_json(stage, "run/identity.json")["identity"],
+            recorded_json(stage, "hf/record.json")["content"],
+        )
+        for stage in STAGES
+    }
+
+
+def test_a_run_directory_publishes_the_same_again_and_another_goes_on_from_its_newest_checkpoint(noted):
+    published = {name: files(noted.results / "sft" / name) for name in ("ckpt", "hf", "exports")}
+    for name in (*published, "metrics.parquet"):
+        path = noted.results / "sft" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(noted.results / "rlvr/ckpt")
+    shutil.rmtree(noted.results / "rlvr/run/checkpoints/step_2")
+    targets = [f"results/recorded/{name}" for name in ("rlvr/ckpt/record.json", "sft/metrics.parquet")]
+    noted.snakemake(*targets)
+
+    for name, content in published.items():
+        again = files(noted.results / "sft" / name)
+        again.pop(".snakemake_timestamp", None)
+        assert again == content
+    record = json.loads((noted.results / "rlvr/ckpt/record.json").read_text())
+    before = recorded_json("rlvr/ckpt/record.json")
+    assert record["step"] == 2
+    assert record["identity"] == before["identity"]
+    assert record["facts"] == before["facts"]
+    attempts = [json.loads(line) for line in (noted.results / "rlvr/run/attempts.jsonl").read_text().splitlines()]
+    assert [(line["event"], line["step"]) for line in attempts] == [("begin", 0), ("end", 2), ("begin", 1), ("end", 2)]
+    assert not list(noted.results.glob("*/run.*"))
+
+
+def test_the_identities_of_every_recipes_stages_are_the_recorded():
+    assert identities() == json.loads(TABLE.read_text())
+
+
+def test_the_inputs_and_params_of_every_recipes_jobs_are_the_recorded(fresh):
+    fresh.environment["PYTHONPATH"] = str(ROOT)
+    fresh.run("python", "-m", "tests.recorded.jobs", "jobs.json")
+    assert json.loads((fresh.root / "jobs.json").read_text()) == json.loads((RECORDED / "jobs.json").read_text())
