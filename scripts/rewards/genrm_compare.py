@@ -36,7 +36,7 @@ _STYLE = (
 )
 
 
-class Comparison(NamedTuple):
+class PairVerdict(NamedTuple):
     """What the judge said of two responses."""
 
     score_1: float
@@ -69,7 +69,7 @@ async def verify(row: dict[str, Any], response: str, judges: JudgeClients) -> fl
 
 
 def rewards(
-    group: list[Response], comparisons: list[tuple[tuple[int, int], Comparison]], settings: GenRM
+    group: list[Response], comparisons: list[tuple[tuple[int, int], PairVerdict]], settings: GenRM
 ) -> list[float]:
     """The rewards of a group, given who met whom and what the judge said: the whole computation after the judge."""
     scores = base_scores(len(group), comparisons, settings.default_score)
@@ -97,7 +97,7 @@ def pairs(strategy: str, count: int) -> list[tuple[int, int]]:
     return [(place, (place + 1) % count) for place in range(count)]
 
 
-def break_tie(comparison: Comparison) -> tuple[float, float]:
+def break_tie(comparison: PairVerdict) -> tuple[float, float]:
     """The two scores; equal ones are moved apart by the ranking, score_1 += 3.5 - ranking and score_2 -= the same."""
     first, second, ranking = comparison
     if first == second:
@@ -105,7 +105,9 @@ def break_tie(comparison: Comparison) -> tuple[float, float]:
     return first, second
 
 
-def base_scores(count: int, comparisons: list[tuple[tuple[int, int], Comparison]], default_score: float) -> list[float]:
+def base_scores(
+    count: int, comparisons: list[tuple[tuple[int, int], PairVerdict]], default_score: float
+) -> list[float]:
     """The mean of each response's scores over its comparisons; the default where it has none."""
     scores: list[list[float]] = [[] for _ in range(count)]
     for (first, second), comparison in comparisons:
@@ -148,7 +150,7 @@ def style_density(text: str) -> float:
     return sum(len(pattern.findall(text)) for pattern in _STYLE) / length if length else 0.0
 
 
-def read_comparison(text: str, settings: GenRM) -> Comparison | None:
+def read_comparison(text: str, settings: GenRM) -> PairVerdict | None:
     """The scores in a judge's answer: of the first JSON object that has any in a fence, else of the last such one.
 
     They stand at the top of the object or in its ``overall``. A value that is missing is the default; one that is no
@@ -162,19 +164,19 @@ def read_comparison(text: str, settings: GenRM) -> Comparison | None:
     return found[-1] if found else None
 
 
-def _comparison(candidate: dict[str, Any], settings: GenRM) -> Comparison | None:
+def _comparison(candidate: dict[str, Any], settings: GenRM) -> PairVerdict | None:
     if isinstance(candidate.get("overall"), dict):
         candidate = candidate["overall"]
-    if not candidate.keys() & set(Comparison._fields):
+    if not candidate.keys() & set(PairVerdict._fields):
         return None
     defaults = (settings.default_score, settings.default_score, settings.default_ranking)
     try:
         values = [
-            float(candidate.get(name, default)) for name, default in zip(Comparison._fields, defaults, strict=True)
+            float(candidate.get(name, default)) for name, default in zip(PairVerdict._fields, defaults, strict=True)
         ]
     except (TypeError, ValueError):
         return None
-    return Comparison(*values) if all(map(isfinite, values)) else None
+    return PairVerdict(*values) if all(map(isfinite, values)) else None
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
@@ -190,7 +192,7 @@ def _objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
-async def _judge(row: dict[str, Any], first: str, second: str, judges: JudgeClients) -> Comparison:
+async def _judge(row: dict[str, Any], first: str, second: str, judges: JudgeClients) -> PairVerdict:
     """What the judge says of two answers; the defaults where it cannot be read, however often it is asked."""
     settings = _settings(judges)
     messages = question(row, first, second, settings)
@@ -199,7 +201,7 @@ async def _judge(row: dict[str, Any], first: str, second: str, judges: JudgeClie
             await asyncio.sleep(settings.genrm_parse_retry_sleep_s)
         if comparison := await judges.verdict("genrm", messages, lambda text: read_comparison(text, settings)):
             return comparison
-    return Comparison(settings.default_score, settings.default_score, settings.default_ranking)
+    return PairVerdict(settings.default_score, settings.default_score, settings.default_ranking)
 
 
 def question(row: dict[str, Any], first: str, second: str, settings: GenRM) -> list[Message]:

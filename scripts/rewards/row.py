@@ -181,7 +181,7 @@ class Tool(Struct, forbid_unknown_fields=True):
             raise broken("strict", "is missing, and Gym refuses a tool without it; null will do")
 
 
-class Reasoning(Struct, forbid_unknown_fields=True):
+class ReasoningSettings(Struct, forbid_unknown_fields=True):
     """``reasoning``, which a model of one's own does not read."""
 
     effort: Literal["minimal", "low", "medium", "high"] | None = None
@@ -242,7 +242,7 @@ class Request(Struct, forbid_unknown_fields=True):
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt: None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningSettings | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     store: bool | None = None
     stream: bool | None = None

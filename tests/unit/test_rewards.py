@@ -1,6 +1,8 @@
 """Each environment's verifier accepts what it should and nothing beside it."""
 
 import json
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -309,3 +311,40 @@ def test_real_rows_are_accepted_and_right_answers_rewarded(file: str, agent: str
             call = {"name": expected.get("name"), "arguments": json.loads(expected.get("arguments", "{}"))}
             right = f"<tool_call>{json.dumps(call)}</tool_call>" if expected["type"] == "function_call" else "hello"
             assert score(row, right) == 1.0
+
+
+# One file an environment.
+
+TOWN = """
+from scripts.rewards.row import PromptRow, Text
+from scripts.rewards.spec import Answers, EnvironmentSpec
+
+
+class TownRow(PromptRow, kw_only=True):
+    town: Text
+
+
+def verify(row, response):
+    return float(row["town"] in response)
+
+
+ENVIRONMENTS = {"town_simple_agent": EnvironmentSpec(TownRow, verify, answers=lambda row: Answers(row["town"]))}
+"""
+TRY_TOWN = """
+import sys
+from scripts.rewards import environments
+environments.__path__.append(sys.argv[1])
+from scripts.rewards.registry import answers_of, check_row, contract_of, score
+from scripts.rewards.row import problem_of
+agent = {"type": "responses_api_agents", "name": "town_simple_agent"}
+row = {"agent_ref": agent, "responses_create_params": {"input": "Where?"}, "town": "Ulm"}
+assert problem_of(row, contract_of("town_simple_agent")) is check_row(row) is None
+assert problem_of(row | {"town": ""}, contract_of("town_simple_agent")).startswith("$.town: ")
+assert score(row, answers_of(row).good) == 1.0 and score(row, "Bonn") == 0.0
+assert not {"sympy", "math_verify", "reasoning_gym", "torch", "numpy"} & sys.modules.keys()
+"""
+
+
+def test_a_file_in_the_folder_is_an_environment_and_the_folder_is_quick_to_import(tmp_path):
+    (tmp_path / "town.py").write_text(TOWN)
+    subprocess.run([sys.executable, "-c", TRY_TOWN, tmp_path], cwd=ROOT, check=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.recipe.environment import Environment
 from scripts.rewards import genrm_compare
-from scripts.rewards.genrm_compare import Comparison, base_scores, pairs
+from scripts.rewards.genrm_compare import PairVerdict, base_scores, pairs
 from scripts.rewards.row import PromptRow, broken
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
 
@@ -47,7 +47,7 @@ def compare(row: dict[str, Any], responses: list[str]) -> list[float]:
     response has nobody to be compared with and gets the default score 3.0.
     """
     met = pairs("circular", len(responses))
-    compared = [Comparison(*judge(row["reference"], responses[first], responses[second])) for first, second in met]
+    compared = [PairVerdict(*judge(row["reference"], responses[first], responses[second])) for first, second in met]
     return base_scores(len(responses), list(zip(met, compared, strict=True)), 3.0)
 
 
