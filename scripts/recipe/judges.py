@@ -175,9 +175,7 @@ class Judges(Strict):
         for name, text in prompts.items():
             if name not in PLACEHOLDERS:
                 raise PydanticCustomError(
-                    "prompt",
-                    "no question is named {name}{hint}",
-                    {"name": name, "hint": nearest(name, PLACEHOLDERS)},
+                    "prompt", "no question is named {name}{hint}", {"name": name, "hint": nearest(name, PLACEHOLDERS)}
                 )
             for word in {match[1] for match in PLACEHOLDER.finditer(text)} - {None} - PLACEHOLDERS[name]:
                 raise PydanticCustomError(

@@ -24,12 +24,7 @@ from scripts.rewards.messages import last_question
 from scripts.rewards.spec import Answers
 
 Row = dict[str, Any]
-FUNCTIONS = {
-    "verify": ("row", "response"),
-    "compare": ("row", "responses"),
-    "check": ("row",),
-    "good_answer": ("row",),
-}
+FUNCTIONS = {"verify": ("row", "response"), "compare": ("row", "responses"), "check": ("row",), "good_answer": ("row",)}
 SHOWN = 60
 
 

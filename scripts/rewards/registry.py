@@ -74,22 +74,20 @@ def reward_groups(groups: list[tuple[Row, list[str]]], judges: JudgeClients | No
 
     JudgeUnavailable when a judge does not answer.
     """
+    return _apply(groups, judges, reward_group, _reward_group_by_judge)
 
-    async def judge(judged: JudgeVerifier, row: Row, responses: list[str]) -> list[float]:
-        if judged.compare is not None:
-            return await judged.compare(row, responses, judges)
-        return list(await asyncio.gather(*(judged.verify(row, response, judges) for response in responses)))
 
-    return _apply(groups, judges, reward_group, judge)
+async def _reward_group_by_judge(
+    judged: JudgeVerifier, row: Row, responses: list[str], judges: JudgeClients
+) -> list[float]:
+    if judged.compare is not None:
+        return await judged.compare(row, responses, judges)
+    return list(await asyncio.gather(*(judged.verify(row, response, judges) for response in responses)))
 
 
 def scores(answered: list[tuple[Row, str]], judges: JudgeClients | None = None) -> list[float]:
     """The held-out scores of rows with one response each, 0 to 1; as `reward_groups`."""
-
-    async def judge(judged: JudgeVerifier, row: Row, response: str) -> float:
-        return await judged.verify(row, response, judges)
-
-    return _apply(answered, judges, score, judge)
+    return _apply(answered, judges, score, lambda judged, *given: judged.verify(*given))
 
 
 def judged_by(name: str, judges: JudgeClients | None) -> JudgeVerifier | None:
@@ -105,7 +103,9 @@ def _apply(answered: list, judges: JudgeClients | None, verify: Callable, judge:
         for place, (row, _) in enumerate(answered)
         if (judged := judged_by(row["agent_ref"]["name"], judges)) is not None
     }
-    verdicts = iter(judges.gather(judge(judged, *answered[place]) for place, judged in asked.items()) if asked else ())
+    verdicts = iter(
+        judges.gather(judge(judged, *answered[place], judges) for place, judged in asked.items()) if asked else ()
+    )
     return [next(verdicts) if place in asked else verify(*given) for place, given in enumerate(answered)]
 
 

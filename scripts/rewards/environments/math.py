@@ -69,17 +69,8 @@ def equal(expected: str, response: str) -> float:
 
 def warm_up() -> None:
     """Compare what is usual, so that the tables of the parsers are filled."""
-    for answer in (
-        "2",
-        "-1.5",
-        r"\frac{1}{2}",
-        r"\dfrac{3}{4}",
-        r"2\sqrt{3}",
-        "x^2+1",
-        r"(1, 2]",
-        r"\{1, 2\}",
-        r"50\%",
-    ):
+    usual = ("2", "-1.5", r"\frac{1}{2}", r"\dfrac{3}{4}", r"2\sqrt{3}", "x^2+1", r"(1, 2]", r"\{1, 2\}", r"50\%")
+    for answer in usual:
         equal(answer, rf"We get ${answer}$, so $x = {answer}$: \boxed{{{answer}}}.")
 
 
@@ -120,12 +111,7 @@ def answers(row: dict[str, Any]) -> Answers:
 
 ENVIRONMENTS = {
     Environment.MATH: EnvironmentSpec(
-        MathRow,
-        verify,
-        check=check,
-        confined=True,
-        judged=JudgeVerifier("general", verify_by_judge),
-        answers=answers,
+        MathRow, verify, check=check, confined=True, judged=JudgeVerifier("general", verify_by_judge), answers=answers
     ),
     "ns_tools_simple_agent": EnvironmentSpec(NsToolsRow),
 }
