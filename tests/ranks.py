@@ -34,10 +34,10 @@ class StopAt(StopRequest):
 def recording(path: Path):
     """A stand-in for `reward_groups` that notes the rows."""
 
-    def reward(groups, panel):
+    def reward(groups, judges):
         with path.open("a") as file:
             file.writelines(json.dumps([row, len(responses)]) + "\n" for row, responses in groups)
-        return reward_groups(groups, panel)
+        return reward_groups(groups, judges)
 
     return reward
 

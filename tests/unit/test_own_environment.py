@@ -11,7 +11,7 @@ from scripts.backends.protocol import TrainingJob, read_job, write_job
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
-from scripts.rewards.registry import VERIFIERS, check_row, register, reward_group, scores
+from scripts.rewards.registry import SPECS, check_row, register, reward_group, scores
 from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
@@ -27,10 +27,10 @@ def row(words: object = 3, name: str = "word_count") -> dict:
 
 @pytest.fixture(autouse=True)
 def forget():
-    known = dict(VERIFIERS)
+    known = dict(SPECS)
     yield
-    VERIFIERS.clear()
-    VERIFIERS.update(known)
+    SPECS.clear()
+    SPECS.update(known)
 
 
 @pytest.fixture

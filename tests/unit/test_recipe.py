@@ -252,9 +252,8 @@ def test_the_shipped_files_obey_their_schemas():
 
 
 def test_every_environment_of_the_recipe_room_has_a_verifier():
-    from scripts.data.tasks import FAMILIES, HABITS
-    from scripts.rewards.judged import JUDGED
-    from scripts.rewards.registry import VERIFIERS
+    from scripts.data.tasks import FAMILIES
+    from scripts.rewards.registry import SPECS
 
-    assert set(VERIFIERS) | set(JUDGED) == set(Environment)
-    assert set(FAMILIES) == set(HABITS) <= set(VERIFIERS)
+    assert {name for name, spec in SPECS.items() if spec.verify or spec.judged} == set(Environment)
+    assert set(FAMILIES) <= {name for name, spec in SPECS.items() if spec.verify}

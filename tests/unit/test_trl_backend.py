@@ -42,19 +42,19 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
 
 
 def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
-    from scripts.backends.trl.grpo import environment_reward, panel_of
+    from scripts.backends.trl.grpo import environment_reward, judges_of
 
     row = {"agent_ref": {"name": "equivalence_llm_judge_simple_agent"}, "expected_answer": "4"}
     row["responses_create_params"] = {"input": "2 + 2?"}
     judges, logged = Judges(general=Judge(model="m")), defaultdict(list)
 
-    def panel(judges: Judges | None, **servers: JudgeServer):
-        return panel_of(
+    def clients(judges: Judges | None, **servers: JudgeServer):
+        return judges_of(
             SimpleNamespace(config=SimpleNamespace(judges=judges), settings=SimpleNamespace(judge_servers=servers))
         )
 
     def reward(url: str, *completions: str) -> list[float]:
-        asked = panel(judges, general=JudgeServer(base_url=url, max_retries=0))
+        asked = clients(judges, general=JudgeServer(base_url=url, max_retries=0))
         return environment_reward(2, asked)(
             completions=list(completions),
             row=[json.dumps(row)] * len(completions),
@@ -68,7 +68,7 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")
-    assert panel(None) is None
+    assert clients(None) is None
 
 
 def test_only_the_assistants_tokens_are_learnt():

@@ -17,7 +17,7 @@ from scripts.backends.trl.cluster import check_nodes  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train  # noqa: E402
-from scripts.data.preferences import preference_of  # noqa: E402
+from scripts.data.examples import preference_of  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.evaluate.generate import rollouts  # noqa: E402
@@ -41,7 +41,7 @@ RANKED = {
 }
 
 
-def lengths(groups, panel):
+def lengths(groups, judges):
     """Rewards that differ even where nothing was learnt."""
     return [[float(len(response)) for response in responses] for _, responses in groups]
 

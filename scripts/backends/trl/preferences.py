@@ -8,7 +8,7 @@ from trl import DPOConfig, DPOTrainer
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithms import Dpo
 from scripts.backends.trl.setup import model_and_processor, shared_arguments, training_rows
-from scripts.data.preferences import Preference, preference_of
+from scripts.data.examples import Preference, preference_of
 from scripts.data.prompts import render
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
