@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
 
+from scripts.recipe.judge_prompts import PROMPTS
 from scripts.recipe.strict import Strict, invalid, nearest
 
 Role = Literal["general", "safety", "genrm"]
@@ -17,25 +18,8 @@ ROLES: tuple[Role, ...] = ("general", "safety", "genrm")
 Share = Annotated[float, Field(ge=0, le=1)]
 Coefficient = Annotated[float, Field(ge=0)]
 
-_ANSWERS = ("question", "expected_answer", "generated_answer")
-_REFUSAL = ("adversarial_prompt", "model_response")
-PLACEHOLDERS: dict[str, tuple[str, ...]] = {
-    "equivalence_llm_judge": _ANSWERS,
-    "nl2bash": _ANSWERS,
-    "lc_judge": _ANSWERS,
-    "math_with_judge": ("question", "first_answer", "second_answer"),
-    "safety_check": _REFUSAL,
-    "response_harm": _REFUSAL,
-    "quality_explanation_check": _REFUSAL,
-    "helpline_presence_check": _REFUSAL,
-    "hard_refusal_check": _REFUSAL,
-    "overrefusal_check": _REFUSAL,
-    "disclaimer_presence_check": _REFUSAL,
-    "over_refusal_detection": ("safe_prompt", "model_response"),
-    "multichallenge": ("context", "response", "question", "pass_criteria"),
-    "inverse_if": ("prompt", "model_response", "standard_response", "criteria"),
-}
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+PLACEHOLDERS = {name: {match[1] for match in PLACEHOLDER.finditer(text) if match[1]} for name, text in PROMPTS.items()}
 
 
 class JudgeServer(Strict):

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -19,7 +20,7 @@ from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.unit.test_hugging_face import FIRST, SHARDS, write
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="envs/trl.txt is not installed")
 RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
 SITE = load_site(ROOT / "config/sites/h100.yaml", RECIPE)
 

@@ -159,7 +159,7 @@ def main() -> None:
     rows = {"sha256": sha256_file(split), "responses": responses, "left_out": left_out}
     comparable = is_comparable(arguments.parent_eval, rows, decoding)
     table = beside_parent(answers, pq.read_table(arguments.parent_rollouts) if comparable else None)
-    write_results(table, arguments.export, decoding, arguments.rollouts, arguments.output, validation=rows)
+    write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output, validation=rows)
 
 
 if __name__ == "__main__":

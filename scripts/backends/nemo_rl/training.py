@@ -1,4 +1,4 @@
-"""What NeMo-RL trains: the settings of a stage that may change its weights, and its resolved config."""
+"""What NeMo-RL trains in a stage: the settings that may change its weights, and the resolved config made of them."""
 
 from typing import Any, Literal
 

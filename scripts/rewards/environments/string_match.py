@@ -3,9 +3,13 @@
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import Any
+from operator import eq
+from typing import Any, Literal
 
+from scripts.recipe.environment import Environment
 from scripts.rewards.response import last_boxed, unwrap_text
+from scripts.rewards.row import PromptRow, Text
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
 
 NEARLY_EQUAL = 0.98
 LONGEST = 4000
@@ -50,9 +54,6 @@ def verify(row: dict[str, Any], response: str) -> float:
 
 def check(row: dict[str, Any]) -> str | None:
     """Why no answer could be right, or None."""
-    mode = row.get("extraction_mode", "final_answer")
-    if mode not in _MODES:
-        return f"extraction_mode {mode!r} is none of {', '.join(_MODES)}"
     return None if row["expected_answer"].strip() else "expected_answer is empty"
 
 
@@ -82,6 +83,14 @@ _MODES: dict[str, Callable[[str], str | None]] = {
 }
 
 
+class StringMatchRow(PromptRow, kw_only=True):
+    """string_match: the extracted answer is the expected text."""
+
+    expected_answer: Text
+    extraction_mode: Literal[*_MODES] = "final_answer"
+    case_sensitive: bool = False
+
+
 def _plain(text: str) -> str:
     text = unicodedata.normalize("NFKC", text)
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'":
@@ -93,7 +102,7 @@ def _plain(text: str) -> str:
 def _likeness(expected: str, answer: str) -> float:
     if max(len(expected), len(answer)) > LONGEST:  # taking LaTeX off takes the square of the length
         return float(expected == answer)
-    if any(one == other for one, other in zip(_forms(expected), _forms(answer), strict=True)):
+    if any(map(eq, _forms(expected), _forms(answer))):
         return 1.0
     bare_expected, bare_answer = _without_units(expected), _without_units(answer)
     if _nearly_equal(expected, answer):
@@ -151,3 +160,13 @@ def _nearly_equal(expected: str, answer: str) -> bool:
 
 def _number(text: str) -> str:
     return _UNIT.sub("", re.sub(r"[$£€%,]", "", text).translate(_SYMBOLS)).strip()
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """The expected answer where its mode reads it."""
+    answer, mode = row["expected_answer"], row.get("extraction_mode", "final_answer")
+    right = {"boxed": rf"\boxed{{{answer}}}", "final_answer": f"Answer: {answer}"}.get(mode, answer)
+    return Answers(right, allowed=spaced(right))
+
+
+ENVIRONMENTS = {Environment.STRING_MATCH: EnvironmentSpec(StringMatchRow, verify, check=check, answers=answers)}

@@ -8,10 +8,29 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from msgspec import Struct
+
+from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
+from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox
+from scripts.rewards.spec import Answers, EnvironmentSpec
 
 SECONDS = 10.0
+
+
+class Puzzle(Struct):
+    """``metadata`` of a puzzle: which scorer knows it."""
+
+    source_dataset: Text
+
+
+class ReasoningGymRow(PromptRow, kw_only=True):
+    """reasoning_gym: the puzzle's own scorer."""
+
+    question: str
+    answer: str | None
+    metadata: Puzzle
 
 
 def verify(row: dict[str, Any], response: str) -> float:
@@ -20,7 +39,7 @@ def verify(row: dict[str, Any], response: str) -> float:
     The answer is what stands in the last answer tags, else in the first box, else the whole text.
     """
     entry = {"question": row["question"], "answer": row.get("answer"), "metadata": row["metadata"]}
-    scorer = sandbox("scripts.rewards.reasoning_gym:score", "reasoning_gym")
+    scorer = sandbox("scripts.rewards.environments.reasoning_gym:score", "reasoning_gym")
     outcome = scorer.call(answer_of(response), entry, seconds=SECONDS)
     return min(max(outcome.value or 0.0, 0.0), 1.0)
 
@@ -66,3 +85,18 @@ def _datasets() -> frozenset[str]:
     from reasoning_gym.factory import DATASETS  # noqa: PLC0415
 
     return frozenset(DATASETS)
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """Scorers pay any answer at all a little, so without a right one nothing says what too much is."""
+    if not isinstance(row.get("answer"), str):
+        return Answers(any_text_is_right=True)
+    right = f"<answer>{row['answer']}</answer>"
+    return Answers(
+        right, allowed={"words before the right answer": f"I think it is {right}"}, other_rows_are_wrong=False
+    )
+
+
+ENVIRONMENTS = {
+    Environment.REASONING_GYM: EnvironmentSpec(ReasoningGymRow, verify, check=check, confined=True, answers=answers)
+}

@@ -24,25 +24,26 @@ from scripts.model.random_init import make_model, make_processor
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
-from scripts.rewards.judge import Panel
+from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import register, reward_groups
-from scripts.stage.probe import Findings, Sampled, panel_of, rewardable, sample_rows, spread
+from scripts.rewards.trial import ProbeFindings, SampledRow, spread
+from scripts.stage.probe import judges_of, rewardable, sample_rows
 
 
 def try_rollouts(
     model: Any,
     processor: Any,
-    samples: dict[str, list[Sampled]],
+    samples: dict[str, list[SampledRow]],
     config: GrpoConfig,
     probe: Probe,
-    panel: Panel | None,
-) -> Findings:
+    judges: JudgeClients | None,
+) -> ProbeFindings:
     """Sample rollouts for some rows of each environment as the stage of this resolved config would, and reward them.
 
     Equal arguments give equal rollouts. The model samples them itself, also where vLLM does in the stage.
     """
     generation = config.policy.generation.model_dump(exclude={"backend"})
-    rows = _share_out(rewardable(samples, panel), probe.prompts)
+    rows = _share_out(rewardable(samples, judges), probe.prompts)
     if not rows:
         raise UserError("none of the rows can be rewarded without a judge; let probe.ask_judges be true")
     started = time.monotonic()
@@ -51,9 +52,9 @@ def try_rollouts(
     ended = time.monotonic()
     groups = [sampled[start : start + probe.generations] for start in range(0, len(sampled), probe.generations)]
     asked = [(row, [rollout.text for rollout in group]) for (_, row), group in zip(rows, groups, strict=True)]
-    rewards = reward_groups(asked, panel)
+    rewards = reward_groups(asked, judges)
     checking = time.monotonic() - ended
-    found = Findings()
+    found = ProbeFindings()
     found.times = [
         f"{len(sampled)} rollouts in {ended - started:.2f} s, {1000 * checking / len(sampled):.2f} ms a check"
     ]
@@ -67,7 +68,7 @@ def try_rollouts(
     return found
 
 
-def _share_out(samples: dict[str, list[Sampled]], count: int) -> list[tuple[str, dict[str, Any]]]:
+def _share_out(samples: dict[str, list[SampledRow]], count: int) -> list[tuple[str, dict[str, Any]]]:
     """`count` rows with their environments' names, as many of each environment as the others allow."""
     turns = [(turn, name, sampled.row) for name, rows in samples.items() for turn, sampled in enumerate(rows)]
     chosen = sorted(turns, key=itemgetter(0, 1))[:count]
@@ -85,7 +86,7 @@ def _described(groups: list[tuple[list[Rollout], list[float]]]) -> dict[str, Any
     }
 
 
-def _judge(found: Findings, whole: dict[str, Any], rewards: list[list[float]], probe: Probe) -> None:
+def _judge(found: ProbeFindings, whole: dict[str, Any], rewards: list[list[float]], probe: Probe) -> None:
     if len({reward for group in rewards for reward in group}) == 1:
         found.problems.append(
             f"all {whole['responses']} rollouts earn {rewards[0][0]:g}, so nothing can be learnt from them; start from "
@@ -106,7 +107,7 @@ def _judge(found: Findings, whole: dict[str, Any], rewards: list[list[float]], p
 
 def main() -> None:
     """Command line of the rollouts."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.probe", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.backends.trl.probe", description=__doc__.split("\n")[0])
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--stage", required=True, help="a stage of GRPO that backend trl trains")
     parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")
@@ -132,8 +133,8 @@ def main() -> None:
         directory = arguments.parent_export.with_name("model")
         model, processor = load_model(directory), load_processor(directory)
     samples = sample_rows(arguments.split, stage.probe.prompts, frozenset(recipe.blends[stage.blend].allow))
-    found = try_rollouts(model, processor, samples, config, stage.probe, panel_of(stage))
-    found.tell(arguments.stage, stage.probe.action)
+    found = try_rollouts(model, processor, samples, config, stage.probe, judges_of(stage))
+    found.report(arguments.stage, stage.probe.action)
     write_json(arguments.output, {"stage": arguments.stage, **found.record})
 
 

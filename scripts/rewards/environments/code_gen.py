@@ -11,10 +11,15 @@ import threading
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from itertools import starmap
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct
+
+from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
+from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
+from scripts.rewards.spec import EnvironmentSpec
 
 SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
@@ -27,6 +32,36 @@ _PRELUDE = "".join(
         "sys.setrecursionlimit(50000)\n",
     ]
 )
+
+
+class UnitTests(Struct):
+    """What a program is run on, and what it must print or return."""
+
+    inputs: Annotated[list[str], Meta(min_length=1)]
+    outputs: list[str]
+    fn_name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Each input has its output; arguments and results of a function are JSON."""
+        if len(self.inputs) != len(self.outputs):
+            raise broken("outputs", f"has {len(self.outputs)} entries for {len(self.inputs)} inputs")
+        if self.fn_name is not None:
+            for place, (given, result) in enumerate(zip(self.inputs, self.outputs, strict=True)):
+                for line in given.split("\n"):
+                    parse(line, f"inputs[{place}]")
+                parse(result, f"outputs[{place}]")
+
+
+class ProgramTests(Struct):
+    """``verifier_metadata`` of a programming task."""
+
+    unit_tests: UnitTests
+
+
+class CodeGenRow(PromptRow, kw_only=True):
+    """code_gen: the last code block passes all tests."""
+
+    verifier_metadata: ProgramTests
 
 
 def verify(row: dict[str, Any], response: str) -> float:
@@ -49,25 +84,6 @@ def verify(row: dict[str, Any], response: str) -> float:
     )
 
 
-def check(row: dict[str, Any]) -> str | None:
-    """Why no program could be rewarded, or None."""
-    tests = row["verifier_metadata"].get("unit_tests")
-    if not isinstance(tests, dict):
-        return "verifier_metadata.unit_tests is not an object"
-    inputs, outputs = tests.get("inputs"), tests.get("outputs")
-    if not all(isinstance(texts, list) and all(isinstance(it, str) for it in texts) for texts in (inputs, outputs)):
-        return "verifier_metadata.unit_tests: inputs and outputs are not both lists of strings"
-    if not inputs or len(inputs) != len(outputs):
-        return f"verifier_metadata.unit_tests has {len(inputs)} inputs and {len(outputs)} outputs"
-    if tests.get("fn_name"):
-        try:
-            for text in (*(line for given in inputs for line in given.split("\n")), *outputs):
-                json.loads(text)
-        except ValueError as error:
-            return f"verifier_metadata.unit_tests has fn_name, but an input or output is not JSON: {error}"
-    return unavailable()
-
-
 def last_code_block(response: str) -> str:
     """The lines between the last two that have a fence of three backticks; empty without two of them."""
     lines = response.split("\n")
@@ -76,13 +92,17 @@ def last_code_block(response: str) -> str:
 
 
 def _program_passes(code: str, _: None, given: str, expected: str) -> bool:
-    outcome = sandbox("scripts.rewards.code_gen:run_program", *_STARRED).call(code, stdin=given, seconds=SECONDS)
+    outcome = sandbox("scripts.rewards.environments.code_gen:run_program", *_STARRED).call(
+        code, stdin=given, seconds=SECONDS
+    )
     return outcome.ended == "returned" and same_output(outcome.output, expected)
 
 
 def _function_passes(code: str, name: str, given: str, expected: str) -> bool:
     arguments = [json.loads(line) for line in given.split("\n")]
-    outcome = sandbox("scripts.rewards.code_gen:call_function", *_STARRED).call(code, name, arguments, seconds=SECONDS)
+    outcome = sandbox("scripts.rewards.environments.code_gen:call_function", *_STARRED).call(
+        code, name, arguments, seconds=SECONDS
+    )
     return outcome.ended == "returned" and same_value(outcome.value, json.loads(expected))
 
 
@@ -142,3 +162,8 @@ def _execute(code: str) -> dict[str, Any]:
     exec(_PRELUDE, names)
     exec(compile(code, "program.py", "exec"), names)
     return names
+
+
+ENVIRONMENTS = {
+    Environment.CODE_GEN: EnvironmentSpec(CodeGenRow, verify, check=lambda row: unavailable(), confined=True)
+}

@@ -7,16 +7,18 @@ which Gym's servers parse it: what they do not know or cannot read is an HTTP 42
 
 import json
 import re
-from functools import cache, lru_cache
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from scripts.rewards.messages import Message, last_user_text
+
 T = TypeVar("T")
 Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
-_PLACED = re.compile(r"(.+) - at `(\$[^`]*)`", re.DOTALL)
+_WITH_PATH = re.compile(r"(.+) - at `(\$[^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
 
@@ -31,14 +33,14 @@ def problem_of(row: Any, contract: type) -> str | None:
     try:
         msgspec.convert(row, contract)
     except msgspec.ValidationError as error:
-        return _told(error)
+        return _with_path(error)
     return None
 
 
-def _told(error: msgspec.ValidationError) -> str:
+def _with_path(error: msgspec.ValidationError) -> str:
     """The error with its path in front."""
-    placed = _PLACED.fullmatch(str(error))
-    says, path = placed.groups() if placed else (str(error), "$")
+    found = _WITH_PATH.fullmatch(str(error))
+    says, path = found.groups() if found else (str(error), "$")
     if says.startswith("."):
         return path + says
     for pattern, short in ((_MISSING, "is missing"), (_UNKNOWN, "is not a field that Gym knows here")):
@@ -62,19 +64,10 @@ def parse(text: str, field: str, kind: type[T] | Any = Any) -> T:
         except (ValueError, RecursionError):
             return msgspec.convert(json.loads(text), kind)
     except msgspec.ValidationError as error:
-        raise broken(field, f"in its JSON, {_told(error)}") from None
+        raise broken(field, f"in its JSON, {_with_path(error)}") from None
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else error
         raise broken(field, f"is not JSON ({what})") from None
-
-
-@lru_cache(maxsize=4096)
-def groups_of(pattern: str) -> int | str:
-    """How many groups a regular expression captures, or why it is none."""
-    try:
-        return re.compile(pattern).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        return str(error)
 
 
 class AgentRef(Struct):
@@ -158,19 +151,19 @@ class Item(Struct):
 
     def _check_parts(self) -> None:
         """Parts are all given, or all said, which they can be by an assistant alone."""
-        said = sum(isinstance(part, OutputText | Refusal) for part in self.content)
-        if not said:
+        outputs = sum(isinstance(part, OutputText | Refusal) for part in self.content)
+        if not outputs:
             return
         if self.role != "assistant" or not isinstance(self.id, str) or self.status is None:
             raise broken("content", "has a part that only an assistant's message with an id can have")
-        if said < len(self.content):
+        if outputs < len(self.content):
             raise broken("content", "mixes parts that the assistant said with input_text or input_image")
 
-    def text(self) -> str:
-        """A message's text, parts joined."""
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content or ())
+    def as_message(self) -> Message:
+        """Its role and its text, parts joined; no text where it is no message."""
+        parts = self.content if isinstance(self.content, list) else ()
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
 
 
 class Tool(Struct, forbid_unknown_fields=True):
@@ -188,7 +181,7 @@ class Tool(Struct, forbid_unknown_fields=True):
             raise broken("strict", "is missing, and Gym refuses a tool without it; null will do")
 
 
-class Reasoning(Struct, forbid_unknown_fields=True):
+class ReasoningSettings(Struct, forbid_unknown_fields=True):
     """``reasoning``, which a model of one's own does not read."""
 
     effort: Literal["minimal", "low", "medium", "high"] | None = None
@@ -249,7 +242,7 @@ class Request(Struct, forbid_unknown_fields=True):
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
     prompt: None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningSettings | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     store: bool | None = None
     stream: bool | None = None
@@ -267,14 +260,8 @@ class Request(Struct, forbid_unknown_fields=True):
         if self.stream:
             raise broken("stream", "must be false: Gym does not stream")
 
-    def question(self) -> str:
-        """The last text of the user's; empty where there is none."""
-        if isinstance(self.input, str):
-            return self.input
-        return next((item.text() for item in reversed(self.input) if item.role == "user"), "")
 
-
-class Row(Struct, kw_only=True):
+class PromptRow(Struct, kw_only=True):
     """The contract that every row of prompts obeys, and the only one of environments that are not known here."""
 
     agent_ref: AgentRef
@@ -289,8 +276,14 @@ class Row(Struct, kw_only=True):
             raise broken("_hf_placeholder", "is left; fill the blend first (scripts.data.fill)")
         if not self.responses_create_params.input and not self.prompt_may_be_empty:
             raise broken("responses_create_params.input", "is empty; it must be the prompt or the messages before it")
+        self.check_fields()
+
+    def check_fields(self) -> None:
+        """Refuse what the types of an environment's own fields cannot."""
 
     def needs_question(self, why: str) -> None:
         """Refuse a row whose conversation holds no text of the user's."""
-        if not self.responses_create_params.question():
+        given = self.responses_create_params.input
+        messages = [{"role": "user", "content": given}] if isinstance(given, str) else map(Item.as_message, given)
+        if not last_user_text(messages):
             raise broken("responses_create_params.input", f"has no text of the user's, {why}")

@@ -1,10 +1,14 @@
 """Rows that no environment rewards: answers to imitate, and pairs of a better and a worse answer."""
 
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.data.contract.base import AgentRef, Text, broken
+from scripts.rewards.row import AgentRef, Text, broken
+
+Messages = list[dict[str, Any]]
 
 
 class ChatMessage(Struct):
@@ -77,3 +81,32 @@ FORMS = {"ranked": Ranked, "pair": Pair}
 def form_of(row: dict[str, Any]) -> str:
     """Which of the two forms a row of preferences has, by its fields."""
     return "ranked" if "completions" in row or "context" in row else "pair"
+
+
+@dataclass(frozen=True)
+class Preference:
+    """A prompt and the messages of a better and a worse answer to it."""
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages
+
+
+def preference_of(row: dict[str, Any]) -> Preference:
+    """The preference that a row of either form states."""
+    if form_of(row) == "pair":
+        return Preference(
+            _as_messages(row["prompt"], "user"),
+            _as_messages(row["chosen"], "assistant"),
+            _as_messages(row["rejected"], "assistant"),
+        )
+    better, worse = sorted(row["completions"], key=itemgetter("rank"))
+    return Preference(
+        _as_messages(row["context"], "user"),
+        _as_messages(better["completion"], "assistant"),
+        _as_messages(worse["completion"], "assistant"),
+    )
+
+
+def _as_messages(answer: str | Messages, role: str) -> Messages:
+    return [{"role": role, "content": answer}] if isinstance(answer, str) else answer

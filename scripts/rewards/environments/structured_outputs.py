@@ -6,21 +6,25 @@ import json
 import tomllib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 from xml.parsers.expat import ExpatError
 
 import xmltodict
 import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY
+from msgspec import Struct
 from referencing.exceptions import Unresolvable
 
+from scripts.recipe.environment import Environment
 from scripts.rewards.response import parse_calls
+from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
+from scripts.rewards.spec import Answers, EnvironmentSpec
 
 SECONDS = 10.0
-Schema = dict[str, Any]
 _SLOW = ("attern", "uniqueItems", "contains", "$ref")  # by these a schema can keep a JSON validator busy
 
 
@@ -44,26 +48,21 @@ def verify(row: dict[str, Any], response: str) -> float:
             return 0.0
         kind, response = "json", json.dumps(calls[0].arguments[key] if key else calls[0].arguments)
     if kind == "json" and not any(word in schema for word in _SLOW):
-        return judge(kind, schema, response)
-    confined = sandbox("scripts.rewards.structured_outputs:judge")
+        return obeys(kind, schema, response)
+    confined = sandbox("scripts.rewards.environments.structured_outputs:obeys")
     return confined.call(kind, schema, response, seconds=SECONDS).value or 0.0
 
 
 def check(row: dict[str, Any]) -> str | None:
     """Why the row's schema cannot be used, or None."""
-    kind = row.get("schema_type", "json")
-    if kind not in _PARSERS:
-        return f"schema_type {kind!r} is not supported; {', '.join(_PARSERS)} are"
     try:
         _validator(row["schema_str"])
     except SchemaError as error:
         return f"schema_str is no JSON schema: {error.message}"
-    except ValueError as error:
-        return f"schema_str is not JSON: {error}"
     return None
 
 
-def judge(kind: str, schema_text: str, text: str) -> float:
+def obeys(kind: str, schema_text: str, text: str) -> float:
     """1.0 if a text in a format obeys a schema, else 0.0.
 
     It may take for ever: by a schema's regular expressions, and by formats in which a short text is a huge value.
@@ -74,10 +73,6 @@ def judge(kind: str, schema_text: str, text: str) -> float:
         return 0.0
     if kind in ("xml", "csv"):
         value = (_typed if kind == "xml" else _typed_rows)(value, json.loads(schema_text))
-    return _obeys(value, schema_text)
-
-
-def _obeys(value: Any, schema_text: str) -> float:
     try:
         return float(_validator(schema_text).is_valid(value))
     except (RecursionError, Unresolvable):
@@ -129,7 +124,7 @@ def _typed(value: Any, schema: Any) -> Any:
     return _scalar(value, kind) if isinstance(value, str) and isinstance(kind, str) else value
 
 
-def _typed_rows(rows: list[dict[str, str | None]], schema: Schema) -> list[dict[str, Any]]:
+def _typed_rows(rows: list[dict[str, str | None]], schema: dict[str, Any]) -> list[dict[str, Any]]:
     properties = schema.get("items", schema).get("properties", {})
     kinds = {key: part.get("type", "string") for key, part in properties.items()}
     return [{key: _cell(value, kinds.get(key, "string")) for key, value in row.items()} for row in rows]
@@ -157,3 +152,102 @@ def _scalar(text: str, kind: str) -> Any:
     if kind == "boolean":
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     return text
+
+
+SchemaType = Literal["null", "boolean", "object", "array", "number", "integer", "string"]
+
+
+class Schema(Struct):
+    """A JSON schema, as far as a wrong one would fail every answer."""
+
+    type: SchemaType | list[SchemaType] | None = None
+    properties: "dict[str, Schema | bool]" = {}
+    items: "Schema | bool | list[Schema | bool] | None" = None
+    enum: list[Any] | None = None
+    anyOf: "list[Schema | bool]" = []
+    oneOf: "list[Schema | bool]" = []
+    allOf: "list[Schema | bool]" = []
+
+
+class StructuredOutputsRow(PromptRow, kw_only=True):
+    """structured_outputs: the answer, or the arguments of a call, obey a schema."""
+
+    schema_str: str
+    schema_type: Literal[*_PARSERS]
+    response_mode: str | None = "text"
+    tool_name: str | None = None
+    tool_payload_key: str | None = None
+    problem_type: str | None = None
+    num_turns: int | None = None
+    num_tools: int | None = None
+    num_distractors: int | None = None
+    has_distractors: bool | None = None
+    schema_repr: str | None = None
+    source_format: str | None = None
+    source_record_id: str | None = None
+    source_schema_type: str | None = None
+    tool_schema_mode: str | None = None
+    tool_choice: str | None = None
+    parallel_tool_calls: bool | None = None
+    instruction_layout: str | None = None
+    instruction_detail_level: str | None = None
+    system_instruction_style: str | None = None
+    tool_name_style: str | None = None
+    distractor_style: str | None = None
+    tool_union_mode: str | None = None
+
+    def check_fields(self) -> None:
+        """The schema is one, and the tool that is to be called is offered."""
+        parse(self.schema_str, "schema_str", Schema)
+        offered = {tool.name for tool in self.responses_create_params.tools}
+        if self.response_mode == "tool_call" and self.tool_name and self.tool_name not in offered:
+            raise broken("tool_name", f"{self.tool_name!r} is none of responses_create_params.tools")
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """A value that the schema describes, where it is a plain one."""
+    if row.get("schema_type", "json") not in ("json", "yaml") or row.get("response_mode") == "tool_call":
+        return Answers()
+    schema = json.loads(row["schema_str"])
+    try:
+        value = _instance(schema)
+        right = json.dumps(value)
+        if not validator_for(schema)(schema).is_valid(value):
+            return Answers()
+    except (KeyError, TypeError, IndexError, RecursionError):
+        return Answers()
+    return Answers(
+        right,
+        wrong={"JSON cut short": right[:-1]},
+        allowed={"JSON on several lines": f"\n{json.dumps(value, indent=2)}\n"},
+        other_rows_are_wrong=False,
+    )
+
+
+def _instance(schema: dict[str, Any]) -> Any:
+    """A value that a plain schema describes; KeyError for one that says more than is read here."""
+    if "const" in schema or "enum" in schema:
+        return schema["const"] if "const" in schema else schema["enum"][0]
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return _instance(schema[key][0])
+    kind = schema["type"] if isinstance(schema["type"], str) else schema["type"][0]
+    makers: dict[str, Callable[[], Any]] = {
+        "object": lambda: {name: _instance(part) for name, part in schema.get("properties", {}).items()},
+        "array": lambda: [_instance(schema["items"]) for _ in range(schema.get("minItems", 0))],
+        "string": lambda: "a" * max(1, schema.get("minLength", 1)),
+        "integer": lambda: schema.get("minimum", 0),
+        "number": lambda: schema.get("minimum", 0),
+        "boolean": lambda: True,
+        "null": lambda: None,
+    }
+    return makers[kind]()
+
+
+ENVIRONMENTS = {
+    Environment.STRUCTURED_OUTPUTS: EnvironmentSpec(
+        StructuredOutputsRow, verify, check=check, confined=True, answers=answers
+    ),
+    "structured_outputs_v3_simple_agent": EnvironmentSpec(StructuredOutputsRow),
+    "structured_outputs_v4_simple_agent": EnvironmentSpec(StructuredOutputsRow),
+}

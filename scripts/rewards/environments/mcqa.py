@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from scripts.rewards.patterns import compiled, last_match
+from scripts.recipe.environment import Environment
+from scripts.rewards.patterns import Template, compiled, groups_of, last_match
 from scripts.rewards.response import unwrap_text
+from scripts.rewards.row import PromptRow, Text, broken
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
 
 Options = dict[str, str]
 _BOXED_LETTER = re.compile(r"\\boxed\{[^A-Za-z]*([A-Z])[^A-Za-z]*\}")
@@ -29,17 +32,12 @@ def verify(row: dict[str, Any], response: str) -> float:
     chosen = None
     for pattern in _patterns(row):
         chosen = chosen or _by_pattern(pattern, text, options)
-    chosen = chosen or _MODES[row.get("grading_mode", "strict_single_letter_boxed")](text, options)
+    chosen = chosen or _MODES[row.get("grading_mode", _STRICT)](text, options)
     return float(chosen is not None and chosen == row["expected_answer"].strip().upper())
 
 
 def check(row: dict[str, Any]) -> str | None:
     """Why no choice could be read or be right, or None."""
-    mode = row.get("grading_mode", "strict_single_letter_boxed")
-    if mode not in _MODES:
-        return f"grading_mode {mode!r} is none of {', '.join(_MODES)}"
-    if not all(isinstance(option, dict) for option in row.get("options") or ()):
-        return "options is not a list of objects, letter to text"
     if row["expected_answer"].strip().upper() not in _options(row) and not _patterns(row):
         return f"expected_answer {row['expected_answer']!r} is the letter of no option"
     try:
@@ -101,8 +99,61 @@ def _fold(text: str) -> str:
     return " ".join(text.lower().split())
 
 
+_STRICT = "strict_single_letter_boxed"
 _MODES: dict[str, Callable[[str, Options], str | None]] = {
-    "strict_single_letter_boxed": _strict_boxed,
+    _STRICT: _strict_boxed,
     "lenient_boxed": _lenient_boxed,
     "lenient_answer_colon": _answer_colon,
 }
+
+
+class McqaRow(PromptRow, kw_only=True):
+    """mcqa: the chosen letter is the expected one."""
+
+    expected_answer: Text
+    options: list[dict[str, str | None]] | None = None
+    grading_mode: Literal[*_MODES] = _STRICT
+    template_metadata: Template | None = None
+    metadata: dict[str, Any] | None = None
+    uuid: str | None = None
+
+    def check_fields(self) -> None:
+        """The expected letter is one of the options'; only a row with a regular expression of its own needs none."""
+        patterns = self.template_metadata.patterns() if self.template_metadata else []
+        if any(groups_of(pattern) > 1 for pattern in patterns):
+            raise broken("template_metadata.output_regex", "captures more than one group; Gym reads one")
+        options = [pair for option in self.options or () for pair in option.items()]
+        letters = {letter.upper() for letter, text in options if text is not None and len(letter) == 1}
+        if not letters and not patterns:
+            raise broken("options", "has no letter with a text, so no answer can be right")
+        if letters and self.expected_answer.strip().upper() not in letters:
+            known = ", ".join(sorted(letters))
+            raise broken("expected_answer", f"{self.expected_answer!r} is none of the options {known}")
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """The expected letter where its mode reads it; a row with a regular expression tells none."""
+    if (row.get("template_metadata") or {}).get("output_regex"):
+        return Answers()
+    right = row["expected_answer"].strip().upper()
+    options = {letter.upper(): text for option in row["options"] for letter, text in option.items() if text is not None}
+    others = [letter for letter in options if letter != right]
+    colon = row.get("grading_mode") == "lenient_answer_colon"
+
+    def chosen(text: str) -> str:
+        return f"Answer: {text}" if colon else rf"\boxed{{{text}}}"
+
+    allowed = {"a small heading": f"answer: {right}"} if colon else {"a letter in brackets": chosen(f"({right})")}
+    tricks = {"all letters at once": chosen(", ".join(options))} if others else {}
+    if others and not colon:
+        tricks["each letter in turn, a wrong one first"] = "\n".join(map(chosen, [*others, right]))
+    return Answers(
+        chosen(right),
+        wrong={"a wrong letter": chosen(others[0])} if others else {},
+        allowed=allowed | spaced(chosen(right)),
+        tricks=tricks,
+        other_rows_are_wrong=False,
+    )
+
+
+ENVIRONMENTS = {Environment.MCQA: EnvironmentSpec(McqaRow, verify, check=check, answers=answers)}

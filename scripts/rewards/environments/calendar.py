@@ -3,10 +3,42 @@
 import json
 import math
 import re
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from scripts.recipe.environment import Environment
+from scripts.rewards.row import PromptRow, broken
+from scripts.rewards.spec import Answers, EnvironmentSpec
 
 _LIST_OF_OBJECTS = re.compile(r"\[\s*\{")
 _TIME = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?(am|pm)?\s*")
+_WRITTEN = r"\s*\d+(:\d+)?\s*(am|pm)\s*|\s*\d+:\d+\s*"
+_CONSTRAINT = re.compile(rf"(before|after|at) ({_WRITTEN})|between ({_WRITTEN}) and ({_WRITTEN})")
+_CLOCK = re.compile(_WRITTEN)
+
+
+class Event(Struct):
+    """An event that the calendar must hold in the end."""
+
+    duration: Annotated[int, Meta(ge=1)]
+    min_time: str
+    max_time: str
+    constraint: str | None
+
+    def __post_init__(self) -> None:
+        """Times and the constraint are written as the grader reads them."""
+        for field in ("min_time", "max_time"):
+            if not _CLOCK.fullmatch(getattr(self, field)):
+                raise broken(field, f"{getattr(self, field)!r} is no time such as 10:00 or 2:30pm")
+        if self.constraint is not None and not _CONSTRAINT.fullmatch(self.constraint):
+            raise broken("constraint", f"{self.constraint!r} is not 'before', 'after', 'at' or 'between ... and' times")
+
+
+class CalendarRow(PromptRow, kw_only=True):
+    """calendar: every event is there, at a time that suits it; an empty state asks for no change."""
+
+    exp_cal_state: dict[str, Event]
 
 
 def verify(row: dict[str, Any], response: str) -> float:
@@ -31,16 +63,6 @@ def verify(row: dict[str, Any], response: str) -> float:
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return 0.0
-
-
-def check(row: dict[str, Any]) -> str | None:
-    """Why no schedule could be right, or None."""
-    for name, wanted in row["exp_cal_state"].items():
-        try:
-            _kept({"duration": wanted["duration"], "start_time": wanted["min_time"]}, wanted)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            return f"exp_cal_state: event {name}: {type(error).__name__} {error}"
-    return None
 
 
 def minutes(time: str) -> int:
@@ -101,3 +123,11 @@ def _window(constraint: str) -> tuple[float, float]:
         case "before" | "after" | "between" | "at", _:
             raise ValueError(f"constraint {constraint!r}")
     return -math.inf, math.inf
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """None is told; where no event is expected any text is right."""
+    return Answers(any_text_is_right=not row["exp_cal_state"])
+
+
+ENVIRONMENTS = {Environment.CALENDAR: EnvironmentSpec(CalendarRow, verify, answers=answers)}

@@ -1,10 +1,11 @@
-"""Environments in which software is mended and its tests are run."""
+"""swerl_gen and swe_agents: software is mended and its tests are run; NeMo-Gym alone verifies that."""
 
 from typing import ClassVar, Literal
 
 from msgspec import Struct
 
-from scripts.data.contract.base import Row, Text, broken, parse
+from scripts.rewards.row import PromptRow, Text, broken, parse
+from scripts.rewards.spec import EnvironmentSpec
 
 
 def _check_tests(tests: str | list[str] | None, field: str) -> None:
@@ -12,7 +13,7 @@ def _check_tests(tests: str | list[str] | None, field: str) -> None:
         parse(tests, field, list[str])
 
 
-class Instance(Struct):
+class SwerlInstance(Struct):
     """A task of swerl_gen, with the scripts that test it."""
 
     instance_id: Text
@@ -30,7 +31,7 @@ class Instance(Struct):
         _check_tests(self.FAIL_TO_PASS, "FAIL_TO_PASS")
 
 
-class Surroundings(Struct):
+class SwerlMetadata(Struct):
     """``metadata`` of a swerl_gen task: the image, and the files that the prompt shows."""
 
     image: Text
@@ -38,19 +39,18 @@ class Surroundings(Struct):
     remove_repo_name: bool | None = None
 
 
-class SwerlGen(Row, kw_only=True):
+class SwerlGenRow(PromptRow, kw_only=True):
     """swerl_gen: a patch or a test from one answer, run in the task's image."""
 
-    instance: Instance
-    metadata: Surroundings
+    instance: SwerlInstance
+    metadata: SwerlMetadata
     mode: Literal["eval", "repro-gen"] = "eval"
     dataset_name: str | None = None
     dataset_split: str | None = None
     partial_similarity: bool | None = None
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """A patch is applied to the files that the prompt shows."""
-        super().__post_init__()
         if self.mode == "eval":
             for field in ("relevant_file_contents", "remove_repo_name"):
                 if getattr(self.metadata, field) is None:
@@ -58,7 +58,7 @@ class SwerlGen(Row, kw_only=True):
             parse(self.metadata.relevant_file_contents, "metadata.relevant_file_contents", dict[str, str])
 
 
-class WholeInstance(Struct):
+class SweInstance(Struct):
     """What ``instance_dict`` holds, as far as it is the same in every data set."""
 
     FAIL_TO_PASS: str | list[str] | None = None
@@ -70,16 +70,21 @@ class WholeInstance(Struct):
         _check_tests(self.FAIL_TO_PASS, "FAIL_TO_PASS")
 
 
-class SweAgents(Row, kw_only=True):
+class SweAgentsRow(PromptRow, kw_only=True):
     """swe_agents: an agent works in the instance's image; all it knows of the task stands in the request's metadata."""
 
     prompt_may_be_empty: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def check_fields(self) -> None:
         """The metadata names the instance and holds it whole."""
-        super().__post_init__()
         metadata = self.responses_create_params.metadata or {}
         for field in ("instance_id", "dataset_name", "split", "problem_statement", "instance_dict"):
             if not metadata.get(field):
                 raise broken(f"responses_create_params.metadata.{field}", "is missing or empty")
-        parse(metadata["instance_dict"], "responses_create_params.metadata.instance_dict", WholeInstance)
+        parse(metadata["instance_dict"], "responses_create_params.metadata.instance_dict", SweInstance)
+
+
+ENVIRONMENTS = {
+    "swerl_gen_simple_agent": EnvironmentSpec(SwerlGenRow),
+    **dict.fromkeys(("swe_agents_train", "swe_agents_val"), EnvironmentSpec(SweAgentsRow)),
+}
