@@ -19,7 +19,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.registry import VERIFIERS, check_row
+from scripts.rewards.registry import SPECS, check_row
 
 SECONDS = 5.0
 CORES = 2
@@ -145,7 +145,7 @@ BENCHES: list[tuple[str, Environment, Make]] = [
 
 def measure(environment: Environment, make: Make) -> tuple[float, float]:
     """Checks a second and the mean reward, over some seconds."""
-    verifier = VERIFIERS[environment]
+    verifier = SPECS[environment]
     row, _ = make(0)
     if problem := check_row(row | {"agent_ref": {"name": environment}}):
         raise SystemExit(problem)
@@ -172,7 +172,7 @@ def main() -> None:
         if environment is Environment.REASONING_GYM and find_spec("reasoning_gym") is None:
             continue
         rate, reward = measure(environment, make)
-        confined = "yes" if VERIFIERS[environment].confined and what != "json" else ""
+        confined = "yes" if SPECS[environment].confined and what != "json" else ""
         print(f"| `{environment}` | {what} | {confined} | {rate:,.0f} | {reward:.2f} |", flush=True)
 
 

@@ -32,7 +32,7 @@ except UserError as error:
     raise WorkflowError(str(error)) from None
 
 LIGHT = light_resources(SITE)
-ON_OWN_NODES = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]
+CONVERTED = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]
 
 
 def one_of(names):

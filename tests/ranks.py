@@ -34,10 +34,10 @@ class StopAt(StopRequest):
 def recording(path: Path):
     """A stand-in for `reward_groups` that notes the rows."""
 
-    def reward(groups, panel):
+    def reward(groups, judges):
         with path.open("a") as file:
             file.writelines(json.dumps([row, len(responses)]) + "\n" for row, responses in groups)
-        return reward_groups(groups, panel)
+        return reward_groups(groups, judges)
 
     return reward
 
@@ -49,9 +49,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     for path, step in json.loads(Path(plan).read_text()):
         job = read_job(Path(path))
-        first = int(job.resume_from.name.removeprefix("step_")) if job.resume_from else 0
         trl_grpo.reward_groups = recording(job.run / f"rewarded.{rank}.jsonl")
-        trl_backend.train_rank(replace(job, stop=StopAt(first, step)))
+        trl_backend.train_rank(replace(job, stop=StopAt(job.start, step)))
     dist.destroy_process_group()
 
 

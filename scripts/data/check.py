@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from scripts.data.blocks import Block, blocks_of
-from scripts.data.contract import FORMS, Demonstration, Row, contract_of, form_of, problem_of
+from scripts.data.examples import FORMS, Demonstration, form_of
 from scripts.data.parallel import default_workers, in_order
 from scripts.data.rows import RowError, decode_row, decode_rows, key_of
 from scripts.errors import UserError, run_program, shortened
 from scripts.files import write_json
 from scripts.recipe.strict import nearest
+from scripts.rewards.registry import contract_of
+from scripts.rewards.row import PromptRow, problem_of
 
 Kind = Literal["prompts", "demonstrations", "preferences"]
 SHOWN = 50
@@ -63,7 +65,7 @@ class Rules:
             return f"$.agent_ref.name: is none of the blend's environments{nearest(environment, self.environments)}"
         if self.kind == "demonstrations":
             return problem_of(row, Demonstration)
-        return problem_of(row, contract_of(environment or "") or Row)
+        return problem_of(row, contract_of(environment or "") or PromptRow)
 
 
 NAMES = {"ranked": "a context with ranked completions", "pair": "a prompt with chosen and rejected"}

@@ -8,15 +8,16 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from scripts.errors import UserError
+from scripts.rewards.messages import last_user_text, messages_of, text_of
 
 Row = dict[str, Any]
 Messages = list[dict[str, Any]]
+PICTURE = "[picture]"
 
 
 def prompt_of(row: Row) -> Messages:
     """The messages of a row's prompt as a chat template reads them; a string is one user message."""
-    messages = row["responses_create_params"]["input"]
-    return as_chat([{"role": "user", "content": messages}] if isinstance(messages, str) else messages)
+    return as_chat(messages_of(row))
 
 
 def as_chat(messages: Messages) -> Messages:
@@ -37,12 +38,9 @@ def _part(part: dict[str, Any]) -> dict[str, Any]:
 
 def prompt_for_reading(row: Row) -> str:
     """The last user message of a row as text (its last message where no user speaks); a picture is [picture]."""
-    messages = row["responses_create_params"]["input"]
-    if isinstance(messages, str):
-        return messages
-    from_user = [message for message in messages if message.get("role") == "user"]
-    content = (from_user or messages)[-1].get("content") or ""
-    return content if isinstance(content, str) else "\n".join(part.get("text", "[picture]") for part in content)
+    messages = messages_of(row)
+    text = last_user_text(messages, PICTURE)
+    return text_of(messages[-1].get("content"), PICTURE) if text is None else text
 
 
 def pictures_of(messages: Messages) -> list[str]:

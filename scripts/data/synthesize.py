@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from scripts.data.placeholders import TABLES
 from scripts.data.source_record import describe_file
-from scripts.data.tasks import FAMILIES, PICTURE_FAMILIES, Task, hallucinate, make_task, spoil
+from scripts.data.tasks import FAMILIES, Task, hallucinate, make_task, spoil
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, write_json
 from scripts.recipe.blend import Blend
@@ -86,7 +86,8 @@ def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -
     while len(rows) < blend.rows:
         held_out = len(rows) >= training_rows
         environment = rng.choice(blend.environments)
-        has_picture = environment in PICTURE_FAMILIES and blend.pictures > 0 and rng.random() < blend.pictures
+        can_show = FAMILIES[environment].make_with_picture is not None and blend.pictures > 0
+        has_picture = can_show and rng.random() < blend.pictures
         task = make_task(environment, rng, has_picture)
         asked = f"{task.prompt}{task.image or ''}"
         if is_held_out(environment, asked) != held_out or (held_out and asked in seen):

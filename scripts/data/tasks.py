@@ -11,7 +11,7 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -155,14 +155,15 @@ def _lights(rng: random.Random) -> Task:
     grey = [rng.randrange(180, 256) if place in places else rng.randrange(60) for place in range(4)]
     answer = str(len(places))
     fields = {"question": "lights on?", "expected_answer": answer}
-    return Task("lights on?", rf"\boxed{{{answer}}}", fields, image=_picture([(it, it, it) for it in grey]))
+    return Task("lights on?", rf"\boxed{{{answer}}}", fields, image=_picture([(level, level, level) for level in grey]))
 
 
 def _colour(rng: random.Random) -> Task:
     names = ["red", "green", "blue"]
     channel = rng.randrange(3)
     cells = [
-        tuple(rng.randrange(180, 256) if it == channel else rng.randrange(60) for it in range(3)) for _ in range(4)
+        tuple(rng.randrange(180, 256) if place == channel else rng.randrange(60) for place in range(3))
+        for _ in range(4)
     ]
     options = dict(zip("ABC", rng.sample(names, 3), strict=True))
     correct = next(letter for letter, name in options.items() if name == names[channel])
@@ -178,40 +179,35 @@ def _colour(rng: random.Random) -> Task:
     )
 
 
-FAMILIES: dict[Environment, Callable[[random.Random], Task]] = {
-    Environment.MATH: _math,
-    Environment.MCQA: _mcqa,
-    Environment.STRUCTURED_OUTPUTS: _structured_outputs,
-    Environment.INSTRUCTION_FOLLOWING: _instruction_following,
-    Environment.TOOL_USE: _tool_use,
-    Environment.SWE_PIVOT: _swe_pivot,
-    Environment.GENRM: _genrm,
-}
+class Family(NamedTuple):
+    """How an environment's tasks are made, with a picture too where it has such.
+
+    `habit` is the fault that its faulty demonstrations have most, `habit_share` how many of them.
+    """
+
+    make: Callable[[random.Random], Task]
+    habit: str
+    habit_share: float
+    make_with_picture: Callable[[random.Random], Task] | None = None
 
 
-PICTURE_FAMILIES: dict[Environment, Callable[[random.Random], Task]] = {
-    Environment.MATH: _lights,
-    Environment.MCQA: _colour,
+FAMILIES: dict[Environment, Family] = {
+    Environment.MATH: Family(_math, "bare", 0.8, _lights),
+    Environment.MCQA: Family(_mcqa, "bare", 0.5, _colour),
+    Environment.STRUCTURED_OUTPUTS: Family(_structured_outputs, "ramble", 0.7),
+    Environment.INSTRUCTION_FOLLOWING: Family(_instruction_following, "ramble", 0.7),
+    Environment.TOOL_USE: Family(_tool_use, "bare", 0.65),
+    Environment.SWE_PIVOT: Family(_swe_pivot, "bare", 0.75),
+    Environment.GENRM: Family(_genrm, "bare", 0.75),
 }
+FAULTS = ("ramble", "bare", "stop", "character")
+UNDECLARED = {"call": "dial", "play": "listen", "find": "search", "open": "display", "sub": "edit"}
 
 
 def make_task(environment: Environment, rng: random.Random, has_picture: bool = False) -> Task:
     """Draw one task of an environment's family; equal states of `rng` give equal tasks."""
-    return (PICTURE_FAMILIES if has_picture else FAMILIES)[environment](rng)
-
-
-# The fault that the demonstrations of a family fall into most, and how often they do when they are faulty at all.
-HABITS: dict[Environment, tuple[str, float]] = {
-    Environment.MATH: ("bare", 0.8),
-    Environment.MCQA: ("bare", 0.5),
-    Environment.STRUCTURED_OUTPUTS: ("ramble", 0.7),
-    Environment.INSTRUCTION_FOLLOWING: ("ramble", 0.7),
-    Environment.TOOL_USE: ("bare", 0.65),
-    Environment.SWE_PIVOT: ("bare", 0.75),
-    Environment.GENRM: ("bare", 0.75),
-}
-FAULTS = ("ramble", "bare", "stop", "character")
-UNDECLARED = {"call": "dial", "play": "listen", "find": "search", "open": "display", "sub": "edit"}
+    family = FAMILIES[environment]
+    return (family.make_with_picture if has_picture else family.make)(rng)
 
 
 def hallucinate(answer: str) -> str:
@@ -228,8 +224,9 @@ def spoil(environment: Environment, answer: str, rng: random.Random) -> str:
     Each family has a habit, a fault that most of its faulty demonstrations share. A model that imitates them can do
     the task but often does it badly, which is what leaves reinforcement something to teach.
     """
-    habit, share = HABITS[environment]
-    fault = habit if rng.random() < share else rng.choice([fault for fault in FAULTS if fault != habit])
+    family = FAMILIES[environment]
+    others = [fault for fault in FAULTS if fault != family.habit]
+    fault = family.habit if rng.random() < family.habit_share else rng.choice(others)
     if fault == "ramble":
         return f"{answer} {answer[: rng.randrange(2, 5)]}"
     if fault == "bare":

@@ -12,26 +12,18 @@ from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import rollouts
-from scripts.evaluate.results import (
-    Answer,
-    beside_fresh_model,
-    beside_parent,
-    evaluation_record,
-    format_mean,
-    write_rollouts,
-)
-from scripts.files import read_json, sha256_file, write_json
+from scripts.evaluate.results import Answer, beside_fresh_model, beside_parent, write_results
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
-from scripts.rewards.judge import Panel
+from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import check_row, register, scores
 
 
 def answer_rows(
-    model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any], panel: Panel | None = None
+    model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any], judges: JudgeClients | None = None
 ) -> list[Answer]:
     """A policy's response to every row of the validation splits and what it earns, in the order of the rows.
 
@@ -44,24 +36,24 @@ def answer_rows(
     rows, origins = [], []
     for split in splits:
         for number, _, row in read_rows(split):
-            if problem := check_row(row, panel.roles if panel else (), held_out=True):
+            if problem := check_row(row, judges.roles if judges else (), held_out=True):
                 raise UserError(f"{split}:{number}: {problem}")
             rows.append(row)
             origins.append((environment_of(row, split, number), split.resolve().parent.name, number))
     responses = rollouts(model, processor, rows, **decoding)
-    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], panel)
+    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], judges)
     return [
         Answer(*origin, prompt_for_reading(row), reward, *response)
         for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
     ]
 
 
-def judges_of(recipe: Path | None) -> Panel | None:
+def judges_of(recipe: Path | None) -> JudgeClients | None:
     """The judges that a recipe names for its evaluation."""
     evaluation = load_recipe(recipe).evaluation if recipe else None
     if not isinstance(evaluation, Evaluation) or evaluation.judges is None:
         return None
-    return Panel(evaluation.judges, evaluation.judge_servers)
+    return JudgeClients(evaluation.judges, evaluation.judge_servers)
 
 
 def main() -> None:
@@ -88,14 +80,14 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     decoding = {key: getattr(arguments, key) for key in ("max_new_tokens", "temperature", "seed")}
-    panel = judges_of(arguments.recipe)
+    judges = judges_of(arguments.recipe)
     if arguments.recipe is not None:
         register(own_environments(load_recipe(arguments.recipe)))
     if (arguments.parent_rollouts is None) == (arguments.config is None):
         raise UserError("give either --parent-rollouts or, for a stage without a parent, --config")
 
     def answers(model: Any, processor: Any) -> list[Answer]:
-        return answer_rows(model, processor, arguments.validation, decoding, panel)
+        return answer_rows(model, processor, arguments.validation, decoding, judges)
 
     directory = arguments.export.with_name("model")
     after = answers(load_model(directory), load_processor(directory))
@@ -106,10 +98,7 @@ def main() -> None:
         processor = make_processor(config.model)
         model = make_model(config.model, processor, config.max_length, config.seed)
         table = beside_fresh_model(after, answers(model, processor))
-    write_rollouts(table, arguments.rollouts)
-    record = evaluation_record(read_json(arguments.export), table, decoding)
-    write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
-    print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
+    write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output)
 
 
 if __name__ == "__main__":

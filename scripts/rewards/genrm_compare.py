@@ -14,7 +14,8 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from scripts.recipe.judges import GenRM
-from scripts.rewards.judge import Message, Panel, conversation
+from scripts.rewards.judge import JudgeClients
+from scripts.rewards.messages import Message, conversation
 from scripts.rewards.response import split_reasoning
 
 MIDDLE_RANKING = 3.5
@@ -35,7 +36,7 @@ _STYLE = (
 )
 
 
-class Comparison(NamedTuple):
+class PairVerdict(NamedTuple):
     """What the judge said of two responses."""
 
     score_1: float
@@ -50,23 +51,25 @@ class Response(NamedTuple):
     answer: str
 
 
-async def compare(row: dict[str, Any], responses: list[str], panel: Panel) -> list[float]:
+async def compare(row: dict[str, Any], responses: list[str], judges: JudgeClients) -> list[float]:
     """The rewards of one prompt's responses, about 0 to 7; a lone response has nobody to be compared with."""
-    settings = _settings(panel)
+    settings = _settings(judges)
     group = [Response(*split_reasoning(response)) for response in responses]
-    met = pairs(settings.comparison_strategy, len(group)) * settings.num_judges_per_comparison
-    said = await asyncio.gather(*(_judge(row, group[one].answer, group[other].answer, panel) for one, other in met))
-    return rewards(group, list(zip(met, said, strict=True)), settings)
+    compared_pairs = pairs(settings.comparison_strategy, len(group)) * settings.num_judges_per_comparison
+    compared = await asyncio.gather(
+        *(_judge(row, group[first].answer, group[second].answer, judges) for first, second in compared_pairs)
+    )
+    return rewards(group, list(zip(compared_pairs, compared, strict=True)), settings)
 
 
-async def verify(row: dict[str, Any], response: str, panel: Panel) -> float:
+async def verify(row: dict[str, Any], response: str, judges: JudgeClients) -> float:
     """Held-out score of one response: 1.0 if the judge finds it no worse than the row's ``reference``, else 0.0."""
-    first, second = break_tie(await _judge(row, split_reasoning(response)[1], row["reference"], panel))
+    first, second = break_tie(await _judge(row, split_reasoning(response)[1], row["reference"], judges))
     return float(first >= second)
 
 
 def rewards(
-    group: list[Response], comparisons: list[tuple[tuple[int, int], Comparison]], settings: GenRM
+    group: list[Response], comparisons: list[tuple[tuple[int, int], PairVerdict]], settings: GenRM
 ) -> list[float]:
     """The rewards of a group, given who met whom and what the judge said: the whole computation after the judge."""
     scores = base_scores(len(group), comparisons, settings.default_score)
@@ -94,7 +97,7 @@ def pairs(strategy: str, count: int) -> list[tuple[int, int]]:
     return [(place, (place + 1) % count) for place in range(count)]
 
 
-def break_tie(comparison: Comparison) -> tuple[float, float]:
+def break_tie(comparison: PairVerdict) -> tuple[float, float]:
     """The two scores; equal ones are moved apart by the ranking, score_1 += 3.5 - ranking and score_2 -= the same."""
     first, second, ranking = comparison
     if first == second:
@@ -102,13 +105,14 @@ def break_tie(comparison: Comparison) -> tuple[float, float]:
     return first, second
 
 
-def base_scores(count: int, comparisons: list[tuple[tuple[int, int], Comparison]], default_score: float) -> list[float]:
+def base_scores(
+    count: int, comparisons: list[tuple[tuple[int, int], PairVerdict]], default_score: float
+) -> list[float]:
     """The mean of each response's scores over its comparisons; the default where it has none."""
     scores: list[list[float]] = [[] for _ in range(count)]
-    for (one, other), comparison in comparisons:
-        first, second = break_tie(comparison)
-        scores[one].append(first)
-        scores[other].append(second)
+    for (first, second), comparison in comparisons:
+        for place, score in zip((first, second), break_tie(comparison), strict=True):
+            scores[place].append(score)
     return [sum(values) / len(values) if values else default_score for values in scores]
 
 
@@ -146,7 +150,7 @@ def style_density(text: str) -> float:
     return sum(len(pattern.findall(text)) for pattern in _STYLE) / length if length else 0.0
 
 
-def read_comparison(text: str, settings: GenRM) -> Comparison | None:
+def read_comparison(text: str, settings: GenRM) -> PairVerdict | None:
     """The scores in a judge's answer: of the first JSON object that has any in a fence, else of the last such one.
 
     They stand at the top of the object or in its ``overall``. A value that is missing is the default; one that is no
@@ -160,17 +164,19 @@ def read_comparison(text: str, settings: GenRM) -> Comparison | None:
     return found[-1] if found else None
 
 
-def _comparison(candidate: dict[str, Any], settings: GenRM) -> Comparison | None:
+def _comparison(candidate: dict[str, Any], settings: GenRM) -> PairVerdict | None:
     if isinstance(candidate.get("overall"), dict):
         candidate = candidate["overall"]
-    if not candidate.keys() & set(Comparison._fields):
+    if not candidate.keys() & set(PairVerdict._fields):
         return None
     defaults = (settings.default_score, settings.default_score, settings.default_ranking)
     try:
-        values = [float(candidate.get(name, it)) for name, it in zip(Comparison._fields, defaults, strict=True)]
+        values = [
+            float(candidate.get(name, default)) for name, default in zip(PairVerdict._fields, defaults, strict=True)
+        ]
     except (TypeError, ValueError):
         return None
-    return Comparison(*values) if all(map(isfinite, values)) else None
+    return PairVerdict(*values) if all(map(isfinite, values)) else None
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
@@ -186,16 +192,16 @@ def _objects(text: str) -> list[dict[str, Any]]:
     return found
 
 
-async def _judge(row: dict[str, Any], first: str, second: str, panel: Panel) -> Comparison:
+async def _judge(row: dict[str, Any], first: str, second: str, judges: JudgeClients) -> PairVerdict:
     """What the judge says of two answers; the defaults where it cannot be read, however often it is asked."""
-    settings = _settings(panel)
+    settings = _settings(judges)
     messages = question(row, first, second, settings)
     for attempt in range(settings.genrm_parse_retries + 1):
         if attempt:
             await asyncio.sleep(settings.genrm_parse_retry_sleep_s)
-        if comparison := await panel.verdict("genrm", messages, lambda text: read_comparison(text, settings)):
+        if comparison := await judges.verdict("genrm", messages, lambda text: read_comparison(text, settings)):
             return comparison
-    return Comparison(settings.default_score, settings.default_score, settings.default_ranking)
+    return PairVerdict(settings.default_score, settings.default_score, settings.default_ranking)
 
 
 def question(row: dict[str, Any], first: str, second: str, settings: GenRM) -> list[Message]:
@@ -212,8 +218,8 @@ def question(row: dict[str, Any], first: str, second: str, settings: GenRM) -> l
     return messages
 
 
-def _settings(panel: Panel) -> GenRM:
-    settings = panel.settings.genrm
+def _settings(judges: JudgeClients) -> GenRM:
+    settings = judges.settings.genrm
     if settings is None:
         raise ValueError("no judge compares")
     return settings

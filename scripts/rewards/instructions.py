@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from operator import ne
 from typing import Any
 
 from scripts.rewards.sentences import count_sentences, language, languages, split_sentences, tokens
@@ -27,8 +28,8 @@ def _times(word: str, text: str) -> int:
     return len(re.findall(re.escape(word.strip()), text, re.IGNORECASE))
 
 
-def _same(one: str, other: str) -> bool:
-    return one.strip().lower() == other.strip().lower()
+def _same(text: str, wanted: str) -> bool:
+    return text.strip().lower() == wanted.strip().lower()
 
 
 def _bare(word: str) -> str:
@@ -39,33 +40,13 @@ def _keyword_frequency(response: str, keyword: str, frequency: int, relation: st
     return _compare(_times(keyword, response), relation, frequency)
 
 
-def _keywords_exist(response: str, keywords: list[str]) -> bool:
-    return all(_times(keyword, response) for keyword in keywords)
-
-
-def _forbidden_words(response: str, forbidden_words: list[str]) -> bool:
-    return not any(re.search(rf"\b{re.escape(word)}\b", response, re.IGNORECASE) for word in forbidden_words)
-
-
 def _letter_frequency(response: str, letter: str, let_frequency: int, let_relation: str) -> bool:
     return _compare(response.lower().count(letter.strip().lower()), let_relation, let_frequency)
-
-
-def _word_once(response: str, keyword: str) -> bool:
-    return _times(keyword, response) == 1
-
-
-def _exclude_word(response: str, keyword: str, instruction: str | None = None) -> bool:
-    return f" {keyword.strip()} " not in response
 
 
 def _no_consecutive_initials(response: str) -> bool:
     initials = [word[0].lower()[0] for word in response.split()]
     return not any(ord(second) - ord(first) == 1 for first, second in pairwise(initials))
-
-
-def _palindrome(response: str) -> bool:
-    return any(word == word[::-1] for word in response.split())
 
 
 def _keyword_position(response: str, keyword: str, n: int, m: int) -> bool:
@@ -79,10 +60,6 @@ def _same_ends(response: str) -> bool:
     return len(words) > 1 and words[0].lower() == words[-1].lower()
 
 
-def _increment_words(response: str, keyword1: str, keyword2: str) -> bool:
-    return _times(keyword1, response) == 1 and _times(keyword2, response) == 2
-
-
 def _language(response: str, language: str) -> bool:
     if language not in languages():
         raise ValueError(f"language {language!r} is none of {', '.join(languages())}")
@@ -91,18 +68,6 @@ def _language(response: str, language: str) -> bool:
 
 def _in_language(response: str, wanted: str) -> bool:
     return language(response) in (wanted, None)
-
-
-def _number_of_sentences(response: str, num_sentences: int, relation: str) -> bool:
-    return _compare(count_sentences(response), relation, num_sentences)
-
-
-def _number_of_words(response: str, num_words: int, relation: str) -> bool:
-    return _compare(len(re.findall(r"\w+", response)), relation, num_words)
-
-
-def _number_of_paragraphs(response: str, num_paragraphs: int) -> bool:
-    return _paragraphs(response.split("***")) == num_paragraphs
 
 
 def _paragraphs(parts: list[str]) -> int | None:
@@ -149,10 +114,6 @@ def _highlights(response: str, num_highlights: int) -> bool:
     return len(single) + len(double) >= num_highlights
 
 
-def _sections(response: str, section_spliter: str, num_sections: int) -> bool:
-    return len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", response)) >= num_sections
-
-
 def _json_format(response: str) -> bool:
     text = response.strip()
     for fence in ("```json", "```Json", "```JSON", "```"):
@@ -189,18 +150,6 @@ def _two_responses(response: str) -> bool:
     return _paragraphs(parts) == 2 and filled[0] != filled[1]
 
 
-def _repeat_prompt(response: str, prompt_to_repeat: str) -> bool:
-    return response.strip().lower().startswith(prompt_to_repeat.strip().lower())
-
-
-def _end_checker(response: str, end_phrase: str) -> bool:
-    return response.strip().strip('"').lower().endswith(end_phrase.strip().lower())
-
-
-def _capital_words(response: str, capital_frequency: int, capital_relation: str) -> bool:
-    return _compare(sum(token.isupper() for token in tokens(response)), capital_relation, capital_frequency)
-
-
 def _quotation(response: str) -> bool:
     text = response.strip()
     return len(text) > 1 and text[0] == '"' == text[-1]
@@ -213,7 +162,7 @@ def _repeat_phrase(response: str, phrase: str, small_n: int) -> bool:
     found = [match.split() for line in response.split("\n") for match in _between(start, end, line)]
     if len(found) != small_n or any(len(match) != len(words) for match in found):
         return False
-    changed = [sum(one != other for one, other in zip(match, words, strict=True)) for match in found]
+    changed = [sum(map(ne, match, words)) for match in found]
     return max(changed) <= 1 and changed[-1] == 1
 
 
@@ -229,17 +178,9 @@ def _copy(response: str, prompt_to_repeat: str) -> bool:
     return _same(response, prompt_to_repeat)
 
 
-def _copy_span(response: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
-    return _same(response, prompt_to_repeat[n_start:n_end])
-
-
 def _copy_times(response: str, prompt_to_repeat: str, N: int) -> bool:
     parts = response.split("******")
     return len(parts) == N and all(_same(part, prompt_to_repeat) for part in parts)
-
-
-def _first_words(response: str, first_word: str) -> bool:
-    return all(bool(piece) and _same(piece.split(maxsplit=1)[0], first_word) for piece in split_sentences(response))
 
 
 def _first_word(response: str, first_word: str) -> bool:
@@ -247,23 +188,9 @@ def _first_word(response: str, first_word: str) -> bool:
     return bool(words) and _same(words[0], first_word)
 
 
-def _last_words(response: str, last_word: str) -> bool:
-    return all(
-        bool(piece) and _same(_bare(piece.rsplit(maxsplit=1)[-1]), last_word) for piece in split_sentences(response)
-    )
-
-
 def _last_word(response: str, last_word: str) -> bool:
     words = response.split()
     return bool(words) and _same(_bare(words[-1]), last_word)
-
-
-def _lowercase_words(response: str, N: int) -> bool:
-    return len(re.findall(r"\b[a-z]+\b", response)) <= N
-
-
-def _letters(response: str, N: int, relation: str) -> bool:
-    return _compare(len(re.findall(r"[a-zA-Z]", response)), relation, N)
 
 
 def _counting_composition(response: str, n_sent: int, n_words: int) -> bool:
@@ -272,32 +199,48 @@ def _counting_composition(response: str, n_sent: int, n_words: int) -> bool:
     if _paragraphs(response.split("***")) != 3:
         return False
     sentences = [split_sentences(part.strip()) for part in parts]
-    return all(len(part) == n_sent and all(len(tokens(it)) == n_words for it in part) for part in sentences)
+    return all(len(part) == n_sent and all(len(tokens(sentence)) == n_words for sentence in part) for part in sentences)
 
 
 INSTRUCTIONS: dict[str, Callable[..., bool]] = {
-    "keywords:existence": _keywords_exist,
+    "keywords:existence": lambda response, keywords: all(_times(keyword, response) for keyword in keywords),
     "keywords:frequency": _keyword_frequency,
-    "keywords:forbidden_words": _forbidden_words,
+    "keywords:forbidden_words": lambda response, forbidden_words: (
+        not any(re.search(rf"\b{re.escape(word)}\b", response, re.IGNORECASE) for word in forbidden_words)
+    ),
     "keywords:letter_frequency": _letter_frequency,
     "language:response_language": _language,
-    "length_constraints:number_sentences": _number_of_sentences,
-    "length_constraints:number_paragraphs": _number_of_paragraphs,
-    "length_constraints:number_words": _number_of_words,
+    "length_constraints:number_sentences": lambda response, num_sentences, relation: _compare(
+        count_sentences(response), relation, num_sentences
+    ),
+    "length_constraints:number_paragraphs": lambda response, num_paragraphs: (
+        _paragraphs(response.split("***")) == num_paragraphs
+    ),
+    "length_constraints:number_words": lambda response, num_words, relation: _compare(
+        len(re.findall(r"\w+", response)), relation, num_words
+    ),
     "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,
     "detectable_content:number_placeholders": _placeholders,
     "detectable_content:postscript": _postscript,
     "detectable_format:number_bullet_lists": _bullets,
     "detectable_format:constrained_response": lambda response: any(option in response for option in _OPTIONS),
     "detectable_format:number_highlighted_sections": _highlights,
-    "detectable_format:multiple_sections": _sections,
+    "detectable_format:multiple_sections": lambda response, section_spliter, num_sections: (
+        len(re.findall(rf"{re.escape(section_spliter.strip())}\s?\d+", response)) >= num_sections
+    ),
     "detectable_format:json_format": _json_format,
     "detectable_format:title": _title,
     "combination:two_responses": _two_responses,
-    "combination:repeat_prompt": _repeat_prompt,
-    "startend:end_checker": _end_checker,
+    "combination:repeat_prompt": lambda response, prompt_to_repeat: (
+        response.strip().lower().startswith(prompt_to_repeat.strip().lower())
+    ),
+    "startend:end_checker": lambda response, end_phrase: (
+        response.strip().strip('"').lower().endswith(end_phrase.strip().lower())
+    ),
     "startend:quotation": _quotation,
-    "change_case:capital_word_frequency": _capital_words,
+    "change_case:capital_word_frequency": lambda response, capital_frequency, capital_relation: _compare(
+        sum(token.isupper() for token in tokens(response)), capital_relation, capital_frequency
+    ),
     "change_case:english_capital": lambda response: response.isupper() and _in_language(response, "en"),
     "change_case:english_lowercase": lambda response: response.islower() and _in_language(response, "en"),
     "punctuation:no_comma": lambda response: "," not in response,
@@ -306,32 +249,42 @@ INSTRUCTIONS: dict[str, Callable[..., bool]] = {
     "copy:copy": _copy,
     "copy:copying_simple": _copy,
     "copy:copying_multiple": _copy_times,
-    "new:copy_span_idx": _copy_span,
+    "new:copy_span_idx": lambda response, prompt_to_repeat, n_start, n_end: _same(
+        response, prompt_to_repeat[n_start:n_end]
+    ),
     "detectable_format:sentence_hyphens": _sentence_hyphens,
     "detectable_format:square_brackets": lambda response: all(
         word.startswith("[") and word.endswith("]") for word in response.split()
     ),
     "detectable_format:bigram_wrapping": _bigrams,
     "keywords:no_adjacent_consecutive": _no_consecutive_initials,
-    "keywords:word_once": _word_once,
+    "keywords:word_once": lambda response, keyword: _times(keyword, response) == 1,
     "keywords:word_count_different_numbers": _keyword_frequency,
-    "keywords:exclude_word_harder": _exclude_word,
-    "keywords:palindrome": _palindrome,
+    "keywords:exclude_word_harder": lambda response, keyword, instruction=None: f" {keyword.strip()} " not in response,
+    "keywords:palindrome": lambda response: any(word == word[::-1] for word in response.split()),
     "keywords:keyword_specific_position": _keyword_position,
     "keywords:start_end": _same_ends,
     "paragraphs:paragraphs": lambda response: _paragraphs(response.split("***")) == 2,
     "paragraphs:paragraphs2": lambda response: _paragraphs(response.split("\n\n")) == 2,
-    "first_word:first_word_sent": _first_words,
+    "first_word:first_word_sent": lambda response, first_word: all(
+        bool(piece) and _same(piece.split(maxsplit=1)[0], first_word) for piece in split_sentences(response)
+    ),
     "first_word:first_word_answer": _first_word,
-    "last_word:last_word_sent": _last_words,
+    "last_word:last_word_sent": lambda response, last_word: all(
+        bool(piece) and _same(_bare(piece.rsplit(maxsplit=1)[-1]), last_word) for piece in split_sentences(response)
+    ),
     "last_word:last_word_answer": _last_word,
     "punctuation:punctuation_dot": lambda response: "." not in response,
     "punctuation:punctuation_exclamation": lambda response: "!" not in response,
-    "count:lowercase_counting": _lowercase_words,
+    "count:lowercase_counting": lambda response, N: len(re.findall(r"\b[a-z]+\b", response)) <= N,
     "count:counting_composition": _counting_composition,
     "count:count_unique": lambda response: max(Counter(tokens(response)).values(), default=0) <= 1,
-    "count:count_increment_word": _increment_words,
-    "letters:letter_counting": _letters,
+    "count:count_increment_word": lambda response, keyword1, keyword2: (
+        _times(keyword1, response) == 1 and _times(keyword2, response) == 2
+    ),
+    "letters:letter_counting": lambda response, N, relation: _compare(
+        len(re.findall(r"[a-zA-Z]", response)), relation, N
+    ),
     "letters:letter_counting2": _letter_frequency,
 }
 

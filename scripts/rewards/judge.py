@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import httpx2
 
 from scripts.errors import CutOffError, UserError
+from scripts.recipe.judge_prompts import PROMPTS
 from scripts.recipe.judges import PLACEHOLDER, Judge, Judges, JudgeServer, Role
-from scripts.rewards.judge_prompts import PROMPTS
+from scripts.rewards.messages import Message
 from scripts.rewards.response import split_reasoning
 
-Message = dict[str, str]
 Verdict = TypeVar("Verdict")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
@@ -97,9 +97,9 @@ class JudgeClient:
         if response.status_code in WORTH_ANOTHER_TRY or response.status_code >= 500:
             raise _Fault(f"HTTP {response.status_code}", _seconds(response.headers.get("Retry-After")))
         if response.status_code != 200:
-            said = response.text.replace(self._token, "***") if self._token else response.text
+            answer = response.text.replace(self._token, "***") if self._token else response.text
             raise UserError(
-                f"the {self._name} refuses a question (HTTP {response.status_code}: {' '.join(said.split())[:300]}); "
+                f"the {self._name} refuses a question (HTTP {response.status_code}: {' '.join(answer.split())[:300]}); "
                 "mend judges or judge_servers in the recipe, or the judge"
             )
         try:
@@ -133,7 +133,7 @@ def _seconds(retry_after: str | None) -> float:
     return float(retry_after) if retry_after and retry_after.strip().isdigit() else 0.0
 
 
-class Panel:
+class JudgeClients:
     """The judges of a stage, by what they judge (`roles`), with the settings that turn their words into rewards."""
 
     def __init__(self, settings: Judges, servers: dict[Role, JudgeServer]) -> None:
@@ -186,36 +186,3 @@ def fill(template: str, **values: str) -> str:
         return match[0][0] if match[1] is None else str(values.get(match[1], match[0]))
 
     return PLACEHOLDER.sub(put, template)
-
-
-def first_label(positive: str, negative: str) -> Callable[[str], bool | None]:
-    """A reader of verdicts: which of two labels stands first in a text; None when neither does."""
-
-    def read(text: str) -> bool | None:
-        found = {label: text.find(label) for label in (positive, negative) if label in text}
-        return min(found, key=lambda label: found[label]) == positive if found else None
-
-    return read
-
-
-def text_of(content: Any) -> str:
-    """The text of a message's content: a string, or a list of parts."""
-    if isinstance(content, list):
-        return "\n".join(
-            part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)
-        )
-    return content if isinstance(content, str) else ""
-
-
-def conversation(row: dict[str, Any]) -> list[Message]:
-    """The messages of a row's prompt, each with its role and text."""
-    given = row["responses_create_params"]["input"]
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    return [{"role": message.get("role", "user"), "content": text_of(message.get("content"))} for message in given]
-
-
-def last_question(row: dict[str, Any]) -> str:
-    """The text of the last user message, or an empty one."""
-    texts = [message["content"] for message in conversation(row) if message["role"] == "user"]
-    return texts[-1].strip() if texts else ""

@@ -20,15 +20,11 @@ from types import ModuleType
 from typing import Any
 
 from scripts.errors import UserError, shortened
-from scripts.rewards.judge import last_question
+from scripts.rewards.messages import last_question
+from scripts.rewards.spec import Answers
 
 Row = dict[str, Any]
-FUNCTIONS = {
-    "verify": ("row", "response"),
-    "compare": ("row", "responses"),
-    "check": ("row",),
-    "good_answer": ("row",),
-}
+FUNCTIONS = {"verify": ("row", "response"), "compare": ("row", "responses"), "check": ("row",), "good_answer": ("row",)}
 SHOWN = 60
 
 
@@ -66,9 +62,9 @@ class OwnEnvironment:
         """Why the row cannot be rewarded, or None."""
         return self._text("check", row)
 
-    def good_answer(self, row: Row) -> str | None:
-        """An answer that deserves the full reward, or None."""
-        return self._text("good_answer", row)
+    def answers(self, row: Row) -> Answers:
+        """What its file says of an answer that deserves the full reward."""
+        return Answers(self._text("good_answer", row))
 
     def _load(self, expected: str | None) -> ModuleType:
         try:
@@ -87,7 +83,7 @@ class OwnEnvironment:
         try:
             exec(loader.source_to_code(source, str(self._path)), module.__dict__)  # noqa: S102
         except (Exception, SystemExit) as error:
-            raise UserError(f"environment {self._name}: {self._told(error)}") from error
+            raise UserError(f"environment {self._name}: {self._place_and_cause(error)}") from error
         return module
 
     def _functions_of(self, module: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -108,7 +104,7 @@ class OwnEnvironment:
         try:
             return self._functions[name](row, *arguments)
         except (Exception, SystemExit) as error:
-            raise self._error(name, f"raised at {self._told(error)}", row) from error
+            raise self._error(name, f"raised at {self._place_and_cause(error)}", row) from error
 
     def _text(self, name: str, row: Row) -> str | None:
         value = self._call(name, row) if name in self._functions else None
@@ -126,7 +122,7 @@ class OwnEnvironment:
         asks = shortened(question, SHOWN)
         return UserError(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
 
-    def _told(self, error: BaseException) -> str:
+    def _place_and_cause(self, error: BaseException) -> str:
         """Where in the file it was raised, and what."""
         what = "".join(traceback.format_exception_only(error)[-1:]).strip()
         if isinstance(error, SyntaxError) and error.filename == str(self._path):

@@ -1,10 +1,39 @@
 """Regular expressions that come with the data, matched against a response in bounded time."""
 
+import re
 from functools import lru_cache
 
 import regex
+from msgspec import Struct
+
+from scripts.rewards.row import broken
 
 SECONDS = 1.0
+
+
+class Template(Struct):
+    """``template_metadata``: how this row's prompt asks for its answer."""
+
+    output_regex: str | list[str] = []
+
+    def patterns(self) -> list[str]:
+        """Its regular expressions."""
+        return [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex
+
+    def __post_init__(self) -> None:
+        """Gym takes a regular expression that does not compile for an answer that is not there."""
+        for pattern in self.patterns():
+            if isinstance(groups := groups_of(pattern), str):
+                raise broken("output_regex", f"does not compile ({groups})")
+
+
+@lru_cache(maxsize=4096)
+def groups_of(pattern: str) -> int | str:
+    """How many groups a regular expression of Python's captures, or why it is none."""
+    try:
+        return re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
 
 
 @lru_cache(maxsize=4096)

@@ -1,8 +1,9 @@
-"""What a policy answered: plain text, or tool calls in it."""
+"""What a model answered: the reasoning and the answer in a text, boxes, labels, and calls of tools."""
 
 import ast
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,11 @@ class FunctionCall:
 
     name: str
     arguments: dict[str, Any]
+
+
+def as_call(name: str, arguments: dict[str, Any]) -> str:
+    """A call of a tool as text, which `parse_calls` reads."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def parse_calls(text: str) -> list[FunctionCall]:
@@ -100,3 +106,13 @@ def split_reasoning(text: str) -> tuple[str, str]:
             thoughts.append(found[1])
             rest = rest[: found.start()] + rest[found.end() :]
     return "\n".join(thought.strip() for thought in thoughts).strip(), rest.strip()
+
+
+def first_label(positive: str, negative: str) -> Callable[[str], bool | None]:
+    """A reader of verdicts: which of two labels stands first in a text; None when neither does."""
+
+    def read(text: str) -> bool | None:
+        found = {label: text.find(label) for label in (positive, negative) if label in text}
+        return min(found, key=lambda label: found[label]) == positive if found else None
+
+    return read

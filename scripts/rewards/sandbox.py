@@ -144,10 +144,10 @@ def _call(function: Callable[..., Any], arguments: list[Any], stdin: str, second
         status = _wait(child, seconds)
         if status is None:
             return Outcome("timeout", output=_read(files[1]), error=f"ran longer than {seconds:g} s")
-        said = _read(files[2])
-        if status != 0 or not said:
+        outcome = _read(files[2])
+        if status != 0 or not outcome:
             return Outcome("killed", output=_read(files[1]), error=f"ended with status {status}")
-        return Outcome(output=_read(files[1]), **json.loads(said))
+        return Outcome(output=_read(files[1]), **json.loads(outcome))
     finally:
         for file in files:
             os.close(file)
@@ -197,8 +197,8 @@ def main() -> None:
     """Serve the function that the command line names, after importing the modules named behind it."""
     module, name = sys.argv[1].split(":")
     function = getattr(importlib.import_module(module), name)
-    for other in sys.argv[2:]:
-        importlib.import_module(other)
+    for imported in sys.argv[2:]:
+        importlib.import_module(imported)
     getattr(sys.modules[module], "warm_up", lambda: None)()
     with tempfile.TemporaryDirectory() as empty:
         os.chdir(empty)

@@ -36,7 +36,7 @@ class NoEffect(Exception):
 
 
 @dataclass
-class Table:
+class TableChanges:
     """What was done to one table."""
 
     created: list[dict[str, Any]] = field(default_factory=list)
@@ -63,12 +63,12 @@ class Table:
             raise NoEffect
 
 
-State = dict[str, Table]
+State = dict[str, TableChanges]
 
 
 def run(calls: list[tuple[str, Arguments]]) -> State:
     """The state after calls of the tools, by name and arguments, in turn; what a tool refuses is skipped."""
-    state = {name: Table() for name in ("email", "calendar", "analytics", "project_management", "customers")}
+    state = {name: TableChanges() for name in ("email", "calendar", "analytics", "project_management", "customers")}
     for name, arguments in calls:
         try:
             TOOLS[name](state, arguments)
@@ -115,33 +115,16 @@ def _reply_email(state: State, arguments: Arguments) -> None:
     _send(state, ("other side of", key), ("RE", key), body)
 
 
-def _delete_email(state: State, arguments: Arguments) -> None:
-    state["email"].delete(*_given(arguments, ("email_id",)))
-
-
 def _create_event(state: State, arguments: Arguments) -> None:
-    values = _given(arguments, _EVENT_FIELDS)
-    record = dict(zip(_EVENT_FIELDS, values, strict=True))
-    _check_event("event_start", record["event_start"])
-    _check_event("duration", record["duration"])
+    record = dict(zip(_EVENT_FIELDS, _given(arguments, _EVENT_FIELDS), strict=True))
+    for name, value in record.items():
+        _check_event(name, value)
     state["calendar"].create(record)
 
 
-def _update_event(state: State, arguments: Arguments) -> None:
-    key, name, value = _given(arguments, ("event_id", "field", "new_value"))
-    _must(_is_event_id(key) and name in _EVENT_FIELDS)
-    _check_event(name, value)
-    state["calendar"].change(key, name, value)
-
-
-def _delete_event(state: State, arguments: Arguments) -> None:
-    (key,) = _given(arguments, ("event_id",))
-    _must(_is_event_id(key))
-    state["calendar"].delete(key)
-
-
-def _is_event_id(key: Any) -> bool:
-    return isinstance(key, str) and len(key) == 8 and key.isdigit()
+def _is_key(table: str, key: Any) -> bool:
+    """Of tables but the calendar every text may be a key."""
+    return table != "calendar" or (isinstance(key, str) and len(key) == 8 and key.isdigit())
 
 
 def _check_event(name: str, value: Any) -> None:
@@ -158,8 +141,7 @@ def _create_plot(state: State, arguments: Arguments) -> None:
 
 
 def _create_task(state: State, arguments: Arguments) -> None:
-    values = _given(arguments, _TASK_FIELDS[1:])
-    record = dict(zip(_TASK_FIELDS[1:], values, strict=True))
+    record = dict(zip(_TASK_FIELDS[1:], _given(arguments, _TASK_FIELDS[1:]), strict=True))
     _must(record["list_name"] in _LISTS and record["board"] in _BOARDS)
     state["project_management"].create(record)
 
@@ -172,14 +154,21 @@ def _add_customer(state: State, arguments: Arguments) -> None:
 def _updates(table: str, key_name: str, fields: tuple[str, ...]) -> Callable[[State, Arguments], None]:
     def update(state: State, arguments: Arguments) -> None:
         key, name, value = _given(arguments, (key_name, "field", "new_value"))
-        _must(name in fields and value in _CHOICES.get(name, (value,)))
+        _must(_is_key(table, key) and name in fields and value in _CHOICES.get(name, (value,)))
+        if table == "calendar":
+            _check_event(name, value)
         state[table].change(key, name, value)
 
     return update
 
 
 def _deletes(table: str, key_name: str) -> Callable[[State, Arguments], None]:
-    return lambda state, arguments: state[table].delete(*_given(arguments, (key_name,)))
+    def delete(state: State, arguments: Arguments) -> None:
+        (key,) = _given(arguments, (key_name,))
+        _must(_is_key(table, key))
+        state[table].delete(key)
+
+    return delete
 
 
 def _reads(state: State, arguments: Arguments) -> None:
@@ -197,12 +186,12 @@ _READING = (
 )
 TOOLS: dict[str, Callable[[State, Arguments], None]] = dict.fromkeys(_READING, _reads) | {
     "email_send_email": _send_email,
-    "email_delete_email": _delete_email,
+    "email_delete_email": _deletes("email", "email_id"),
     "email_forward_email": _forward_email,
     "email_reply_email": _reply_email,
     "calendar_create_event": _create_event,
-    "calendar_delete_event": _delete_event,
-    "calendar_update_event": _update_event,
+    "calendar_delete_event": _deletes("calendar", "event_id"),
+    "calendar_update_event": _updates("calendar", "event_id", _EVENT_FIELDS),
     "analytics_create_plot": _create_plot,
     "project_management_create_task": _create_task,
     "project_management_delete_task": _deletes("project_management", "task_id"),

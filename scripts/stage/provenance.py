@@ -28,10 +28,10 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     """
     root = root or repository_root()
     hashes = {str(path.relative_to(root)): sha256_file(path) for path in sorted((root / "scripts").rglob("*.py"))}
-    top = _git(root, "rev-parse", "--show-toplevel")
+    top = git(root, "rev-parse", "--show-toplevel")
     is_own = top is not None and Path(top).resolve() == root.resolve()
-    commit = _git(root, "rev-parse", "HEAD") if is_own else None
-    changes = _git(root, "status", "--porcelain", "--", *CODE) if commit else None
+    commit = git(root, "rev-parse", "HEAD") if is_own else None
+    changes = git(root, "status", "--porcelain", "--", *CODE) if commit else None
     return {
         "commit": commit,
         "dirty": None if changes is None else bool(changes),
@@ -39,8 +39,8 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git answers; None where it cannot."""
+def git(root: Path, *arguments: str) -> str | None:
+    """What git says of a folder; None where there is no git, or no repository."""
     program = shutil.which("git")
     if program is None:
         return None
@@ -116,12 +116,12 @@ def words_of_skipped(record: dict[str, Any]) -> str:
 
 def _data_of(manifest: Path) -> dict[str, Any]:
     """The blend, its dataset, the revisions of the tables that filled its placeholders, and its manifest's SHA-256."""
-    told, record = read_json(manifest), manifest.parents[1] / "source/record.json"
+    splits, record = read_json(manifest), manifest.parents[1] / "source/record.json"
     revisions = read_json(record).get("tables", {}) if record.is_file() else {}
-    tables = sorted({TABLES[name].repository for name in told.get("placeholders", {}) if name in TABLES})
+    tables = sorted({TABLES[name].repository for name in splits.get("placeholders", {}) if name in TABLES})
     return {
         "blend": manifest.parent.name,
-        "source": told.get("source"),
+        "source": splits.get("source"),
         "tables": {name: revisions.get(name) for name in tables},
         "manifest": sha256_file(manifest),
     }
@@ -137,5 +137,5 @@ def parents_of(export: Path | None) -> list[dict[str, Any]]:
     exported, record = read_json(export), export.parents[1] / "ckpt/record.json"
     published = read_json(record) if record.is_file() else {}
     is_same = published.get("identity") == exported["identity"]
-    told = {key: published[key] for key in OF_PARENT if key in published} if is_same else {}
-    return [{key: exported[key] for key in ("stage", "step", "identity", "content")} | told]
+    origins = {key: published[key] for key in OF_PARENT if key in published} if is_same else {}
+    return [{key: exported[key] for key in ("stage", "step", "identity", "content")} | origins]

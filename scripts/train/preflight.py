@@ -17,7 +17,7 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.stage.disk import shortage
-from scripts.stage.probe import longest_response, panel_of, sample_rows, try_made
+from scripts.stage.probe import judges_of, longest_response, sample_rows, try_rewards
 from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of, stage_parser
 
@@ -54,8 +54,8 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     }
     if probe := getattr(settings, "probe", None):
         samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
-        found = try_made(samples, probe, panel_of(settings), longest_response(stage.config))
-        found.tell(name, probe.action)
+        found = try_rewards(samples, probe, judges_of(settings), longest_response(stage.config))
+        found.report(name, probe.action)
         record["reward_probe"] = found.record
     return record
 

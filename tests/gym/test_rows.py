@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from scripts.data.contract import Row, contract_of, problem_of
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
-from scripts.rewards.made import answers_of
+from scripts.rewards.registry import answers_of, contract_of
+from scripts.rewards.row import PromptRow, problem_of
 from tests.conftest import ROOT
 from tests.gym.verify import PYTHON, gym_verify, needs_gym
 from tests.unit.test_contract import GOOD, PARAMS, TAKEN, changed, good
@@ -144,7 +144,7 @@ def test_no_mutated_row_that_gym_refuses_passes_the_contract(written):
     rows += [row for folder in EXAMPLES for row in gyms_own(folder)[:2]]
     tried, passed = 0, []
     for row in rows:
-        contract = contract_of(row["agent_ref"]["name"]) or Row
+        contract = contract_of(row["agent_ref"]["name"]) or PromptRow
         for what, mutated in mutations(row, contract, rng):
             tried += 1
             if problem_of(mutated, contract) is None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from scripts.data.contract import CONTRACTS, FORMS, Demonstration, Row, contract_of, form_of, problem_of
+from scripts.data.examples import FORMS, Demonstration, form_of
 from scripts.recipe.environment import Environment
+from scripts.rewards.registry import SPECS, contract_of
+from scripts.rewards.row import PromptRow, problem_of
 from tests.conftest import ROOT
 
 GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"
@@ -134,7 +136,7 @@ def changed(row: Any, path: str, value: Any) -> Any:
 
 
 def told(environment: str, path: str, value: Any) -> str | None:
-    return problem_of(changed(good(environment), path, value), contract_of(environment) or Row)
+    return problem_of(changed(good(environment), path, value), contract_of(environment) or PromptRow)
 
 
 @pytest.mark.parametrize("environment", GOOD)
@@ -147,7 +149,7 @@ def test_every_environment_with_a_contract_has_a_good_row_and_every_verifier_a_c
     variants = {"structured_outputs_v3_simple_agent", "structured_outputs_v4_simple_agent"}
     variants |= {"math_formal_lean_simple_agent", "terminus_judge_string_only_simple_agent"}
     family = {name for name in GOOD if name.endswith(TOOL_USE)}
-    assert CONTRACTS.keys() - variants - family == GOOD.keys() - family
+    assert SPECS.keys() - variants - family == GOOD.keys() - family
     assert all(contract_of(name) for name in Environment)
     assert contract_of("an_agent_of_ones_own") is None
 
@@ -318,7 +320,7 @@ COMMON = [
 @pytest.mark.parametrize(("path", "value", "says"), COMMON)
 @pytest.mark.parametrize("environment", ["math_with_judge_simple_agent", None])
 def test_what_every_row_has_is_looked_for_whatever_the_environment(environment, path, value, says):
-    contract = contract_of(environment) if environment else Row
+    contract = contract_of(environment) if environment else PromptRow
     found = problem_of(changed(good("math_with_judge_simple_agent"), path, value), contract)
     assert found is not None and found.startswith(says)
 

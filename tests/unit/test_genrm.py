@@ -16,7 +16,7 @@ from scripts.recipe.judges import GenRM, Judges, JudgeServer
 from scripts.rewards import genrm_compare
 from scripts.rewards import judge as judge_module
 from scripts.rewards.genrm_compare import (
-    Comparison,
+    PairVerdict,
     Response,
     pairs,
     question,
@@ -26,7 +26,7 @@ from scripts.rewards.genrm_compare import (
     style_density,
     with_bonuses,
 )
-from scripts.rewards.judge import JudgeUnavailable, Panel
+from scripts.rewards.judge import JudgeClients, JudgeUnavailable
 from scripts.rewards.registry import reward_groups, scores
 from tests.judge_server import Fault, in_turn, serve
 
@@ -38,9 +38,9 @@ def _short_pauses(monkeypatch):
     monkeypatch.setattr(judge_module, "FIRST_PAUSE", 0.01)
 
 
-def panel(url: str, **genrm: object) -> Panel:
+def panel(url: str, **genrm: object) -> JudgeClients:
     judges = Judges.model_validate({"genrm": {"model": "rm", "genrm_parse_retry_sleep_s": 0} | genrm})
-    return Panel(judges, {"genrm": JudgeServer(base_url=url, timeout=5, max_retries=1)})
+    return JudgeClients(judges, {"genrm": JudgeServer(base_url=url, timeout=5, max_retries=1)})
 
 
 def verdict(score_1: float, score_2: float, ranking: float) -> str:
@@ -60,7 +60,7 @@ def test_the_worked_example_from_the_judges_scores_on():
     group = [
         Response("r" * reasoning, "a" * answer) for reasoning, answer in ((100, 10), (50, 20), (200, 30), (150, 40))
     ]
-    said = [Comparison(4, 3, 2), Comparison(3, 3, 3.5), Comparison(3, 2, 3), Comparison(2, 4, 6)]
+    said = [PairVerdict(4, 3, 2), PairVerdict(3, 3, 3.5), PairVerdict(3, 2, 3), PairVerdict(2, 4, 6)]
     comparisons = list(zip(pairs("circular", 4), said, strict=True))
     plain = {"reasoning_bonus": 0.5, "answer_bonus": 0.5}
     assert rewards(group, comparisons, GenRM(model="m", **plain)) == [4.5, 3.0, 3.0, 2.0]
@@ -74,9 +74,9 @@ def test_the_worked_example_from_the_judges_scores_on():
 def test_a_tie_is_broken_by_the_ranking():
     group, met = [Response("", "a"), Response("", "b")], [(0, 1)]
     settings_ = GenRM(model="m")
-    assert rewards(group, [(met[0], Comparison(3, 3, 1))], settings_) == [5.5, 0.5]
-    assert rewards(group, [(met[0], Comparison(3, 3, 6))], settings_) == [0.5, 5.5]
-    assert rewards(group, [(met[0], Comparison(4, 3, 6))], settings_) == [4, 3]
+    assert rewards(group, [(met[0], PairVerdict(3, 3, 1))], settings_) == [5.5, 0.5]
+    assert rewards(group, [(met[0], PairVerdict(3, 3, 6))], settings_) == [0.5, 5.5]
+    assert rewards(group, [(met[0], PairVerdict(4, 3, 6))], settings_) == [4, 3]
 
 
 def test_the_answers_bonus_looks_at_the_score_with_the_reasonings_bonus_and_the_threshold_before_it():
@@ -154,7 +154,7 @@ def test_rewards_are_those_of_the_slow_reference(data):
     group = data.draw(st.lists(st.builds(Response, texts, texts), min_size=1, max_size=7))
     strategy, judges = data.draw(st.sampled_from(["circular", "all_pairs"])), data.draw(st.integers(1, 3))
     score = st.sampled_from([1.0, 2.0, 3.0, 3.5, 4.0, 5.0])
-    said = st.builds(Comparison, score, score, st.sampled_from([1.0, 2.0, 3.0, 3.5, 4.0, 5.0, 6.0]))
+    said = st.builds(PairVerdict, score, score, st.sampled_from([1.0, 2.0, 3.0, 3.5, 4.0, 5.0, 6.0]))
     comparisons = [(pair, data.draw(said)) for pair in pairs(strategy, len(group)) * judges]
     chosen = [data.draw(coefficient) for _ in range(2)] + [data.draw(st.sampled_from([0.0, 0.2, 0.5, 1.0]))]
     chosen += [data.draw(coefficient) for _ in range(3)]
@@ -199,7 +199,7 @@ def test_rewards_are_those_that_gym_computes(gym, data):
     strategy, judges = data.draw(st.sampled_from(["circular", "all_pairs"])), data.draw(st.integers(1, 3))
     group = data.draw(st.lists(st.builds(Response, texts, texts), min_size=2, max_size=7))
     score = st.integers(1, 5).map(float)
-    said = st.builds(Comparison, score, score, st.integers(1, 6).map(float))
+    said = st.builds(PairVerdict, score, score, st.integers(1, 6).map(float))
     comparisons = [(pair, data.draw(said)) for pair in pairs(strategy, len(group)) * judges]
     bonuses = {name: data.draw(coefficient) for name in ("reasoning_bonus", "answer_bonus")}
     penalties = {

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from scripts.recipe.environment import Environment
-from scripts.rewards import math
-from scripts.rewards.made import answers_of, made_responses
-from scripts.rewards.registry import VERIFIERS, check_row
+from scripts.rewards.environments import math
+from scripts.rewards.probe_responses import probe_responses
+from scripts.rewards.registry import SPECS, answers_of, check_row
 from tests.gym.deeds import call
 from tests.gym.responses import hard_responses
 from tests.gym.rows import TOOL_USE, Row, rows
@@ -159,7 +159,7 @@ def pairs_of(environment: Environment, checkout: str | None) -> Iterator[Pair]:
             items = rollout["response"]["output"]
             yield Pair(row, "a published rollout", text_of(items), items)
             continue
-        made = {it.what: it.text for it in made_responses(row, answers_of(row), [], 300)}
+        made = {it.what: it.text for it in probe_responses(row, answers_of(row), [], 300)}
         for number, (what, text) in enumerate({**made, **hard_responses(row)}.items()):
             if (place + number) % SHARE.get(environment, 1) == 0:
                 yield Pair(row, what, text)
@@ -181,7 +181,7 @@ def compare(environments: list[Environment], checkout: str | None, monkeypatch: 
     explained, used, unexplained, paid = [*EXPLAINED, *since(checkout)], set(), [], {}
     for pair, verdict in zip(pairs, verdicts, strict=True):
         name = pair.row["agent_ref"]["name"]
-        here, there = VERIFIERS[name].verify(pair.row, pair.text), paid_there(pair, verdict)
+        here, there = SPECS[name].verify(pair.row, pair.text), paid_there(pair, verdict)
         if verdict.status == 422 and checkout is not None:
             continue  # another revision refuses the row
         paid.setdefault(name, set()).add(there)

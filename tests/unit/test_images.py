@@ -171,7 +171,7 @@ def arguments_of(path: Path) -> dict[str, str]:
     return dict(re.findall(r"^ARG (\w+)=(\S+)$", path.read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", [name for name, it in IMAGES.images.items() if it.source.kind == "build"])
+@pytest.mark.parametrize("name", [name for name, image in IMAGES.images.items() if image.source.kind == "build"])
 def test_the_configs_arguments_are_the_dockerfiles_own_defaults(name):
     """One truth: a build by hand with `docker build` gives the same image, and no argument is a misspelt one."""
     source = IMAGES.images[name].source

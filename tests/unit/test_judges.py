@@ -5,30 +5,28 @@ import os
 import re
 import time
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from scripts.backends.trl.settings import GrpoSettings
-from scripts.data.contract import contract_of, problem_of
-from scripts.data.contract.judged import Policy
 from scripts.errors import CutOffError, UserError
-from scripts.files import write_json
-from scripts.recipe.judges import PLACEHOLDER, PLACEHOLDERS, Judges, JudgeServer
+from scripts.recipe.judge_prompts import PROMPTS
+from scripts.recipe.judges import Judges, JudgeServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards import judge as judge_module
-from scripts.rewards import math, safety
-from scripts.rewards.judge import JudgeUnavailable, Panel, fill, first_label
-from scripts.rewards.judge_prompts import PROMPTS
-from scripts.rewards.registry import check_row, reward_groups, scores
-from scripts.rewards.response import split_reasoning
-from scripts.rewards.rubrics import read_pass, read_yes
+from scripts.rewards.environments import math, safety
+from scripts.rewards.environments.rubrics import read_pass, read_yes
+from scripts.rewards.judge import JudgeClients, JudgeUnavailable, fill
+from scripts.rewards.registry import check_row, contract_of, reward_groups, scores
+from scripts.rewards.response import first_label, split_reasoning
+from scripts.rewards.row import problem_of
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
 from tests.judge_server import Fault, in_turn, serve
+from tests.stages import ready_stage
 
 GYM = os.environ.get("STAGECOACH_NEMO_GYM")
 USER = {"input": [{"role": "user", "content": "What heats the sea?"}]}
@@ -39,13 +37,13 @@ def _short_pauses(monkeypatch):
     monkeypatch.setattr(judge_module, "FIRST_PAUSE", 0.01)
 
 
-def panel(url: str, settings: dict | None = None, **server: object) -> Panel:
+def judge_clients(url: str, settings: dict | None = None, **server: object) -> JudgeClients:
     """All three judges at one address."""
     judges = Judges.model_validate(
         {role: {"model": role} for role in ("general", "safety", "genrm")} | (settings or {})
     )
     where = JudgeServer.model_validate({"base_url": url, "timeout": 5, "max_retries": 2} | server)
-    return Panel(judges, dict.fromkeys(judges.roles, where))
+    return JudgeClients(judges, dict.fromkeys(judges.roles, where))
 
 
 def row(agent: str, **fields: object) -> dict:
@@ -55,7 +53,7 @@ def row(agent: str, **fields: object) -> dict:
 def rewarded(answer, of: dict, *responses: str, settings: dict | None = None) -> list[float]:
     """The rewards of responses to a row by a judge that answers so; each fixture of it is a server of its own."""
     with serve(answer) as served:
-        return reward_groups([(of, list(responses))], panel(served.base_url, settings))[0]
+        return reward_groups([(of, list(responses))], judge_clients(served.base_url, settings))[0]
 
 
 EQUIVALENCE = row("equivalence_llm_judge_simple_agent", expected_answer="the sun")
@@ -80,7 +78,7 @@ EQUIVALENCE = row("equivalence_llm_judge_simple_agent", expected_answer="the sun
 )
 def test_a_fault_is_tried_again(fault):
     with serve(in_turn(fault, fault, "[[A=B]]")) as served:
-        assert reward_groups([(EQUIVALENCE, ["the sun"])], panel(served.base_url)) == [[1.0]]
+        assert reward_groups([(EQUIVALENCE, ["the sun"])], judge_clients(served.base_url)) == [[1.0]]
         assert len(served.asked) == 3
 
 
@@ -98,7 +96,7 @@ def test_an_outage_stops_the_step_and_is_no_reward(fault, why):
         serve(in_turn(fault)) as served,
         pytest.raises(JudgeUnavailable, match=f"general judge general.*{why}") as caught,
     ):
-        reward_groups([(EQUIVALENCE, ["the sun"])], panel(served.base_url))
+        reward_groups([(EQUIVALENCE, ["the sun"])], judge_clients(served.base_url))
     assert isinstance(caught.value, CutOffError) and "3 tries" in str(caught.value)
 
 
@@ -107,17 +105,17 @@ def test_a_judge_that_never_answers_is_an_outage_after_its_time():
         serve(in_turn(Fault(200, delay=1.0))) as served,
         pytest.raises(JudgeUnavailable, match=r"nothing within 0\.1 s"),
     ):
-        reward_groups([(EQUIVALENCE, ["x"])], panel(served.base_url, timeout=0.1, max_retries=1))
+        reward_groups([(EQUIVALENCE, ["x"])], judge_clients(served.base_url, timeout=0.1, max_retries=1))
     with serve(in_turn("")) as served:
         gone = served.base_url
     with pytest.raises(JudgeUnavailable, match="ConnectError"):
-        reward_groups([(EQUIVALENCE, ["x"])], panel(gone))
+        reward_groups([(EQUIVALENCE, ["x"])], judge_clients(gone))
 
 
 def test_the_judges_wish_to_be_left_alone_is_heard():
     with serve(in_turn(Fault(429, headers={"Retry-After": "1"}), "[[A=B]]")) as served:
         started = time.monotonic()
-        reward_groups([(EQUIVALENCE, ["x"])], panel(served.base_url))
+        reward_groups([(EQUIVALENCE, ["x"])], judge_clients(served.base_url))
     assert 1.0 <= time.monotonic() - started < 3.0
 
 
@@ -126,14 +124,14 @@ def test_a_refused_question_is_an_error_to_mend_and_not_asked_again(status, monk
     monkeypatch.setenv("JUDGE_TOKEN", "s3cret")
     with serve(in_turn(Fault(status, "no such model for s3cret"))) as served:
         with pytest.raises(UserError, match=rf"refuses a question \(HTTP {status}: no such model for \*\*\*") as caught:
-            reward_groups([(EQUIVALENCE, ["x"])], panel(served.base_url, api_key_variable="JUDGE_TOKEN"))
+            reward_groups([(EQUIVALENCE, ["x"])], judge_clients(served.base_url, api_key_variable="JUDGE_TOKEN"))
         assert len(served.asked) == 1
     assert not isinstance(caught.value, CutOffError) and "s3cret" not in str(caught.value)
 
 
 def test_an_answer_without_a_verdict_is_the_default_and_is_counted():
     with serve(in_turn("who knows", "[[A=B]]", "", "[[A!=B]]")) as served:
-        judges = panel(served.base_url, max_concurrency=1)
+        judges = judge_clients(served.base_url, max_concurrency=1)
         assert sorted(reward_groups([(EQUIVALENCE, ["a", "b", "c", "d"])], judges)[0]) == [0.0, 0.0, 0.0, 1.0]
     assert judges.unread_share() == 0.5 and judges.unread_share() is None
 
@@ -142,7 +140,7 @@ def test_the_token_goes_into_the_header_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("JUDGE_TOKEN", "s3cret")
     settings = {"general": {"model": "m", "temperature": 0.0, "max_output_tokens": 9}}
     with serve(in_turn("[[A=B]]")) as served:
-        reward_groups([(EQUIVALENCE, ["x"])], panel(served.base_url, settings, api_key_variable="JUDGE_TOKEN"))
+        reward_groups([(EQUIVALENCE, ["x"])], judge_clients(served.base_url, settings, api_key_variable="JUDGE_TOKEN"))
     (asked,) = served.asked
     assert served.authorizations == ["Bearer s3cret"] and "s3cret" not in json.dumps(asked)
     assert asked["path"] == "/v1/chat/completions"
@@ -153,10 +151,10 @@ def test_the_token_goes_into_the_header_alone(monkeypatch, tmp_path):
     }
     monkeypatch.delenv("JUDGE_TOKEN")
     with pytest.raises(UserError, match="JUDGE_TOKEN is not set"):
-        reward_groups([(EQUIVALENCE, ["x"])], panel(served.base_url, api_key_variable="JUDGE_TOKEN"))
+        reward_groups([(EQUIVALENCE, ["x"])], judge_clients(served.base_url, api_key_variable="JUDGE_TOKEN"))
     monkeypatch.setenv("JUDGE_TOKEN", "s3cret\nX-Other: y")
     with pytest.raises(UserError, match="JUDGE_TOKEN holds no token") as error:
-        reward_groups([(EQUIVALENCE, ["x"])], panel(served.base_url, api_key_variable="JUDGE_TOKEN"))
+        reward_groups([(EQUIVALENCE, ["x"])], judge_clients(served.base_url, api_key_variable="JUDGE_TOKEN"))
     assert "s3cret" not in str(error.value)
 
 
@@ -182,10 +180,10 @@ def test_an_address_is_one_and_holds_no_password(base_url, right):
 def test_a_steps_questions_are_asked_at_once_but_no_more_than_allowed():
     groups = [(EQUIVALENCE, ["x"] * 8)] * 3
     with serve(in_turn("[[A=B]]"), together=4) as served:
-        assert reward_groups(groups, panel(served.base_url, max_concurrency=4)) == [[1.0] * 8] * 3
+        assert reward_groups(groups, judge_clients(served.base_url, max_concurrency=4)) == [[1.0] * 8] * 3
         assert served.most_at_a_time == 4
     with serve(in_turn("[[A=B]]"), together=24) as served:
-        reward_groups(groups, panel(served.base_url))
+        reward_groups(groups, judge_clients(served.base_url))
         assert served.most_at_a_time == 24
 
 
@@ -195,8 +193,8 @@ def test_rows_with_and_without_a_judge_keep_their_order():
         lambda messages: "[[A=B]]" if "the sun" in messages[-1]["content"].split("grade:")[1] else "no"
     ) as served:
         groups = [(mcqa, [r"\boxed{B}", "A"]), (EQUIVALENCE, ["dust", "the sun"]), (mcqa, ["", r"\boxed{B}"])]
-        assert reward_groups(groups, panel(served.base_url)) == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
-        assert scores([(EQUIVALENCE, "the sun"), (mcqa, r"\boxed{A}")], panel(served.base_url)) == [1.0, 0.0]
+        assert reward_groups(groups, judge_clients(served.base_url)) == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+        assert scores([(EQUIVALENCE, "the sun"), (mcqa, r"\boxed{A}")], judge_clients(served.base_url)) == [1.0, 0.0]
 
 
 def test_a_value_that_looks_like_a_placeholder_is_left_as_it_is():
@@ -223,10 +221,8 @@ def test_reasoning_is_told_from_the_answer(text, reasoning, answer):
 # The recipe.
 
 
-def test_every_question_has_a_wording_with_just_its_values():
-    assert PROMPTS.keys() == PLACEHOLDERS.keys()
+def test_every_question_asks_for_the_labels_that_are_read():
     for name, text in PROMPTS.items():
-        assert {match[1] for match in PLACEHOLDER.finditer(text)} - {None} == set(PLACEHOLDERS[name]), name
         labels = safety.CHECKS.get(name, ())[:2]
         assert all(label in text for label in labels)
 
@@ -264,12 +260,12 @@ def test_another_judge_is_another_stage_and_another_address_is_not(tmp_path):
         recipe["stages"]["rlvr1"] |= named
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe))
-        return resolve_stage(load_recipe(path), "rlvr1")
+        return resolve_stage(load_recipe(path), "rlvr1").values()
 
     first = config("a", "http://one/v1")
     assert first == config("a", "https://two:8000/v1") and "//one" not in json.dumps(first)
     assert first != config("b", "http://one/v1")
-    assert "judges" not in resolve_stage(load_recipe(SHORT), "sft")
+    assert "judges" not in resolve_stage(load_recipe(SHORT), "sft").values()
 
 
 def test_rows_of_a_judged_environment_need_a_judge():
@@ -296,13 +292,7 @@ def checked(tmp_path):
         recipe["stages"]["rlhf"] |= stage | {"probe": {"ask_judges": False}}  # there is none to ask
         recipe["evaluation"] |= evaluation or {}
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        for split in ("train-split.jsonl", "val-split.jsonl"):
-            (tmp_path / split).write_text(json.dumps(of) + "\n")
-        write_json(tmp_path / "manifest.json", {name: {"rows": 40} for name in ("train", "validation")})
-        write_json(tmp_path / "parent.json", {"files": {}})
-        loaded = load_recipe(tmp_path / "recipe.yaml")
-        config, place = resolve_stage(loaded, "rlhf"), (tmp_path / "manifest.json", tmp_path / "run")
-        return check_stage(loaded, "rlhf", config, *place, None, tmp_path / "parent.json")
+        return check_stage(ready_stage(load_recipe(tmp_path / "recipe.yaml"), tmp_path, "rlhf", [of] * 40))
 
     return check
 
@@ -408,7 +398,7 @@ def test_equivalence_of_bash_commands_must_hold_in_both_orders():
     }
     for said, reward in ((("[[A=B]]", "[[A=B]]"), 1.0), (("[[A=B]]", "[[A!=B]]"), 0.0), (("[[A!=B]]", "x"), 0.0)):
         with serve(in_turn(*said)) as served:
-            judges = panel(served.base_url, {"equivalence_llm_judge": nl2bash})
+            judges = judge_clients(served.base_url, {"equivalence_llm_judge": nl2bash})
             assert reward_groups([(of, ["Answer:\n```bash\nls -a\n```\n"])], judges) == [[reward]]
         first = served.questions[0]
         assert "Bash" in first and first.index("Reference answer:\nls\n") < first.index("Answer to grade:\nls -a\n")
@@ -419,7 +409,7 @@ def test_long_context_the_question_stands_after_the_text():
     of = row("lc_judge_simple_agent", expected_answer="42")
     of["responses_create_params"] = {"input": "<text>long\n</text>\n\nHow many?"}
     with serve(in_turn("INCORRECT", "CORRECT", "dunno")) as served:
-        rewards = reward_groups([(of, ["41", "42", "43"])], panel(served.base_url, max_concurrency=1))[0]
+        rewards = reward_groups([(of, ["41", "42", "43"])], judge_clients(served.base_url, max_concurrency=1))[0]
     assert sorted(rewards) == [0.0, 0.0, 1.0]
     assert all("Question:\nHow many?\n" in question and "long" not in question for question in served.questions)
 
@@ -428,13 +418,13 @@ def test_math_asks_the_judge_in_both_orders_only_where_the_library_finds_nothing
     of = row("math_with_judge_simple_agent", question="?", expected_answer="5")
     for said, reward in ((("[[A=B]]", "[[A=B]]"), 1.0), (("[[A=B]]", "[[A!=B]]"), 0.0), (("[[A!=B]]", "[[A=B]]"), 0.0)):
         with serve(in_turn(*said)) as served:
-            judges = panel(served.base_url)
+            judges = judge_clients(served.base_url)
             assert reward_groups([(of, [r"\boxed{5}"])], judges) == [[1.0]] and not served.asked
             assert reward_groups([(of, [r"so \boxed{five}"])], judges) == [[reward]]
         assert "Answer A:\n5\n\nAnswer B:\nfive\n" in served.questions[0]
         assert len(served.asked) == 1 or "Answer A:\nfive\n\nAnswer B:\n5\n" in served.questions[1]
     with serve(in_turn("[[A=B]]")) as served:
-        off = panel(served.base_url, {"math_with_judge": {"should_use_judge": False}})
+        off = judge_clients(served.base_url, {"math_with_judge": {"should_use_judge": False}})
         assert reward_groups([(of, [r"\boxed{five}"])], off) == [[0.0]] and not served.asked
 
 
@@ -501,8 +491,7 @@ def test_jailbreak_safety_times_what_the_policy_asks_for(policy, verdicts, rewar
     assert rewarded(by_check(**verdicts), of, "No.") == [reward]
 
 
-def test_jailbreak_every_policy_of_the_contract_has_its_checks():
-    assert set(get_args(Policy)) == set(safety.POLICIES)
+def test_jailbreak_every_check_is_of_a_policy():
     assert {name for checks in safety.POLICIES.values() for name in checks} == set(safety.CHECKS)
 
 
@@ -511,9 +500,9 @@ def test_jailbreak_settings_and_an_empty_answer():
     labels = {"jailbreak_detection": {"use_nemotron_format": False, "use_combined_reward": False}}
     assert rewarded(by_check(safety_check="[[SAFE]]"), of, "No.", settings=labels) == [1.0]
     with serve(in_turn("Response harm: unharmful")) as served:
-        assert reward_groups([(of, ["", "<think>well"])], panel(served.base_url)) == [[0.0, 0.0]]
+        assert reward_groups([(of, ["", "<think>well"])], judge_clients(served.base_url)) == [[0.0, 0.0]]
         assert not served.asked
-        reward_groups([(of, ["No."])], panel(served.base_url))
+        reward_groups([(of, ["No."])], judge_clients(served.base_url))
     assert any(question.endswith("/no_think") for question in served.questions)
     assert all("Response:\nNo." in question for question in served.questions)
 
@@ -550,7 +539,7 @@ def test_multichallenge_counts_the_points_that_are_as_expected():
         assert rewarded(answer, of, "<think>t</think>Bob, an apple", settings=settings) == [pytest.approx(reward)]
     assert rewarded(answer, row("multichallenge_simple_agent"), "x") == [0.0]
     with serve(answer) as served:
-        reward_groups([(of, ["<think>t</think>Bob, an apple"])], panel(served.base_url))
+        reward_groups([(of, ["<think>t</think>Bob, an apple"])], judge_clients(served.base_url))
     assert all("[USER]: hi" in it and "Last response:\nBob, an apple\n" in it for it in served.questions)
 
 
@@ -576,7 +565,7 @@ def test_inverse_if_asks_by_the_rows_own_question():
         return '{"result": "PASS"}' if "rhymes" in messages[-1]["content"] else "it must FAIL"
 
     with serve(answer) as served:
-        assert reward_groups([(of, ["rose"])], panel(served.base_url)) == [[0.5]]
+        assert reward_groups([(of, ["rose"])], judge_clients(served.base_url)) == [[0.5]]
     assert sorted(served.questions) == ["write|rose|ref {criteria}|rhymes|{}", "write|rose|ref {criteria}|short|{}"]
     assert all(asked["messages"][0] == {"role": "system", "content": "be strict"} for asked in served.asked)
     bare = {key: value for key, value in of.items() if not key.startswith("judge_")}
@@ -630,7 +619,7 @@ def test_equivalence_agrees_with_gym(rows, rollouts, swap):
         prompts = [evaluation["responses_create_params"]["input"][-1]["content"] for evaluation in evaluations]
         of = row("equivalence_llm_judge_simple_agent", **fields[rollout["expected_answer"]])
         with serve(in_turn(*said, Fault(400))) as served:
-            judges = panel(served.base_url, {"equivalence_llm_judge": {"check_twice_swap": swap}})
+            judges = judge_clients(served.base_url, {"equivalence_llm_judge": {"check_twice_swap": swap}})
             assert reward_groups([(of, [text_of(rollout["response"])])], judges) == [[rollout["reward"]]]
         shown = [answer_of(body["messages"]) for body in served.asked]
         assert shown == [prompt.rpartition("CANDIDATE:\n")[2] for prompt in prompts]
@@ -644,7 +633,7 @@ def test_math_agrees_with_gym(monkeypatch):
         said = [evaluation["response"]["output"][-1]["content"][-1]["text"] for evaluation in evaluations]
         of = row("math_with_judge_simple_agent", question="?", expected_answer=rollout["expected_answer"])
         with serve(in_turn(*said, Fault(400))) as served:
-            rewards = reward_groups([(of, [text_of(rollout["response"])])], panel(served.base_url))
+            rewards = reward_groups([(of, [text_of(rollout["response"])])], judge_clients(served.base_url))
         assert rewards == [[rollout["reward"]]] and len(served.asked) == len(said)
 
 

@@ -3,7 +3,9 @@
 import json
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -11,19 +13,21 @@ import yaml
 from scripts.data.rows import key_of
 from scripts.data.synthesize import FAMILIES, make_task
 from scripts.errors import UserError
-from scripts.files import write_json
 from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Judges, JudgeServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import resolve_stage
-from scripts.rewards.judge import JudgeUnavailable, Panel
-from scripts.rewards.made import answers_of, made_responses
-from scripts.rewards.registry import VERIFIERS, Verifier, check_row, score
-from scripts.stage.probe import Sampled, sample_rows, try_made
+from scripts.rewards.judge import JudgeClients, JudgeUnavailable
+from scripts.rewards.probe_responses import probe_responses
+from scripts.rewards.registry import SPECS, answers_of, check_row, score
+from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.trial import SampledRow
+from scripts.stage.probe import sample_rows, try_rewards
 from scripts.train.preflight import check_stage
 from tests.conftest import SHORT
 from tests.judge_server import serve
+from tests.stages import ready_stage
 
 MATH, MCQA, GENRM = Environment.MATH, Environment.MCQA, Environment.GENRM
 
@@ -38,8 +42,8 @@ def rows_of(environment: str, count: int = 8) -> list[dict]:
     return rows
 
 
-def sampled(rows: list[dict]) -> dict[str, list[Sampled]]:
-    return {rows[0]["agent_ref"]["name"]: [Sampled(f"split:{number}", row) for number, row in enumerate(rows, 1)]}
+def sampled(rows: list[dict]) -> dict[str, list[SampledRow]]:
+    return {rows[0]["agent_ref"]["name"]: [SampledRow(f"split:{number}", row) for number, row in enumerate(rows, 1)]}
 
 
 def math_rows() -> list[dict]:
@@ -55,14 +59,19 @@ def math_rows() -> list[dict]:
     ]
 
 
+def replace_verifier(monkeypatch: pytest.MonkeyPatch, name: str, verify: Callable, compare: Callable | None = None):
+    spec = replace(SPECS.get(name, EnvironmentSpec()), verify=verify, compare=compare)
+    monkeypatch.setitem(SPECS, name, spec)
+
+
 @pytest.fixture
 def tried(monkeypatch):
     """Try a verifier in place of math's on rows whose prompts name no answer."""
-    real = VERIFIERS[MATH].verify
+    real = SPECS[MATH].verify
 
     def run(verify=real, rows=None, compare=None, **settings: object):
-        monkeypatch.setitem(VERIFIERS, MATH, Verifier(verify, compare))
-        return try_made(sampled(rows or math_rows()), Probe(**settings), None, 200)
+        replace_verifier(monkeypatch, MATH, verify, compare)
+        return try_rewards(sampled(rows or math_rows()), Probe(**settings), None, 200)
 
     run.real = real
     return run
@@ -71,15 +80,15 @@ def tried(monkeypatch):
 @pytest.mark.parametrize("environment", [it for it in FAMILIES if it != MATH])
 def test_the_verifiers_of_the_tiny_recipe_have_no_fault(environment, capsys):
     rows = sampled(rows_of(environment))
-    found = try_made(rows, Probe(), None, 128)
+    found = try_rewards(rows, Probe(), None, 128)
     assert found.problems == found.warnings == []
     described = found.record[environment]
     (good,) = described["by_kind"]["good"].values()
     assert good == (5.0 if environment == GENRM else 1.0)
     assert good > max(described["by_kind"]["bad"].values()) and described["variance"] > 0
-    assert json.dumps(try_made(rows, Probe(), None, 128).record) == json.dumps(found.record)
+    assert json.dumps(try_rewards(rows, Probe(), None, 128).record) == json.dumps(found.record)
     assert capsys.readouterr().err == "" and "ms a check" in found.times[0]
-    found.tell("rlvr1", "stop")
+    found.report("rlvr1", "stop")
     assert "ms a check" in capsys.readouterr().err
 
 
@@ -119,8 +128,8 @@ def test_a_faulty_reward_stops_the_stage(tried, capsys, fault, says):
     found = tried(lambda row, response: fault(tried.real(row, response), row, response))
     assert any(says in problem for problem in found.problems), found.problems
     with pytest.raises(UserError, match=r"stage rlvr1: its reward cannot be trained on:\n  math_with"):
-        found.tell("rlvr1", "stop")
-    found.tell("rlvr1", "warn")
+        found.report("rlvr1", "stop")
+    found.report("rlvr1", "warn")
     assert says in capsys.readouterr().err
 
 
@@ -171,19 +180,19 @@ def test_a_form_of_the_right_answer_that_is_not_paid_is_warned_of(tried):
 def test_where_no_right_answer_is_known_an_empty_one_must_earn_nothing(monkeypatch):
     rows = [row | {"agent_ref": {"name": "mine"}} for row in math_rows()]
     for value, problems in ((0.0, 0), (0.3, 4)):
-        monkeypatch.setitem(VERIFIERS, "mine", Verifier(lambda row, response, value=value: value))
-        found = try_made(sampled(rows), Probe(), None, 200)
+        replace_verifier(monkeypatch, "mine", lambda row, response, value=value: value)
+        found = try_rewards(sampled(rows), Probe(), None, 200)
         assert len(found.problems) == problems and set(found.record["mine"]["by_kind"]) == {"adversarial"}
-    monkeypatch.setitem(VERIFIERS, "mine", Verifier(lambda row, text: 0.0, lambda row, texts: [3.0] * len(texts)))
-    assert try_made(sampled(rows), Probe(), None, 200).problems == []
+    replace_verifier(monkeypatch, "mine", lambda row, text: 0.0, lambda row, texts: [3.0] * len(texts))
+    assert try_rewards(sampled(rows), Probe(), None, 200).problems == []
 
 
 def test_a_copy_of_the_prompt_is_a_right_answer_where_any_text_is():
     row = rows_of(Environment.TOOL_USE)[0] | {"expected_action": {"type": "message", "content": "x"}}
-    made = {it.what: it for it in made_responses(row, answers_of(row), [], 100)}
+    made = {it.what: it for it in probe_responses(row, answers_of(row), [], 100)}
     assert score(row, made["a copy of the prompt"].text) == 1.0 and made["a copy of the prompt"].if_paid is None
     assert made["an empty answer"].if_paid == "stop"
-    assert try_made(sampled([row] * 4), Probe(), None, 100).problems == []
+    assert try_rewards(sampled([row] * 4), Probe(), None, 100).problems == []
 
 
 FUNCTION = {"type": "function_call", "name": "find", "arguments": '{"item": "key"}'}
@@ -231,7 +240,7 @@ def test_no_verifier_is_found_at_fault_on_rows_as_they_are_published(environment
         for fields in MORE_ROWS[environment]
     ]
     assert all(check_row(row) is None for row in rows)
-    found = try_made(sampled(rows), Probe(seconds_per_check=20), None, 200)
+    found = try_rewards(sampled(rows), Probe(seconds_per_check=20), None, 200)
     assert found.problems == found.warnings == []
     assert set(found.record[environment]["by_kind"].get("good", {"": 1.0}).values()) == {1.0}
 
@@ -245,13 +254,13 @@ def test_a_judge_is_asked_as_the_stage_would_and_its_outage_is_its_own_message()
     def probe(url: str):
         server = JudgeServer(base_url=url, max_retries=0)
         judges = Judges.model_validate({"general": {"model": "m"}})
-        return try_made(sampled(rows), Probe(), Panel(judges, {"general": server}), 100)
+        return try_rewards(sampled(rows), Probe(), JudgeClients(judges, {"general": server}), 100)
 
     with serve(lambda messages: "[[A!=B]]") as judge:
         assert any("pays 0 for each of" in problem for problem in probe(judge.base_url).problems)
     with pytest.raises(JudgeUnavailable, match=r"split:1: equiv.*, the reward probe got no verdict: the general judge"):
         probe(judge.base_url)
-    assert try_made(sampled(rows), Probe(), None, 100).record == {}
+    assert try_rewards(sampled(rows), Probe(), None, 100).record == {}
 
 
 # Sampling.
@@ -276,10 +285,6 @@ def test_the_same_rows_are_drawn_of_each_environment_and_none_that_is_allowed_to
 @pytest.fixture
 def stage(tmp_path):
     """Check stage rlvr1 of the short recipe on math rows, with these settings of its probe."""
-    for name in ("train-split.jsonl", "val-split.jsonl"):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in math_rows()))
-    write_json(tmp_path / "manifest.json", {name: {"rows": 8} for name in ("train", "validation")})
-    write_json(tmp_path / "parent.json", {"files": {}})
 
     def load(**probe: object):
         values = yaml.safe_load(SHORT.read_text())
@@ -288,9 +293,7 @@ def stage(tmp_path):
         return load_recipe(tmp_path / "recipe.yaml")
 
     def check(**probe: object) -> dict:
-        recipe = load(**probe)
-        place = (tmp_path / "manifest.json", tmp_path / "run", None, tmp_path / "parent.json")
-        return check_stage(recipe, "rlvr1", resolve_stage(recipe, "rlvr1"), *place)
+        return check_stage(ready_stage(load(**probe), tmp_path, "rlvr1", math_rows()))
 
     check.load = load
     return check
@@ -299,7 +302,7 @@ def stage(tmp_path):
 def test_the_preflight_records_the_probe_and_refuses_a_faulty_reward(stage, monkeypatch, capsys):
     assert stage(rows=3)["reward_probe"][MATH]["rows"] == 3
     assert stage()["reward_probe"] == stage()["reward_probe"]
-    monkeypatch.setitem(VERIFIERS, MATH, Verifier(lambda row, response: 1.0))
+    replace_verifier(monkeypatch, MATH, lambda row, response: 1.0)
     with pytest.raises(
         UserError, match=r"stage rlvr1: its reward .*\n.*train-split.jsonl:1\), so nothing can be learnt"
     ):
@@ -319,18 +322,17 @@ def test_the_probes_settings_are_no_part_of_what_a_stage_trains(stage):
 
 def test_rollouts_are_described_and_a_constant_reward_stops_the_stage(stage, monkeypatch):
     pytest.importorskip("torch")
-    from scripts.evaluate.probe import try_rollouts
+    from scripts.backends.trl.probe import try_rollouts
     from scripts.model.random_init import make_model, make_tokenizer
 
     recipe = stage.load()
-    config = resolve_stage(recipe, "rlvr1") | {"model": recipe.model.model_dump(mode="json")}
-    tokenizer = make_tokenizer()
-    model = make_model(config, tokenizer)
+    config, tokenizer = resolve_stage(recipe, "rlvr1"), make_tokenizer()
+    model = make_model(recipe.model, tokenizer, config.max_length, config.seed)
     samples = sampled(math_rows()) | sampled(rows_of(MCQA))
 
     def run(verify, **settings: object):
         for name in (MATH, MCQA):
-            monkeypatch.setitem(VERIFIERS, name, Verifier(verify))
+            replace_verifier(monkeypatch, name, verify)
         return try_rollouts(model, tokenizer, samples, config, Probe(**settings), None)
 
     found = run(lambda row, response: len(response) / 100)

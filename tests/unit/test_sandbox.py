@@ -17,7 +17,7 @@ from scripts.rewards import confine
 from scripts.rewards.sandbox import Sandbox, cores
 from tests.conftest import ROOT
 
-RUN = "scripts.rewards.code_gen:run_program"
+RUN = "scripts.rewards.environments.code_gen:run_program"
 OPERATION_NOT_PERMITTED = "PermissionError: [Errno 1] Operation not permitted"
 
 

@@ -7,27 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.recipe.judges import JudgeServer
+from scripts.recipe.judges import Judge, Judges, JudgeServer
+from scripts.recipe.model import RandomModel
 from scripts.rewards.judge import JudgeUnavailable
 from tests.judge_server import serve
 
 # TRL is imported by the tests that use it: the other process of pytest-xdist, which collects them too, need not wait.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
 
-CONFIG = {
-    "seed": 1,
-    "model": {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "initializer_range": 0.02,
-        "rope_theta": 100.0,
-        "vision": None,
-    },
-    "policy": {"max_total_sequence_length": 64},
-}
+SHAPE = RandomModel(
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    rope_theta=100.0,
+)
 
 
 def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_are_alike():
@@ -47,16 +42,20 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
 
 
 def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
-    from scripts.backends.trl.grpo import environment_reward, panel_of
+    from scripts.backends.trl.grpo import environment_reward, judges_of
 
     row = {"agent_ref": {"name": "equivalence_llm_judge_simple_agent"}, "expected_answer": "4"}
     row["responses_create_params"] = {"input": "2 + 2?"}
-    judges, logged = {"general": {"model": "m"}}, defaultdict(list)
+    judges, logged = Judges(general=Judge(model="m")), defaultdict(list)
+
+    def clients(judges: Judges | None, **servers: JudgeServer):
+        return judges_of(
+            SimpleNamespace(config=SimpleNamespace(judges=judges), settings=SimpleNamespace(judge_servers=servers))
+        )
 
     def reward(url: str, *completions: str) -> list[float]:
-        server = JudgeServer(base_url=url, max_retries=0)
-        panel = panel_of(SimpleNamespace(config={"judges": judges}, judge_servers={"general": server}))
-        return environment_reward(2, panel)(
+        asked = clients(judges, general=JudgeServer(base_url=url, max_retries=0))
+        return environment_reward(2, asked)(
             completions=list(completions),
             row=[json.dumps(row)] * len(completions),
             log_metric=lambda name, value: logged[name].append(value),
@@ -69,7 +68,7 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")
-    assert panel_of(SimpleNamespace(config={}, judge_servers={})) is None
+    assert clients(None) is None
 
 
 def test_only_the_assistants_tokens_are_learnt():
@@ -110,6 +109,7 @@ def test_equal_configs_give_equal_models_and_another_seed_another():
     from scripts.model.random_init import make_model, make_tokenizer
 
     def weights(seed: int):
-        return torch.cat([p.flatten() for p in make_model(CONFIG | {"seed": seed}, make_tokenizer()).parameters()])
+        model = make_model(SHAPE, make_tokenizer(), max_length=64, seed=seed)
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
 
     assert torch.equal(weights(1), weights(1)) and not torch.equal(weights(1), weights(2))

@@ -9,21 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.recipe.environment import Environment
-from scripts.rewards import (
+from scripts.rewards import patterns, workplace
+from scripts.rewards.environments import (
     calendar,
     code_gen,
     instruction_following,
     math,
-    patterns,
     reasoning_gym,
     string_match,
     structured_outputs,
     tool_use,
-    workplace,
     workplace_assistant,
 )
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
-from scripts.rewards.registry import VERIFIERS, reward_group
+from scripts.rewards.registry import SPECS, reward_group
 from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
 
 # math_with_judge
@@ -80,7 +79,6 @@ SQUARE = {"verifier_metadata": {"unit_tests": {"inputs": ["3\n", "-4\n"], "outpu
     ],
 )
 def test_code_gen_runs_the_last_block_on_every_test(response, reward):
-    assert code_gen.check(SQUARE) is None
     assert code_gen.verify(SQUARE, response) == reward
 
 
@@ -113,7 +111,6 @@ def test_code_gen_compares_lines_and_numbers(output, expected, same):
 def test_code_gen_calls_the_named_function(text, reward):
     tests = {"fn_name": "joined", "inputs": ["[1]\n[2, 3]", "[]\n[]"], "outputs": ["[1, 2, 3]", "[]"]}
     row = {"verifier_metadata": {"unit_tests": tests}}
-    assert code_gen.check(row) is None
     assert code_gen.verify(row, program(text)) == reward
 
 
@@ -130,20 +127,6 @@ def test_code_gen_calls_the_named_function(text, reward):
 )
 def test_code_gen_compares_returned_values(value, expected, same):
     assert code_gen.same_value(value, expected) is same
-
-
-@pytest.mark.parametrize(
-    ("metadata", "why"),
-    [
-        ({}, "not an object"),
-        ({"unit_tests": {"inputs": "1", "outputs": []}}, "not both lists"),
-        ({"unit_tests": {"inputs": [], "outputs": []}}, "0 inputs and 0"),
-        ({"unit_tests": {"inputs": ["1"], "outputs": []}}, "1 inputs and 0"),
-        ({"unit_tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "not JSON"),
-    ],
-)
-def test_code_gen_refuses_rows_without_usable_tests(metadata, why):
-    assert why in code_gen.check({"verifier_metadata": metadata})
 
 
 def test_code_gen_a_group_is_run_on_all_cores():
@@ -187,7 +170,6 @@ TWO = {"exp_cal_state": {"0": wanted("before 1:45 pm"), "1": wanted("at 14:00", 
     ],
 )
 def test_calendar_all_events_are_where_they_are_wanted(response, reward):
-    assert calendar.check(TWO) is None
     assert calendar.verify(TWO, response) == reward
 
 
@@ -207,11 +189,6 @@ def test_calendar_nothing_expected_takes_any_answer():
 )
 def test_calendar_reads_times(text, expected):
     assert calendar.minutes(text) == expected
-
-
-def test_calendar_refuses_what_it_cannot_check():
-    assert "ValueError" in calendar.check({"exp_cal_state": {"0": wanted("between noon and 2pm")}})
-    assert "KeyError" in calendar.check({"exp_cal_state": {"0": {"duration": 1}}})
 
 
 # string_match
@@ -268,7 +245,6 @@ def test_string_match_is_quick_with_what_is_long():
     assert string_match.verify(row, "x" * 5000) == 1.0
     assert string_match.verify(row | {"extraction_mode": "boxed"}, r"\boxed{" * 20_000) == 0.0
     assert time.monotonic() - started < 20
-    assert "extraction_mode 'x'" in string_match.check(row | {"extraction_mode": "x"})
 
 
 # structured_outputs
@@ -535,9 +511,7 @@ A, B, C = ("f", {"a": 1}), ("f", {"a": 2}), ("g", {})
 )
 def test_tool_use_the_first_call_is_compared(made, reward):
     row = single(A)
-    assert tool_use.check(row) is None
     assert tool_use.verify(row, f"I call. {calls(*made)}", 0.1) == reward
-    assert "parallel_tool_calls alone" in tool_use.check(batch(A, B))
 
 
 @pytest.mark.parametrize(
@@ -546,7 +520,6 @@ def test_tool_use_the_first_call_is_compared(made, reward):
 )
 def test_tool_use_a_batch_is_compared_in_any_order(made, reward):
     row = batch(A, B)
-    assert tool_use.check_parallel(row) is None
     assert tool_use.verify_parallel(row, calls(*made), 0.1) == reward
 
 
@@ -567,17 +540,12 @@ def test_tool_use_finds_the_pairing_that_matches_most():
 def test_tool_use_each_environment_has_its_threshold(name, reward):
     row = {"expected_action": {"type": "function_call", "name": "f", "arguments": '{"q": "a b c d e"}'}}
     said = ["v w x y z", "a w x y b", "a b c y z"]  # 0, 2 and 3 shared of 10
-    assert [VERIFIERS[Environment(name)].verify(row, calls(("f", {"q": text}))) for text in said] == reward
+    assert [SPECS[Environment(name)].verify(row, calls(("f", {"q": text}))) for text in said] == reward
 
 
 def test_tool_use_an_integer_takes_a_truth_value_but_not_a_float():
     row = {"expected_action": {"type": "function_call", "name": "f", "arguments": '{"a": 1}'}}
     assert [tool_use.verify(row, calls(("f", {"a": value})), 0.1) for value in (1, True, 1.0, "1")] == [1, 1, 0, 0]
-
-
-def test_tool_use_refuses_an_empty_batch():
-    assert "not a list" in tool_use.check_parallel({"expected_action": {"type": "function_call_batch", "calls": []}})
-    assert ".name" in tool_use.check_parallel({"expected_action": {"type": "function_call_batch", "calls": [{}]}})
 
 
 # workplace_assistant
@@ -675,7 +643,6 @@ def test_workplace_every_tool_that_changes_something(name, arguments, changed):
 def test_workplace_has_27_tools_and_refuses_others():
     assert len(workplace.TOOLS) == 27
     assert "no tool" in workplace_assistant.check(workplace_row(("rm", {})))
-    assert "not a JSON string" in workplace_assistant.check({"ground_truth": [{"name": LOOK[0], "arguments": {}}]})
 
 
 def test_workplace_what_is_deleted_can_no_more_be_changed():
@@ -772,7 +739,7 @@ ODD = st.lists(
 @given(st.one_of(st.text(), ODD.map("".join)))
 def test_every_response_has_a_reward_between_nothing_and_one(text):
     for environment, row in ROWS.items():
-        assert 0.0 <= VERIFIERS[environment].verify(row, text) <= 1.0
+        assert 0.0 <= SPECS[environment].verify(row, text) <= 1.0
 
 
 LONG = [
@@ -789,5 +756,5 @@ def test_no_long_response_keeps_a_verifier_busy():
         math._BOXED_INTEGER.fullmatch(text)
         for environment, row in ROWS.items():
             if environment is not Environment.INSTRUCTION_FOLLOWING:
-                VERIFIERS[environment].verify(row, text + r"}x}")
+                SPECS[environment].verify(row, text + r"}x}")
     assert time.monotonic() - started < 120

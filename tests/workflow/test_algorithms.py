@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
+from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.cluster import check_nodes  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train  # noqa: E402
-from scripts.data.preferences import preference_of  # noqa: E402
+from scripts.data.examples import preference_of  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.evaluate.generate import rollouts  # noqa: E402
@@ -40,7 +41,7 @@ RANKED = {
 }
 
 
-def lengths(groups, panel):
+def lengths(groups, judges):
     """Rewards that differ even where nothing was learnt."""
     return [[float(len(response)) for response in responses] for _, responses in groups]
 
@@ -140,17 +141,19 @@ def test_the_leave_one_out_baseline_is_nemo_rls_centred_or_not(normalize):
     rng = random.Random(0)
     groups = [[rng.random() * 5 for _ in range(4)] for _ in range(3)] + [[1, 0, 0, 0], [2, 2, 2, 2]]
     rewards = torch.tensor(groups, dtype=torch.float32)
-    expected = [it for group in groups for it in nemo_rl_advantages([float(one) for one in group], normalize)]
+    expected = [
+        advantage
+        for group in groups
+        for advantage in nemo_rl_advantages([float(reward) for reward in group], normalize)
+    ]
     for given in (rewards, rewards - rewards.mean(1, keepdim=True)):
         assert leave_one_out(given.flatten(), 4, normalize).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_losses_without_a_weight_are_not_computed():
-    settings = {"preference_average_log_probs": False, "preference_loss_weight": 1.0, "sft_loss_weight": 0.0}
-    assert losses(settings) == (["sigmoid"], [1.0])
-    assert losses(settings | {"preference_average_log_probs": True}) == (["sigmoid_norm"], [1.0])
-    mixed = settings | {"preference_loss_weight": 0.8, "bco_loss_weight": 0.2, "sft_loss_weight": 1.0}
-    assert losses(mixed) == (["sigmoid", "bco_pair", "sft"], [0.8, 0.2, 1.0])
+    assert losses(Dpo(max_num_steps=1)) == (["sigmoid"], [1.0])
+    assert losses(Dpo(max_num_steps=1, preference_average_log_probs=True)) == (["sigmoid_norm"], [1.0])
+    assert losses(Mpo(max_num_steps=1)) == (["sigmoid", "bco_pair", "sft"], [0.8, 0.2, 1.0])
 
 
 def test_both_forms_of_a_preference_become_the_same_tokens():
@@ -180,7 +183,9 @@ def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
     with pytest.raises(UserError, match=r"rows.jsonl:2: shows no picture, but other rows do, which TRL cannot mix"):
         train(replace(job, train_split=rows))
     blind = stages.job("sft", "sft.blind", STEPS)
-    blind.config["model"]["vision"] = None
+    blind = replace(
+        blind, config=blind.config.model_copy(update={"model": blind.config.model.model_copy(update={"vision": None})})
+    )
     with pytest.raises(
         UserError, match=r"train-split.jsonl:\d+: shows a picture, but the recipe's model has no vision"
     ):

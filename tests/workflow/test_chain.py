@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -66,13 +67,32 @@ def test_a_finished_chain_has_nothing_to_do(finished):
     assert "Nothing to be done" in finished.snakemake("--dry-run")
 
 
-def test_every_rule_is_there_for_the_stages_that_it_is_for(fresh):
-    rules = set(fresh.snakemake("--list-rules").split())
-    assert {"convert", "export", "held_out", "evaluate", "benchmarks", "probe"} <= rules
-    planned = set(re.findall(r"^(?:local)?rule (\w+):", fresh.snakemake("--dry-run"), re.MULTILINE))
-    assert planned >= {"export", "evaluate"} and not planned & {"convert", "held_out"}
-    output = fresh.snakemake("--dry-run", "results/short/sft/benchmarks.json", check=False)
-    assert "MissingRuleException" in output, "only NeMo-RL's stages have benchmarks"
+def test_each_stage_of_a_mixed_chain_has_the_rules_that_it_is_for(fresh):
+    fresh.edit("name: short", "name: short\nrelease: v0.7.0")
+    fresh.edit(
+        "evaluation:",
+        "  pairs: {kind: preferences, rows: 60, holdout: 20, environments: [genrm_simple_agent]}\nevaluation:",
+    )
+    fresh.edit(
+        "  rlvr1: {algorithm: grpo, parent: sft",
+        """  dpo:
+    {algorithm: dpo, backend: nemo_rl, reward: pairs, parent: sft, blend: pairs, config: dpo.yaml, max_num_steps: 3,
+     cluster: {num_nodes: 1}, policy: {train_global_batch_size: 4, max_total_sequence_length: 64}}
+  rlvr1: {algorithm: grpo, parent: dpo""",
+    )
+    output = fresh.snakemake("--dry-run", "--printshellcmds")
+    planned = {
+        (rule, stage)
+        for rule, stage in re.findall(r"^(?:local)?rule (\w+):(?:\n .+)*?\n +wildcards: stage=(\w+)", output, re.M)
+    }
+    trl = {"sft", "rlvr1", "rlhf"}
+    assert {stage for rule, stage in planned if rule == "convert"} == {"dpo"}
+    assert {stage for rule, stage in planned if rule == "export"} == trl
+    assert {stage for rule, stage in planned if rule == "evaluate"} == trl
+    assert {stage for rule, stage in planned if rule in ("train", "gate", "stage_page")} == trl | {"dpo"}
+    fresh.snakemake("--dry-run", "results/short/dpo/benchmarks.json")
+    refused = fresh.snakemake("--dry-run", "results/short/sft/benchmarks.json", check=False)
+    assert "MissingRuleException" in refused, "only what NeMo-RL trains has benchmarks"
 
 
 def test_snakemakes_own_report_can_be_asked_for(copied):
@@ -161,25 +181,26 @@ def test_losing_snakemakes_memory_trains_nothing(copied):
     assert {stage: copied.content(stage) for stage in STAGES} == before
 
 
-def train_by_hand(workflow, run: Path, ckpt: Path) -> str:
-    results = Path("results/short")
+def train_by_hand(workflow, results: Path) -> str:
     return workflow.run(
-        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml", "--stage", "rlvr1"),
-        *("--config", str(results / "rlvr1/config.yaml"), "--manifest", str(results / "data/rlvr1/manifest.json")),
-        *("--parent-export", str(results / "sft/hf/record.json"), "--run", str(run), "--ckpt", str(ckpt)),
+        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml"),
+        *("--results", str(results), "--stage", "rlvr1"),
     ).stdout
 
 
 def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
-    def weights() -> str:
-        return json.loads((copied.root / "hand/ckpt/record.json").read_text())["files"]["model.safetensors"]["sha256"]
+    results = copied.untrained("rlvr1")
+    stage = results / "rlvr1"
 
-    train_by_hand(copied, Path("hand/run"), Path("hand/ckpt"))
+    def weights() -> str:
+        return json.loads((stage / "ckpt/record.json").read_text())["files"]["model.safetensors"]["sha256"]
+
+    train_by_hand(copied, results)
     assert weights() == copied.content("rlvr1")
     for step in (2, 3):
-        subprocess.run(["rm", "-r", f"hand/run/checkpoints/step_{step}"], cwd=copied.root, check=True)
-    subprocess.run(["rm", "-r", "hand/ckpt"], cwd=copied.root, check=True)
-    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, Path("hand/run"), Path("hand/ckpt"))
+        shutil.rmtree(stage / f"run/checkpoints/step_{step}")
+    shutil.rmtree(stage / "ckpt")
+    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, results)
     assert weights() == copied.content("rlvr1")
 
 

@@ -23,7 +23,7 @@ from scripts.backends.trl.vllm import mismatch, prepare_engine, vllm_arguments
 from scripts.data.prompts import open_picture, prompt_of, render_prompt
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
-from scripts.rewards.judge import Panel
+from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import reward_groups
 
 Completion = str | list[dict[str, Any]]
@@ -54,7 +54,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         prepare_engine()
     trainer = trainer_class(
         model=model,
-        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, panel_of(job))],
+        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, judges_of(job))],
         args=_arguments(job),
         train_dataset=_dataset(rows, prompts, pictures),
         processing_class=processor,
@@ -87,7 +87,8 @@ def _with_pictures(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
 def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages whose pictures are placeholders, into which TRL puts a row's images in order."""
     return [
-        message | {"content": [{key: it for key, it in part.items() if key != "image"} for part in message["content"]]}
+        message
+        | {"content": [{key: value for key, value in part.items() if key != "image"} for part in message["content"]]}
         if isinstance(message["content"], list)
         else message
         for message in messages
@@ -171,13 +172,13 @@ def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> to
     return advantages.view(-1).to(rewards.dtype)
 
 
-def panel_of(job: TrainingJob) -> Panel | None:
+def judges_of(job: TrainingJob) -> JudgeClients | None:
     """The judges that a stage names."""
-    judges = job.config.judges
-    return Panel(judges, job.settings.judge_servers) if judges else None
+    settings = job.config.judges
+    return JudgeClients(settings, job.settings.judge_servers) if settings else None
 
 
-def environment_reward(group_size: int, panel: Panel | None = None) -> Callable[..., list[float]]:
+def environment_reward(group_size: int, judges: JudgeClients | None = None) -> Callable[..., list[float]]:
     """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
 
     It takes a step's completions (of this rank) and their rows as JSON, and logs each group's mean reward under the
@@ -189,15 +190,15 @@ def environment_reward(group_size: int, panel: Panel | None = None) -> Callable[
         completions: list[Completion], row: list[str], log_metric: Callable[[str, float], None], **_: Any
     ) -> list[float]:
         groups = [
-            (json.loads(row[start]), [_text(it) for it in completions[start : start + group_size]])
+            (json.loads(row[start]), [_text(completion) for completion in completions[start : start + group_size]])
             for start in range(0, len(row), group_size)
         ]
         started = time.monotonic()
-        rewards = reward_groups(groups, panel)
+        rewards = reward_groups(groups, judges)
         log_metric(REWARD_SECONDS, time.monotonic() - started)
         for (fields, _), group in zip(groups, rewards, strict=True):
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
-        if panel is not None and (share := panel.unread_share()) is not None:
+        if judges is not None and (share := judges.unread_share()) is not None:
             log_metric(UNREAD_VERDICTS, share)
         return [value for group in rewards for value in group]
 

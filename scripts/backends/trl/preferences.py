@@ -8,7 +8,7 @@ from trl import DPOConfig, DPOTrainer
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithms import Dpo
 from scripts.backends.trl.setup import model_and_processor, shared_arguments, training_rows
-from scripts.data.preferences import Preference, preference_of
+from scripts.data.examples import Preference, preference_of
 from scripts.data.prompts import render
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
@@ -71,11 +71,11 @@ def tokenize_pairs(preferences: list[Preference], tokenizer: Any) -> list[dict[s
     def ids(texts: list[str]) -> list[list[int]]:
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
-    prompts = [render(it.prompt, tokenizer, add_generation_prompt=True) for it in preferences]
+    prompts = [render(pair.prompt, tokenizer, add_generation_prompt=True) for pair in preferences]
     answers = {
         name: [
-            render([*it.prompt, *getattr(it, name)], tokenizer).removeprefix(prompt)
-            for it, prompt in zip(preferences, prompts, strict=True)
+            render([*pair.prompt, *getattr(pair, name)], tokenizer).removeprefix(prompt)
+            for pair, prompt in zip(preferences, prompts, strict=True)
         ]
         for name in ("chosen", "rejected")
     }

@@ -1,0 +1,169 @@
+"""code_gen: the last code block of the response passes all unit tests (LiveCodeBench's format, arXiv:2403.07974).
+
+A program is Python. Every test runs it anew in a confined process (`scripts.rewards.sandbox`) of 10 seconds and 4 GiB.
+"""
+
+import atexit
+import contextlib
+import json
+import math
+import threading
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation
+from itertools import starmap
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from scripts.recipe.environment import Environment
+from scripts.rewards.confine import unavailable
+from scripts.rewards.row import PromptRow, broken, parse
+from scripts.rewards.sandbox import sandbox
+from scripts.rewards.spec import EnvironmentSpec
+
+SECONDS = 10.0
+_NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
+_NAMED += ["itertools", "functools", "operator", "io", "sys", "json"]
+_STARRED = [*_NAMED, "builtins", "typing"]
+_PRELUDE = "".join(
+    [
+        *(f"from {module} import *\n" for module in _STARRED),
+        f"import {', '.join(_NAMED)}\n",
+        "sys.setrecursionlimit(50000)\n",
+    ]
+)
+
+
+class UnitTests(Struct):
+    """What a program is run on, and what it must print or return."""
+
+    inputs: Annotated[list[str], Meta(min_length=1)]
+    outputs: list[str]
+    fn_name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Each input has its output; arguments and results of a function are JSON."""
+        if len(self.inputs) != len(self.outputs):
+            raise broken("outputs", f"has {len(self.outputs)} entries for {len(self.inputs)} inputs")
+        if self.fn_name is not None:
+            for place, (given, result) in enumerate(zip(self.inputs, self.outputs, strict=True)):
+                for line in given.split("\n"):
+                    parse(line, f"inputs[{place}]")
+                parse(result, f"outputs[{place}]")
+
+
+class ProgramTests(Struct):
+    """``verifier_metadata`` of a programming task."""
+
+    unit_tests: UnitTests
+
+
+class CodeGenRow(PromptRow, kw_only=True):
+    """code_gen: the last code block passes all tests."""
+
+    verifier_metadata: ProgramTests
+
+
+def verify(row: dict[str, Any], response: str) -> float:
+    """1.0 if the program passes all of ``verifier_metadata.unit_tests``, else 0.0; it ends at the first that fails.
+
+    Without ``fn_name`` a test is the standard input and the output that is expected, compared by lines, a line as
+    text or else as numbers. With it, a test is the arguments, one JSON value a line, and the value that the function
+    (or the method of a class ``Solution``) is to return. No code block or a ``<think>`` in the answer is 0.0.
+    """
+    code = last_code_block(response)
+    if not code or "<think>" in response or "</think>" in response:
+        return 0.0
+    tests = row["verifier_metadata"]["unit_tests"]
+    passes = _function_passes if tests.get("fn_name") else _program_passes
+    return float(
+        all(
+            passes(code, tests.get("fn_name"), given, expected)
+            for given, expected in zip(tests["inputs"], tests["outputs"], strict=True)
+        )
+    )
+
+
+def last_code_block(response: str) -> str:
+    """The lines between the last two that have a fence of three backticks; empty without two of them."""
+    lines = response.split("\n")
+    fences = [number for number, line in enumerate(lines) if "```" in line]
+    return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else ""
+
+
+def _program_passes(code: str, _: None, given: str, expected: str) -> bool:
+    outcome = sandbox("scripts.rewards.environments.code_gen:run_program", *_STARRED).call(
+        code, stdin=given, seconds=SECONDS
+    )
+    return outcome.ended == "returned" and same_output(outcome.output, expected)
+
+
+def _function_passes(code: str, name: str, given: str, expected: str) -> bool:
+    arguments = [json.loads(line) for line in given.split("\n")]
+    outcome = sandbox("scripts.rewards.environments.code_gen:call_function", *_STARRED).call(
+        code, name, arguments, seconds=SECONDS
+    )
+    return outcome.ended == "returned" and same_value(outcome.value, json.loads(expected))
+
+
+def same_output(output: str, expected: str) -> bool:
+    """Whether two outputs have the same lines, white space around them aside; lines of numbers go by value."""
+    lines, expected_lines = output.strip().split("\n"), expected.strip().split("\n")
+    return len(lines) == len(expected_lines) and all(starmap(_same_line, zip(lines, expected_lines, strict=True)))
+
+
+def _same_line(line: str, expected: str) -> bool:
+    if line.strip() == expected.strip():
+        return True
+    try:
+        return list(_decimals(line)) == list(_decimals(expected))
+    except InvalidOperation:
+        return False
+
+
+def _decimals(line: str) -> Iterator[Decimal]:
+    return map(Decimal, line.split())
+
+
+def same_value(value: Any, expected: Any) -> bool:
+    """Whether two JSON values are equal, or are (texts of) numbers that differ by 1e-5 of the expected one at most."""
+    if value == expected or json.dumps(value) == json.dumps(expected):
+        return True
+    try:
+        return math.isclose(float(value), float(expected), rel_tol=0, abs_tol=1e-8 + 1e-5 * abs(float(expected)))
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def run_program(code: str) -> None:
+    """Run the text of a program as Python runs a file."""
+    atexit._clear()
+    with contextlib.suppress(SystemExit):
+        _execute(code)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+
+
+def call_function(code: str, name: str, arguments: list[Any]) -> Any:
+    """What a function of a program returns, or of its class Solution, as a JSON value."""
+    names = _execute(code)
+    function = getattr(names["Solution"](), name) if "class Solution" in code else names[name]
+    value = function(*arguments)
+    try:
+        return json.loads(json.dumps(value))
+    except TypeError:
+        return float(value)
+
+
+def _execute(code: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(_PRELUDE, names)
+    exec(compile(code, "program.py", "exec"), names)
+    return names
+
+
+ENVIRONMENTS = {
+    Environment.CODE_GEN: EnvironmentSpec(CodeGenRow, verify, check=lambda row: unavailable(), confined=True)
+}

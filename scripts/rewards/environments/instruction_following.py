@@ -1,0 +1,104 @@
+"""instruction_following: the response obeys verifiable instructions, named and parametrised as in IFEval."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from scripts.recipe.environment import Environment
+from scripts.rewards.instructions import INSTRUCTIONS, obeys
+from scripts.rewards.row import PromptRow, Text, broken
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
+
+
+class InstructionFollowingRow(PromptRow, kw_only=True):
+    """instruction_following: every instruction, or a share of them, is obeyed.
+
+    Gym's main branch also finds them in ``verifier_metadata``; the Gym of no release does.
+    """
+
+    id: int
+    instruction_id_list: Annotated[list[Text], Meta(min_length=1)]
+    kwargs: list[dict[str, Any] | None]
+    prompt: str
+    grading_mode: Literal["binary", "fraction"] = "binary"
+
+    def check_fields(self) -> None:
+        """There are as many arguments as instructions."""
+        given, asked = len(self.kwargs), len(self.instruction_id_list)
+        if given != asked:
+            raise broken("kwargs", f"has {given} entries for {asked} instructions")
+
+
+def verify(row: dict[str, Any], response: str) -> float:
+    """1.0 if every instruction is obeyed (``grading_mode`` fraction: the share obeyed), else 0.0; empty is 0.0.
+
+    The fields may stand in ``verifier_metadata`` or, as in older rows, beside it.
+    """
+    if not response.strip():
+        return 0.0
+    names, arguments, mode = _task(row)
+    obeyed = [obeys(name, response, given) for name, given in zip(names, arguments, strict=True)]
+    return sum(obeyed) / len(obeyed) if mode == "fraction" else float(all(obeyed))
+
+
+def check(row: dict[str, Any]) -> str | None:
+    """Why the row's instructions cannot be verified, or None."""
+    names, arguments, mode = _task(row)
+    if not isinstance(names, list) or not isinstance(arguments, list):
+        return "instruction_id_list and kwargs are not both lists"
+    if not names or len(names) != len(arguments):
+        return f"kwargs has {len(arguments)} entries for {len(names)} instructions"
+    if mode not in ("binary", "fraction"):
+        return f"grading_mode {mode!r} is neither binary nor fraction"
+    for name, given in zip(names, arguments, strict=True):
+        if name not in INSTRUCTIONS:
+            return f"instruction {name!r} has no verifier"
+        try:
+            obeys(name, "A word or two.", given)
+        except (TypeError, ValueError, AttributeError) as error:
+            return f"instruction {name}: {str(error).rpartition('() ')[2]}"
+    return None
+
+
+def _task(row: dict[str, Any]) -> tuple[Any, Any, str]:
+    fields = row | (row.get("verifier_metadata") or {})
+    return fields.get("instruction_id_list"), fields.get("kwargs"), fields.get("grading_mode") or "binary"
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """Keywords and numbers of words are put together; a copied prompt may well obey other instructions."""
+    names, arguments, _ = _task(row)
+    wanted: dict[str, list[dict[str, Any]]] = {}
+    for name, given in zip(names or (), arguments or (), strict=False):
+        wanted.setdefault(name, []).append(given or {})
+    try:
+        words = _words(wanted)
+    except (KeyError, TypeError):
+        words = []
+    if not words:
+        return Answers(any_text_is_right=True)
+    return Answers(" ".join(words), allowed=spaced(" ".join(words)))
+
+
+def _words(wanted: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Words that obey instructions on keywords and the number of words; none where there are others."""
+    exist, often, counted = (
+        wanted.get(name, []) for name in ("keywords:existence", "keywords:frequency", "length_constraints:number_words")
+    )
+    if sum(map(len, (exist, often, counted))) < sum(map(len, wanted.values())):
+        return []
+    if any(given["relation"] != "at least" for given in often):
+        return []
+    words = [word for given in exist for word in given["keywords"]]
+    words += [given["keyword"] for given in often for _ in range(given["frequency"])]
+    for given in counted if words else ():
+        if given["relation"] == "at least":
+            words += [words[0]] * (given["num_words"] - len(words))
+        elif len(words) >= given["num_words"]:
+            return []
+    return words
+
+
+ENVIRONMENTS = {
+    Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(InstructionFollowingRow, verify, check=check, answers=answers)
+}

@@ -1,0 +1,117 @@
+"""math_with_judge: the response's answer is mathematically equal to the expected one, or a judge says so."""
+
+import asyncio
+import logging
+import re
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from scripts.recipe.environment import Environment
+from scripts.rewards.response import first_label, last_boxed, split_reasoning
+from scripts.rewards.row import PromptRow, Text
+from scripts.rewards.sandbox import sandbox
+from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, spaced
+
+if TYPE_CHECKING:  # the sandbox imports this module, and asks no judge
+    from scripts.rewards.judge import JudgeClients
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of time limits that the sandbox keeps
+SECONDS = 10.0
+_INTEGER = re.compile(r"-?\d{1,15}")
+_BOXED_INTEGER = re.compile(r"\s*\\boxed\{\s*(-?\d{1,15})\s*\}\s*")
+_same = first_label("[[A=B]]", "[[A!=B]]")
+
+
+class MathRow(PromptRow, kw_only=True):
+    """math_with_judge, and ns_tools where it hands on to it: the answer stays a string, "34" and never 34."""
+
+    question: str
+    expected_answer: Text
+
+
+class NsToolsRow(MathRow, kw_only=True):
+    """ns_tools: a stateful Python tool, then the verifier that the row names."""
+
+    verifier_type: str | None = None
+
+
+def verify(row: dict[str, Any], response: str) -> float:
+    """1.0 if math-verify finds in the response (boxed answers first) a value equal to ``expected_answer``, else 0.0.
+
+    0.0 too after 10 seconds: what sympy is asked to compute is the response's choice. An integer that is all of the
+    response needs no math-verify.
+    """
+    return _verify(row["expected_answer"], response)
+
+
+def check(row: dict[str, Any]) -> str | None:
+    """Why no answer could be right, or None."""
+    return None if row["expected_answer"].strip() else "expected_answer is empty"
+
+
+@lru_cache(maxsize=65536)
+def _verify(expected: str, response: str) -> float:
+    integer = _BOXED_INTEGER.fullmatch(response)
+    if integer and _INTEGER.fullmatch(expected):
+        return float(int(integer[1]) == int(expected))
+    return sandbox("scripts.rewards.environments.math:equal").call(expected, response, seconds=SECONDS).value or 0.0
+
+
+def equal(expected: str, response: str) -> float:
+    """1.0 if a value in the response equals the expected one, else 0.0; it may take for ever."""
+    import math_verify as library  # noqa: PLC0415 - sympy takes a while
+
+    latex = library.LatexExtractionConfig()
+    gold = library.parse(rf"\boxed{{{_bare(expected)}}}", [latex], parsing_timeout=None)
+    found = library.parse(response, [library.ExprExtractionConfig(), latex], parsing_timeout=None)
+    return float(bool(gold) and library.verify(gold, found, timeout_seconds=None))
+
+
+def warm_up() -> None:
+    """Compare what is usual, so that the tables of the parsers are filled."""
+    usual = ("2", "-1.5", r"\frac{1}{2}", r"\dfrac{3}{4}", r"2\sqrt{3}", "x^2+1", r"(1, 2]", r"\{1, 2\}", r"50\%")
+    for answer in usual:
+        equal(answer, rf"We get ${answer}$, so $x = {answer}$: \boxed{{{answer}}}.")
+
+
+def _bare(expected: str) -> str:
+    r"""Without the delimiters of ``\(...\)`` and ``$...$``, which may not stand in a box."""
+    expected = expected.strip()
+    if expected.startswith(r"\(") and expected.endswith(r"\)"):
+        expected = expected[2:-2].strip()
+    if len(expected) > 1 and expected.startswith("$") and expected.endswith("$"):
+        expected = expected[1:-1].strip()
+    return expected
+
+
+async def verify_by_judge(row: dict[str, Any], response: str, judges: "JudgeClients") -> float:
+    """1.0 if math-verify or, asked in both orders, the judge calls the answer equal to the expected one, else 0.0.
+
+    The judge is shown the last box, or the whole text where there is none.
+    """
+    text = split_reasoning(response)[1]
+    reward = await asyncio.to_thread(verify, row, text)
+    if reward > 0.5 or not judges.settings.math_with_judge.should_use_judge:
+        return reward
+    expected, answer = row["expected_answer"], last_boxed(text) or text
+    ask = partial(judges.question, "math_with_judge", question=row["question"])
+    for first, second in ((expected, answer), (answer, expected)):
+        messages = ask(first_answer=first, second_answer=second)
+        if not await judges.verdict("general", messages, _same):
+            return 0.0
+    return 1.0
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """The expected answer in a box."""
+    good = rf"\boxed{{{row['expected_answer']}}}"
+    allowed = spaced(good) | {"the right answer in a sentence": f"The answer is {good}."}
+    return Answers(good, allowed=allowed, tricks={"an empty box": r"\boxed{}"})
+
+
+ENVIRONMENTS = {
+    Environment.MATH: EnvironmentSpec(
+        MathRow, verify, check=check, confined=True, judged=JudgeVerifier("general", verify_by_judge), answers=answers
+    ),
+    "ns_tools_simple_agent": EnvironmentSpec(NsToolsRow),
+}

@@ -1,0 +1,253 @@
+"""structured_outputs: the response is one value, in the format that the row names, that obeys the row's schema."""
+
+import csv
+import io
+import json
+import tomllib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Literal
+from xml.parsers.expat import ExpatError
+
+import xmltodict
+import yaml
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+from jsonschema_specifications import REGISTRY
+from msgspec import Struct
+from referencing.exceptions import Unresolvable
+
+from scripts.recipe.environment import Environment
+from scripts.rewards.response import parse_calls
+from scripts.rewards.row import PromptRow, broken, parse
+from scripts.rewards.sandbox import sandbox
+from scripts.rewards.spec import Answers, EnvironmentSpec
+
+SECONDS = 10.0
+_SLOW = ("attern", "uniqueItems", "contains", "$ref")  # by these a schema can keep a JSON validator busy
+
+
+def verify(row: dict[str, Any], response: str) -> float:
+    """1.0 if the whole response parses as ``schema_type`` and validates against ``schema_str``, else 0.0.
+
+    ``schema_type`` is json, yaml, xml, toml or csv; the texts of XML and CSV are taken for the types that the schema
+    has there. With ``response_mode: tool_call`` the value is the arguments of the one call that the response makes, of
+    ``tool_name`` where the row has one, or their ``tool_payload_key``. The schema (JSON Schema 2020-12) is made strict
+    first, as the environment does: of every object all declared properties are required and no others allowed.
+    """
+    kind, schema = row.get("schema_type", "json"), row["schema_str"]
+    if not response.strip():
+        return 0.0
+    if row.get("response_mode") == "tool_call":
+        calls = parse_calls(response)
+        if len(calls) != 1 or row.get("tool_name") not in (None, "", calls[0].name):
+            return 0.0
+        key = row.get("tool_payload_key")
+        if key and key not in calls[0].arguments:
+            return 0.0
+        kind, response = "json", json.dumps(calls[0].arguments[key] if key else calls[0].arguments)
+    if kind == "json" and not any(word in schema for word in _SLOW):
+        return obeys(kind, schema, response)
+    confined = sandbox("scripts.rewards.environments.structured_outputs:obeys")
+    return confined.call(kind, schema, response, seconds=SECONDS).value or 0.0
+
+
+def check(row: dict[str, Any]) -> str | None:
+    """Why the row's schema cannot be used, or None."""
+    try:
+        _validator(row["schema_str"])
+    except SchemaError as error:
+        return f"schema_str is no JSON schema: {error.message}"
+    return None
+
+
+def obeys(kind: str, schema_text: str, text: str) -> float:
+    """1.0 if a text in a format obeys a schema, else 0.0.
+
+    It may take for ever: by a schema's regular expressions, and by formats in which a short text is a huge value.
+    """
+    try:
+        value = _PARSERS[kind](text)
+    except (ValueError, RecursionError, yaml.YAMLError, ExpatError, csv.Error):
+        return 0.0
+    if kind in ("xml", "csv"):
+        value = (_typed if kind == "xml" else _typed_rows)(value, json.loads(schema_text))
+    try:
+        return float(_validator(schema_text).is_valid(value))
+    except (RecursionError, Unresolvable):
+        return 0.0
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "json": json.loads,
+    "yaml": yaml.safe_load,
+    "xml": xmltodict.parse,
+    "toml": tomllib.loads,
+    "csv": lambda text: list(csv.DictReader(io.StringIO(text))),
+}
+
+
+@lru_cache(maxsize=4096)
+def _validator(schema_text: str) -> Any:
+    schema = _strict(json.loads(schema_text))
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema, registry=REGISTRY)
+
+
+def _strict(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    strict = {key: _strict(value) for key, value in schema.items()}
+    if isinstance(schema.get("properties"), dict):
+        strict |= {"required": list(schema["properties"]), "additionalProperties": False}
+    return strict
+
+
+def _typed(value: Any, schema: Any) -> Any:
+    """A value of XML, where all is text, with the schema's types; what cannot be converted stays text.
+
+    A list is repeated elements within one, ``<tags><tag>a</tag><tag>b</tag></tags>``; an empty element is an empty
+    string where the schema has one.
+    """
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    if kind == "object" and isinstance(value, dict):
+        properties = schema.get("properties", {})
+        return {key: _typed(part, properties.get(key)) for key, part in value.items()}
+    if kind == "array":
+        if isinstance(value, dict) and len(value) == 1:
+            value = next(iter(value.values()))
+        items = value if isinstance(value, list) else [] if value is None else [value]
+        return [_typed(item, schema.get("items", {})) for item in items]
+    if kind == "string" and value is None:
+        return ""
+    return _scalar(value, kind) if isinstance(value, str) and isinstance(kind, str) else value
+
+
+def _typed_rows(rows: list[dict[str, str | None]], schema: dict[str, Any]) -> list[dict[str, Any]]:
+    properties = schema.get("items", schema).get("properties", {})
+    kinds = {key: part.get("type", "string") for key, part in properties.items()}
+    return [{key: _cell(value, kinds.get(key, "string")) for key, value in row.items()} for row in rows]
+
+
+def _cell(value: str | None, kinds: str | list[str]) -> Any:
+    """A cell of CSV as the first of the kinds that fits; an empty one is null where that is allowed."""
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not value:
+        return None if "null" in kinds else value
+    for kind in kinds:
+        if kind == "string" or not isinstance(typed := _scalar(value, kind), str):
+            return value if kind == "string" else typed
+    return value
+
+
+def _scalar(text: str, kind: str) -> Any:
+    try:
+        if kind == "integer":
+            return int(text)
+        if kind == "number":
+            return float(text)
+    except ValueError:
+        return text
+    if kind == "boolean":
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    return text
+
+
+SchemaType = Literal["null", "boolean", "object", "array", "number", "integer", "string"]
+
+
+class Schema(Struct):
+    """A JSON schema, as far as a wrong one would fail every answer."""
+
+    type: SchemaType | list[SchemaType] | None = None
+    properties: "dict[str, Schema | bool]" = {}
+    items: "Schema | bool | list[Schema | bool] | None" = None
+    enum: list[Any] | None = None
+    anyOf: "list[Schema | bool]" = []
+    oneOf: "list[Schema | bool]" = []
+    allOf: "list[Schema | bool]" = []
+
+
+class StructuredOutputsRow(PromptRow, kw_only=True):
+    """structured_outputs: the answer, or the arguments of a call, obey a schema."""
+
+    schema_str: str
+    schema_type: Literal[*_PARSERS]
+    response_mode: str | None = "text"
+    tool_name: str | None = None
+    tool_payload_key: str | None = None
+    problem_type: str | None = None
+    num_turns: int | None = None
+    num_tools: int | None = None
+    num_distractors: int | None = None
+    has_distractors: bool | None = None
+    schema_repr: str | None = None
+    source_format: str | None = None
+    source_record_id: str | None = None
+    source_schema_type: str | None = None
+    tool_schema_mode: str | None = None
+    tool_choice: str | None = None
+    parallel_tool_calls: bool | None = None
+    instruction_layout: str | None = None
+    instruction_detail_level: str | None = None
+    system_instruction_style: str | None = None
+    tool_name_style: str | None = None
+    distractor_style: str | None = None
+    tool_union_mode: str | None = None
+
+    def check_fields(self) -> None:
+        """The schema is one, and the tool that is to be called is offered."""
+        parse(self.schema_str, "schema_str", Schema)
+        offered = {tool.name for tool in self.responses_create_params.tools}
+        if self.response_mode == "tool_call" and self.tool_name and self.tool_name not in offered:
+            raise broken("tool_name", f"{self.tool_name!r} is none of responses_create_params.tools")
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """A value that the schema describes, where it is a plain one."""
+    if row.get("schema_type", "json") not in ("json", "yaml") or row.get("response_mode") == "tool_call":
+        return Answers()
+    schema = json.loads(row["schema_str"])
+    try:
+        value = _instance(schema)
+        right = json.dumps(value)
+        if not validator_for(schema)(schema).is_valid(value):
+            return Answers()
+    except (KeyError, TypeError, IndexError, RecursionError):
+        return Answers()
+    return Answers(
+        right,
+        wrong={"JSON cut short": right[:-1]},
+        allowed={"JSON on several lines": f"\n{json.dumps(value, indent=2)}\n"},
+        other_rows_are_wrong=False,
+    )
+
+
+def _instance(schema: dict[str, Any]) -> Any:
+    """A value that a plain schema describes; KeyError for one that says more than is read here."""
+    if "const" in schema or "enum" in schema:
+        return schema["const"] if "const" in schema else schema["enum"][0]
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return _instance(schema[key][0])
+    kind = schema["type"] if isinstance(schema["type"], str) else schema["type"][0]
+    makers: dict[str, Callable[[], Any]] = {
+        "object": lambda: {name: _instance(part) for name, part in schema.get("properties", {}).items()},
+        "array": lambda: [_instance(schema["items"]) for _ in range(schema.get("minItems", 0))],
+        "string": lambda: "a" * max(1, schema.get("minLength", 1)),
+        "integer": lambda: schema.get("minimum", 0),
+        "number": lambda: schema.get("minimum", 0),
+        "boolean": lambda: True,
+        "null": lambda: None,
+    }
+    return makers[kind]()
+
+
+ENVIRONMENTS = {
+    Environment.STRUCTURED_OUTPUTS: EnvironmentSpec(
+        StructuredOutputsRow, verify, check=check, confined=True, answers=answers
+    ),
+    "structured_outputs_v3_simple_agent": EnvironmentSpec(StructuredOutputsRow),
+    "structured_outputs_v4_simple_agent": EnvironmentSpec(StructuredOutputsRow),
+}

@@ -1,0 +1,74 @@
+"""workplace_assistant: the response's calls leave the workplace as the expected calls would."""
+
+import json
+from itertools import starmap
+from typing import Any
+
+from msgspec import Struct
+
+from scripts.recipe.environment import Environment
+from scripts.rewards.response import as_call, parse_calls
+from scripts.rewards.row import PromptRow, Text, broken, parse
+from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
+from scripts.rewards.workplace import TOOLS, run
+
+
+class ExpectedCall(Struct, forbid_unknown_fields=True):
+    """A call in a list of calls."""
+
+    name: Text
+    arguments: str
+
+    def __post_init__(self) -> None:
+        """The arguments are an object, written as JSON."""
+        parse(self.arguments, "arguments", dict)
+
+
+class WorkplaceAssistantRow(PromptRow, kw_only=True):
+    """workplace_assistant: the calls leave mail, calendar and tables as the expected ones do."""
+
+    id: int
+    ground_truth: list[ExpectedCall] | str
+    category: str
+    environment_name: str
+
+    def check_fields(self) -> None:
+        """Expected calls that stand there as text are JSON as well."""
+        if isinstance(self.ground_truth, str):
+            parse(self.ground_truth, "ground_truth", list[ExpectedCall])
+        if not self.responses_create_params.tools:
+            raise broken("responses_create_params.tools", "is empty, so nothing can be done")
+
+
+def verify(row: dict[str, Any], response: str) -> float:
+    """1.0 if all calls of the response leave the same state as those of ``ground_truth``, else 0.0.
+
+    How the state comes about is free: looking things up, another order of tables, a detour. Texts are compared
+    without regard to case, but for ``status``, ``list_name`` and ``board``.
+    """
+    made = [(call.name, call.arguments) for call in parse_calls(response)]
+    return float(run(made) == run(_expected(row)))
+
+
+def check(row: dict[str, Any]) -> str | None:
+    """Why the expected calls cannot be run, or None."""
+    unknown = next((name for name, _ in _expected(row) if name not in TOOLS), None)
+    return None if unknown is None else f"ground_truth: {unknown!r} is no tool of the workplace"
+
+
+def _expected(row: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    truth = row["ground_truth"]
+    calls = json.loads(truth) if isinstance(truth, str) else truth
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+def answers(row: dict[str, Any]) -> Answers:
+    """The expected calls; where they change nothing, making none is right."""
+    expected = _expected(row)
+    if run(expected) == run([]):
+        return Answers(any_text_is_right=True, nothing_is_right=True)
+    right = "\n".join(starmap(as_call, expected))
+    return Answers(right, allowed=spaced(right), other_rows_are_wrong=False)
+
+
+ENVIRONMENTS = {Environment.WORKPLACE: EnvironmentSpec(WorkplaceAssistantRow, verify, check=check, answers=answers)}

@@ -1,0 +1,39 @@
+"""The messages of a row's prompt, and their texts."""
+
+from collections.abc import Iterable
+from typing import Any
+
+Message = dict[str, Any]
+
+
+def messages_of(row: dict[str, Any]) -> list[Message]:
+    """The messages of a row's prompt; a string is one user message."""
+    given = row["responses_create_params"]["input"]
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def text_of(content: Any, picture: str | None = None) -> str:
+    """The text of a message's content, a string or a list of parts; `picture` stands for a part without text."""
+    if isinstance(content, list):
+        texts = [part.get("text", picture) for part in content if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+    return content if isinstance(content, str) else ""
+
+
+def conversation(row: dict[str, Any]) -> list[Message]:
+    """The messages of a row's prompt, each with its role and text alone."""
+    return [
+        {"role": message.get("role", "user"), "content": text_of(message.get("content"))}
+        for message in messages_of(row)
+    ]
+
+
+def last_user_text(messages: Iterable[Message], picture: str | None = None) -> str | None:
+    """The text of the last user message; None where no user speaks."""
+    from_user = [message for message in messages if message.get("role") == "user"]
+    return text_of(from_user[-1].get("content"), picture) if from_user else None
+
+
+def last_question(row: dict[str, Any]) -> str:
+    """The text of a row's last user message without white space around it; empty where no user speaks."""
+    return (last_user_text(messages_of(row)) or "").strip()

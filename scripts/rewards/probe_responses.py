@@ -1,0 +1,52 @@
+"""Responses made from a row, right and wrong ones, to try a reward on."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from scripts.rewards.messages import conversation, last_question
+from scripts.rewards.spec import Answers
+
+Row = dict[str, Any]
+NO_ANSWER = "I do not know."
+
+
+@dataclass(frozen=True)
+class ProbeResponse:
+    """A response to try a reward on; `if_paid`, what it leads to that it is worth more than a wrong answer."""
+
+    kind: Literal["good", "bad", "boundary", "adversarial"]
+    what: str
+    text: str
+    if_paid: Literal["stop", "warn"] | None = None
+
+
+def probe_responses(row: Row, answers: Answers, other_rows: list[str], longest: int) -> list[ProbeResponse]:
+    """The responses to try a row's reward on; `other_rows` are right answers to those.
+
+    None is longer than `longest` characters, unless the row itself makes it so.
+    """
+    responses = []
+    if answers.good is not None:
+        wrong = dict(answers.wrong)
+        if not answers.any_text_is_right:
+            wrong["no answer"] = NO_ANSWER
+        others = [answer for answer in other_rows if answer != answers.good]
+        if answers.other_rows_are_wrong and others:
+            wrong["another row's answer"] = others[0]
+        responses += [ProbeResponse("good", "the right answer", answers.good)]
+        responses += [ProbeResponse("bad", what, text) for what, text in wrong.items()]
+        responses += [ProbeResponse("boundary", what, text) for what, text in answers.allowed.items()]
+        responses += [ProbeResponse("adversarial", what, text, if_paid="warn") for what, text in answers.tricks.items()]
+    prompt, question = "\n".join(message["content"] for message in conversation(row)), last_question(row)
+    if_copied, if_odd = (None, None) if answers.any_text_is_right else ("stop", "warn")
+    if_empty = None if answers.nothing_is_right else "stop"
+    unit = f"{' '.join(question.split()) or 'a'} "
+    return [
+        *responses,
+        ProbeResponse("adversarial", "an empty answer", "", if_empty),
+        ProbeResponse("adversarial", "white space", " \n\t\n ", if_empty),
+        ProbeResponse("adversarial", "a copy of the prompt", prompt, if_copied),
+        ProbeResponse("adversarial", "a copy of the prompt's last line", question.rpartition("\n")[2], if_copied),
+        ProbeResponse("adversarial", "the prompt over and over", (unit * (longest // len(unit) + 1))[:longest], if_odd),
+        ProbeResponse("adversarial", "an empty object", "{}", None if answers.good == "{}" else if_odd),
+    ]

@@ -1,0 +1,253 @@
+"""What one environment pays for responses made from its rows, how long that takes, and what is wrong with it."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import fmean, median, pvariance
+from typing import Any, NamedTuple
+
+from scripts.errors import UserError, shortened
+from scripts.recipe.probe import Probe
+from scripts.rewards.judge import JudgeClients, JudgeUnavailable
+from scripts.rewards.probe_responses import ProbeResponse
+from scripts.rewards.registry import SPECS, judged_by, reward_groups
+
+SLOW, PATIENCE = 5, 30
+SHOWN = 80
+
+
+class SampledRow(NamedTuple):
+    """A row of a split, and its place there."""
+
+    place: str
+    row: dict[str, Any]
+
+
+class Tried(NamedTuple):
+    """A response made from a row, and what the row's environment pays for it."""
+
+    place: str
+    response: ProbeResponse
+    reward: float
+
+
+@dataclass
+class ProbeFindings:
+    """What a probe found: a small record, what stops the stage, what is worth a look, how long it took."""
+
+    record: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    times: list[str] = field(default_factory=list)
+
+    def report(self, stage: str, action: str) -> None:
+        """Print times and warnings; UserError with the problems, unless they are to be warned of as well."""
+        for line in self.times:
+            print(line, file=sys.stderr)
+        stops = self.problems if action == "stop" else []
+        for finding in [*self.warnings, *(self.problems if action == "warn" else [])]:
+            print(f"warning: {stage}: reward probe: {finding}", file=sys.stderr)
+        if stops:
+            raise UserError(f"stage {stage}: its reward cannot be trained on:\n  " + "\n  ".join(stops))
+
+
+class Trial:
+    """What one environment paid."""
+
+    def __init__(self, name: str, probe: Probe, judges: JudgeClients | None) -> None:
+        judged = judged_by(name, judges)
+        self.name, self.probe, self.judges, self.judged = name, probe, judges, judged is not None
+        self.compares = (judged or SPECS[name]).compare is not None
+        self.groups: list[list[Tried]] = []
+        self.seconds: list[tuple[float, str]] = []
+
+    def run(self, sampled: SampledRow, responses: list[ProbeResponse]) -> None:
+        """Reward the responses made from a row as the stage would; what the first one starts is not timed."""
+        if not self.groups and not self.judged:
+            self._rewards(sampled, responses[:1])
+            self.seconds.clear()
+        if self.compares or self.judged:
+            rewards = self._rewards(sampled, responses)
+        else:
+            rewards = [self._rewards(sampled, [response])[0] for response in responses]
+        self.groups.append([Tried(sampled.place, *paid) for paid in zip(responses, rewards, strict=True)])
+
+    def _rewards(self, sampled: SampledRow, responses: list[ProbeResponse]) -> list[float]:
+        count = len(responses)
+        rewarded = responses[0].what if count == 1 else f"{count} responses"
+        what = f"{sampled.place}: {self.name}, rewarding {rewarded}"
+        limit = PATIENCE * self.probe.seconds_per_check * count
+        started = time.monotonic()
+        try:
+            with _time_limit(None if self.judged else limit):
+                (rewards,) = reward_groups([(sampled.row, [response.text for response in responses])], self.judges)
+        except TooSlow:
+            raise UserError(
+                f"{what}, took more than {limit:g} s; make the verifier faster, or raise probe.seconds_per_check "
+                f"({self.probe.seconds_per_check:g})"
+            ) from None
+        except JudgeUnavailable as error:
+            raise JudgeUnavailable(f"{what}, the reward probe got no verdict: {error}") from None
+        except UserError as error:
+            raise UserError(f"{what}: {error}") from None
+        except Exception as error:
+            raise UserError(f"{what}: the verifier raised {type(error).__name__}: {error}") from error
+        self.seconds.append(((time.monotonic() - started) / count, what))
+        return rewards
+
+    @property
+    def _tried(self) -> list[Tried]:
+        return [tried for group in self.groups for tried in group]
+
+    def _of(self, kind: str) -> list[float]:
+        return [tried.reward for tried in self._tried if tried.response.kind == kind]
+
+    def describe(self, rows: int) -> dict[str, Any]:
+        """What was paid, on the whole and for each kind of response."""
+        paid: dict[str, dict[str, list[float]]] = {}
+        for tried in self._tried:
+            paid.setdefault(tried.response.kind, {}).setdefault(tried.response.what, []).append(tried.reward)
+        return {
+            "rows": rows,
+            **spread([[tried.reward for tried in group] for group in self.groups]),
+            "by_kind": {
+                kind: {what: round(fmean(values), 6) for what, values in by_what.items()}
+                for kind, by_what in paid.items()
+            },
+        }
+
+    def add_findings(self, found: ProbeFindings) -> None:
+        """Add what is wrong with what was paid, and how long it took."""
+        self._add_time(found)
+        good, bad = self._of("good"), self._of("bad")
+        everything = [tried.reward for tried in self._tried]
+        if good and len(set(everything)) == 1:
+            found.problems.append(
+                f"{self.name} pays {everything[0]:g} for each of {len(everything)} responses, right or wrong (first "
+                f"row: {self.groups[0][0].place}), so nothing can be learnt; mend what the rows expect, or the verifier"
+            )
+            return
+        if good and bad and fmean(good) <= fmean(bad):
+            first = next(tried for tried in self._tried if tried.response.kind == "good")
+            found.problems.append(
+                f"{self.name} pays right answers {fmean(good):.3g} and wrong ones {fmean(bad):.3g} on average (the "
+                f"first: {first.place}, {first.reward:g} for {shortened(first.response.text, SHOWN)!r}); mend what the "
+                "rows expect, or the verifier"
+            )
+        self._add_overpaid(found)
+        self._add_underpaid(found)
+
+    def _add_time(self, found: ProbeFindings) -> None:
+        if self.judged or not self.seconds:
+            return
+        middle, (slowest, what) = median(seconds for seconds, _ in self.seconds), max(self.seconds)
+        found.times.append(f"{self.name}: {1000 * middle:.2f} ms a check, at most {1000 * slowest:.1f} ms")
+        budget = self.probe.seconds_per_check
+        if middle > budget:
+            found.problems.append(
+                f"{self.name} takes {middle:.3g} s a check, more than probe.seconds_per_check, {budget:g}; make the "
+                "verifier faster, or raise that"
+            )
+        elif slowest > SLOW * budget:
+            found.warnings.append(
+                f"{what}, took {slowest:.3g} s, over {SLOW} times probe.seconds_per_check, {budget:g}"
+            )
+
+    def _add_overpaid(self, found: ProbeFindings) -> None:
+        """Responses that deserve nothing are worth no more than a wrong answer."""
+        for what, held in self._against(self._most_for_nothing, lambda response: response.if_paid is not None):
+            paid = [(tried, most) for tried, most in held if tried.reward > most]
+            if not paid:
+                continue
+            tried, most = paid[0]
+            says = (
+                f"{self.name} pays {what} in {len(paid)} of {len(held)} rows (the first: {tried.place}, "
+                f"{tried.reward:g}, where {most:g} is the most it may earn); let the verifier refuse it"
+            )
+            stops = tried.response.if_paid == "stop" and len(paid) > self.probe.tolerated_share * len(held)
+            (found.problems if stops else found.warnings).append(says)
+
+    def _add_underpaid(self, found: ProbeFindings) -> None:
+        """Other forms of the right answer, which the environment allows, are worth as much."""
+        if self.compares:
+            return
+        for what, held in self._against(_good, lambda response: response.kind == "boundary"):
+            less = [(tried, good) for tried, good in held if tried.reward < good]
+            if len(less) > self.probe.tolerated_share * len(held):
+                tried, good = less[0]
+                found.warnings.append(
+                    f"{self.name} pays less for {what} in {len(less)} of {len(held)} rows (the first: "
+                    f"{tried.place}, {tried.reward:g} instead of {good:g})"
+                )
+
+    def _against(
+        self, bound_of: Callable[[list[Tried]], float | None], is_held: Callable[[ProbeResponse], bool]
+    ) -> Iterable[tuple[str, list[tuple[Tried, float]]]]:
+        """Responses by what they are, each with the bound of its row; rows without a bound are left out."""
+        held: dict[str, list[tuple[Tried, float]]] = {}
+        for group in self.groups:
+            bound = bound_of(group)
+            for tried in group if bound is not None else ():
+                if is_held(tried.response):
+                    held.setdefault(tried.response.what, []).append((tried, bound))
+        return held.items()
+
+    def _most_for_nothing(self, group: list[Tried]) -> float | None:
+        """The most that a response without merit may earn; None where nothing says how much that is.
+
+        Where a wrong answer's worth is measured on a scale (`compare`), half the way to a right one's.
+        """
+        bad = max((tried.reward for tried in group if tried.response.kind == "bad"), default=None)
+        good = _good(group)
+        if bad is not None:
+            return max(bad, (bad + good) / 2) if self.compares else bad
+        return None if self.compares or self.judged or good is not None else 0.0
+
+
+def _good(group: list[Tried]) -> float | None:
+    """What the right answer earns."""
+    return next((tried.reward for tried in group if tried.response.kind == "good"), None)
+
+
+def spread(groups: list[list[float]]) -> dict[str, Any]:
+    """How rewards are spread, each group's being those of one prompt."""
+    rewards = [reward for group in groups for reward in group]
+    return {
+        "responses": len(rewards),
+        "mean": round(fmean(rewards), 6),
+        "variance": round(pvariance(rewards), 6),
+        "zero_variance_share": round(fmean(len(set(group)) == 1 for group in groups), 6),
+    }
+
+
+class TooSlow(BaseException):
+    """A check did not end in time; no verifier's own handler catches it."""
+
+
+@contextmanager
+def _time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise TooSlow in the main thread when a block has not ended; elsewhere, and for None, there is no limit.
+
+    Not by an alarm: math-verify sets its own.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    timer = threading.Timer(seconds, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
