@@ -1,12 +1,12 @@
-# make demo: the tiny recipe to its report. make test: the tests. make lint: the linters. make gym: the NeMo-Gym that tests
-# compare with, which they skip without. See README.md.
+# make demo: the tiny recipe to its report. make test: the tests; make unit: those of functions alone. make lint: the
+# linters. make gym: the NeMo-Gym that tests compare with, which they skip without. See README.md.
 PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/installed
 REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
 GYM := .venv-gym
 
-.PHONY: demo test lint setup gym profile schema clean
+.PHONY: demo test unit lint setup gym profile schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -14,6 +14,9 @@ demo: setup
 test: setup
 	@tests/slurm/install.sh
 	@$(VENV)/bin/python -m pytest --numprocesses 2 tests
+
+unit: setup
+	@$(VENV)/bin/python -m pytest --numprocesses 2 tests/unit
 
 lint: setup
 	@$(VENV)/bin/ruff check .
@@ -30,7 +33,7 @@ profile:
 	@echo "snakemake --profile slurm now means $(CURDIR)/profiles/slurm"
 
 schema: setup
-	@$(VENV)/bin/python -m scripts.recipe.schema
+	@$(VENV)/bin/python -m scripts.schema
 
 setup: $(INSTALLED)
 

@@ -23,13 +23,14 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-RUN = Path("results/grpo")
-SPLIT = RUN / "data/rlvr1/train-split.jsonl"
-MODEL = RUN / "sft/hf/model"
+from scripts.recipe.load import load_recipe  # noqa: E402
+from scripts.stage.stage import Stage  # noqa: E402
+
+RECIPE, RUN = Path("config/recipes/tiny.yaml"), Path("results/grpo")
 THREADS = 2
 
 
-def train_by_backend(config: dict[str, Any], run: Path) -> None:
+def train_by_backend(stage: Stage, run: Path) -> None:
     """The stage's steps as a rule trains them, without Snakemake."""
     from scripts.backends.protocol import TrainingJob  # noqa: PLC0415
     from scripts.backends.trl.train import train  # noqa: PLC0415
@@ -37,11 +38,25 @@ def train_by_backend(config: dict[str, Any], run: Path) -> None:
     from scripts.stage.stop import StopRequest  # noqa: PLC0415
 
     (run / "checkpoints").mkdir()
-    steps, checkpointing = config["grpo"]["max_num_steps"], Checkpointing(save_period=4)
-    train(TrainingJob("rlvr1", config, SPLIT, MODEL, run, None, steps, checkpointing, THREADS, StopRequest()))
+    train(
+        TrainingJob(
+            stage=stage.name,
+            settings=stage.settings.model_copy(update={"checkpointing": Checkpointing(save_period=4)}),
+            config=stage.config,
+            train_split=stage.train_split,
+            parent_model=stage.first_model,
+            run=run,
+            resume_from=None,
+            max_num_steps=stage.planned,
+            threads=THREADS,
+            stop=StopRequest(),
+            nodes=1,
+            environments={},
+        )
+    )
 
 
-def train_by_trl(config: dict[str, Any], run: Path) -> None:
+def train_by_trl(stage: Stage, run: Path) -> None:
     """The same steps by TRL's own trainer and nothing else of ours but the verifiers."""
     import torch  # noqa: PLC0415
     from datasets import Dataset  # noqa: PLC0415
@@ -52,10 +67,10 @@ def train_by_trl(config: dict[str, Any], run: Path) -> None:
     from scripts.rewards.registry import reward_groups  # noqa: PLC0415
 
     torch.set_num_threads(THREADS)
-    grpo, loss, policy = config["grpo"], config["loss_fn"], config["policy"]
-    size, prompts = grpo["num_generations_per_prompt"], grpo["num_prompts_per_step"]
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    lines = SPLIT.read_text(encoding="utf-8").splitlines()[: prompts * grpo["max_num_steps"]]
+    grpo, loss, policy = stage.config.grpo, stage.config.loss_fn, stage.config.policy
+    size, prompts = grpo.num_generations_per_prompt, grpo.num_prompts_per_step
+    tokenizer = AutoTokenizer.from_pretrained(stage.first_model)
+    lines = stage.train_split.read_text(encoding="utf-8").splitlines()[: prompts * grpo.max_num_steps]
     rows = [{"prompt": render_prompt(json.loads(line), tokenizer), "row": line} for line in lines]
 
     def reward(completions: list[str], row: list[str], **_: Any) -> list[float]:
@@ -66,23 +81,23 @@ def train_by_trl(config: dict[str, Any], run: Path) -> None:
         output_dir=str(run / "trl"),
         per_device_train_batch_size=prompts * size,
         num_generations=size,
-        max_steps=grpo["max_num_steps"],
-        max_completion_length=policy["generation"]["max_new_tokens"],
-        temperature=policy["generation"]["temperature"],
-        beta=loss["reference_policy_kl_penalty"],
-        epsilon=loss["ratio_clip_min"],
-        epsilon_high=loss["ratio_clip_max"],
+        max_steps=grpo.max_num_steps,
+        max_completion_length=policy.generation.max_new_tokens,
+        temperature=policy.generation.temperature,
+        beta=loss.reference_policy_kl_penalty,
+        epsilon=loss.ratio_clip_min,
+        epsilon_high=loss.ratio_clip_max,
         loss_type="dapo",
-        scale_rewards="group" if grpo["normalize_rewards"] else "none",
+        scale_rewards="group" if grpo.normalize_rewards else "none",
         shuffle_dataset=False,
         remove_unused_columns=False,
         model_init_kwargs={"dtype": "float32"},
-        learning_rate=policy["optimizer"]["lr"],
+        learning_rate=policy.optimizer.lr,
         lr_scheduler_type="constant_with_warmup",
-        max_grad_norm=policy["optimizer"]["clip_grad"],
-        adam_beta2=policy["optimizer"]["adam_beta2"],
-        weight_decay=policy["optimizer"]["weight_decay"],
-        seed=config["seed"],
+        max_grad_norm=policy.optimizer.clip_grad,
+        adam_beta2=policy.optimizer.adam_beta2,
+        weight_decay=policy.optimizer.weight_decay,
+        seed=stage.config.seed,
         gradient_checkpointing=False,
         bf16=False,
         use_cpu=True,
@@ -93,7 +108,7 @@ def train_by_trl(config: dict[str, Any], run: Path) -> None:
         disable_tqdm=True,
     )
     trainer = GRPOTrainer(
-        model=str(MODEL),
+        model=str(stage.first_model),
         reward_funcs=[reward],
         args=arguments,
         train_dataset=Dataset.from_list(rows),
@@ -106,8 +121,6 @@ def measure(side: str) -> dict[str, Any]:
     """Train by one side in this process; seconds after the first step, and the tokens sampled in them."""
     from transformers import Trainer  # noqa: PLC0415
 
-    from scripts.recipe.resolve import read_config  # noqa: PLC0415
-
     ends, tokens = [], []
     log = Trainer.log
 
@@ -118,12 +131,11 @@ def measure(side: str) -> dict[str, Any]:
         log(trainer, logs, *arguments)
 
     Trainer.log = noted
-    config = read_config(RUN / "rlvr1/config.yaml")
+    stage = Stage(load_recipe(RECIPE), RUN, "rlvr1")
     with tempfile.TemporaryDirectory() as directory:
-        {"backend": train_by_backend, "trl": train_by_trl}[side](config, Path(directory))
+        {"backend": train_by_backend, "trl": train_by_trl}[side](stage, Path(directory))
         seconds = time.monotonic() - ends[0]
-    rollouts = config["grpo"]["num_prompts_per_step"] * config["grpo"]["num_generations_per_prompt"]
-    return {"seconds": seconds, "tokens": round(sum(tokens[1:]) * rollouts)}
+    return {"seconds": seconds, "tokens": round(sum(tokens[1:]) * stage.config.rollouts_per_step)}
 
 
 def table(found: dict[str, list[dict[str, Any]]], metrics: pd.DataFrame) -> str:
@@ -135,9 +147,9 @@ def table(found: dict[str, list[dict[str, Any]]], metrics: pd.DataFrame) -> str:
     lines = ["# A step of GRPO", "", "`python benchmarks/grpo.py` on 2 cores: stage rlvr1 of the tiny recipe.", ""]
     lines += [f"A step takes {whole / len(steps):.2f} s (mean of {len(steps)}, without the first):", ""]
     lines += ["| part | seconds a step | share |", "| --- | ---: | ---: |"]
-    lines += [f"| {name} | {it / len(steps):.3f} | {it / whole:.0%} |" for name, it in parts.items()]
+    lines += [f"| {name} | {seconds / len(steps):.3f} | {seconds / whole:.0%} |" for name, seconds in parts.items()]
     lines += ["", "| by turns | tokens a second | tokens sampled |", "| --- | --- | ---: |"]
-    speeds = {side: [one["tokens"] / one["seconds"] for one in runs] for side, runs in found.items()}
+    speeds = {side: [run["tokens"] / run["seconds"] for run in runs] for side, runs in found.items()}
     for side, called in (("backend", "backend `trl`"), ("trl", "bare TRL script")):
         told = ", ".join(f"{speed:,.0f}" for speed in speeds[side])
         lines.append(f"| {called} | {told} | {found[side][0]['tokens']:,} |")

@@ -9,7 +9,7 @@ sys.path.insert(0, workflow.basedir)
 
 from scripts.errors import UserError
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
-from scripts.recipe.images import load_images
+from scripts.images.settings import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.prepare import prepare
@@ -32,7 +32,7 @@ except UserError as error:
     raise WorkflowError(str(error)) from None
 
 LIGHT = light_resources(SITE)
-ON_OWN_NODES = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]
+CONVERTED = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]
 
 
 def one_of(names):

@@ -1,12 +1,12 @@
 # Held-out scores of each export, and the gate that judges the stage. A parent's eval.json speaks for its rollouts: it
 # bears their hash, so that no time stamp of the large file counts.
-from scripts.backends.nemo_rl.settings import NemoRlEvaluation
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.resolve import own_environments
 
-# By which program stages are scored follows from the kind of the recipe's evaluation.
-TRL_EVALUATION = RECIPE.evaluation if isinstance(RECIPE.evaluation, Evaluation) else None
-NEMO_RL_EVALUATION = RECIPE.evaluation if isinstance(RECIPE.evaluation, NemoRlEvaluation) else None
+# The kind of the recipe's evaluation says by which program a stage is scored.
+SCORED_HERE = SCORED if isinstance(RECIPE.evaluation, Evaluation) else []
+SCORED_BY_DRIVER = [stage for stage in SCORED if stage not in SCORED_HERE]
+JUDGES = getattr(RECIPE.evaluation, "judges", None)
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
 OWN_ENVIRONMENTS = list(map(str, own_environments(RECIPE).values()))
 
@@ -22,7 +22,7 @@ def of_scored_parent(name):
 
 
 def of_scoring(name):
-    """A resource function: what the scoring of a stage that NeMo-RL trains asks for under this name."""
+    """A resource function: what the scoring of a stage by its own driver asks for under this name."""
 
     def value(wildcards):
         scored = RECIPE.evaluation.stage_while_scoring(RECIPE, wildcards.stage)
@@ -45,7 +45,7 @@ rule held_out:
     log:
         f"{RESULTS}/{{stage}}/logs/held_out.log",
     wildcard_constraints:
-        stage=one_of(SCORED if NEMO_RL_EVALUATION else []),
+        stage=one_of(SCORED_BY_DRIVER),
     retries: 0
     conda:
         "../envs/controller.yaml"
@@ -72,7 +72,7 @@ rule benchmarks:
     log:
         f"{RESULTS}/{{stage}}/logs/benchmarks.log",
     wildcard_constraints:
-        stage=one_of(ON_OWN_NODES),
+        stage=one_of(CONVERTED),
     retries: 0
     conda:
         "../envs/controller.yaml"
@@ -81,7 +81,7 @@ rule benchmarks:
         site=CONFIG.site,
     params:
         recipe=CONFIG.recipe,
-        names=NEMO_RL_EVALUATION.benchmarks if NEMO_RL_EVALUATION else [],
+        names=getattr(RECIPE.evaluation, "benchmarks", []),
         folder=f"{RESULTS}/{{stage}}/benchmarks",
     shell:
         "python -m scripts.backends.nemo_rl.benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
@@ -109,7 +109,7 @@ rule evaluate:
     log:
         f"{RESULTS}/{{stage}}/logs/evaluate.log",
     wildcard_constraints:
-        stage=one_of(SCORED if TRL_EVALUATION else []),
+        stage=one_of(SCORED_HERE),
     retries: 0
     group:
         group_of
@@ -120,10 +120,10 @@ rule evaluate:
         **LIGHT,
         trainings=trainings_of,
     params:
-        max_new_tokens=TRL_EVALUATION and TRL_EVALUATION.max_new_tokens,
-        temperature=TRL_EVALUATION and TRL_EVALUATION.temperature,
-        recipe=CONFIG.recipe if OWN_ENVIRONMENTS or (TRL_EVALUATION and TRL_EVALUATION.judges) else [],
-        judges=TRL_EVALUATION.judges.model_dump(mode="json") if TRL_EVALUATION and TRL_EVALUATION.judges else [],
+        max_new_tokens=getattr(RECIPE.evaluation, "max_new_tokens", None),
+        temperature=getattr(RECIPE.evaluation, "temperature", None),
+        recipe=CONFIG.recipe if JUDGES or OWN_ENVIRONMENTS else [],
+        judges=JUDGES.model_dump(mode="json") if JUDGES else [],
     shell:
         "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
         " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"

@@ -2,8 +2,8 @@
 from importlib.util import find_spec
 
 from scripts.backends.protocol import backend_of
-from scripts.launch.site_check import check_site
 from scripts.commands.plan import check_budget
+from scripts.launch.site_check import check_site
 
 
 def stages_to_train():

@@ -5,8 +5,8 @@ from scripts.stage.state import is_trained, steps_left
 
 
 def site_of_preflight(wildcards):
-    """The preflight's option for the site, which matters where a stage takes nodes of its own."""
-    return ["--site", CONFIG.site] if wildcards.stage in ON_OWN_NODES else []
+    """The preflight's option for the site, which matters where a stage trains in containers."""
+    return ["--site", CONFIG.site] if wildcards.stage in CONVERTED else []
 
 
 def python_of(wildcards):
@@ -70,7 +70,7 @@ rule probe:
     params:
         recipe=CONFIG.recipe,
     shell:
-        "python -m scripts.evaluate.probe --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+        "python -m scripts.backends.trl.probe --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --config {input.config:q} --split {input.split:q} --parent-export {input.parent:q}"
         " --threads {threads} --output {output:q} > {log:q} 2>&1"
 
@@ -179,7 +179,7 @@ rule convert:
     log:
         f"{RESULTS}/{{stage}}/logs/export.log",
     wildcard_constraints:
-        stage=one_of(ON_OWN_NODES),
+        stage=one_of(CONVERTED),
     retries: 0
     conda:
         "../envs/controller.yaml"
@@ -207,7 +207,7 @@ rule export:
     log:
         f"{RESULTS}/{{stage}}/logs/export.log",
     wildcard_constraints:
-        stage=one_of(stage for stage in STAGES if stage not in ON_OWN_NODES),
+        stage=one_of(stage for stage in STAGES if stage not in CONVERTED),
     retries: 0
     group:
         group_of

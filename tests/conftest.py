@@ -83,6 +83,15 @@ class Workflow:
         assert old in text
         recipe.write_text(text.replace(old, new, 1))
 
+    def untrained(self, stage: str) -> Path:
+        """A copy of the results, below the tree, in which of one stage nothing but its config is there."""
+        copy = self.root / "hand"
+        shutil.copytree(self.results, copy, symlinks=True)
+        shutil.rmtree(copy / stage)
+        (copy / stage).mkdir()
+        shutil.copy(self.results / stage / "config.yaml", copy / stage)
+        return copy
+
     def content(self, stage: str) -> str:
         """The hash of a stage's published weights."""
         record = json.loads((self.results / stage / "ckpt/record.json").read_text())

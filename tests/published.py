@@ -6,7 +6,6 @@ import struct
 from pathlib import Path
 
 import pyarrow as pa
-from scripts.stage.memo import stage_files
 
 from scripts.data.fill import fill_blend
 from scripts.data.source_record import origin_of
@@ -14,13 +13,12 @@ from scripts.data.synthesize import write_source
 from scripts.evaluate.results import SCHEMA, evaluation_record, write_rollouts
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
-from scripts.recipe.resolve import resolve_stage
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.metrics import write_metrics
 from scripts.stage.provenance import code_revision, origin_of_checkpoint, parents_of
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
-from scripts.stage.rundir import newest_checkpoint, open_run_directory, seal_checkpoint
+from scripts.stage.rundir import identity_in, newest_checkpoint, open_run_directory, seal_checkpoint
+from scripts.stage.stage import Stage
 from tests.conftest import SHORT
 
 STEPS = 3
@@ -51,34 +49,33 @@ def make_chain(results: Path, *stages: str) -> Path:
 
 def make_stage(results: Path, name: str, byte: int) -> None:
     """A trained, published, exported and scored stage."""
-    recipe = load_recipe(SHORT)
-    files, config = stage_files(recipe, results, name), resolve_stage(recipe, name)
-    facts = stage_facts(config, files.manifest, files.parent_export)
-    open_run_directory(files.run, identity_of(facts), facts, config)
-    begin_attempt(files.run, 0, code=code_revision())
-    saved = files.run / "saving"
+    stage = Stage(load_recipe(SHORT), results, name)
+    run, paths = stage.paths.run, stage.paths
+    open_run_directory(run, stage.identity, stage.facts, stage.config)
+    begin_attempt(run, 0, code=code_revision())
+    saved = run / "saving"
     saved.mkdir()
     (saved / "model.safetensors").write_bytes(safetensors(byte))
     (saved / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     (saved / "tokenizer.json").write_text("{}")
     (saved / "optimizer.pt").write_bytes(b"moments")
-    seal_checkpoint(saved, files.run, STEPS)
-    end_attempt(files.run, STEPS, "finished")
-    (files.run / "metrics.jsonl").write_text(
+    seal_checkpoint(saved, run, STEPS)
+    end_attempt(run, STEPS, "finished")
+    (run / "metrics.jsonl").write_text(
         "".join(
             json.dumps({"step": step, "loss": 1.0 / step, "seconds": 1.0, "timing": {"update": 0.75}}) + "\n"
             for step in range(1, STEPS + 1)
         )
     )
     publish(results, name)
-    export_checkpoint(results / name / "ckpt", results / name / "hf")
-    write_metrics(files.run / "metrics.jsonl", results / name / "metrics.parquet", STEPS)
+    export_checkpoint(paths.ckpt, paths.directory / "hf")
+    write_metrics(run / "metrics.jsonl", paths.metrics, STEPS)
     rollouts = scored("math", 20, 10, 10 + 2 * byte) + scored("genrm", 10, 5, 5 - byte)
     table = pa.Table.from_pylist(rollouts, schema=SCHEMA)
-    write_rollouts(table, results / name / "rollouts.parquet")
-    evaluation = evaluation_record(read_json(files.export), table, {"temperature": 0.0})
-    write_json(results / name / "eval.json", evaluation)
-    write_json(results / name / "gate.json", {"stage": name, "verdict": "warn" if byte else "pass"})
+    write_rollouts(table, paths.rollouts)
+    evaluation = evaluation_record(read_json(paths.export_record), table, {"temperature": 0.0})
+    write_json(paths.evaluation, evaluation)
+    write_json(paths.gate, {"stage": name, "verdict": "warn" if byte else "pass"})
 
 
 def scored(environment: str, rows: int, before: int, after: int) -> list[dict]:
@@ -91,14 +88,10 @@ def scored(environment: str, rows: int, before: int, after: int) -> list[dict]:
 
 def publish(results: Path, name: str) -> None:
     """Publish what the stage's run directory holds."""
-    recipe = load_recipe(SHORT)
-    files = stage_files(recipe, results, name)
-    identity = read_json(files.run / "identity.json")["identity"]
-    facts = stage_facts(resolve_stage(recipe, name), files.manifest, files.parent_export)
-    checkpoint = newest_checkpoint(files.run)
-    origin = origin_of_checkpoint(resolve_stage(recipe, name), files.manifest, files.run, checkpoint.step)
-    parents = parents_of(files.parent_export)
-    publish_checkpoint(checkpoint, results / name / "ckpt", name, identity, facts, parents, origin)
+    stage = Stage(load_recipe(SHORT), results, name)
+    checkpoint, identity = newest_checkpoint(stage.paths.run), identity_in(stage.paths.run)
+    origin, parents = origin_of_checkpoint(stage, checkpoint.step), parents_of(stage.first_export)
+    publish_checkpoint(checkpoint, stage.paths.ckpt, name, identity, stage.facts, parents, origin)
 
 
 def copy_chain(chain: Path, target: Path) -> Path:

@@ -49,9 +49,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     for path, step in json.loads(Path(plan).read_text()):
         job = read_job(Path(path))
-        first = int(job.resume_from.name.removeprefix("step_")) if job.resume_from else 0
         trl_grpo.reward_groups = recording(job.run / f"rewarded.{rank}.jsonl")
-        trl_backend.train_rank(replace(job, stop=StopAt(first, step)))
+        trl_backend.train_rank(replace(job, stop=StopAt(job.start, step)))
     dist.destroy_process_group()
 
 

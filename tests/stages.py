@@ -8,10 +8,12 @@ from typing import Any
 from scripts.backends.protocol import TrainingJob
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
-from scripts.files import sha256_file
+from scripts.files import sha256_file, write_json
 from scripts.recipe.load import load_recipe
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
+from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from tests.conftest import SHORT
 
@@ -64,6 +66,20 @@ class Stages:
             nodes=nodes,
             **defaults | options,
         )
+
+
+def ready_stage(recipe: Recipe, results: Path, name: str, rows: list[dict[str, Any]]) -> Stage:
+    """A stage whose data and parent are there, as far as a preflight reads them; both its splits hold these rows."""
+    stage = Stage(recipe, results, name)
+    stage.manifest.parent.mkdir(parents=True, exist_ok=True)
+    for split in (stage.train_split, stage.validation_split):
+        split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    described = {"rows": len(rows), "sha256": sha256_file(stage.train_split)}
+    write_json(stage.manifest, {"train": described, "validation": described})
+    if stage.parent:
+        write_json(stage.parent.paths.record, {"files": {}})
+        write_json(stage.parent.paths.gate, {"stage": stage.parent.name, "verdict": "pass"})
+    return stage
 
 
 def checkpoint(run: Path, step: int) -> Path:

@@ -54,12 +54,15 @@ def command_parser() -> argparse.ArgumentParser:
     doctor = add(
         "doctor",
         "find what would go wrong with a recipe on a site before anything is submitted",
-        "It reads files only: recipe, site, images, checkouts, and the data where they are there. Exit status 1: "
-        "something would stop.",
+        "It reads files only: recipe, site, images, checkouts, and the data where they are there. Of images it notes "
+        "which Python will convert the checkpoints. Exit status 1: something would stop.",
         of_project=True,
     )
     doctor.add_argument(
-        "--command", dest="stage", metavar="STAGE", help="print what NeMo-RL would be told of a stage, and end"
+        "--command",
+        dest="stage",
+        metavar="STAGE",
+        help="print what NeMo-RL would be told of a stage, apart from the deadline, and end",
     )
     compare = add("compare", "runs side by side on one page: curves, held-out scores, costs and configs")
     compare.add_argument("results", type=given_path, nargs="+", help="folders of results, such as results/tiny")

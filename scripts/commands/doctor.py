@@ -1,10 +1,4 @@
-"""Find what would go wrong with a recipe on a site before anything is submitted.
-
-Reads files only: recipe, site, images, checkouts, and the data where they are there. Status 1: something would stop.
-Of images it notes which Python will convert the checkpoints.
-With ``--command STAGE`` it prints what NeMo-RL's ray.sub would be told of a stage, apart from the deadline, which is
-the Slurm job's.
-"""
+"""What would go wrong with a recipe on a site, found before anything is submitted."""
 
 import argparse
 

@@ -1,7 +1,4 @@
-"""Print where a checkpoint comes from, verify all that its records tell, and write the chain as a graph or W3C PROV.
-
-Exit status 1: something on disk is missing or not as recorded; one line each on stderr.
-"""
+"""Print where a checkpoint comes from, verify it, and write the chain as a graph or W3C PROV."""
 
 import argparse
 import json
@@ -12,10 +9,10 @@ from scripts.lineage.chain import Chain, read_chain
 from scripts.lineage.graph import write_graph
 from scripts.lineage.prov_document import write_prov
 from scripts.lineage.text import chain_text
-from scripts.lineage.verify import Findings, verify
+from scripts.lineage.verify import Verification, verify
 
 
-def chain_json(chain: Chain, found: Findings | None) -> dict[str, Any]:
+def chain_json(chain: Chain, found: Verification | None) -> dict[str, Any]:
     """The chain for programs: its stages, parents first, and what the verification found (null: none was made)."""
     stages = []
     for link in chain.links.values():

@@ -1,7 +1,4 @@
-"""What would train if the workflow ran now: from which step, why, on how many nodes and for how long.
-
-Reads records only, so it works while the cluster is down. What is set aside is listed with its size.
-"""
+"""What would train if the workflow ran now, and what it costs."""
 
 import argparse
 from collections.abc import Iterable

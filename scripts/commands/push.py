@@ -1,8 +1,4 @@
-"""Push a published stage's export with its model card to a model repository of the Hugging Face hub, in one commit.
-
-Nothing is pushed before every file of the export has the hash that its record says. The token is HF_TOKEN, or that of
-`hf auth login`. A repository that is not there yet is made private.
-"""
+"""Push a published stage's export with its model card to a model repository of the Hugging Face hub."""
 
 import argparse
 import os

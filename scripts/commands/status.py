@@ -1,7 +1,4 @@
-"""Where every stage stands, one line each, from records and logs alone: fresh, queued, training, unfinished, failed.
-
-It asks no Slurm and reads the ends of logs only, so it may run in `watch`.
-"""
+"""Where every stage stands, from records and the ends of logs alone."""
 
 import argparse
 

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from scripts.data.blocks import blocks_of
 from scripts.data.hub import HubClient, near
 from scripts.data.hub_cache import HubFile, Snapshot
-from scripts.data.placeholders import TABLES, Table
+from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
 from scripts.files import amount, explain_write_errors, link_or_copy, replace_directory, write_json
@@ -67,8 +67,7 @@ class Fetcher:
         located = self.map(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
         folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
         _check_space(located, list(folders.values()), self.directory)
-        self.map(lambda pair: self._place_from_hub(*pair), list(zip(from_hub, located, strict=True)))
-        self.map(lambda pair: self._place_from_folder(*pair), list(folders.items()))
+        self.map(lambda pair: self._place(*pair), [*zip(from_hub, located, strict=True), *folders.items()])
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """What the record says of a source that was fetched from."""
@@ -89,19 +88,13 @@ class Fetcher:
                 raise
         return [future.result() for future in futures]
 
-    def _place_from_hub(self, item: Wanted, file: HubFile) -> None:
-        self.described[item.target] = self._hub.fetch(file)
-        self._link(file.pointer, item.target)
-
-    def _place_from_folder(self, item: Wanted, path: Path) -> None:
-        self._link(path, item.target)
-        self.described[item.target] = describe_file(self.directory / item.target)
-
-    def _link(self, path: Path, target: str) -> None:
-        placed = self.directory / target
+    def _place(self, item: Wanted, file: HubFile | Path) -> None:
+        described = self._hub.fetch(file) if isinstance(file, HubFile) else None
+        placed = self.directory / item.target
         placed.parent.mkdir(parents=True, exist_ok=True)
         with explain_write_errors(placed):
-            link_or_copy(path, placed)
+            link_or_copy(file.pointer if isinstance(file, HubFile) else file, placed)
+        self.described[item.target] = described or describe_file(placed)
 
 
 def fetch_source(recipe: Recipe, directory: Path) -> None:
@@ -124,7 +117,7 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
         fetcher.fetch(
             [Wanted(sources[name], file, target) for name in published for target, file in published[name].items()]
         )
-        named: set[Table] = set().union(*fetcher.map(lambda file: tables_named(fresh / file), rows))
+        named: set[ExternalTable] = set().union(*fetcher.map(lambda file: tables_named(fresh / file), rows))
         folders = [Path(source.path) for source in sources.values() if isinstance(source, FolderSource)]
         ordered = sorted(named, key=lambda table: table.repository)
         tables = {table.repository: _wanted_table(table, folders, recipe) for table in ordered}
@@ -154,9 +147,9 @@ def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
     return FolderSource(kind="folder", path=folder)
 
 
-def tables_named(path: Path) -> set[Table]:
+def tables_named(path: Path) -> set[ExternalTable]:
     """The external tables that a blend's placeholder rows name; an unknown name is reported by the fill."""
-    found: set[Table] = set()
+    found: set[ExternalTable] = set()
     decoder = msgspec.json.Decoder(_PlaceholderRow)
     for block in blocks_of(path):
         for line in block.read().split(b"\n"):
@@ -171,7 +164,7 @@ def tables_named(path: Path) -> set[Table]:
     return found
 
 
-def _wanted_table(table: Table, folders: list[Path], recipe: Recipe) -> Wanted:
+def _wanted_table(table: ExternalTable, folders: list[Path], recipe: Recipe) -> Wanted:
     target = str(Path("tables", table.local_path))
     for folder in folders:
         if (folder / target).exists():

@@ -12,7 +12,6 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -34,51 +33,36 @@ if TYPE_CHECKING:
     from scripts.recipe.reasoning import Reasoning
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
-WRITE_BYTES = 8 << 20
 
 
 class Split:
-    """A split while it is written, some MB at a time, each hashed in a thread while the next is gathered."""
+    """A split while it is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.sha256 = hashlib.sha256()
-        self._gathered, self._hashed = BytesIO(), BytesIO()
-        self._thread, self._hashing = ThreadPoolExecutor(1), None
+        self._buffer = BytesIO()
         self.rows = self.bytes = 0
         self.environments: Counter[str] = Counter()
         self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
 
     def add(self, data: bytes, block: FilledBlock) -> None:
         """Write a block, whose bytes in the source are `data`, and count its rows."""
-        self._gathered.writelines(block.pieces(data))
+        self._buffer.seek(0)
+        self._buffer.writelines(block.pieces(data))
+        with self._buffer.getbuffer()[: self._buffer.tell()] as chunk:
+            self.sha256.update(chunk)
+            size = self.file.write(chunk)
+        # The kernel is to begin to put it on the disk, so that the sync at the end is short.
+        os.posix_fadvise(self.file.fileno(), self.bytes, size, os.POSIX_FADV_DONTNEED)
+        self.bytes += size
         self.rows += block.rows
         self.environments += block.environments
         self.row_hashes += block.row_hashes
         self.prompt_hashes += block.prompt_hashes
-        if self._gathered.tell() >= WRITE_BYTES:
-            self._write()
-
-    def _write(self) -> None:
-        chunk = self._gathered.getbuffer()[: self._gathered.tell()]
-        self.file.write(chunk)
-        if self._hashing:
-            self._hashing.result()
-        start, self.bytes = self.bytes, self.bytes + len(chunk)
-        self._hashing = self._thread.submit(self._hash, chunk, start)
-        self._gathered, self._hashed = self._hashed, self._gathered
-        self._gathered.seek(0)
-
-    def _hash(self, chunk: memoryview, start: int) -> None:
-        """Hash what was written, and let the kernel begin to put it on the disk, so that the sync is short."""
-        self.sha256.update(chunk)
-        os.posix_fadvise(self.file.fileno(), start, len(chunk), os.POSIX_FADV_DONTNEED)
-        chunk.release()
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of it; its file must still be open."""
-        self._write()
-        self._hashing.result()
+        """What the manifest says of it."""
         return {
             "rows": self.rows,
             "bytes": self.bytes,
@@ -193,14 +177,9 @@ def main() -> None:
         source,
         arguments.tables or source.with_name("tables"),
         output,
-        arguments.holdout,
-        arguments.test,
-        arguments.sample,
-        not arguments.unrewarded,
-        arguments.reasoning,
-        arguments.seed,
-        {path: described["xxh3"] for path, described in record["files"].items()},
-        arguments.workers,
+        is_rewarded=not arguments.unrewarded,
+        hashes={path: described["xxh3"] for path, described in record["files"].items()},
+        **{key: getattr(arguments, key) for key in ("holdout", "test", "sample", "reasoning", "seed", "workers")},
     )
     write_json(output / "manifest.json", {"blend": output.name, "source": origin_of(record, source.stem), **described})
 

@@ -76,8 +76,8 @@ def brief(error: Exception) -> str:
     """A failure in one line, without the token."""
     status = status_of(error)
     if status is not None:
-        said = {429: "the hub throttles", 408: "the hub waited too long"}.get(status, "the hub fails")
-        return f"{said} ({status})"
+        reason = {429: "the hub throttles", 408: "the hub waited too long"}.get(status, "the hub fails")
+        return f"{reason} ({status})"
     if isinstance(error, httpx2.TimeoutException):
         return f"{constants.ENDPOINT} does not answer in time"
     text = str(error).partition("\n")[0] or type(error).__name__

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True)
-class Table:
+class ExternalTable:
     """An external table on the hub, and the way its templates are filled."""
 
     repository: str
@@ -27,8 +27,8 @@ class Table:
         return Path(self.repository, self.file)
 
 
-_DAPO = Table("BytedTsinghua-SIA/DAPO-Math-17k", "train", "dapo", "data/dapo-math-17k.parquet")
-_SKYWORK = Table("Skywork/Skywork-OR1-RL-Data", "math", "skywork", "data/math-00000-of-00001.parquet")
+_DAPO = ExternalTable("BytedTsinghua-SIA/DAPO-Math-17k", "train", "dapo", "data/dapo-math-17k.parquet")
+_SKYWORK = ExternalTable("Skywork/Skywork-OR1-RL-Data", "math", "skywork", "data/math-00000-of-00001.parquet")
 TABLES = {
     "nano_v3_sft_profiled_dapo17k": _DAPO,
     "nano_v3_sft_profiled_skywork_no_omni": _SKYWORK,

@@ -4,7 +4,6 @@ A published table (parquet) may hold gigabytes of text. It is read once, column 
 a file that any number of processes then read single rows of.
 """
 
-import fcntl
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -13,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from struct import Struct
-from typing import IO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from filelock import FileLock, Timeout
 
 from scripts.data.placeholders import TABLES
 from scripts.data.source_record import differs_from_record, xxh3_file
@@ -63,41 +62,37 @@ class ExternalTables:
 
     def _unpack(self, repository: str, split: str) -> None:
         """Write the table's file, or wait for the process that does and meanwhile unpack a table that waits."""
-        with self._lock_file(repository, split) as lock:
-            if not _try_lock(lock):
-                self._unpack_other_tables()
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            self._write(repository, split)
+        if not self._unpack_unless_locked(repository, split):
+            for other in {(table.repository, table.split) for table in TABLES.values()}:
+                if (self.directory / other[0]).is_dir():
+                    with suppress(UserError):  # the lookup that needs that table reports it
+                        self._unpack_unless_locked(*other)
+            self._unpack_unless_locked(repository, split, timeout=-1)
 
-    def _unpack_other_tables(self) -> None:
-        for repository, split in {(table.repository, table.split) for table in TABLES.values()}:
-            if (self.directory / repository).is_dir():
-                with (
-                    self._lock_file(repository, split) as lock,
-                    suppress(UserError),
-                ):  # the lookup that needs it reports it
-                    if _try_lock(lock):
-                        self._write(repository, split)
+    def _unpack_unless_locked(self, repository: str, split: str, timeout: float = 0) -> bool:
+        """Whether the table's file is there now; False: another process has its lock (-1: wait for it)."""
+        path = self._path(repository, split)
+        try:
+            with FileLock(f"{path}.lock", timeout):
+                if not path.exists():
+                    _write(self._parquet_files(repository, split), path)
+        except Timeout:
+            return False
+        return True
 
-    def _lock_file(self, repository: str, split: str) -> IO[bytes]:
-        return Path(f"{self._path(repository, split)}.lock").open("wb")
-
-    def _write(self, repository: str, split: str) -> None:
-        if (path := self._path(repository, split)).exists():
-            return
-        files = self._parquet_files(repository, split)
+    def _parquet_files(self, repository: str, split: str) -> list[Path]:
+        """The table's files, each with its recorded hash."""
+        folder = self.directory / repository
+        for pattern in (f"data/{split}-*", "data/*", f"{split}/*", f"default/{split}/*"):
+            if files := sorted(folder.glob(f"{pattern}.parquet")):
+                break
+        else:
+            raise UserError(f"{folder}: no parquet file of {repository}; fetch the table into data/ there")
         for file in files:
             expected = self.hashes.get(str(file.relative_to(self.directory.parent)))
             if expected not in (None, xxh3_file(file)):
                 raise UserError(differs_from_record(file))
-        _write(files, path)
-
-    def _parquet_files(self, repository: str, split: str) -> list[Path]:
-        folder = self.directory / repository
-        for pattern in (f"data/{split}-*", "data/*", f"{split}/*", f"default/{split}/*"):
-            if paths := sorted(folder.glob(f"{pattern}.parquet")):
-                return paths
-        raise UserError(f"{folder}: no parquet file of {repository}; fetch the table into data/ there")
+        return files
 
 
 class _UnpackedTable:
@@ -121,15 +116,6 @@ class _UnpackedTable:
 
 
 _open_table = lru_cache(_UnpackedTable)
-
-
-def _try_lock(file: IO[bytes]) -> bool:
-    """Whether this process could take the lock without waiting."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write(paths: list[Path], output: Path) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.evaluate.bootstrap import Change, changes
-from scripts.files import open_atomically
+from scripts.files import open_atomically, read_json, sha256_file, write_json
 
 SCHEMA = pa.schema(
     [
@@ -55,9 +55,9 @@ def beside_fresh_model(answers: list[Answer], before: list[Answer]) -> pa.Table:
 
 
 def beside_parent(answers: list[Answer], parent: pa.Table | None) -> pa.Table:
-    """The table of a stage whose parent's is `parent`; of rows that this has not, the columns of before are null.
+    """The table of a stage beside its parent's; for rows that the parent's has not, the columns of before are null.
 
-    A parent that says nothing of a first stage is that itself.
+    Where the parent's has no reward of a first stage, the parent is the first.
     """
     before = {}
     for row in parent.to_pylist() if parent is not None else ():
@@ -117,6 +117,16 @@ def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict
             "change_from_first": mean_from_first,
         },
     }
+
+
+def write_results(
+    export: Path, table: pa.Table, decoding: dict[str, Any], rollouts: Path, output: Path, **more: Any
+) -> None:
+    """Write rollouts.parquet and eval.json, with `more` keys, and print the mean; `export` is hf/record.json."""
+    write_rollouts(table, rollouts)
+    record = evaluation_record(read_json(export), table, decoding) | more | {"rollouts": sha256_file(rollouts)}
+    write_json(output, record)
+    print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
 
 
 def format_mean(mean: dict[str, Any]) -> str:

@@ -12,15 +12,7 @@ from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import rollouts
-from scripts.evaluate.results import (
-    Answer,
-    beside_fresh_model,
-    beside_parent,
-    evaluation_record,
-    format_mean,
-    write_rollouts,
-)
-from scripts.files import read_json, sha256_file, write_json
+from scripts.evaluate.results import Answer, beside_fresh_model, beside_parent, write_results
 from scripts.model.load import load_model, load_processor
 from scripts.model.random_init import make_model, make_processor
 from scripts.recipe.evaluation import Evaluation
@@ -106,10 +98,7 @@ def main() -> None:
         processor = make_processor(config.model)
         model = make_model(config.model, processor, config.max_length, config.seed)
         table = beside_fresh_model(after, answers(model, processor))
-    write_rollouts(table, arguments.rollouts)
-    record = evaluation_record(read_json(arguments.export), table, decoding)
-    write_json(arguments.output, record | {"rollouts": sha256_file(arguments.rollouts)})
-    print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
+    write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output)
 
 
 if __name__ == "__main__":

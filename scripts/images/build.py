@@ -13,8 +13,8 @@ from typing import Any
 
 from scripts.errors import UserError, run_program
 from scripts.files import sha256_file, write_json
-from scripts.images.programs import answer, require, require_buildx, run
-from scripts.recipe.images import Built, BuiltFromGit, Images, Pulled, load_images
+from scripts.images.programs import output_of, require, require_buildx, run
+from scripts.images.settings import Built, BuiltFromGit, Images, Pulled, load_images
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import repository_root
 
@@ -80,10 +80,10 @@ def _digest(tag: str, built: dict[str, Any], pushed: bool) -> str:
     """The image's digest as the build says; UserError when what holds the image says otherwise."""
     digests = {built.get("containerimage.digest"), built.get("containerimage.config.digest")} - {None}
     if pushed:
-        manifest = answer("docker", "buildx", "imagetools", "inspect", "--format", "{{json .Manifest}}", tag)
+        manifest = output_of("docker", "buildx", "imagetools", "inspect", "--format", "{{json .Manifest}}", tag)
         found = json.loads(manifest).get("digest") if manifest else None
     else:
-        found = answer("docker", "image", "inspect", "--format", "{{.Id}}", tag)
+        found = output_of("docker", "image", "inspect", "--format", "{{.Id}}", tag)
     if not found or found not in digests:
         raise UserError(
             f"{tag}: was built as {' or '.join(sorted(digests)) or 'nothing'}, but {found or 'nothing'} is there under"

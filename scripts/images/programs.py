@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
 from scripts.errors import UserError
 
@@ -36,15 +35,14 @@ def require_buildx() -> None:
         )
 
 
-def run(*command: str, advice: str, environment: Mapping[str, str] | None = None, folder: Path | None = None) -> None:
+def run(*command: str, advice: str, environment: Mapping[str, str] | None = None) -> None:
     """Run a program, its output to where this program's goes; UserError with the advice when it fails."""
-    done = subprocess.run(command, env=environment, cwd=folder, check=False)
-    if done.returncode:
-        program = " ".join(command[:2])
-        raise UserError(f"{program} failed with status {done.returncode}; its output says why. {advice}")
+    status = subprocess.run(command, env=environment, check=False).returncode
+    if status:
+        raise UserError(f"{' '.join(command[:2])} failed with status {status}; its output says why. {advice}")
 
 
-def answer(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
+def output_of(*command: str, environment: Mapping[str, str] | None = None) -> str | None:
     """What a program prints; None when it fails."""
     done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,6 +1,6 @@
 """Fetch the task images of SWE agents as .sif files: exactly those that the rows of a split name, each verified.
 
-A run-time lookup that misses a file takes another whose name merely contains the instance's, so nothing may be missing.
+None may be missing: Gym's lookup at run time falls back to any file whose name contains the instance's.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import signal
 import struct
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from scripts.images.programs import require
 
 AGENTS = ("swe_agents_train", "swe_agents_val")
 INSTANCE = re.compile(r"[A-Za-z0-9_.-]+__[A-Za-z0-9_.-]+-[A-Za-z0-9_.]+")
-TRY_AGAIN = re.compile(
+TRANSIENT = re.compile(
     r"toomanyrequests|too many requests|rate limit|\b429\b|\b50[0234]\b|timeout|timed out|connection (reset|refused)"
     r"|unexpected EOF|temporary failure",
     re.IGNORECASE,
@@ -67,8 +67,7 @@ def image_of(row: dict[str, Any], path: Path, number: int) -> TaskImage:
     instance, dataset = (_text(row, key, path, number) for key in ("instance_id", "dataset_name"))
     if not INSTANCE.fullmatch(instance):
         raise UserError(f"{path}:{number}: instance_id {instance!r} is not like owner__repository-number; correct it")
-    if "R2E-Gym" in dataset:
-        # Gym looks for <repository>_final_<commit>, which is what the images themselves are called.
+    if "R2E-Gym" in dataset:  # these images are called <repository>_final_<commit>, and so Gym looks for them
         name = re.sub(r"[^_]+__([^-]+)-", lambda match: f"{match[1].lower()}_final:", instance)
         return TaskImage(f"r2egym_{name.replace(':', '_')}.sif", f"docker://namanjain12/{name}")
     for part, prefix, owner, joint in (
@@ -136,28 +135,30 @@ def verify(path: Path, thoroughly: bool) -> str:
     return found
 
 
+class TransientError(UserError):
+    """A registry refused for a reason that may not last."""
+
+
 async def fetch(image: TaskImage, directory: Path, temp: Path, attempts: int, pause: float) -> None:
-    """Make one .sif file; UserError when it cannot be had. A refusal that passes is waited out, longer each time."""
+    """Make one .sif file; UserError when it cannot be had. Transient refusals are waited out, longer each time."""
     path = directory / image.file
     checksum_path(path).unlink(missing_ok=True)
-    for attempt in range(1, attempts + 1):
-        with filled_by_program(path) as fresh:
-            status, output = await _build(image, fresh, temp)
-            if status == 0:
+    for attempt in range(attempts):
+        try:
+            with filled_by_program(path) as fresh:
+                await _build(image, fresh, temp)
                 await asyncio.to_thread(verify_sif, fresh)
-                break
-            fresh.touch()
-            reason = next((line for line in reversed(output.splitlines()) if line.strip()), "no message")
-            failure = UserError(f"{image.source}: apptainer build failed with status {status}: {reason.strip()[-300:]}")
-            if attempt == attempts or not TRY_AGAIN.search(output):
-                raise failure
-        await asyncio.sleep(pause * 2 ** (attempt - 1))
+            break
+        except TransientError:
+            if attempt == attempts - 1:
+                raise
+        await asyncio.sleep(pause * 2**attempt)
     await asyncio.to_thread(verify, path, False)
     print(f"{image.file}: fetched from {image.source}", flush=True)
 
 
-async def _build(image: TaskImage, target: Path, temp: Path) -> tuple[int, str]:
-    """Run apptainer with a cache and a temporary folder of its own, gone afterwards; its status and output."""
+async def _build(image: TaskImage, target: Path, temp: Path) -> None:
+    """Run apptainer with a cache and a temporary folder of its own, gone afterwards; UserError when it fails."""
     with tempfile.TemporaryDirectory(prefix="stagecoach-sif-", dir=temp, ignore_cleanup_errors=True) as private:
         folders = {name: str(Path(private, name)) for name in ("APPTAINER_CACHEDIR", "APPTAINER_TMPDIR")}
         for folder in folders.values():
@@ -176,17 +177,21 @@ async def _build(image: TaskImage, target: Path, temp: Path) -> tuple[int, str]:
                 process.terminate()
             await process.wait()
             raise
-    return process.returncode or 0, output.decode(errors="replace")
+    if process.returncode:
+        text = output.decode(errors="replace")
+        reason = next((line for line in reversed(text.splitlines()) if line.strip()), "no message").strip()[-300:]
+        kind = TransientError if TRANSIENT.search(text) else UserError
+        raise kind(f"{image.source}: apptainer build failed with status {process.returncode}: {reason}")
 
 
 async def fetch_all(
     images: list[TaskImage], directory: Path, temp: Path, jobs: int, attempts: int, pause: float
 ) -> list[str]:
-    """Fetch several images at a time; what went wrong, one line each. Ctrl-C and SIGTERM leave nothing half-made."""
+    """Fetch several images at a time; what went wrong, one line each. Ctrl-C and SIGTERM leave no partial file."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asyncio.current_task().cancel)
     free, failures = asyncio.Semaphore(jobs), []
 
-    async def one(image: TaskImage) -> None:
+    async def fetch_when_free(image: TaskImage) -> None:
         async with free:
             try:
                 await fetch(image, directory, temp, attempts, pause)
@@ -195,7 +200,7 @@ async def fetch_all(
 
     async with asyncio.TaskGroup() as group:
         for image in images:
-            group.create_task(one(image))
+            group.create_task(fetch_when_free(image))
     return sorted(failures)
 
 
@@ -212,16 +217,6 @@ def inspect(images: list[TaskImage], directory: Path, thoroughly: bool) -> tuple
         except UserError as error:
             damaged.append(str(error))
     return whole, missing, damaged
-
-
-def complain(directory: Path, count: int, problems: list[str]) -> None:
-    """UserError that names everything that is missing or damaged; nothing when there is nothing."""
-    if problems:
-        lines = "\n  ".join(problems)
-        raise UserError(
-            f"{directory}: {len(problems)} of {count} images are missing or damaged; what is there is kept, run this"
-            f" again for the rest\n  {lines}"
-        )
 
 
 def main() -> None:
@@ -258,23 +253,19 @@ def main() -> None:
         whole, missing, _ = inspect(images, directory, thoroughly=False)
     elif missing:
         problems += [f"{image.file}: missing ({image.source})" for image in missing]
-    complain(directory, len(images), problems)
-    if not arguments.check:
-        write_json(
-            arguments.record or directory / "record.json",
-            {
-                "rows": {str(path): sha256_file(path) for path in arguments.rows},
-                "images": [
-                    {
-                        "file": image.file,
-                        "source": image.source,
-                        "bytes": (directory / image.file).stat().st_size,
-                        "sha256": whole[image.file],
-                    }
-                    for image in images
-                ],
-            },
+    if problems:
+        lines = "\n  ".join(problems)
+        raise UserError(
+            f"{directory}: {len(problems)} of {len(images)} images are missing or damaged; what is there is kept, run"
+            f" this again for the rest\n  {lines}"
         )
+    if not arguments.check:
+        described = [
+            asdict(image) | {"bytes": (directory / image.file).stat().st_size, "sha256": whole[image.file]}
+            for image in images
+        ]
+        rows = {str(path): sha256_file(path) for path in arguments.rows}
+        write_json(arguments.record or directory / "record.json", {"rows": rows, "images": described})
     print(f"{directory}: {len(images)} images, all there")
 
 

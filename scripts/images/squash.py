@@ -10,8 +10,8 @@ from typing import Any
 
 from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, read_json, sha256_file, write_json
-from scripts.images.programs import answer, require, run
-from scripts.recipe.images import Images, Pulled, load_images
+from scripts.images.programs import output_of, require, run
+from scripts.images.settings import Images, Pulled, load_images
 from scripts.recipe.strict import nearest
 
 SUPERBLOCK = struct.Struct("<4s4I6H8Q")
@@ -40,7 +40,7 @@ def find_image(images: Images, name: str, build_record: Path) -> tuple[str, str 
         )
     if record["stored"] == "daemon":
         require("docker")
-        if answer("docker", "image", "inspect", "--format", "{{.Id}}", record["tag"]) != record["digest"]:
+        if output_of("docker", "image", "inspect", "--format", "{{.Id}}", record["tag"]) != record["digest"]:
             raise UserError(
                 f"{record['tag']}: this machine's Docker has not the image that {build_record} records; import it where"
                 " it was built, or name a registry in config/images.yaml and build again"
@@ -54,7 +54,7 @@ def import_image(
 ) -> dict[str, Any]:
     """Import what a URI names as a .sqsh file that is whole or absent; returns its record.
 
-    UserError when the registry has another image there than the one of the given digest.
+    UserError when the image in the registry has not the given digest.
     """
     require("enroot")
     environment = dict(os.environ)
@@ -79,10 +79,10 @@ def import_image(
 
 
 def registry_digest(uri: str, environment: dict[str, str]) -> str | None:
-    """The digest under which a registry has an image; None for Docker's own and where enroot, before 4.0, is mute."""
+    """The digest under which a registry has an image; None for Docker's own and from an enroot before 4.0."""
     if not uri.startswith("docker://"):
         return None
-    return answer("enroot", "digest", uri, environment=environment)
+    return output_of("enroot", "digest", uri, environment=environment)
 
 
 def verify_squashfs(path: Path) -> int:
@@ -101,7 +101,7 @@ def verify_squashfs(path: Path) -> int:
         raise UserError(f"{path}: its superblock is damaged; delete it and import it again")
     if size < used:
         raise UserError(f"{path}: has {size} bytes of {used}; it was cut short: delete it and import it again")
-    if shutil.which("unsquashfs") and answer("unsquashfs", "-s", str(path)) is None:
+    if shutil.which("unsquashfs") and output_of("unsquashfs", "-s", str(path)) is None:
         raise UserError(f"{path}: unsquashfs cannot read it; delete it and import it again")
     return size
 

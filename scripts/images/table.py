@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scripts.errors import UserError, run_program
 from scripts.files import write_text
-from scripts.recipe.images import Built, Image, Images, Pulled, load_images
+from scripts.images.settings import Built, Image, Images, Pulled, load_images
 
 BEGIN = "<!-- made by python -m scripts.images.table -->\n"
 END = "<!-- end -->\n"

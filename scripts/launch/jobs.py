@@ -1,7 +1,7 @@
 """The states of the jobs that Snakemake submitted from this folder, kept in one small file for each call of Snakemake.
 
-The executor (scripts.snakemake.executor) writes it at every question, so that nobody else need ask. Until the first
-one, a job has a file of its own, written as it is submitted.
+The executor (scripts.snakemake.executor) writes it at every query, so that others need not ask Slurm. Before the first
+query, each job has a file of its own, written at its submission.
 """
 
 import json

@@ -162,8 +162,8 @@ def _step_failure(job: Job, logs: Path) -> str:
         _, node, how = min(ended)
         return f"{node}: {how}; see {_log_of(node, logs)}"
     lines = (logs / "step.log").read_text(encoding="utf-8", errors="replace").splitlines()
-    said = "; ".join(line.removeprefix("srun: error: ") for line in lines if "error: " in line)
-    return f"Ray's job step over {', '.join(job.nodes)} ended: {said[:300] or 'no reason given'}; see {logs}"
+    errors = "; ".join(line.removeprefix("srun: error: ") for line in lines if "error: " in line)
+    return f"Ray's job step over {', '.join(job.nodes)} ended: {errors[:300] or 'no reason given'}; see {logs}"
 
 
 def _check_nodes(step: subprocess.Popen, nodes: dict[str, dict[str, Any]], job: Job, logs: Path) -> None:
@@ -211,21 +211,19 @@ def main() -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not command:
         raise UserError("no driver: end the command line with -- and the driver's")
-    slurm = Slurm.model_validate(
-        {
-            "gpus_per_node": arguments.gpus_per_node,
-            "network": arguments.network,
-            "ports": {"gcs": arguments.port},
-            "ray_start_seconds": arguments.timeout,
-            "object_store_mb": arguments.object_store_mb,
-        }
+    slurm = Slurm(
+        gpus_per_node=arguments.gpus_per_node,
+        network=arguments.network,
+        ports={"gcs": arguments.port},
+        ray_start_seconds=arguments.timeout,
+        object_store_mb=arguments.object_store_mb,
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    job = own_job()
 
     def ready(seconds: float) -> None:
         print(f"Ray runs on {', '.join(job.nodes)} after {seconds:.1f} s", flush=True)
 
-    job = own_job()
     return run_on_cluster(command, job, slurm, arguments.cpus, arguments.logs, ready)
 
 

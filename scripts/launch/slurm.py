@@ -11,16 +11,8 @@ from typing import TypeVar
 from scripts.errors import UserError
 
 ENDED_STATES = {
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "REVOKED",
-    "TIMEOUT",
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"),
+    *("NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
 }
 ENDED_BY_SLURM = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
 RETRY_SECONDS = 600.0
@@ -153,9 +145,9 @@ def ask(*command: str) -> str:
     except subprocess.TimeoutExpired:
         raise SlurmUnreachableError(f"{' '.join(command)}: no answer within a minute") from None
     if done.returncode != 0:
-        said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        kind = SlurmUnreachableError if any(word in said for word in NO_CONTROLLER) else UserError
-        raise kind(f"{' '.join(command)}: {said}")
+        message = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        kind = SlurmUnreachableError if any(words in message for words in NO_CONTROLLER) else UserError
+        raise kind(f"{' '.join(command)}: {message}")
     return done.stdout
 
 

@@ -32,18 +32,17 @@ class Node:
 
 @dataclass
 class Graph:
-    """Nodes in the chain's order, and edges from what was used to what came of it."""
+    """Nodes in the chain's order, each with a short name, and edges from what was used to what came of it."""
 
     title: str
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[Node, str] = field(default_factory=dict)
     edges: list[tuple[str, str]] = field(default_factory=list)
 
-    def join(self, kind: str, lines: tuple[str, ...], to: str) -> str:
-        """An edge to a node from one of this kind and these lines, which is there once; its name."""
-        name = next((name for name, node in self.nodes.items() if node == Node(kind, lines)), f"n{len(self.nodes)}")
-        self.nodes[name] = Node(kind, lines)
-        if (name, to) not in self.edges:
-            self.edges.append((name, to))
+    def add(self, node: Node, used_by: str | None = None) -> str:
+        """Add a node, once, and an edge from it to the node that used it; its name."""
+        name = self.nodes.setdefault(node, f"n{len(self.nodes)}")
+        if used_by and (name, used_by) not in self.edges:
+            self.edges.append((name, used_by))
         return name
 
 
@@ -51,20 +50,18 @@ def graph_of(chain: Chain) -> Graph:
     """The graph of a chain."""
     graph, names = Graph(chain.last.name), {}
     for link in chain.links.values():
-        names[link.name] = name = f"n{len(graph.nodes)}"
-        graph.nodes[name] = _checkpoint(link)
+        names[link.name] = name = graph.add(_checkpoint(link))
         graph.edges += [(names[parent], name) for parent in link.parents]
         if not link.parents:
-            graph.join("model", ("model", model_name(link)), name)
+            graph.add(Node("model", ("model", model_name(link))), name)
         if data := link.record.get("data"):
-            lines = (f"blend {data['blend']}", f"manifest {data['manifest'][:12]}")
-            blend = graph.join("blend", lines, name)
+            blend = graph.add(Node("blend", (f"blend {data['blend']}", f"manifest {data['manifest'][:12]}")), name)
             for dataset in datasets_of(data):
-                graph.join("dataset", ("dataset", dataset), blend)
+                graph.add(Node("dataset", ("dataset", dataset)), blend)
         for span in link.record.get("trained_by", ()):
-            graph.join("code", ("code", code_name(span["code"])), name)
+            graph.add(Node("code", ("code", code_name(span["code"]))), name)
             if span["image"]:
-                graph.join("image", ("image", image_name(span["image"])), name)
+                graph.add(Node("image", ("image", image_name(span["image"]))), name)
     return graph
 
 
@@ -79,7 +76,7 @@ def _checkpoint(link: Link) -> Node:
 def dot_text(graph: Graph) -> str:
     """The graph in DOT."""
     lines = ["digraph lineage {", "  rankdir=LR;", '  node [shape=box, style="rounded,filled", fontname="sans-serif"];']
-    for name, node in graph.nodes.items():
+    for node, name in graph.nodes.items():
         label = json.dumps("\n".join(node.lines), ensure_ascii=False)
         lines.append(f'  {name} [label={label}, fillcolor="{KINDS[node.kind][1]}"];')
     lines += [f"  {start} -> {end};" for start, end in graph.edges]
@@ -89,7 +86,7 @@ def dot_text(graph: Graph) -> str:
 def mermaid_text(graph: Graph) -> str:
     """The graph in Mermaid's flowchart language."""
     lines = ["flowchart LR"]
-    for name, node in graph.nodes.items():
+    for node, name in graph.nodes.items():
         label = "<br/>".join(line.translate(MERMAID_ESCAPES) for line in node.lines)
         lines.append(f'  {name}["{label}"]:::{node.kind}')
     lines += [f"  {start} --> {end}" for start, end in graph.edges]
@@ -99,13 +96,12 @@ def mermaid_text(graph: Graph) -> str:
 
 def svg_text(graph: Graph) -> str:
     """The graph drawn: a column for each kind, and from top to bottom a row of its own for each node in its column."""
-    columns = [[name for name, node in graph.nodes.items() if KINDS[node.kind][0] == column] for column in range(4)]
-    rows = max(map(len, columns))
-    boxes = {}
-    for column, names in enumerate(columns):
-        for place, name in enumerate(names):
-            node, row = graph.nodes[name], (place + 0.5) * rows / len(names) - 0.5
-            boxes[name] = Box(column, row, node.lines, KINDS[node.kind][1])
+    columns = [[node for node in graph.nodes if KINDS[node.kind][0] == column] for column in range(4)]
+    rows, boxes = max(map(len, columns)), {}
+    for column, nodes in enumerate(columns):
+        for place, node in enumerate(nodes):
+            row = (place + 0.5) * rows / len(nodes) - 0.5
+            boxes[graph.nodes[node]] = Box(column, row, node.lines, KINDS[node.kind][1])
     return graph_svg(f"Lineage of {graph.title}", boxes, graph.edges, sideways=True) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,56 +38,50 @@ def write_prov(chain: Chain, path: Path) -> None:
 
 def _add(document: ProvDocument, link: Link) -> None:
     """A stage: its training, which used data, code, image and what it starts from, and what was generated."""
-    record, records = link.record, _Records(document)
+    record, entity = link.record, partial(_entity, document)
     trained = {key: record.get(key) for key in ("step", "seed")} | {"config": record.get("facts", {}).get("config")}
     training = document.activity(
-        _name("training", record["identity"]), None, None, records.attributes(link.name, trained)
+        _name("training", record["identity"]), other_attributes=_attributes(link.name, trained)
     )
-    checkpoint = records.add("checkpoint", record["identity"], link.name, {"step": record["step"]})
+    checkpoint = entity("checkpoint", record["identity"], link.name, {"step": record["step"]})
     document.wasGeneratedBy(checkpoint, training)
     for parent in record.get("parents", ()):
-        export = records.add("export", parent["content"], parent["stage"])
+        export = entity("export", parent["content"], parent["stage"])
         document.used(training, export)
         document.wasDerivedFrom(checkpoint, export)
     if link.content:
-        export = records.add("export", link.content, link.name)
-        document.wasDerivedFrom(export, checkpoint)
+        document.wasDerivedFrom(entity("export", link.content, link.name), checkpoint)
     if not link.parents:
-        document.used(training, records.add("model", model_name(link), model_name(link)))
+        document.used(training, entity("model", model_name(link), model_name(link)))
     if data := record.get("data"):
-        blend = records.add("blend", data["manifest"], data["blend"], {"manifest": data["manifest"]})
+        blend = entity("blend", data["manifest"], data["blend"], {"manifest": data["manifest"]})
         document.used(training, blend)
         for name in datasets_of(data):
-            document.wasDerivedFrom(blend, records.add("dataset", name, name))
+            document.wasDerivedFrom(blend, entity("dataset", name, name))
     for span in record.get("trained_by", ()):
-        document.wasAssociatedWith(training, records.software(code_name(span["code"]), span["code"] or {}))
+        document.wasAssociatedWith(training, _software(document, span["code"]))
         if span["image"]:
             name = image_name(span["image"])
-            document.used(training, records.add("image", name, name, span["image"]))
+            document.used(training, entity("image", name, name, span["image"]))
 
 
-class _Records:
-    """Adds entities and agents to a document, each once."""
+def _entity(document: ProvDocument, kind: str, key: str, label: str, details: dict[str, Any] | None = None) -> Any:
+    """An entity, added once."""
+    name = _name(kind, key)
+    known = document.get_record(name)
+    return known[0] if known else document.entity(name, _attributes(label, {"kind": kind, **(details or {})}))
 
-    def __init__(self, document: ProvDocument) -> None:
-        self.document = document
 
-    def add(self, kind: str, identifier: str, label: str, details: dict[str, Any] | None = None) -> Any:
-        name = _name(kind, identifier)
-        known = self.document.get_record(name)
-        attributes = self.attributes(label, {"kind": kind, **(details or {})})
-        return known[0] if known else self.document.entity(name, attributes)
+def _software(document: ProvDocument, code: dict[str, Any] | None) -> Any:
+    """A revision of Stagecoach as an agent, added once."""
+    name, kind = _name("code", code_name(code)), document.valid_qualified_name("prov:SoftwareAgent")
+    known = document.get_record(name)
+    return known[0] if known else document.agent(name, _attributes("Stagecoach", code or {}) | {"prov:type": kind})
 
-    def software(self, identifier: str, details: dict[str, Any]) -> Any:
-        name, kind = _name("code", identifier), self.document.valid_qualified_name("prov:SoftwareAgent")
-        known = self.document.get_record(name)
-        attributes = self.attributes("Stagecoach", details) | {"prov:type": kind}
-        return known[0] if known else self.document.agent(name, attributes)
 
-    def attributes(self, label: str, details: dict[str, Any]) -> dict[str, Any]:
-        """A label, and the details that are known under the namespace."""
-        known = {f"stagecoach:{key}": value for key, value in details.items() if value is not None}
-        return {"prov:label": label} | known
+def _attributes(label: str, details: dict[str, Any]) -> dict[str, Any]:
+    """A label, and the details that are known under the namespace."""
+    return {"prov:label": label} | {f"stagecoach:{key}": value for key, value in details.items() if value is not None}
 
 
 def _name(kind: str, identifier: str) -> str:

@@ -30,7 +30,7 @@ class Recorded:
 
 
 @dataclass
-class Findings:
+class Verification:
     """What was found: the number of files and bytes that were read, and one line for each that is not as recorded."""
 
     files: int = 0
@@ -38,20 +38,20 @@ class Findings:
     problems: list[str] = field(default_factory=list)
 
 
-def verify(chain: Chain) -> Findings:
+def verify(chain: Chain) -> Verification:
     """Compare all that the chain's records tell with what lies on disk. A file of several names is read once."""
     links = chain.links.values()
     problems = [line for link in links for line in _contradictions(link)]
     return _compare([item for link in links for item in _files_of(link)], problems)
 
 
-def verify_export(link: Link) -> Findings:
+def verify_export(link: Link) -> Verification:
     """Compare a stage's export alone with its record."""
     return _compare(list(_exported(link)), list(_export_contradictions(link)))
 
 
-def _compare(recorded: list[Recorded], problems: list[str]) -> Findings:
-    wanted, found = list(dict.fromkeys(recorded)), Findings(problems=problems)
+def _compare(recorded: list[Recorded], problems: list[str]) -> Verification:
+    wanted, found = list(dict.fromkeys(recorded)), Verification(problems=problems)
     hashed: dict[tuple[int, int], str] = {}
     total = sum(item.path.stat().st_size for item in wanted if item.sha256 and item.path.is_file())
     bar = {"unit": "B", "unit_scale": True, "delay": SHOWN_FROM_SECONDS, "leave": False, "disable": None}
@@ -62,7 +62,7 @@ def _compare(recorded: list[Recorded], problems: list[str]) -> Findings:
     return found
 
 
-def _problem_of(item: Recorded, hashed: dict[tuple[int, int], str], progress: tqdm, found: Findings) -> str | None:
+def _problem_of(item: Recorded, hashed: dict[tuple[int, int], str], progress: tqdm, found: Verification) -> str | None:
     found.files += 1
     if not item.path.is_file():
         return f"{item.path}: missing ({item.record} lists it)"

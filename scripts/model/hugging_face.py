@@ -1,9 +1,11 @@
 """Whether a folder is a whole model in Hugging Face's format: shards, sizes, vocabulary, tokenizer, config, code."""
 
 import json
-import struct
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import parse_local_safetensors_file_metadata
+from huggingface_hub.errors import SafetensorsParsingError
 
 from scripts.errors import UserError
 
@@ -68,7 +70,7 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
         raise UserError(f"{folder}: no *.safetensors")
     found: dict[str, tuple[str, list[int]]] = {}
     for shard in shards:
-        tensors = _header(folder / shard)
+        tensors = _tensors_of_shard(folder / shard)
         if placed is not None and (stray := [name for name in tensors if placed.get(name) != shard]):
             raise UserError(f"{index}: does not place {stray[0]} in {shard}, which holds it")
         found |= tensors
@@ -77,22 +79,20 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
     return found
 
 
-def _header(path: Path) -> dict[str, tuple[str, list[int]]]:
+def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
     """The tensors of one shard; UserError when the file is not as long as its header says."""
     try:
+        tensors = parse_local_safetensors_file_metadata(path).tensors
         with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        end = 8 + length + max((entry["data_offsets"][1] for entry in tensors.values()), default=0)
-        found = {name: (entry["dtype"], entry["shape"]) for name, entry in tensors.items()}
+            header = int.from_bytes(file.read(8), "little")
     except FileNotFoundError:
         raise UserError(f"{path}: is in the index, but not there") from None
-    except (struct.error, ValueError, MemoryError, OverflowError, AttributeError, KeyError, TypeError) as error:
+    except (SafetensorsParsingError, AttributeError, TypeError) as error:
         raise UserError(f"{path}: no readable safetensors header ({error})") from None
+    end = 8 + header + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if path.stat().st_size != end:
         raise UserError(f"{path}: has {path.stat().st_size} bytes, but its header speaks of {end}")
-    return found
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
 def _read_json(path: Path) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 from scripts.errors import UserError
 from scripts.recipe.config import Config
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.settings import merge
 from scripts.recipe.site import Site
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import line_of, read_yaml, repository_root, validate
@@ -82,13 +83,5 @@ def _with_defaults(data: Any) -> Any:
     stages = {}
     for name, stage in data["stages"].items():
         base = defaults.get(stage.get("algorithm")) if isinstance(stage, dict) and isinstance(defaults, dict) else None
-        stages[name] = _merge(base, stage) if isinstance(base, dict) else stage
+        stages[name] = merge(base, stage) if isinstance(base, dict) else stage
     return data | {"stages": stages}
-
-
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(merged.get(key), dict) and isinstance(value, dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged

@@ -14,7 +14,7 @@ from scripts.stage.paths import StagePaths
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedStage:
     """One stage in the runs that have it: summary and cost by run, curves on the same axes, scores by environment.
 
     `reach` is the largest change among the scores, `settings` are those in which its configs differ.
@@ -39,16 +39,16 @@ def trained_stages(results: Path) -> dict[str, StagePaths]:
     return {name: stages[name] for name in TopologicalSorter(parents).static_order() if name in stages}
 
 
-def compare(runs: dict[str, dict[str, StagePaths]]) -> list[Comparison]:
+def compare(runs: dict[str, dict[str, StagePaths]]) -> list[ComparedStage]:
     """A comparison for every stage of any run, in the order of the first run that has it."""
     names = dict.fromkeys(name for stages in runs.values() for name in stages)
     return [_compare(name, {run: stages[name] for run, stages in runs.items() if name in stages}) for name in names]
 
 
-def _compare(name: str, stages: dict[str, StagePaths]) -> Comparison:
+def _compare(name: str, stages: dict[str, StagePaths]) -> ComparedStage:
     metrics = {run: records.metrics_of(stage) for run, stage in stages.items()}
     scores = records.scores_side_by_side([records.read_optional(stage.evaluation) for stage in stages.values()])
-    return Comparison(
+    return ComparedStage(
         name,
         rows={run: summarise_stage(stage) for run, stage in stages.items()},
         costs={run: cost_of(stage.run, metrics[run]["seconds"]) for run, stage in stages.items()},

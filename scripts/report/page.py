@@ -1,6 +1,7 @@
 """Pages of the report: templates to one HTML file each that opens offline. What comes from data is escaped."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,17 @@ def number_text(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
-def share_text(value: float | None) -> str:
-    """A score or share with three decimals; nothing where there is none."""
-    return "" if _is_missing(value) else f"{value:.3f}"
-
-
-def change_text(value: float | None) -> str:
-    """A change with its sign; nothing where there is none."""
-    return "" if _is_missing(value) else f"{value:+.3f}"
+def fixed_text(value: float | None, form: str = ".3f") -> str:
+    """A score, share or change with three decimals; nothing where there is none."""
+    return "" if _is_missing(value) else format(value, form)
 
 
 def _is_missing(value: float | None) -> bool:
     return value is None or math.isnan(value)
 
 
-_TEMPLATES.filters |= {"number": number_text, "share": share_text, "change": change_text, "svg": Markup}
+_TEMPLATES.filters |= {"number": number_text, "share": fixed_text, "change": partial(fixed_text, form="+.3f")}
+_TEMPLATES.filters["svg"] = Markup
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:

@@ -19,21 +19,13 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from scripts.errors import UserError
-from scripts.launch.jobs import (
-    FORMAT,
-    note_submission,
-    parse_squeue,
-    read_call,
-    write_call,
-)
+from scripts.launch.jobs import FORMAT, note_submission, parse_squeue, read_call, write_call
 from scripts.launch.slurm import ENDED_STATES, ask, show
 
-UNREACHED = (
-    "Unable to contact slurm controller",
-    "Connection refused",
-)  # in words after which surely nothing was submitted
-SUBMISSION_PATIENCE_SECONDS = 1800.0
-PATIENCE_STEP_SECONDS = 10.0
+# What sbatch says when surely nothing was submitted.
+UNREACHED = ("Unable to contact slurm controller", "Connection refused")
+SUBMISSION_RETRY_SECONDS = 1800.0
+RETRY_EVERY_SECONDS = 10.0
 MAY_BE_REQUEUED = {"NODE_FAIL", "PREEMPTED"}
 UNKNOWN = "UNKNOWN"
 
@@ -93,8 +85,8 @@ class Executor(plugin.Executor):
 
     def _controller_answers(self) -> bool:
         """Wait until Slurm's controller answers; False: it did not for half an hour, or Snakemake ends."""
-        until = time.monotonic() + SUBMISSION_PATIENCE_SECONDS
-        while time.monotonic() < until and not self.ending.wait(PATIENCE_STEP_SECONDS):
+        until = time.monotonic() + SUBMISSION_RETRY_SECONDS
+        while time.monotonic() < until and not self.ending.wait(RETRY_EVERY_SECONDS):
             with suppress(UserError):
                 ask("squeue", "--me", "--noheader")
                 return True

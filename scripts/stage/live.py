@@ -8,39 +8,17 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Template
 
 from scripts.drawing.curves import figures_of
 from scripts.files import write_text
 from scripts.stage.progress import LIVE_PAGE, RECENT_STEPS, read_log, step_seconds
 
 PERIOD_SECONDS = 10.0
-TEMPLATE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-{refresh}
-<title>{stage}: {state}</title>
-<style>
-body {{ font: 15px/1.45 system-ui, sans-serif; margin: 1em; }}
-.charts {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); gap: 1em; }}
-figure {{ margin: 0; }}
-svg {{ width: 100%; height: auto; }}
-h2 {{ font-size: 1em; margin: 0; }}
-</style>
-</head>
-<body>
-<h1>{stage}: {state}</h1>
-<p>{progress}</p>
-<div class="charts">
-{charts}
-</div>
-</body>
-</html>
-"""
+TEMPLATE = Path(__file__).with_suffix(".html")
 
 
 @contextmanager
@@ -83,13 +61,9 @@ def write_page(stage: str, run: Path, planned: int, period: float, is_training: 
     state = "training" if is_training else "ended" if entries and entries[-1]["step"] == planned else "stopped"
     names = {name for entry in entries for name in entry}
     figures = figures_of({"": {name: [entry.get(name) for entry in entries] for name in names}})
-    text = TEMPLATE.format(
-        stage=escape(stage),
-        state=state,
-        refresh=f'<meta http-equiv="refresh" content="{max(1, round(period))}">' if is_training else "",
-        progress=escape(_progress(entries, planned)),
-        charts="\n".join(f"<figure><h2>{figure.title}</h2>{figure.svg}</figure>" for figure in figures),
-    )
+    refresh, progress = max(1, round(period)) if is_training else None, _progress(entries, planned)
+    page = Template(TEMPLATE.read_text(encoding="utf-8"), autoescape=True)
+    text = page.render(stage=stage, state=state, refresh=refresh, progress=progress, figures=figures)
     write_text(run / LIVE_PAGE, text)
 
 

@@ -8,7 +8,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from scripts.backends.trl.settings import GrpoSettings
 from scripts.data.rows import environment_of, key_of, read_rows
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import TrainingConfig
@@ -20,9 +19,10 @@ from scripts.rewards.trial import ProbeFindings, SampledRow, Trial
 BYTES_PER_TOKEN = 4
 
 
-def judges_of(stage: GrpoSettings) -> JudgeClients | None:
-    """The judges that a stage's probe asks."""
-    return JudgeClients(stage.judges, stage.judge_servers) if stage.judges and stage.probe.ask_judges else None
+def judges_of(settings: Any) -> JudgeClients | None:
+    """The judges that the probe of a stage asks, whose settings name a probe and judges."""
+    asks = settings.judges and settings.probe.ask_judges
+    return JudgeClients(settings.judges, settings.judge_servers) if asks else None
 
 
 def rewardable(samples: dict[str, list[SampledRow]], judges: JudgeClients | None) -> dict[str, list[SampledRow]]:

@@ -28,10 +28,10 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     """
     root = root or repository_root()
     hashes = {str(path.relative_to(root)): sha256_file(path) for path in sorted((root / "scripts").rglob("*.py"))}
-    top = _git(root, "rev-parse", "--show-toplevel")
+    top = git(root, "rev-parse", "--show-toplevel")
     is_own = top is not None and Path(top).resolve() == root.resolve()
-    commit = _git(root, "rev-parse", "HEAD") if is_own else None
-    changes = _git(root, "status", "--porcelain", "--", *CODE) if commit else None
+    commit = git(root, "rev-parse", "HEAD") if is_own else None
+    changes = git(root, "status", "--porcelain", "--", *CODE) if commit else None
     return {
         "commit": commit,
         "dirty": None if changes is None else bool(changes),
@@ -39,8 +39,8 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git answers; None where it cannot."""
+def git(root: Path, *arguments: str) -> str | None:
+    """What git says of a folder; None where there is no git, or no repository."""
     program = shutil.which("git")
     if program is None:
         return None

@@ -1,6 +1,5 @@
 """Which checkpoints of a run directory are kept."""
 
-import os
 import shutil
 from pathlib import Path
 
@@ -17,19 +16,16 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
     """
     if checkpointing.keep_last_k is None:
         return []
-    for left in (run / "checkpoints").glob("removing_*"):
-        shutil.rmtree(left)
+    for leftover in (run / "checkpoints").glob("removing_*"):
+        shutil.rmtree(leftover)
     found = checkpoints(run)
     newest = found[-checkpointing.keep_last_k :]
-    keep = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]} | _published(run)
-    removed = []
-    for checkpoint in found:
-        if checkpoint.step not in keep:
-            doomed = checkpoint.path.with_name(f"removing_{checkpoint.path.name}")
-            checkpoint.path.rename(doomed)
-            shutil.rmtree(doomed)
-            removed.append(checkpoint.step)
-    return removed
+    kept = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]} | _published(run)
+    removed = [checkpoint for checkpoint in found if checkpoint.step not in kept]
+    for checkpoint in removed:
+        renamed = checkpoint.path.rename(checkpoint.path.with_name(f"removing_{checkpoint.path.name}"))
+        shutil.rmtree(renamed)
+    return [checkpoint.step for checkpoint in removed]
 
 
 def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> list[Checkpoint]:
@@ -48,5 +44,4 @@ def _published(run: Path) -> set[int]:
     link = run.with_name("ckpt") / "weights"
     if not link.is_symlink():
         return set()
-    target = Path(os.path.normpath(link.parent / link.readlink()))
-    return {checkpoint.step for checkpoint in checkpoints(run) if checkpoint.path.resolve() == target.resolve()}
+    return {checkpoint.step for checkpoint in checkpoints(run) if checkpoint.path.resolve() == link.resolve()}

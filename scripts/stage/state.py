@@ -100,7 +100,7 @@ def stage_state(stage: Stage, blocked: str | None = None, word: LatestJob | None
     aside = set_aside(stage.paths.directory)
     state = StageState(stage.name, "waiting", stage.planned, aside=aside)
     owner = holder(stage.paths.owner, word)
-    if blocked or stage.rows is None:
+    if blocked or not stage.manifest.exists():
         state = replace(state, note=f"{blocked} comes first" if blocked else "its data come first")
         return _held(state, owner, run) if owner is not None else state
     own_run = stage.own_run

@@ -14,11 +14,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """Asked at the end of every step; once it is due, the step is saved and the training ends as unfinished.
+    """Whether to stop, asked at the end of every step; then the step is saved and the training ends as unfinished.
 
     Where several processes share one training, the request travels in a file on their shared file system (which
-    may show it to another host some seconds late). The file belongs to one attempt, and so does its directory: when
-    that is gone, so is the attempt.
+    may show it to another host some seconds late). The file and its directory belong to one attempt; when they are
+    gone, the attempt is over.
     """
 
     def __init__(self, deadline: float | None = None, file: Path | None = None) -> None:
@@ -46,7 +46,7 @@ class StopRequest:
     def is_due(self, step_seconds: float, save_seconds: float) -> bool:
         """Whether to stop now: it was requested, or one more step and its save may not end before the deadline.
 
-        UserError when the attempt is over, so that what it left running seals nothing into another's run directory.
+        UserError when the attempt is over: a process that outlived it must not save into the next one's run directory.
         """
         if self.file is not None and not self.file.parent.is_dir():
             raise UserError(f"{self.file.parent}: is gone, so the attempt that trains here is over; nothing was saved")

@@ -93,9 +93,9 @@ def clone(tmp_path_factory):
 def test_every_command_says_what_it_does_and_what_it_takes(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         command_parser().parse_args([command, "--help"])
-    said = capsys.readouterr().out
-    assert said.startswith(f"usage: stagecoach {command} ")
-    assert all(option in said for option in OPTIONS[command].split())
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: stagecoach {command} ")
+    assert all(option in text for option in OPTIONS[command].split())
     assert callable(import_module(f"scripts.commands.{command}").run)
 
 

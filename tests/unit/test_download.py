@@ -120,7 +120,7 @@ def test_the_hubs_own_client_finds_what_was_fetched_in_its_cache(served, fetched
         path = huggingface_hub.hf_hub_download("org/data", name, repo_type="dataset", local_files_only=True)
         assert Path(path).read_bytes() == content
     scanned = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
-    assert not scanned.warnings and {it.repo_id for it in scanned.repos} == {"org/data"}
+    assert not scanned.warnings and {repository.repo_id for repository in scanned.repos} == {"org/data"}
 
 
 def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_several_files(
@@ -351,7 +351,7 @@ def test_a_throttling_hub_is_left_alone_for_as_long_as_it_asks(header, served, f
         (Fault(keep=0, lies=True), "given up after several attempts: ended after 0 of 300000 bytes"),
     ],
 )
-def test_patience_ends_after_eight_attempts_that_brought_nothing(fault, why, served, fetched, tmp_path):
+def test_retries_end_after_eight_attempts_that_brought_nothing(fault, why, served, fetched, tmp_path):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.faults["GET storage"] = [fault] * 50
     message = refusal(fetched)

@@ -55,7 +55,7 @@ def answer_states(monkeypatch, states: dict[str, str]) -> None:
 
 
 def test_ended_jobs_are_reported_once_and_the_others_kept(executor, monkeypatch):
-    monkeypatch.setattr(executor_module, "ask", lambda *command: "JobState=FAILED ExitCode=3:0 NodeList=node1")
+    monkeypatch.setattr(executor_module, "show", lambda *job: {"ExitCode": "3:0", "NodeList": "node1"})
     answer_states(monkeypatch, {"1": "COMPLETED", "2": "FAILED", "3": "RUNNING", "4": "UNKNOWN"})
     Path("1.log").write_text("what Slurm said")
     assert still_active(executor, *map(job, ("1", "2", "3", "4", "6"))) == ["3", "6"]
@@ -66,7 +66,7 @@ def test_ended_jobs_are_reported_once_and_the_others_kept(executor, monkeypatch)
 
 
 def test_slurms_log_is_shown_only_where_the_program_left_none(executor, monkeypatch):
-    monkeypatch.setattr(executor_module, "ask", lambda *command: "ExitCode=1:0 NodeList=node1")
+    monkeypatch.setattr(executor_module, "show", lambda *job: {"ExitCode": "1:0", "NodeList": "node1"})
     answer_states(monkeypatch, {"2": "TIMEOUT"})
     Path("own.log").write_text("my last words")
     still_active(executor, job("2"))
@@ -108,7 +108,7 @@ def test_a_submission_that_did_not_reach_the_controller_is_made_again_when_it_an
 
     submitted = []
     monkeypatch.setattr(executor_module, "ask", ask)
-    monkeypatch.setattr(executor_module, "PATIENCE_STEP_SECONDS", 0.01)
+    monkeypatch.setattr(executor_module, "RETRY_EVERY_SECONDS", 0.01)
     monkeypatch.setattr(executor, "run_job", submitted.append, raising=False)
     failed = job(None)
     executor._report_job_error_threadsafe(failed, AWAY)

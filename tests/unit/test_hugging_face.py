@@ -8,7 +8,6 @@ import pytest
 from scripts.errors import UserError
 from scripts.model.hugging_face import INDEX, check_model, tensors_of
 
-torch = pytest.importorskip("torch")
 SHARDS = {
     "model-00001-of-00002.safetensors": {"model.embed.weight": (16, 8), "model.layers.0.weight": (8, 8)},
     "model-00002-of-00002.safetensors": {"model.layers.1.weight": (8, 8), "lm_head.weight": (16, 8)},
@@ -18,6 +17,7 @@ FIRST, SECOND = SHARDS
 
 def write(folder, shards=SHARDS, placed=None, tokenizer="tokenizer.json", config=None):
     """A model of such shards; `placed` is what the index says, if not the truth."""
+    torch = pytest.importorskip("torch")
     from safetensors.torch import save_file
 
     folder.mkdir()

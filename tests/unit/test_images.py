@@ -23,16 +23,15 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from scripts.errors import UserError
 from scripts.images.build import build_image, clone
 from scripts.images.programs import require, require_buildx
+from scripts.images.settings import Images, load_images
 from scripts.images.sif import TaskImage, image_of, images_of, verify_sif
 from scripts.images.squash import check, enroot_uri, find_image, import_image, verify_squashfs
 from scripts.images.table import with_table
-from scripts.recipe.images import Images, load_images
-from tests.conftest import ROOT, Workflow
+from tests.conftest import ROOT
 
 CONFIG = ROOT / "config/images.yaml"
 IMAGES = load_images(CONFIG)
@@ -172,7 +171,7 @@ def arguments_of(path: Path) -> dict[str, str]:
     return dict(re.findall(r"^ARG (\w+)=(\S+)$", path.read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", [name for name, it in IMAGES.images.items() if it.source.kind == "build"])
+@pytest.mark.parametrize("name", [name for name, image in IMAGES.images.items() if image.source.kind == "build"])
 def test_the_configs_arguments_are_the_dockerfiles_own_defaults(name):
     """One truth: a build by hand with `docker build` gives the same image, and no argument is a misspelt one."""
     source = IMAGES.images[name].source
@@ -814,66 +813,3 @@ def test_no_secret_of_the_environment_is_written_anywhere(fetcher, monkeypatch):
     written = [path.read_bytes() for path in fetch.directory.iterdir()]
     assert not any(b"hunter2" in text for text in [done.stdout.encode(), done.stderr.encode(), *written])
     assert not any("hunter2" in part for call in fetch.calls() for part in call)
-
-
-# --- rules ---
-
-
-@pytest.fixture
-def workflow(tmp_path):
-    (tmp_path / "tree").mkdir()
-    return Workflow(tmp_path / "tree")
-
-
-def test_nothing_is_made_unless_it_is_asked_for_by_name(workflow):
-    plan = workflow.snakemake("--dry-run")
-    assert not re.search(r"build_image|import_image|fetch_sif", plan)
-    wanted = ("images/omni3-rl.sqsh", "images/nemo-rl-v0.7.0.sqsh", "images/sif/record.json")
-    plan = workflow.snakemake("--dry-run", *wanted, "--config", "recipe=config/recipes/tiny.yaml")
-    counts = dict(re.findall(r"^(build_image|import_image|fetch_sif|train)\s+(\d+)$", plan, re.MULTILINE))
-    assert counts == {"build_image": "1", "import_image": "2", "fetch_sif": "1"}
-
-
-def test_snakemake_builds_and_imports_and_a_changed_base_does_both_again(workflow, program, sqsh):
-    """docker and enroot are recording programs."""
-    workflow.environment["PATH"] = (
-        f"{workflow.environment['PATH'].split(os.pathsep)[0]}{os.pathsep}{os.environ['PATH']}"
-    )
-    docker = program("docker", DOCKER.format(digest=DIGEST, found=DIGEST))
-    enroot = program("enroot", ENROOT.format(digest=DIGEST, image=sqsh))
-    workflow.snakemake("images/omni3-rl.sqsh")
-    record = json.loads((workflow.root / "images/omni3-rl.sqsh.json").read_text())
-    assert (record["image"], record["source"], record["digest"]) == (
-        "omni3-rl",
-        "dockerd://nemo-rl:omni3-98ba11c0a",
-        DIGEST,
-    )
-    count = len(calls_of(docker)), len(calls_of(enroot))
-    (workflow.root / "containers/omni.Dockerfile").touch()
-    assert "Nothing to be done" in workflow.snakemake("images/omni3-rl.sqsh")
-    assert (len(calls_of(docker)), len(calls_of(enroot))) == count
-    path = workflow.root / "config/images.yaml"
-    described = yaml.safe_load(path.read_text())
-    described["images"]["omni3-rl"]["source"]["base"] += "@" + DIGEST
-    path.write_text(yaml.safe_dump(described))
-    workflow.snakemake("images/omni3-rl.sqsh")
-    assert any(
-        f"BASE_IMAGE=nvcr.io/nvidia/cuda-dl-base:25.05-cuda12.9-devel-ubuntu24.04@{DIGEST}" in call
-        for call in calls_of(docker)
-    )
-    assert len(calls_of(enroot)) == 2 * count[1]
-
-
-def test_a_recipe_without_swe2_says_so_when_task_images_are_asked_for(workflow):
-    said = workflow.snakemake("--dry-run", "images/sif/record.json", check=False)
-    assert "config/recipes/short.yaml: has no blend swe2, whose rows say which task images are needed" in said
-
-
-def test_a_mistake_in_the_images_is_one_message_of_snakemake(workflow):
-    path = workflow.root / "config/images.yaml"
-    path.write_text(path.read_text().replace("kind: git", "kind: gti"))
-    said = workflow.snakemake("--dry-run", check=False)
-    assert re.search(
-        r"config/images.yaml:\d+: images.nemo-skills-sandbox.source.kind: 'gti' is not known; did you mean git", said
-    )
-    assert "Traceback" not in said

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from scripts.backends.trl.settings import GrpoSettings
 from scripts.errors import CutOffError, UserError
-from scripts.files import write_json
 from scripts.recipe.judge_prompts import PROMPTS
 from scripts.recipe.judges import Judges, JudgeServer
 from scripts.recipe.load import load_recipe
@@ -27,6 +26,7 @@ from scripts.rewards.row import problem_of
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
 from tests.judge_server import Fault, in_turn, serve
+from tests.stages import ready_stage
 
 GYM = os.environ.get("STAGECOACH_NEMO_GYM")
 USER = {"input": [{"role": "user", "content": "What heats the sea?"}]}
@@ -260,12 +260,12 @@ def test_another_judge_is_another_stage_and_another_address_is_not(tmp_path):
         recipe["stages"]["rlvr1"] |= named
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump(recipe))
-        return resolve_stage(load_recipe(path), "rlvr1")
+        return resolve_stage(load_recipe(path), "rlvr1").values()
 
     first = config("a", "http://one/v1")
     assert first == config("a", "https://two:8000/v1") and "//one" not in json.dumps(first)
     assert first != config("b", "http://one/v1")
-    assert "judges" not in resolve_stage(load_recipe(SHORT), "sft")
+    assert "judges" not in resolve_stage(load_recipe(SHORT), "sft").values()
 
 
 def test_rows_of_a_judged_environment_need_a_judge():
@@ -292,13 +292,7 @@ def checked(tmp_path):
         recipe["stages"]["rlhf"] |= stage | {"probe": {"ask_judges": False}}  # there is none to ask
         recipe["evaluation"] |= evaluation or {}
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        for split in ("train-split.jsonl", "val-split.jsonl"):
-            (tmp_path / split).write_text(json.dumps(of) + "\n")
-        write_json(tmp_path / "manifest.json", {name: {"rows": 40} for name in ("train", "validation")})
-        write_json(tmp_path / "parent.json", {"files": {}})
-        loaded = load_recipe(tmp_path / "recipe.yaml")
-        config, place = resolve_stage(loaded, "rlhf"), (tmp_path / "manifest.json", tmp_path / "run")
-        return check_stage(loaded, "rlhf", config, *place, None, tmp_path / "parent.json")
+        return check_stage(ready_stage(load_recipe(tmp_path / "recipe.yaml"), tmp_path, "rlhf", [of] * 40))
 
     return check
 

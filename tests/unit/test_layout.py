@@ -65,11 +65,3 @@ def test_the_links_survive_a_move_of_the_tree(blend, tmp_path):
     shutil.move(tmp_path / "results", tmp_path / "elsewhere")
     moved = tmp_path / "elsewhere/data/rlvr1/dataset/train/data.jsonl"
     assert len(moved.read_text().splitlines()) == 5
-
-
-def test_snakemake_makes_it_when_asked(fresh):
-    fresh.snakemake("--cores", "1", "results/short/data/rlvr1/dataset")
-    manifest = read_json(fresh.results / "data/rlvr1/dataset/manifest.json")
-    split = fresh.results / "data/rlvr1/train-split.jsonl"
-    assert Path(manifest["train"]).read_bytes() == split.read_bytes()
-    assert manifest["test"] == ""

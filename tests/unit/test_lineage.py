@@ -3,10 +3,10 @@
 import json
 import shutil
 import subprocess
-import sys
 
 import pytest
 
+from scripts.backends.protocol import backend_of
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.lineage.chain import read_chain
@@ -14,20 +14,20 @@ from scripts.lineage.graph import dot_text, graph_of, mermaid_text, write_graph
 from scripts.lineage.prov_document import write_prov
 from scripts.lineage.text import chain_text
 from scripts.recipe.load import load_recipe
-from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.provenance import code_revision, image_of_stage, parents_of, trained_by
+from scripts.stage.provenance import code_revision, parents_of, trained_by
 from scripts.stage.publish import export_checkpoint
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
+from tests.programs import run
 from tests.published import publish
 
 CODE = {"commit": "c" * 40, "dirty": False, "scripts": "5" * 64}
 
 
 def lineage(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "scripts.commands", "lineage", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    return run("scripts.commands", "lineage", *arguments)
 
 
 # --- what the record tells ---
@@ -68,7 +68,7 @@ def test_each_step_is_told_of_the_attempt_whose_training_of_it_is_in_the_checkpo
         begin_attempt(tmp_path, first, code=code)
         if outcome:
             end_attempt(tmp_path, last, outcome)
-    assert [(it["steps"], it["code"]["commit"][0]) for it in trained_by(tmp_path, 12)] == [
+    assert [(span["steps"], span["code"]["commit"][0]) for span in trained_by(tmp_path, 12)] == [
         ([1, 8], "c"),
         ([9, 10], "d"),
         ([11, 12], "c"),
@@ -91,21 +91,21 @@ def test_the_codes_revision_is_its_commit_and_says_when_the_code_differs_from_it
     assert (changed["commit"], changed["dirty"]) == (clean["commit"], True) and changed["scripts"] != clean["scripts"]
 
 
-def test_a_container_is_told_by_digest_or_by_the_record_beside_its_file(tmp_path):
-    recipe = load_recipe(ROOT / "config/recipes/super3.yaml")
-    stage, config = recipe.stages["rlvr1"], resolve_stage(recipe, "rlvr1")
+def test_a_container_is_recorded_by_digest_or_by_the_record_beside_its_file(tmp_path):
+    stage = Stage(load_recipe(ROOT / "config/recipes/super3.yaml"), tmp_path, "rlvr1")
     file, digest = tmp_path / "super.sqsh", f"sha256:{'a' * 64}"
 
-    def told(image: str | None) -> dict:
-        images = {stage.image: image} if image else {}
-        return image_of_stage(stage, Site(name="s", threads=1, nemo_rl=NemoRlSite(cache="/c", images=images)), config)
+    def recorded(image: str | None) -> dict:
+        images = {stage.settings.image: image} if image else {}
+        site = Site(name="s", threads=1, nemo_rl=NemoRlSite(cache="/c", images=images))
+        return backend_of("nemo_rl").image_of(stage, site)
 
-    assert told(f"nvcr.io/nvidia/nemo-rl:v0.7.0@{digest}")["digest"] == digest
-    assert told(None)["name"].startswith("your-registry/nemo-rl") and told(None)["digest"] is None
-    assert told(str(file)) == {"name": "super.sqsh", "digest": None, "sha256": None}
+    assert recorded(f"nvcr.io/nvidia/nemo-rl:v0.7.0@{digest}")["digest"] == digest
+    assert recorded(None)["name"].startswith("your-registry/nemo-rl") and recorded(None)["digest"] is None
+    assert recorded(str(file)) == {"name": "super.sqsh", "digest": None, "sha256": None}
     write_json(tmp_path / "super.sqsh.json", {"source": "docker://nvcr.io#n", "digest": digest, "sha256": "b" * 64})
-    assert told(str(file)) == {"name": "docker://nvcr.io#n", "digest": digest, "sha256": "b" * 64}
-    assert image_of_stage(load_recipe(ROOT / "config/recipes/tiny.yaml").stages["sft"], None, {}) is None
+    assert recorded(str(file)) == {"name": "docker://nvcr.io#n", "digest": digest, "sha256": "b" * 64}
+    assert backend_of("trl").image_of(stage, None) is None
 
 
 # --- what is shown ---
@@ -135,19 +135,19 @@ def test_a_stage_whose_data_ended_early_says_how_many_steps_and_rows_are_missing
 
 def test_json_tells_the_stages_parents_first_and_without_verification_no_problems(made):
     told = json.loads(lineage(made / "rlvr1/hf", "--json", "--no-verify").stdout)
-    assert [it["stage"] for it in told["stages"]] == ["sft", "rlvr1"] and told["problems"] is None
+    assert [stage["stage"] for stage in told["stages"]] == ["sft", "rlvr1"] and told["problems"] is None
     assert told["stages"][1]["parents"][0]["identity"] == told["stages"][0]["identity"]
 
 
 def test_the_graph_joins_every_dataset_blend_and_code_to_its_checkpoint(made, tmp_path):
     graph = graph_of(read_chain(made / "rlvr1/ckpt"))
-    kinds = [node.kind for node in graph.nodes.values()]
+    kinds = [node.kind for node in graph.nodes]
     assert [kinds.count(kind) for kind in ("checkpoint", "blend", "dataset", "code", "model")] == [2, 2, 3, 1, 1]
     dot, mermaid = dot_text(graph), mermaid_text(graph)
     assert dot.count(" -> ") == mermaid.count(" --> ") == len(graph.edges) == 10
     write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.svg")
     picture = (tmp_path / "graph.svg").read_text()
-    for node in graph.nodes.values():
+    for node in graph.nodes:
         assert all(f">{line}</text>" in picture for line in node.lines)
     with pytest.raises(UserError, match=r"no graph is written as .png; end it in .svg, .dot or .mmd"):
         write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.png")
@@ -158,8 +158,9 @@ def test_prov_derives_the_checkpoint_from_the_parents_export_and_the_blend_from_
     write_prov(read_chain(made / "rlvr1/ckpt"), tmp_path / "prov.json")
     document = model.ProvDocument.deserialize(tmp_path / "prov.json")
     export = read_json(made / "sft/hf/record.json")["content"]
+    derivations = document.get_records(model.ProvDerivation)
     derived = {
-        (str(it.args[0]), str(it.args[1])) for it in document.get_records(model.ProvDerivation)
+        (str(derivation.args[0]), str(derivation.args[1])) for derivation in derivations
     }  # (what came, from what)
     identity = read_json(made / "rlvr1/ckpt/record.json")["identity"]
     assert (f"stagecoach:checkpoint/{identity}", f"stagecoach:export/{export}") in derived
@@ -185,20 +186,20 @@ def flip(path) -> None:
 
 
 DAMAGES = {
-    "weights changed": (lambda it: flip(it / "rlvr1/ckpt/weights/model.safetensors"), "ckpt/weights/model.safetensors: has the SHA"),
-    "weights gone": (lambda it: (it / "sft/ckpt/weights/optimizer.pt").unlink(), "weights/optimizer.pt: missing"),
-    "weights cut": (lambda it: (it / "sft/ckpt/weights/optimizer.pt").write_text("x"), "has 1 bytes, but"),
-    "export changed": (lambda it: flip(it / "sft/hf/model/model.safetensors"), "sft/hf/model/model.safetensors: has the SHA"),
-    "split changed": (lambda it: flip(it / "data/rlvr1/train-split.jsonl"), "rlvr1/train-split.jsonl: has the SHA"),
-    "held-out rows changed": (lambda it: flip(it / "data/sft/val-split.jsonl"), "sft/val-split.jsonl: has the SHA"),
-    "source changed": (lambda it: flip(it / "data/source/sft.jsonl"), "source/sft.jsonl: has the SHA"),
-    "manifest changed": (lambda it: flip(it / "data/sft/manifest.json"), "sft/manifest.json: has the SHA"),
-    "config changed": (lambda it: (it / "sft/run/config.yaml").write_text("lr: 2\n"), "run/config.yaml: not the config"),
-    "facts changed": (lambda it: rewrite(it / "rlvr1/ckpt/record.json", lambda r: r["facts"].update(config="0")), "its facts hash to"),
-    "another parent": (lambda it: rewrite(it / "rlvr1/ckpt/record.json", lambda r: r["parents"][0].update(content="0")), "but names 0 as sft"),
-    "export's list changed": (lambda it: rewrite(it / "sft/hf/record.json", lambda r: r["files"].pop("config.json")), "do not hash to its content"),
-    "parent trained anew": (lambda it: rewrite(it / "sft/ckpt/record.json", lambda r: r.update(identity="0" * 16)), "is of another checkpoint; the stage after it started from"),
-    "parent gone": (lambda it: shutil.rmtree(it / "sft/ckpt"), "sft/ckpt/record.json: missing; the stage after it started from"),
+    "weights changed": (lambda chain: flip(chain / "rlvr1/ckpt/weights/model.safetensors"), "ckpt/weights/model.safetensors: has the SHA"),
+    "weights gone": (lambda chain: (chain / "sft/ckpt/weights/optimizer.pt").unlink(), "weights/optimizer.pt: missing"),
+    "weights cut": (lambda chain: (chain / "sft/ckpt/weights/optimizer.pt").write_text("x"), "has 1 bytes, but"),
+    "export changed": (lambda chain: flip(chain / "sft/hf/model/model.safetensors"), "sft/hf/model/model.safetensors: has the SHA"),
+    "split changed": (lambda chain: flip(chain / "data/rlvr1/train-split.jsonl"), "rlvr1/train-split.jsonl: has the SHA"),
+    "held-out rows changed": (lambda chain: flip(chain / "data/sft/val-split.jsonl"), "sft/val-split.jsonl: has the SHA"),
+    "source changed": (lambda chain: flip(chain / "data/source/sft.jsonl"), "source/sft.jsonl: has the SHA"),
+    "manifest changed": (lambda chain: flip(chain / "data/sft/manifest.json"), "sft/manifest.json: has the SHA"),
+    "config changed": (lambda chain: (chain / "sft/run/config.yaml").write_text("lr: 2\n"), "run/config.yaml: not the config"),
+    "facts changed": (lambda chain: rewrite(chain / "rlvr1/ckpt/record.json", lambda r: r["facts"].update(config="0")), "its facts hash to"),
+    "another parent": (lambda chain: rewrite(chain / "rlvr1/ckpt/record.json", lambda r: r["parents"][0].update(content="0")), "but names 0 as sft"),
+    "export's list changed": (lambda chain: rewrite(chain / "sft/hf/record.json", lambda r: r["files"].pop("config.json")), "do not hash to its content"),
+    "parent trained anew": (lambda chain: rewrite(chain / "sft/ckpt/record.json", lambda r: r.update(identity="0" * 16)), "is of another checkpoint; the stage after it started from"),
+    "parent gone": (lambda chain: shutil.rmtree(chain / "sft/ckpt"), "sft/ckpt/record.json: missing; the stage after it started from"),
 }  # fmt: skip
 
 

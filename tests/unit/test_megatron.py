@@ -10,13 +10,12 @@ import yaml
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.megatron import MARKS, content_of, iteration_of
 from scripts.backends.nemo_rl.train import launch_of
-from scripts.backends.protocol import Place, TrainingJob
+from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import UserError
 from scripts.launch.slurm import Job
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.resolve import resolve_stage
-from scripts.recipe.stage import Checkpointing
 from scripts.stage.stop import StopRequest
 from tests.conftest import ROOT
 
@@ -46,7 +45,7 @@ def recipe_with(tmp_path: Path, name: str = "super3", **model: object):
 
 def resolved(tmp_path: Path, **megatron: str) -> dict:
     content_of.cache_clear()
-    return resolve_stage(recipe_with(tmp_path, megatron=megatron), "rlvr1")
+    return resolve_stage(recipe_with(tmp_path, megatron=megatron), "rlvr1").values()
 
 
 @pytest.mark.parametrize("form", MARKS)
@@ -79,8 +78,8 @@ def test_the_content_is_part_of_what_a_first_stage_trains_and_touching_is_not(ch
 
 
 def test_without_one_nothing_of_it_is_in_the_config_and_later_stages_never_have_it(checkpoint, tmp_path):
-    assert resolve_stage(recipe_with(tmp_path), "rlvr1")["model"] == {"name": "/models/hf", "revision": None}
-    assert "model" not in resolve_stage(recipe_with(tmp_path, megatron={"path": str(checkpoint)}), "rlvr2")
+    assert resolve_stage(recipe_with(tmp_path), "rlvr1").values()["model"] == {"name": "/models/hf", "revision": None}
+    assert "model" not in resolve_stage(recipe_with(tmp_path, megatron={"path": str(checkpoint)}), "rlvr2").values()
 
 
 def test_the_driver_is_told_of_the_weights_and_of_the_folder_of_all_else(checkpoint, tmp_path):
@@ -88,18 +87,20 @@ def test_the_driver_is_told_of_the_weights_and_of_the_folder_of_all_else(checkpo
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)
     job = TrainingJob(
         stage="rlvr1",
+        settings=recipe.stages["rlvr1"],
         config=resolve_stage(recipe, "rlvr1"),
         train_split=tmp_path / "train-split.jsonl",
         parent_model=None,
         run=tmp_path / "run",
         resume_from=None,
         max_num_steps=5,
-        checkpointing=Checkpointing(),
         threads=1,
         stop=StopRequest(),
+        nodes=1,
+        environments={},
     )
     nowhere = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
-    told = hydra_overrides(launch_of(job, Place(nowhere, site, recipe.stages["rlvr1"])))
+    told = hydra_overrides(launch_of(job, Allocation(nowhere, site)))
     assert "policy.model_name=/models/hf" in told
     assert f"++checkpointing.pretrained_checkpoint.path={checkpoint}/iter_0000200" in told
     assert "++checkpointing.pretrained_checkpoint.format=megatron_lm" in told

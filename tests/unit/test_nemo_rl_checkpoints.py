@@ -99,7 +99,7 @@ def test_every_whole_checkpoint_is_sealed_once_in_order(run):
         save(run, step)
     (run / "checkpoints/tmp_step_12").mkdir()
     (run / "checkpoints/step_last").mkdir()
-    assert [it.step for it in seal_finished(run)] == [2, 4, 10]
+    assert [checkpoint.step for checkpoint in seal_finished(run)] == [2, 4, 10]
     assert seal_finished(run) == []
     save(run, 12)
     assert seal_finished(run) == [], "tmp_step_12 stands beside it"

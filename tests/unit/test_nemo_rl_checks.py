@@ -14,19 +14,22 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl import checks as nemo_rl_checks
-from scripts.backends.nemo_rl.caches import STALE_SECONDS
-from scripts.backends.nemo_rl.checks import LEAST_IMAGE_BYTES, Finding, findings
+from scripts.backends.nemo_rl.backend import BACKEND
+from scripts.backends.nemo_rl.checks import findings
+from scripts.backends.nemo_rl.checks import site as site_checks
+from scripts.backends.nemo_rl.checks.caches import STALE_SECONDS
+from scripts.backends.nemo_rl.checks.recipe import GYM
+from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.upstream import any_launch
-from scripts.commands.doctor import conversions
-from scripts.commands.project import Project
+from scripts.backends.protocol import Finding
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.unit.test_traps import CHECKS_OF_NEMO_RL, traps_told
 
@@ -46,7 +49,7 @@ class World:
     name: str = "rlvr1"
 
     def found(self) -> list[Finding]:
-        return findings(self.name, self.recipe, self.site, self.root / "results")
+        return findings(Stage(self.recipe, self.root / "results", self.name), self.site)
 
     def of(self, name: str) -> "World":
         return replace(self, name=name)
@@ -71,13 +74,13 @@ class World:
 
     def gym(self, name: str, *agents: str) -> "World":
         """With one of Gym's files more in the checkout, which the stage's config names, and its agents."""
-        file = self.root / "checkout" / nemo_rl_checks.GYM / f"{name}.yaml"
+        file = self.root / "checkout" / GYM / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         servers = {f"{name}_server": {"resources_servers": {}}} | {
             agent: {"responses_api_agents": {}} for agent in agents
         }
         file.write_text(yaml.safe_dump(servers))
-        return self.config("env", nemo_gym={"config_paths": sorted(one.name for one in file.parent.glob("*.yaml"))})
+        return self.config("env", nemo_gym={"config_paths": sorted(path.name for path in file.parent.glob("*.yaml"))})
 
     def on(self, **values: Any) -> "World":
         return replace(self, site=self.site.model_copy(update=values))
@@ -203,126 +206,132 @@ HEEDS = FORGETS % "truncate_history_thinking | default(true)"
 PLACE = "nemo_gym.genrm_compare_resources_server.resources_servers.genrm_compare.num_rollouts_per_prompt"
 WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
     "no section slurm": (
-        lambda it: it.on(slurm=None),
+        lambda world: world.on(slurm=None),
         23,
         "site h100 has no section slurm, which NeMo-RL needs",
         True,
     ),
     "no section nemo_rl": (
-        lambda it: it.on(nemo_rl=None),
+        lambda world: world.on(nemo_rl=None),
         23,
         "site h100 has no section nemo_rl, which NeMo-RL needs",
         True,
     ),
     "no node left to train on": (
-        lambda it: it.stage(cluster=it.recipe.stages["rlvr1"].cluster.model_copy(update={"generation_nodes": 176})),
+        lambda world: world.stage(
+            cluster=world.recipe.stages["rlvr1"].cluster.model_copy(update={"generation_nodes": 176})
+        ),
         17,
         "cluster leaves 0 nodes to train on; raise cluster.num_nodes",
         True,
     ),
     "experts do not fill the nodes": (
-        lambda it: it.stage(policy={"megatron_cfg": {"expert_model_parallel_size": 48}}),
+        lambda world: world.stage(policy={"megatron_cfg": {"expert_model_parallel_size": 48}}),
         18,
         "32 training nodes have 256 GPUs, no multiple of ETP x EP x PP = 48",
         True,
     ),
     "tensors do not fill the nodes": (
-        lambda it: it.stage(policy={"megatron_cfg": {"tensor_model_parallel_size": 5}, "train_global_batch_size": 18}),
+        lambda world: world.stage(
+            policy={"megatron_cfg": {"tensor_model_parallel_size": 5}, "train_global_batch_size": 18}
+        ),
         18,
         "32 training nodes have 256 GPUs, no multiple of TP x CP x PP = 40",
         True,
     ),
     "a batch that cannot be shared": (
-        lambda it: it.stage(policy={"train_global_batch_size": 4100}),
+        lambda world: world.stage(policy={"train_global_batch_size": 4100}),
         19,
         "policy.train_global_batch_size 4100 cannot be shared evenly by the 8 data-parallel replicas of 256 GPUs",
         True,
     ),
     "generating GPUs left over": (
-        lambda it: it.stage(policy={"generation": {"vllm_cfg": {"tensor_parallel_size": 7}}}),
+        lambda world: world.stage(policy={"generation": {"vllm_cfg": {"tensor_parallel_size": 7}}}),
         18,
         "1152 generating GPUs are no multiple of vLLM's tensor_parallel_size 7",
         True,
     ),
     "a cohort of another size": (
-        lambda it: it.stage(env=cohort_of(8)),
+        lambda world: world.stage(env=cohort_of(8)),
         20,
         f"env.{PLACE} is 8, but grpo.num_generations_per_prompt is 16: the reward model would wait for ever; make them "
         "equal",
         True,
     ),
     "no Megatron weights": (
-        lambda it: it.megatron(f"{it.root}/sft", "model.safetensors"),
+        lambda world: world.megatron(f"{world.root}/sft", "model.safetensors"),
         12,
         "model.megatron: {root}/sft: has no run_config.yaml; name the folder of one iteration, or the one above it with "
         "its latest_checkpointed_iteration.txt, and the format that it has (megatron_bridge or megatron_lm)",
         True,
     ),
     "nothing to lay an export out like": (
-        lambda it: it.megatron(f"{it.root}/model", "run_config.yaml"),
+        lambda world: world.megatron(f"{world.root}/model", "run_config.yaml"),
         12,
         "{root}/model: no *.safetensors there, like which the converter lays out an export",
         False,
     ),
     "environments without rows": (
-        lambda it: it.gym("math", "math_agent").gym("mcqa", "mcqa_agent", "mcqa_other").rows(51_200, math_agent=51_200),
+        lambda world: (
+            world.gym("math", "math_agent").gym("mcqa", "mcqa_agent", "mcqa_other").rows(51_200, math_agent=51_200)
+        ),
         21,
         "2 of the 3 environments that its config runs have no row, so nothing is learnt there: mcqa_agent, mcqa_other; "
         "published data are a part of what the model learnt from",
         False,
     ),
     "validation without whole cohorts": (
-        lambda it: it.stage(grpo={"val_period": 5}).config("grpo", val_period=-1),
+        lambda world: world.stage(grpo={"val_period": 5}).config("grpo", val_period=-1),
         20,
         "it validates with a reward model, so data.validation.repeat must be 16 too",
         True,
     ),
     "validation that only the release's config asks for": (
-        lambda it: it.config("grpo", val_at_end=True),
+        lambda world: world.config("grpo", val_at_end=True),
         20,
         "it validates with a reward model, so data.validation.repeat must be 16 too",
         True,
     ),
     "dynamic sampling": (
-        lambda it: it.config("grpo", use_dynamic_sampling=True),
+        lambda world: world.config("grpo", use_dynamic_sampling=True),
         5,
         "grpo.use_dynamic_sampling is on, which asynchronous training does not know; switch it off",
         True,
     ),
     "reward shaping": (
-        lambda it: it.config("grpo", reward_shaping={"enabled": True}),
+        lambda world: world.config("grpo", reward_shaping={"enabled": True}),
         5,
         "grpo.reward_shaping is on, which asynchronous training does not know; switch it off",
         True,
     ),
     "several epochs": (
-        lambda it: it.config("grpo", max_num_epochs=1).stage(grpo={"max_num_epochs": 3}),
+        lambda world: world.config("grpo", max_num_epochs=1).stage(grpo={"max_num_epochs": 3}),
         5,
         "grpo.max_num_epochs is 3, but asynchronous training makes one pass over the rows",
         False,
     ),
     "part of the validation rows": (
-        lambda it: it.config("grpo", max_val_samples=256),
+        lambda world: world.config("grpo", max_val_samples=256),
         20,
         "grpo.max_val_samples must be null: Gym's validation takes the whole file",
         True,
     ),
     "too few rows": (
-        lambda it: it.rows(600),
+        lambda world: world.rows(600),
         4,
         "600 training rows make 2 batches of 256, too few to train; lower the batch",
         True,
     ),
     "a step beyond the rows": (
-        lambda it: it.rows(2570).stage(max_num_steps=9),
+        lambda world: world.rows(2570).stage(max_num_steps=9),
         4,
         "max_num_steps is 9, but 2570 rows make 10 steps of 256, and asynchronous training may lose the last 2, which it "
         "generates ahead; set it to 8 at most or leave it out",
         True,
     ),
     "a step beyond the epochs": (
-        lambda it: (
-            it.config("grpo", max_num_epochs=2)
+        lambda world: (
+            world.config("grpo", max_num_epochs=2)
             .rows(2570)
             .stage(max_num_steps=21, grpo={"async_grpo": {"enabled": False}})
         ),
@@ -332,192 +341,194 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         True,
     ),
     "asynchronous saving": (
-        lambda it: it.config("policy", megatron_cfg={"checkpoint": {"async_save": True}}),
+        lambda world: world.config("policy", megatron_cfg={"checkpoint": {"async_save": True}}),
         10,
         "policy.megatron_cfg.checkpoint.async_save is on, which has saved old weights again and again; set it to false",
         False,
     ),
     "the best by what nobody measures": (
-        lambda it: it.stage(checkpointing=it.recipe.stages["rlvr1"].checkpointing.model_copy(update={"keep_top_k": 2})),
+        lambda world: world.stage(
+            checkpointing=world.recipe.stages["rlvr1"].checkpointing.model_copy(update={"keep_top_k": 2})
+        ),
         27,
         "checkpointing.keep_top_k asks for the best checkpoints, but nothing validates, so NeMo-RL would keep the "
         "newest; set keep_last_k instead, or a val_period",
         False,
     ),
     "an import that was killed": (
-        lambda it: it.imported("run_config.yaml"),
+        lambda world: world.imported("run_config.yaml"),
         13,
         "{root}/cache/megatron_ckpt_cache/model_{flat}_model/iter_0000000: has no metadata.json; an import that was "
         "killed? delete it, and NeMo-RL imports again",
         True,
     ),
     "a model that changed in place": (
-        lambda it: it.imported("run_config.yaml", "metadata.json", age=60),
+        lambda world: world.imported("run_config.yaml", "metadata.json", age=60),
         13,
         "{root}/model: has changed since NeMo-RL imported it; delete "
         "{root}/cache/megatron_ckpt_cache/model_{flat}_model or use a new path",
         False,
     ),
     "the image's code hidden": (
-        lambda it: it.on(mounts=[*it.site.mounts, "/home/me/RL:/opt/nemo-rl/"]),
+        lambda world: world.on(mounts=[*world.site.mounts, "/home/me/RL:/opt/nemo-rl/"]),
         38,
         "mounts: /home/me/RL:/opt/nemo-rl/ hides the image's own code; mount it elsewhere",
         True,
     ),
     "the whole image hidden": (
-        lambda it: it.on(mounts=["/:/"]),
+        lambda world: world.on(mounts=["/:/"]),
         38,
         "mounts: /:/ hides the image's own code; mount it elsewhere",
         True,
     ),
     "a cache that containers do not see": (
-        lambda it: it.nemo_rl(cache="/raid/cache"),
+        lambda world: world.nemo_rl(cache="/raid/cache"),
         14,
         "nemo_rl.cache lies in /raid/cache, which no mount of the site shows to containers as it is",
         True,
     ),
     "checkpoints that no converter reads": (
-        lambda it: it.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False}),
+        lambda world: world.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False}),
         15,
         "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
         '"++checkpointing.model_save_format=torch_save" to its overrides',
         True,
     ),
     "a mount under another name": (
-        lambda it: it.on(environment={"HF_HOME": "/hub"}, mounts=[*it.site.mounts, "/hub:/models"]),
+        lambda world: world.on(environment={"HF_HOME": "/hub"}, mounts=[*world.site.mounts, "/hub:/models"]),
         14,
         "environment.HF_HOME lies in /hub, which no mount of the site shows to containers as it is",
         True,
     ),
     "a path with a space": (
-        lambda it: it.on(environment={"HF_HOME": f"{it.root}/my hub"}),
+        lambda world: world.on(environment={"HF_HOME": f"{world.root}/my hub"}),
         14,
         "environment.HF_HOME lies in {root}/my hub: ray.sub takes no path with a space, comma or colon",
         True,
     ),
     "ports shared": (
-        lambda it: it.slurm(exclusive=False),
+        lambda world: world.slurm(exclusive=False),
         34,
         "slurm.exclusive is false, but Ray's and NeMo-RL's ports are fixed: two jobs on a node would collide",
         True,
     ),
     "no folder of task images": (
-        lambda it: it.of("swe2").nemo_rl(sif=None),
+        lambda world: world.of("swe2").nemo_rl(sif=None),
         42,
         "its rows run in .sif images, but the site names no folder nemo_rl.sif",
         True,
     ),
     "no model": (
-        lambda it: it.without("model/config.json"),
+        lambda world: world.without("model/config.json"),
         12,
         "{root}/model: no config.json there; the first stage starts from a Hugging Face folder",
         True,
     ),
     "no checkout named": (
-        lambda it: it.nemo_rl(checkouts={}),
+        lambda world: world.nemo_rl(checkouts={}),
         18,
         f"site h100: nemo_rl.checkouts has no v0.7.0; clone NeMo-RL at {RELEASE.revision}",
         True,
     ),
     "no checkout there": (
-        lambda it: it.without("checkout/ray.sub"),
+        lambda world: world.without("checkout/ray.sub"),
         18,
         f"{{root}}/checkout: no ray.sub there; clone NeMo-RL at {RELEASE.revision} with --recursive",
         True,
     ),
     "a checkout of another release": (
-        lambda it: it.without(f"checkout/{RELEASE.converter.script}"),
+        lambda world: world.without(f"checkout/{RELEASE.converter.script}"),
         18,
         f"{{root}}/checkout: has no {RELEASE.converter.script}; is it v0.7.0, cloned with --recursive?",
         True,
     ),
     "a key that the release has not": (
-        lambda it: it.stage(grpo={"num_prompt_per_step": 4}),
+        lambda world: world.stage(grpo={"num_prompt_per_step": 4}),
         23,
         "config/recipes/super3.yaml: stages.rlvr1.grpo.num_prompt_per_step: no key of "
         "examples/nemo_gym/nemotron-3-super/stage1_rlvr.yaml; did you mean grpo.num_prompts_per_step?",
         True,
     ),
     "no image": (
-        lambda it: it.without("sandbox.sqsh"),
+        lambda world: world.without("sandbox.sqsh"),
         37,
         "{root}/sandbox.sqsh: no such image; build it (docs/images.md) or name another in the site",
         True,
     ),
     "half an image": (
-        lambda it: it.without("train.sqsh").nemo_rl(images=written(it, "train", 3)),
+        lambda world: world.without("train.sqsh").nemo_rl(images=written(world, "train", 3)),
         37,
         "{root}/train.sqsh: has 3 bytes; a half-made import? make it again",
         True,
     ),
     "an image that only you can name": (
-        lambda it: it.nemo_rl(images={"sandbox": it.site.nemo_rl.images["sandbox"]}),
+        lambda world: world.nemo_rl(images={"sandbox": world.site.nemo_rl.images["sandbox"]}),
         37,
         "image train is your-registry/nemo-rl:v0.7.0.prefetched_venvs, which only you can name: set nemo_rl.images.train "
         "in the site",
         True,
     ),
     "an image of a registry": (
-        lambda it: it.nemo_rl(images=it.site.nemo_rl.images | {"train": "nvcr.io/nvidia/nemo-rl:v0.7.0"}),
+        lambda world: world.nemo_rl(images=world.site.nemo_rl.images | {"train": "nvcr.io/nvidia/nemo-rl:v0.7.0"}),
         37,
         "image nvcr.io/nvidia/nemo-rl:v0.7.0 would be imported on every node; import it once to a .sqsh file",
         False,
     ),
     "judges without a cache": (
-        lambda it: it.on(environment={}),
+        lambda world: world.on(environment={}),
         41,
         "its judge models would come from the hub, and no HF_HOME (site's environment) says where that is cached",
         True,
     ),
     "a model of the hub without a cache": (
-        lambda it: it.stage(reward="verifier").on(environment={}).model("nvidia/some-model"),
+        lambda world: world.stage(reward="verifier").on(environment={}).model("nvidia/some-model"),
         41,
         "the model nvidia/some-model would come from the hub, and no HF_HOME (site's environment) says where that is "
         "cached",
         True,
     ),
     "a token in the site": (
-        lambda it: it.on(environment=it.site.environment | {"HF_TOKEN": "x"}),
+        lambda world: world.on(environment=world.site.environment | {"HF_TOKEN": "x"}),
         41,
         "HF_TOKEN stands in the site's environment, a file; export it in your shell instead",
         True,
     ),
     "a token in the recipe": (
-        lambda it: it.stage(environment={"WANDB_API_KEY": "x"}),
+        lambda world: world.stage(environment={"WANDB_API_KEY": "x"}),
         41,
         "WANDB_API_KEY stands in its environment, a file; export it in your shell instead",
         True,
     ),
     "a download that left its lock": (
-        lambda it: it.lock("hub/hub/.locks/models--a--judge/abc.lock"),
+        lambda world: world.lock("hub/hub/.locks/models--a--judge/abc.lock"),
         58,
         "{root}/hub/hub/.locks/models--a--judge/abc.lock: is locked for more than 3 hours; if nothing is downloading or "
         "importing any more, delete it, or everything that needs it waits or fails",
         False,
     ),
     "an import that left its lock": (
-        lambda it: it.lock("cache/hf_config_locks/.megatron_config_lock_abc.lock"),
+        lambda world: world.lock("cache/hf_config_locks/.megatron_config_lock_abc.lock"),
         58,
         "{root}/cache/hf_config_locks/.megatron_config_lock_abc.lock: is locked for more than 3 hours; if nothing is "
         "downloading or importing any more, delete it, or everything that needs it waits or fails",
         False,
     ),
     "kernels compiled into the shared cache": (
-        lambda it: it.stage(environment={"TRITON_CACHE_DIR": f"{it.root}/cache/triton"}),
+        lambda world: world.stage(environment={"TRITON_CACHE_DIR": f"{world.root}/cache/triton"}),
         74,
         "TRITON_CACHE_DIR is {root}/cache/triton, which all nodes share: a rank that meets another's half-written kernel "
         "dies, and the rest wait for it; put it into each node's /tmp",
         False,
     ),
     "temporary files beside the models": (
-        lambda it: it.on(environment=it.site.environment | {"TMPDIR": f"{it.root}/hub/tmp"}),
+        lambda world: world.on(environment=world.site.environment | {"TMPDIR": f"{world.root}/hub/tmp"}),
         74,
         "TMPDIR is {root}/hub/tmp, which all nodes share: sockets of Ray and vLLM cannot lie there; put it into each "
         "node's /tmp",
         False,
     ),
     "a reference that resumes": (
-        lambda it: by_dtensor(it.of("rlhf")),
+        lambda world: by_dtensor(world.of("rlhf")),
         66,
         "loss_fn.reference_policy_kl_penalty is 0.0001 and policy.dtensor_cfg._v2 is on: a resume takes the checkpoint "
         "that it goes on from as the reference, not the model that the stage began with; let checkpointing.save_period "
@@ -525,14 +536,14 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         False,
     ),
     "prefixes of old weights": (
-        lambda it: it.stage(overrides=["policy.generation.vllm_cfg.enable_prefix_caching=true"]),
+        lambda world: world.stage(overrides=["policy.generation.vllm_cfg.enable_prefix_caching=true"]),
         67,
         "policy.generation.vllm_cfg.enable_prefix_caching is on: what vLLM has cached of prompts and turns outlives the "
         "weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn is computed anew",
         False,
     ),
     "prefixes of old weights, by default": (
-        lambda it: it.config("policy", generation={"vllm_cfg": {"enable_prefix_caching": None}}),
+        lambda world: world.config("policy", generation={"vllm_cfg": {"enable_prefix_caching": None}}),
         67,
         "policy.generation.vllm_cfg.enable_prefix_caching is not set, which is on: what vLLM has cached of prompts and "
         "turns outlives the weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn is "
@@ -540,14 +551,16 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         False,
     ),
     "an optimizer on the CPU": (
-        lambda it: it.config("policy", megatron_cfg={"enabled": True, "optimizer": {"optimizer_cpu_offload": True}}),
+        lambda world: world.config(
+            "policy", megatron_cfg={"enabled": True, "optimizer": {"optimizer_cpu_offload": True}}
+        ),
         68,
         "policy.megatron_cfg.optimizer.optimizer_cpu_offload is on: the first step would go out from random weights, not "
         "the model's; make it false",
         True,
     ),
     "a template that forgets": (
-        lambda it: it.template(HEEDS),
+        lambda world: world.template(HEEDS),
         64,
         "{root}/model: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains on: a rollout "
         "of several user turns fails or is cut wrongly; set env.nemo_gym.policy_model.responses_api_models.vllm_model."
@@ -555,7 +568,7 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         False,
     ),
     "a template that only a judge's server tells to keep thoughts": (
-        lambda it: it.template(HEEDS).config("env", nemo_gym={"judge": {"truncate_history_thinking": False}}),
+        lambda world: world.template(HEEDS).config("env", nemo_gym={"judge": {"truncate_history_thinking": False}}),
         64,
         "{root}/model: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains on: a rollout "
         "of several user turns fails or is cut wrongly; set env.nemo_gym.policy_model.responses_api_models.vllm_model."
@@ -563,14 +576,14 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         False,
     ),
     "a template that does not heed what it is told": (
-        lambda it: told_to_keep_thoughts(it.template(FORGETS % "true")),
+        lambda world: told_to_keep_thoughts(world.template(FORGETS % "true")),
         64,
         "{root}/model: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains on: a rollout "
         "of several user turns fails or is cut wrongly; use another, truncate_history_thinking: false does not help",
         False,
     ),
     "rows that need the sandbox": (
-        lambda it: it.rows(10_000, ns_tools_simple_agent=9_000).stage(sandbox=False),
+        lambda world: world.rows(10_000, ns_tools_simple_agent=9_000).stage(sandbox=False),
         21,
         "ns_tools_simple_agent need the sandbox; set sandbox: true",
         True,
@@ -627,10 +640,11 @@ def test_the_doctor_tells_which_python_will_convert_and_what_an_image_lacks_for_
     uv = "uv builds the environment of the converter, for which compute nodes need a network"
     lacking = Finding("rlvr1", 15, f"{image}: has no {VENVS}/{WORKER}; {uv}", stops=False)
     assert here.found() == ([] if whole else [lacking])
-    project = Project(here.recipe, here.site, here.root / "results")
-    assert conversions(project) == ([f"{image}: its {VENVS}/{WORKER} converts checkpoints"] if whole else [])
+    assert BACKEND.notes(here.recipe, here.site, here.root) == (
+        [f"{image}: its {VENVS}/{WORKER} converts checkpoints"] if whole else []
+    )
     sparse = f"{world.root}/train.sqsh"
-    assert conversions(replace(project, site=world.site)) == [
+    assert BACKEND.notes(world.recipe, world.site, world.root) == [
         f"{sparse}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {uv}"
     ]
 
@@ -641,17 +655,17 @@ def test_every_trap_that_is_looked_for_has_such_a_value():
 
 
 RIGHT: dict[str, Callable[[World], World]] = {
-    "a lock that nobody holds": lambda it: it.lock("hub/hub/.locks/models--a--judge/abc.lock", is_held=False),
-    "a lock of now": lambda it: it.lock("hub/hub/.locks/models--a--judge/abc.lock", age=60),
-    "kernels compiled on each node": lambda it: it.stage(environment={"TRITON_CACHE_DIR": "/local/triton"}),
+    "a lock that nobody holds": lambda world: world.lock("hub/hub/.locks/models--a--judge/abc.lock", is_held=False),
+    "a lock of now": lambda world: world.lock("hub/hub/.locks/models--a--judge/abc.lock", age=60),
+    "kernels compiled on each node": lambda world: world.stage(environment={"TRITON_CACHE_DIR": "/local/triton"}),
     "a resumed model without a reference": by_dtensor,
-    "a reference that is never resumed": lambda it: by_dtensor(it.of("rlhf")).stage(max_num_steps=4),
-    "prefixes kept while nothing else is generated": lambda it: it.stage(
+    "a reference that is never resumed": lambda world: by_dtensor(world.of("rlhf")).stage(max_num_steps=4),
+    "prefixes kept while nothing else is generated": lambda world: world.stage(
         grpo={"async_grpo": {"enabled": False}}
     ).config("policy", generation={"vllm_cfg": {"enable_prefix_caching": True}}),
-    "a template that is told to keep thoughts": lambda it: told_to_keep_thoughts(it.template(HEEDS)),
-    "a template that keeps thoughts": lambda it: it.template(FORGETS % "false"),
-    "a template that is none": lambda it: it.template("{% for %}"),
+    "a template that is told to keep thoughts": lambda world: told_to_keep_thoughts(world.template(HEEDS)),
+    "a template that keeps thoughts": lambda world: world.template(FORGETS % "false"),
+    "a template that is none": lambda world: world.template("{% for %}"),
 }
 
 
@@ -671,10 +685,8 @@ def test_another_revision_and_changed_files_are_told(world, monkeypatch):
         f"{world.root}/checkout: is at {head[:12]}, but v0.7.0 is {RELEASE.revision[:12]}; check that revision out"
     )
     (world.root / "checkout/ray.sub").write_text("changed\n")
-    ask = nemo_rl_checks._git
-    monkeypatch.setattr(
-        nemo_rl_checks, "_git", lambda *words: RELEASE.revision if "rev-parse" in words else ask(*words)
-    )
+    ask = site_checks.git
+    monkeypatch.setattr(site_checks, "git", lambda *words: RELEASE.revision if "rev-parse" in words else ask(*words))
     assert world.found() == [Finding("rlvr1", 38, f"{world.root}/checkout: 1 files are changed there", stops=False)]
 
 

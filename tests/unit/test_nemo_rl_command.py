@@ -18,12 +18,12 @@ from scripts.backends.nemo_rl.command import (
     Launch,
     cluster_environment,
     driver_command,
-    driver_environment,
     hydra_overrides,
     kept_checkpoints,
 )
 from scripts.backends.nemo_rl.hydra import hydra_value
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.stage import Checkpointing
@@ -38,13 +38,9 @@ ODD = st.text(alphabet="ab'\"\\${}[]=,:; \t#~+@/.-_0e1é%!*()&|<>`?\n", max_size
 
 def launch(stage: str = "rlvr1", **changes) -> Launch:
     """A start of one of the recipe's stages; `changes` to its settings."""
-    one = RECIPE.stages[stage].model_copy(update=changes)
+    settings = RECIPE.stages[stage].model_copy(update=changes)
     return Launch(
-        stage=stage,
-        settings=one,
-        release=release_of("v0.7.0"),
-        site=SITE,
-        checkout=Path("/lustre/code/nemo-rl-v0.7.0"),
+        runtime=Runtime(stage, settings, release_of("v0.7.0"), SITE),
         model="/lustre/models/sft",
         train_split=Path("/lustre/r/data/rlvr1/train-split.jsonl"),
         validation_split=Path("/lustre/r/data/rlvr1/val-split.jsonl"),
@@ -81,12 +77,12 @@ def test_hydra_reads_every_value_as_it_was(value):
 @settings(max_examples=25, deadline=None)
 @given(st.lists(ODD.filter(lambda text: "\0" not in text), min_size=1, max_size=4))
 def test_every_value_survives_the_shells(values):
-    one = launch(overrides=[f"+own.key{place}={hydra_value(value)}" for place, value in enumerate(values)])
-    text = driver_command(one)
+    start = launch(overrides=[f"+own.key{place}={hydra_value(value)}" for place, value in enumerate(values)])
+    text = driver_command(start)
     shown = text[text.index("exec python") :].replace("exec python", "printf '%s\\0'", 1)
     words = subprocess.run(["bash", "-c", f"bash <<'E-O-F'\n{shown}E-O-F"], capture_output=True, check=True).stdout
     told = words.decode().split("\0")[:-1]
-    assert told[-len(values) :] == one.settings.overrides, "the user's own come last"
+    assert told[-len(values) :] == start.runtime.settings.overrides, "the user's own come last"
     assert [parsed(word.partition("=")[2]) for word in told[-len(values) :]] == values
 
 
@@ -126,7 +122,9 @@ def test_the_image_directory_is_told_where_asked_for():
 def test_weights_and_biases_gets_the_sites_project_and_team():
     def told(**names: str) -> list[str]:
         site = SITE.model_copy(update={"nemo_rl": SITE.nemo_rl.model_copy(update=names)})
-        return [it for it in hydra_overrides(Launch(**{**vars(launch()), "site": site})) if "wandb" in it]
+        start = launch()
+        there = replace(start, runtime=replace(start.runtime, site=site))
+        return [override for override in hydra_overrides(there) if "wandb" in override]
 
     assert told() == ["logger.wandb_enabled=false"]
     project = ["logger.wandb_enabled=true", "logger.wandb.name=rlvr1", "logger.wandb.project=super3"]
@@ -148,9 +146,8 @@ def test_a_resume_that_ends_before_the_planned_step_goes_on_by_the_checkpoints_s
     ("left", "expected"), [(3 * 3600 + 125, "00:03:00:05"), (200_000, "02:07:31:20"), (-50, "00:00:00:01")]
 )
 def test_the_deadline_is_computed_when_the_driver_starts(left, expected):
-    one = launch(overrides=["+last=1"])
-    one = Launch(**{**vars(one), "save_by": 1_000_000.0 + left, "startup_seconds": 120.0})
-    text = driver_command(one).replace("$(date +%s)", "1000000")
+    start = launch(overrides=["+last=1"])
+    text = driver_command(replace(start, save_by=1_000_000.0 + left - 120.0)).replace("$(date +%s)", "1000000")
     program = text[text.index("left=") :].replace("exec python", "echo", 1)
     told = subprocess.run(["bash", "-euc", program], capture_output=True, text=True, check=True).stdout.split()
     assert told[-2:] == [f"checkpointing.checkpoint_must_save_by='{expected}'", "+last=1"]
@@ -200,20 +197,20 @@ def test_the_configs_seed_is_kept_unless_recipe_stage_or_command_line_say_one():
 
 def test_nano_gets_none_of_supers_variables_and_every_release_what_several_nodes_need():
     nano, super3 = (load_recipe(ROOT / f"config/recipes/{name}.yaml") for name in ("nano3", "super3"))
-    told = driver_environment(any_launch("rlvr", nano, ROOT))
+    told = any_launch("rlvr", nano, ROOT).runtime.environment
     assert told == {
         "NRL_MEGATRON_CHECKPOINT_DIR": "/cache/megatron_ckpt_cache",
         "HF_MODULES_CACHE": "/cache/hf_modules/rlvr",
         "NRL_IGNORE_VERSION_MISMATCH": "1",
     }
-    assert len(driver_environment(any_launch("rlvr1", super3, ROOT))) == len(told) + 14
+    assert len(any_launch("rlvr1", super3, ROOT).runtime.environment) == len(told) + 14
 
 
 @pytest.mark.parametrize(("name", "stages"), [("omni3", ["mpo", "text", "vision"]), ("steps-dpo", ["dpo"])])
 def test_what_triton_and_vllm_compile_stays_on_the_node_where_the_launcher_has_it_there(name, stages):
     recipe = load_recipe(ROOT / f"config/recipes/{name}.yaml")
     for stage in stages:
-        told = driver_environment(any_launch(stage, recipe, ROOT))
+        told = any_launch(stage, recipe, ROOT).runtime.environment
         assert not {"TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "TMPDIR"} & told.keys()
 
 
@@ -241,7 +238,7 @@ def test_a_launchers_variables_are_ours_but_for_those_with_a_reason(name, stage,
     recipe = load_recipe(ROOT / f"config/recipes/{name}.yaml")
     text = Path(CHECKOUTS, recipe.release, launcher).read_text()
     theirs = {key: value for key, value in pattern.findall(text) if key not in {"GPUS_PER_NODE", "MOUNTS"}}
-    ours = driver_environment(any_launch(stage, recipe, ROOT))
+    ours = any_launch(stage, recipe, ROOT).runtime.environment
     assert theirs.keys() - ours.keys() == without
     assert ours.keys() - theirs.keys() <= besides
     plain = {key: value for key, value in theirs.items() if "$" not in value and key in ours.keys() - OURS}

@@ -4,21 +4,23 @@ import json
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 
 from scripts.backends.nemo_rl import export as nemo_rl_export
-from scripts.backends.nemo_rl.command import environment_of, image_of, seen_by_containers
+from scripts.backends.nemo_rl import runtime as nemo_rl_runtime
 from scripts.backends.nemo_rl.megatron_python import WORKER, with_megatron
-from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.model.hugging_face import INDEX, tensors_of
 from scripts.recipe.load import load_recipe, load_site
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.unit.test_hugging_face import FIRST, SHARDS, write
 
-pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="envs/trl.txt is not installed")
 RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
 SITE = load_site(ROOT / "config/sites/h100.yaml", RECIPE)
 
@@ -48,16 +50,18 @@ def convert(tmp_path, monkeypatch):
                 own = {"NEMO_RL_VENV_DIR": str(tmp_path / "venvs"), "PATH": "/usr/bin:/bin"}
                 subprocess.run(command, env=own, check=True)
                 return
-            outputs.append(nemo_rl_export.Path(next(it for it in command if "--hf-ckpt-path=" in it).partition("=")[2]))
-            assert image == image_of("train", release_of("v0.7.0"), SITE.nemo_rl) and "--ep=8" in command
-            assert mounts == seen_by_containers(release_of("v0.7.0"), SITE, directory) and gpus == 8
-            driver = environment_of(recipe.stages["rlvr1"], "rlvr1", release_of("v0.7.0"), SITE.nemo_rl)
-            assert environment == driver | {"PYTHONPATH": str(directory)}
+            outputs.append(
+                nemo_rl_export.Path(next(word for word in command if "--hf-ckpt-path=" in word).partition("=")[2])
+            )
+            of_driver = runtime_of(recipe, "rlvr1", SITE)
+            assert (image, mounts, directory) == (of_driver.image, of_driver.mounts, of_driver.checkout)
+            assert environment == of_driver.environment | {"PYTHONPATH": str(directory)}
+            assert "--ep=8" in command and gpus == 8
             assert not outputs[-1].exists()
             makes(outputs[-1])
 
-        monkeypatch.setattr(nemo_rl_export, "run_in_container", converter)
-        nemo_rl_export.convert(recipe, "rlvr1", SITE, stage / "ckpt", stage / "hf", tmp_path / "log")
+        monkeypatch.setattr(nemo_rl_runtime, "run_in_container", converter)
+        nemo_rl_export.convert(Stage(recipe, tmp_path, "rlvr1"), SITE, tmp_path / "log")
         return outputs
 
     return run

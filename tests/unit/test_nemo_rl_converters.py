@@ -16,12 +16,14 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl import export as nemo_rl_export
+from scripts.backends.nemo_rl import runtime as nemo_rl_runtime
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.megatron_python import WORKER, with_megatron
 from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe, load_site
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.unit.test_upstream import CHECKOUTS, PRODUCTION
 
@@ -163,14 +165,14 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
         own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "NEMO_RL_VENV_DIR": str(tmp_path / "venvs")}
         subprocess.run(command, cwd=directory, env=environment | own, check=True)
 
-    monkeypatch.setattr(nemo_rl_export, "run_in_container", here)
+    monkeypatch.setattr(nemo_rl_runtime, "run_in_container", here)
     recipe = load_recipe(ROOT / "config/recipes/super3.yaml")
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": str(model)})})
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)
     nemo_rl = site.nemo_rl.model_copy(update={"checkouts": {"v0.7.0": str(checkout)}, "cache": str(tmp_path / "cache")})
     site = site.model_copy(update={"nemo_rl": nemo_rl})
     hf = tmp_path / "rlvr1/hf"
-    nemo_rl_export.convert(recipe, "rlvr1", site, tmp_path / "rlvr1/ckpt", hf, tmp_path / "log")
+    nemo_rl_export.convert(Stage(recipe, tmp_path, "rlvr1"), site, tmp_path / "log")
 
     assert "pytorch_model.bin" not in read_json(hf / "record.json")["files"]
     assert json.loads((hf / "model/config.json").read_text())["tie_word_embeddings"] is tied

@@ -19,14 +19,13 @@ from scripts.backends.nemo_rl.command import (
     DRIVER_STARTED,
     Launch,
     cluster_environment,
-    driver_environment,
     hydra_overrides,
 )
 from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.upstream import any_launch
+from scripts.images.settings import load_images
 from scripts.launch.containers import container_environment
-from scripts.recipe.images import load_images
 from scripts.recipe.load import load_recipe
 from tests.conftest import ROOT
 
@@ -121,8 +120,8 @@ def started(container, tmp_path):
         logs, record = tmp_path / "a run's logs", tmp_path / "record.json"
         logs.mkdir()
         launch = replace(
-            any_launch(stage, RECIPES[name], checkout),
-            **{"model": MODEL, "logs": logs, "save_by": time.time() + 9000, "startup_seconds": 60.0} | changes,
+            any_launch(stage, RECIPES[name], changes.pop("checkout", checkout)),
+            **{"model": MODEL, "logs": logs, "save_by": time.time() + 8940} | changes,
         )
         text = f"cd {shlex.quote(str(checkout))} && {cluster_environment(launch, tmp_path)['COMMAND']}"
         recording = {"RECORD": str(record), "LOADED": str(tmp_path / "loaded")}
@@ -142,16 +141,16 @@ def test_there_are_30_production_stages():
 def test_every_stages_driver_is_reached_with_all_that_it_is_told(started, container, tmp_path, name, stage):
     done, launch, called = started(name, stage)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    own, overrides = launch.settings.overrides, hydra_overrides(launch)
+    own, overrides = launch.runtime.settings.overrides, hydra_overrides(launch)
     told = overrides[: len(overrides) - len(own)]
     entry, option, config, *words = called["argv"]
     deadline = words.pop(len(told))
-    assert (entry, option, config) == (f"./{launch.settings.entry}", "--config", launch.settings.config)
+    assert (entry, option, config) == (f"./{launch.runtime.settings.entry}", "--config", launch.runtime.settings.config)
     assert words == [*told, *own]
     assert re.fullmatch(r"checkpointing\.checkpoint_must_save_by='00:02:2[89]:\d\d'", deadline)
-    assert driver_environment(launch).items() <= called["environment"].items()
-    assert called["environment"]["PYTHONPATH"] == str(launch.checkout)
-    if "uv" in launch.release.python:
+    assert launch.runtime.environment.items() <= called["environment"].items()
+    assert called["environment"]["PYTHONPATH"] == str(launch.runtime.checkout)
+    if "uv" in launch.runtime.release.python:
         assert called["prefix"] == container(RECIPES[name].release)[1]["UV_PROJECT_ENVIRONMENT"]
     assert (tmp_path / "loaded").read_text().splitlines() == [
         f"AutoConfig {MODEL} {{'trust_remote_code': True}}",

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,15 +13,16 @@ from scripts.backends.nemo_rl import benchmarks as nemo_rl_benchmarks
 from scripts.backends.nemo_rl import score as nemo_rl_score
 from scripts.backends.nemo_rl.benchmarks import arguments_of, config_of, read_result
 from scripts.backends.nemo_rl.command import driver_command
-from scripts.backends.nemo_rl.records import Asked, Record, answers_of, read_records
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.score import check_nodes, is_comparable, launch_of, write_tasks
+from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.score import check_nodes, is_comparable, scoring_launch, write_tasks
+from scripts.backends.nemo_rl.trajectories import Request, Response, answers_of, read_trajectories
 from scripts.errors import UserError
 from scripts.evaluate.gate import judge
 from scripts.evaluate.results import Answer, beside_parent, evaluation_record
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.criteria import Criterion
-from scripts.recipe.load import load_recipe, load_site, scored_stage
+from scripts.recipe.load import load_recipe, load_site
 from scripts.report.environments import write_environments_page
 from scripts.report.summary import held_out
 from tests.conftest import ROOT
@@ -51,8 +53,8 @@ def rows_of(*names: str) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def asked_of(*names: str) -> list[Asked]:
-    return [Asked(name, line, f"question {line}", 1) for line, name in enumerate(names, start=1)]
+def asked_of(*names: str) -> list[Request]:
+    return [Request(name, line, f"question {line}", 1) for line, name in enumerate(names, start=1)]
 
 
 def records_of(*pairs: tuple[str | None, object]) -> str:
@@ -86,30 +88,33 @@ def test_a_mistake_in_the_evaluation_is_one_message(recipe_with, name, evaluatio
 
 
 def test_scoring_on_fewer_nodes_keeps_the_share_that_generates_and_the_judges(recipe_with):
-    stage = scored_stage(recipe_with(held_out=True, nodes=22), "rlvr1")
+    recipe = recipe_with(held_out=True, nodes=22)
+    stage = recipe.evaluation.stage_while_scoring(recipe, "rlvr1")
     assert (stage.cluster.num_nodes, stage.cluster.generation_nodes, stage.cluster.judge_nodes) == (22, 18, 7)
     assert stage.resources.nodes == 22 + 7
 
 
 def test_nodes_that_do_not_fit_the_parallelism_are_refused_before_anything_starts(recipe_with, tmp_path):
     with pytest.raises(UserError, match=r"rlvr1: evaluation.nodes does not fit its parallelism: 2 training nodes"):
-        check_nodes(recipe := recipe_with(held_out=True, nodes=11), launch_of_rlvr1(recipe, tmp_path))
+        check_nodes(recipe := recipe_with(held_out=True, nodes=11), launch_of_scoring(recipe, tmp_path))
 
 
 # What the driver is told
 
 
-def launch_of_rlvr1(recipe, folder: Path):
+def launch_of_scoring(recipe, folder: Path):
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)
     (folder / "hf").mkdir()
     (folder / "exports/0123abcd").mkdir(parents=True)
     (folder / "hf/model").symlink_to("../exports/0123abcd")
     export = folder / "hf/record.json"
-    return launch_of(recipe, "rlvr1", site, export, folder / "val-split.jsonl", folder / "h", folder / "rows.jsonl")
+    return scoring_launch(
+        recipe, "rlvr1", site, export, folder / "val-split.jsonl", folder / "h", folder / "rows.jsonl"
+    )
 
 
 def test_the_driver_collects_on_the_export_and_neither_resumes_nor_saves(recipe_with, tmp_path):
-    text = driver_command(launch_of_rlvr1(recipe_with(held_out=True), tmp_path))
+    text = driver_command(launch_of_scoring(recipe_with(held_out=True), tmp_path))
     told = text[text.index("exec python") :].replace(" \\\n", "").split()
     assert f"policy.model_name={tmp_path}/exports/0123abcd" in told
     assert f"data.validation.data_path={tmp_path}/rows.jsonl" in told
@@ -121,12 +126,20 @@ def test_the_driver_collects_on_the_export_and_neither_resumes_nor_saves(recipe_
     ]
 
 
+def runtime_on(recipe, release: str) -> Runtime:
+    site = load_site(ROOT / "config/sites/h100.yaml", recipe)
+    return Runtime("rlvr1", recipe.stages["rlvr1"], release_of(release), site)
+
+
 def test_rows_of_a_generative_reward_model_are_given_as_often_as_its_cohort_is_large(recipe_with, tmp_path):
     split, tasks = tmp_path / "val-split.jsonl", tmp_path / "rows.jsonl"
     split.write_text(rows_of(MATH, GENRM, MATH))
-    stage = recipe_with(held_out=True).stages["rlvr1"]
-    asked, left_out = write_tasks(split, stage, release_of("v0.7.0"), tasks)
-    assert [(one.environment, one.line, one.responses) for one in asked] == [(MATH, 1, 1), (GENRM, 2, 16), (MATH, 3, 1)]
+    requests, left_out = write_tasks(split, runtime_on(recipe_with(held_out=True), "v0.7.0"), tasks)
+    assert [(request.environment, request.line, request.responses) for request in requests] == [
+        (MATH, 1, 1),
+        (GENRM, 2, 16),
+        (MATH, 3, 1),
+    ]
     assert left_out == {}
     given = [json.loads(line)["id"] for line in tasks.read_text().splitlines()]
     assert given == [0, *[1] * 16, 2]
@@ -135,13 +148,13 @@ def test_rows_of_a_generative_reward_model_are_given_as_often_as_its_cohort_is_l
 def test_a_release_that_compares_in_training_alone_scores_the_other_rows(recipe_with, tmp_path):
     split, tasks = tmp_path / "val-split.jsonl", tmp_path / "rows.jsonl"
     split.write_text(rows_of(MATH, GENRM, GENRM))
-    stage = recipe_with(held_out=True).stages["rlvr1"]
-    given = [Asked(MATH, 1, "question 0", 1)]
-    assert write_tasks(split, stage, release_of("super-v3"), tasks) == (given, {GENRM: 2})
+    runtime = runtime_on(recipe_with(held_out=True), "super-v3")
+    given = [Request(MATH, 1, "question 0", 1)]
+    assert write_tasks(split, runtime, tasks) == (given, {GENRM: 2})
     split.write_text(rows_of(GENRM))
     tasks.unlink()
     with pytest.raises(UserError, match="only rows of a generative reward model"):
-        write_tasks(split, stage, release_of("super-v3"), tasks)
+        write_tasks(split, runtime, tasks)
     assert not tasks.exists()
 
 
@@ -151,14 +164,14 @@ def test_a_release_that_compares_in_training_alone_scores_the_other_rows(recipe_
 def test_rewards_are_told_apart_by_their_agent(tmp_path):
     path = tmp_path / "trajectory_collection.jsonl"
     path.write_text(records_of(("b", 1), ("a", 0.5), ("a", True)))
-    found = read_records(path, asked_of("a", "b", "a"))
-    assert found == {"a": [Record(0.5, None), Record(1.0, None)], "b": [Record(1.0, None)]}
+    found = read_trajectories(path, asked_of("a", "b", "a"))
+    assert found == {"a": [Response(0.5, None), Response(1.0, None)], "b": [Response(1.0, None)]}
 
 
 def test_records_without_an_agent_are_told_apart_by_the_drivers_order(tmp_path):
     path = tmp_path / "trajectory_collection.jsonl"
     path.write_text(records_of((None, 1), (None, 2), (None, 3)))
-    found = read_records(path, asked_of("b", "a", "b"))
+    found = read_trajectories(path, asked_of("b", "a", "b"))
     assert {name: [record.reward for record in each] for name, each in found.items()} == {"a": [3.0], "b": [1.0, 2.0]}
 
 
@@ -170,8 +183,8 @@ def test_each_row_gets_its_own_response_back_and_the_mean_of_several(tmp_path):
         *({"reward": reward, "response": {"output": [{"generation_str": "x"}]}} for reward in (0.25, 0.75)),
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    asked = [Asked("a", 1, "q1", 1), Asked("b", 2, "q2", 2), Asked("a", 3, "q3", 1)]
-    assert answers_of(split, asked, read_records(path, asked)) == [
+    asked = [Request("a", 1, "q1", 1), Request("b", 2, "q2", 2), Request("a", 3, "q3", 1)]
+    assert answers_of(split, asked, read_trajectories(path, asked)) == [
         Answer("a", "blend", 1, "q1", 1.0, "think\ndone"),
         Answer("b", "blend", 2, "q2", 0.5),
         Answer("a", "blend", 3, "q3", 0.0, "no"),
@@ -194,7 +207,7 @@ def test_anything_but_one_record_a_response_is_no_score(tmp_path, text, message)
     path = tmp_path / "trajectory_collection.jsonl"
     path.write_text(text)
     with pytest.raises(UserError, match=re.escape(message)):
-        read_records(path, asked_of("a", "a", "b"))
+        read_trajectories(path, asked_of("a", "a", "b"))
 
 
 def test_the_parents_scores_count_only_on_the_same_rows_taken_the_same_way(tmp_path):
@@ -222,7 +235,7 @@ def test_a_stage_on_its_parents_rows_has_scores_before(recipe_with, tmp_path, mo
         ("first", 0.25, []),
         ("second", 0.5, [f"--parent-{kind}={tmp_path}/first.{end}" for kind, end in KINDS]),
     ):
-        records = {GENRM: [Record(reward, "text")] * 16, MATH: [Record(0.0, "no"), Record(1.0, "yes")]}
+        records = {GENRM: [Response(reward, "text")] * 16, MATH: [Response(0.0, "no"), Response(1.0, "yes")]}
         monkeypatch.setattr(nemo_rl_score, "collect", lambda *_, records=records: records)
         written = [f"--output={tmp_path}/{name}.json", f"--rollouts={tmp_path}/{name}.parquet"]
         monkeypatch.setattr("sys.argv", ["program", *options, *parent, *written])
@@ -263,10 +276,11 @@ def test_gate_summary_and_figure_cope_without_scores_before(tmp_path):
 
 
 def test_a_benchmark_is_asked_for_in_the_words_of_run_eval(recipe_with, tmp_path):
-    stage = recipe_with(benchmarks=["math500"]).stages["rlvr1"]
-    told = arguments_of("math500", stage, Path("/m/it's"), tmp_path, 8)
+    recipe = recipe_with(benchmarks=["math500"])
+    runtime = runtime_on(recipe, "v0.7.0")
+    told = arguments_of("math500", runtime, Path("/m/it's"), tmp_path)
     assert told[:3] == ["examples/run_eval.py", "--config", "examples/configs/evals/math_eval.yaml"]
-    values = {key: yaml.safe_load(value) for key, value in (one.split("=", 1) for one in told[3:])}
+    values = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in told[3:])}
     assert values["generation.model_name"] == "/m/it's"
     assert values["data.dataset_name"] == "math500"
     assert values["generation.vllm_cfg.tensor_parallel_size"] == 8
@@ -277,7 +291,9 @@ def test_a_benchmark_is_asked_for_in_the_words_of_run_eval(recipe_with, tmp_path
         "mmlu_pro.yaml",
     ]
     with pytest.raises(UserError, match="tensor_parallel_size is 8, which a node's 4 GPUs are no multiple of"):
-        arguments_of("math500", stage, Path("/m"), tmp_path, 4)
+        slurm = runtime.site.slurm.model_copy(update={"gpus_per_node": 4})
+        few = replace(runtime, site=runtime.site.model_copy(update={"slurm": slurm}))
+        arguments_of("math500", few, Path("/m"), tmp_path)
 
 
 @pytest.mark.parametrize(

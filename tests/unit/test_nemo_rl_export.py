@@ -1,17 +1,19 @@
 """Exports of NeMo-RL's checkpoints: the converter's command line, and the checkpoint handed on as it is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from scripts.backends.nemo_rl.command import hydra_overrides
-from scripts.backends.nemo_rl.export import converter_command, link
+from scripts.backends.nemo_rl.export import converter_command, link, linked_weights
 from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.unit.test_nemo_rl_command import launch
 
@@ -73,16 +75,16 @@ def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(ch
     (stage / "ckpt/record.json").write_text(json.dumps(record))
     (checkpoint / "policy/weights/iter_0000000").rename(checkpoint / "policy/weights/model")
     with pytest.raises(UserError, match="no weights of Megatron, which pretrained_checkpoint takes"):
-        link(recipe, stage / "ckpt", stage / "hf")
+        link(Stage(recipe, tmp_path, "rlvr1"))
     assert not (stage / "hf").exists()
     (checkpoint / "policy/weights/model").rename(checkpoint / "policy/weights/iter_0000000")
-    link(recipe, stage / "ckpt", stage / "hf")
+    link(Stage(recipe, tmp_path, "rlvr1"))
     folder = (stage / "hf/model").resolve()
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "megatron"]
     assert (folder / "megatron").resolve() == checkpoint / "policy/weights"
     told = json.loads((stage / "hf/record.json").read_text())
     assert (told["identity"], told["content"]) == ("i", folder.name)
-    overrides = hydra_overrides(type(launch())(**{**vars(launch()), "pretrained": checkpoint / "policy/weights"}))
+    overrides = hydra_overrides(replace(launch(), pretrained=linked_weights(folder)))
     assert f"++checkpointing.pretrained_checkpoint.path={checkpoint}/policy/weights" in overrides
 
 

@@ -69,8 +69,8 @@ def test_a_step_without_its_time_is_over_when_the_next_begins_or_training_ends(p
     log, driver = StepLog(logs, output, measures_kl=False), Driver(logs, 1)
     driver.log(1, STEP)
     driver.log(2, STEP)
-    assert (log.follow(), [it["step"] for it in lines(output)]) == (1, [1])
-    assert (log.follow(is_over=True), [it["step"] for it in lines(output)]) == (1, [1, 2])
+    assert (log.follow(), [entry["step"] for entry in lines(output)]) == (1, [1])
+    assert (log.follow(is_over=True), [entry["step"] for entry in lines(output)]) == (1, [1, 2])
 
 
 def test_a_step_that_crashed_after_its_rollouts_was_not_trained_and_is_not_logged(place):
@@ -79,10 +79,13 @@ def test_a_step_that_crashed_after_its_rollouts_was_not_trained_and_is_not_logge
     first.log(1, STEP | OVER)
     first.log(2, ROLLOUTS)
     log = StepLog(logs, output, measures_kl=False)
-    assert (log.follow(is_over=True), log.last_step, [it["step"] for it in lines(output)]) == (0, 1, [1])
+    assert (log.follow(is_over=True), log.last_step, [entry["step"] for entry in lines(output)]) == (0, 1, [1])
     log, second = StepLog(logs, output, measures_kl=False), Driver(logs, 2)
     second.log(2, STEP | OVER | {"train/reward": 0.75})
-    assert (log.follow(), [(it["step"], it["reward_mean"]) for it in lines(output)]) == (1, [(1, 0.5), (2, 0.75)])
+    assert (log.follow(), [(entry["step"], entry["reward_mean"]) for entry in lines(output)]) == (
+        1,
+        [(1, 0.5), (2, 0.75)],
+    )
 
 
 @pytest.mark.parametrize(("measures", "kl"), [(True, 0.0), (False, None)])
@@ -138,8 +141,8 @@ def test_a_step_that_is_trained_again_after_a_resume_is_logged_again_and_the_lat
     for step in (3, 4):
         second.log(step, STEP | OVER | {"train/reward": 0.9})
     assert log.follow() == 2
-    assert [it["step"] for it in lines(output)] == [1, 2, 3, 3, 4]
-    assert [it["reward_mean"] for it in read_log(output)] == pytest.approx([0.5, 0.5, 0.9, 0.9])
+    assert [entry["step"] for entry in lines(output)] == [1, 2, 3, 3, 4]
+    assert [entry["reward_mean"] for entry in read_log(output)] == pytest.approx([0.5, 0.5, 0.9, 0.9])
 
 
 def test_steps_that_a_driver_made_after_its_watch_was_killed_are_logged_by_the_next(place):
@@ -149,4 +152,4 @@ def test_steps_that_a_driver_made_after_its_watch_was_killed_are_logged_by_the_n
     StepLog(logs, output, measures_kl=False).follow()
     driver.log(2, STEP | OVER)
     StepLog(logs, output, measures_kl=False)
-    assert [it["step"] for it in lines(output)] == [1, 2]
+    assert [entry["step"] for entry in lines(output)] == [1, 2]

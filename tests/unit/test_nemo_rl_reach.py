@@ -14,7 +14,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scripts.backends.nemo_rl import cluster as nemo_rl_cluster
 from scripts.backends.nemo_rl import train as nemo_rl_backend
+from scripts.backends.nemo_rl.backend import BACKEND
+from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.reach import batches_taken, generated_steps, reached, sure_step
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
@@ -23,6 +26,7 @@ from scripts.snakemake.retries import reason_to_stop
 from scripts.stage.attempts import attempts_of
 from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint, checkpoints
+from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from scripts.train import run as trainer
 from scripts.train.run import UNFINISHED, Attempt, train_stage
@@ -151,7 +155,7 @@ class Killed(BaseException):
     """The trainer was killed with its driver."""
 
 
-class Driver:
+class Driver(RaySub):
     """Stands for ray.sub, the driver and its logs: a look lets it train a step, save, end or wait for ever."""
 
     def __init__(self, world, job):
@@ -160,7 +164,7 @@ class Driver:
         saved = self._resumed(job.resume_from)
         self.loop = Loop(saved, world.batches, PROMPTS, 1, self.random, world.failing)
         self.until = job.max_num_steps if self.how == "whole" else min(saved.step + steps, job.max_num_steps)
-        self.log = self.driver_log_path = world.folder / "driver.log"
+        self.log = world.folder / "driver.log"
         self.log.write_text("")
         self.process = SimpleNamespace(returncode=0)
         world.driver = self
@@ -228,7 +232,7 @@ class Driver:
     def end(self):
         pass
 
-    def driver_log(self, since):
+    def driver_log(self):
         return self.log
 
     def cluster_logs(self):
@@ -241,15 +245,16 @@ class World:
     def __init__(self, folder, monkeypatch, schedule, batches, save_period, seed, failing=0.0):
         self.folder, self.schedule, self.batches, self.save_period = folder, schedule, batches, save_period
         self.random, self.failing, self.states, self.clock, self.driver = Random(seed), failing, {}, 0.0, None
-        self.run, self.ckpt, self.call = folder / "run", folder / "ckpt", 1
-        self.config, self.manifest = folder / "config.yaml", folder / "manifest.json"
-        settings = {"algorithm": "grpo", "backend": "nemo_rl", "max_num_steps": None, "loss_fn": {}, "policy": {}}
         grpo = {"num_prompts_per_step": PROMPTS, "num_generations_per_prompt": 2, "async_grpo": {"enabled": True}}
-        self.config.write_text(yaml.safe_dump(settings | {"grpo": grpo}))
-        split = folder / "train-split.jsonl"
+        policy = {"train_global_batch_size": 2 * PROMPTS, "max_total_sequence_length": 8}
+        settings = RECIPE.stages["rlvr1"].model_copy(update={"grpo": grpo, "policy": policy, "max_num_steps": None})
+        self.stage = Stage(RECIPE.model_copy(update={"stages": {"rlvr1": settings}}), folder, "rlvr1")
+        self.run, self.ckpt, self.call = self.stage.paths.run, self.stage.paths.ckpt, 1
+        split = self.stage.train_split
+        split.parent.mkdir(parents=True)
         split.write_text("{}\n")
         rows = {"sha256": sha256_file(split), "rows": batches * PROMPTS}
-        write_json(self.manifest, {"train": rows, "validation": {"sha256": "v"}})
+        write_json(self.stage.manifest, {"train": rows, "validation": {"sha256": "v"}})
         world = self
 
         class Steps:
@@ -262,22 +267,23 @@ class World:
                 before, self.last_step = self.last_step, world.driver.loop.step if world.driver else 0
                 return int(self.last_step != before and self.last_step > world.driver.job.start)
 
-        launch = SimpleNamespace(logs=folder, startup_seconds=0, nemo_rl=SimpleNamespace(stall_seconds=1000))
-        monkeypatch.setattr(nemo_rl_backend, "launch_of", lambda job, place: setattr(world, "job", job) or launch)
+        site = SimpleNamespace(stall_seconds=1000, startup_seconds=0)
+        launch = SimpleNamespace(logs=folder, runtime=SimpleNamespace(nemo_rl=site))
+        monkeypatch.setattr(nemo_rl_backend, "launch_of", lambda job, _: setattr(world, "job", job) or launch)
         monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))
         monkeypatch.setattr(nemo_rl_backend, "StepLog", Steps)
-        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock, sleep=lambda _: None))
+        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock))
+        monkeypatch.setattr(nemo_rl_cluster, "LOOK_SECONDS", 0)
         monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
-        monkeypatch.setattr(trainer, "_train_in_containers", lambda job, *_: nemo_rl_backend.train(job, world.place))
+        monkeypatch.setattr(BACKEND, "train", nemo_rl_backend.train)
         monkeypatch.setattr(trainer, "live_page", lambda *_: nullcontext())
         monkeypatch.setattr(trainer, "code_revision", dict)
-        self.place = SimpleNamespace(job=None)
 
     def attempt(self) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)
-        files, before = (self.config, self.manifest, None, self.run, self.ckpt), len(attempts_of(self.run, self.call))
+        before = len(attempts_of(self.run, self.call))
         try:
-            status = train_stage(RECIPE, "rlvr1", *files, how, stop)
+            status = train_stage(self.stage.reread(), how, stop)
             why = reason_to_stop(self.run, self.call, before, None, "the log")
             assert status == 0 or why is None or "two attempts in a row" in why
             return status

@@ -9,14 +9,13 @@ import yaml
 
 from scripts.backends.protocol import TrainingJob, read_job, write_job
 from scripts.errors import UserError
-from scripts.files import write_json
 from scripts.recipe.load import load_recipe
-from scripts.recipe.resolve import own_environments, resolve_stage
-from scripts.recipe.stage import Checkpointing
+from scripts.recipe.resolve import own_environments, resolve_stage, training_config
 from scripts.rewards.registry import SPECS, check_row, register, reward_group, scores
 from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
+from tests.stages import ready_stage
 
 EXAMPLE = "config/environments/word_count.py"
 
@@ -78,13 +77,13 @@ def test_what_the_file_says_is_part_of_the_config_of_stages_whose_blend_lists_it
     assert own_environments(loaded, "rlvr1") == own_environments(loaded) == {"mine": mine}
     assert own_environments(loaded, "rlhf") == own_environments(loaded, "sft") == {}
     before = resolve_stage(loaded, "rlvr1")
-    assert "environments" not in resolve_stage(loaded, "rlhf")
+    assert "environments" not in resolve_stage(loaded, "rlhf").values()
     mine.touch()
     assert resolve_stage(loaded, "rlvr1") == before
     mine.write_text("def verify(row, response): return 1.0\n")
-    assert resolve_stage(loaded, "rlvr1")["environments"] != before["environments"]
+    assert resolve_stage(loaded, "rlvr1").environments != before.environments
     with pytest.raises(UserError, match=r"mine.py has changed since the stage was planned"):
-        register(own_environments(loaded), before["environments"])
+        register(own_environments(loaded), before.environments)
 
 
 def test_a_recipes_mistakes_are_named_by_line(recipe):
@@ -133,7 +132,9 @@ def test_what_verify_does_wrong_is_named_with_the_row(own, body, says):
 
 
 def test_compare_rewards_a_group_together_and_stands_in_for_verify(own):
-    own("def verify(row, response): return True\ndef compare(row, responses): return [len(it) for it in responses]\n")
+    own(
+        "def verify(row, response): return True\ndef compare(row, responses): return [len(text) for text in responses]\n"
+    )
     assert reward_group(row(3, "mine"), ["a", "bbb"]) == [1.0, 3.0]
     assert scores([(row(3, "mine"), "a")]) == [1.0]
     for returned, says in (("[1.0]", "returned 1 rewards for 2 responses"), ("3", "returned 3 instead of a list")):
@@ -143,43 +144,39 @@ def test_compare_rewards_a_group_together_and_stands_in_for_verify(own):
 
 
 @pytest.fixture
-def job(recipe, tmp_path):
-    """Two steps of stage rlvr1 on the example's rows."""
-    loaded = recipe()
-    rows = [row(number % 4 + 2) for number in range(20)]
-    for name in ("train-split.jsonl", "val-split.jsonl"):
-        (tmp_path / name).write_text("".join(json.dumps(it) + "\n" for it in rows))
-    write_json(tmp_path / "manifest.json", {name: {"rows": len(rows)} for name in ("train", "validation")})
-    (tmp_path / "run/checkpoints").mkdir(parents=True)
+def stage(recipe, tmp_path):
+    """Stage rlvr1 on the example's rows."""
+    return ready_stage(recipe(), tmp_path, "rlvr1", [row(number % 4 + 2) for number in range(20)])
+
+
+@pytest.fixture
+def job(stage):
+    """Two steps of it, from a model with random weights."""
+    (stage.paths.run / "checkpoints").mkdir(parents=True)
+    model = stage.recipe.model.model_dump(mode="json")
     return TrainingJob(
         stage="rlvr1",
-        config=resolve_stage(loaded, "rlvr1") | {"model": loaded.model.model_dump(mode="json")},
-        train_split=tmp_path / "train-split.jsonl",
+        settings=stage.settings,
+        config=training_config(stage.config.values() | {"model": model}),
+        train_split=stage.train_split,
         parent_model=None,
-        run=tmp_path / "run",
+        run=stage.paths.run,
         resume_from=None,
         max_num_steps=2,
-        checkpointing=Checkpointing(save_period=1000),
         threads=1,
         stop=StopRequest(),
-        environments=own_environments(loaded, "rlvr1"),
+        nodes=1,
+        environments=own_environments(stage.recipe, "rlvr1"),
     )
 
 
-def test_the_preflight_tries_it_and_names_the_row_that_it_cannot_reward(job, recipe, tmp_path, capsys):
-    write_json(tmp_path / "parent.json", {"files": {}})
-
-    def check() -> dict:
-        place = (job.config, tmp_path / "manifest.json", tmp_path / "run", None, tmp_path / "parent.json")
-        return check_stage(recipe(), "rlvr1", *place)
-
-    tried = check()["reward_probe"]["word_count"]
+def test_the_preflight_tries_it_and_names_the_row_that_it_cannot_reward(stage):
+    tried = check_stage(stage)["reward_probe"]["word_count"]
     assert tried["by_kind"]["good"] == {"the right answer": 1.0}
     assert tried["by_kind"]["adversarial"]["a copy of the prompt"] == 0.0
-    split = tmp_path / "train-split.jsonl"
-    split.write_text(split.read_text() + json.dumps(row(-1)) + "\n")
+    stage.train_split.write_text(stage.train_split.read_text() + json.dumps(row(-1)) + "\n")
     with pytest.raises(UserError, match=r"train-split.jsonl:21: words is -1 instead of a number"):
-        check()
+        check_stage(stage)
 
 
 def test_it_travels_with_the_job_to_where_ranks_train(job, tmp_path):
@@ -197,4 +194,4 @@ def test_it_is_really_trained_with(job):
     assert all(0 <= step["environment_rewards"]["word_count"] <= 1 for step in steps)
     assert (job.run / "checkpoints/step_2").is_dir()
     with pytest.raises(UserError, match="has changed since the stage was planned"):
-        train(replace(job, config=job.config | {"environments": {"word_count": "0" * 64}}))
+        train(replace(job, config=job.config.model_copy(update={"environments": {"word_count": "0" * 64}})))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from scripts.stage.memo import is_trained, stage_files, steps_left
 
 from scripts.commands.plan import check_budget, hours_text, plan_text
 from scripts.commands.project import Project
@@ -19,14 +18,15 @@ from scripts.errors import UserError
 from scripts.files import read_tail, write_json
 from scripts.launch.jobs import FOLDER, JobRecord, latest_jobs, write_call
 from scripts.recipe.load import load_config, load_recipe, load_site
-from scripts.recipe.resolve import resolve_stage, sync_configs
+from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.executor import job_states
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.owner import hold
 from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
 from scripts.stage.reach import Reach, note_reach
 from scripts.stage.rundir import open_run_directory, seal_checkpoint
+from scripts.stage.stage import Stage
+from scripts.stage.state import is_trained, steps_left
 from tests.conftest import ROOT
 
 STAGES = ("sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
@@ -42,7 +42,7 @@ class Tree:
         self.site(stages={"rlvr1": {"nodes": 2, "runtime": 120, "step_seconds": 3600}})
         self.results = Path("results/tiny")
         for blend in self.recipe.blends:
-            splits = {name: {"sha256": f"{blend}-{name}"} for name in ("train", "validation")}
+            splits = {name: {"rows": 400, "sha256": f"{blend}-{name}"} for name in ("train", "validation")}
             write_json(self.results / "data" / blend / "manifest.json", splits)
         self.sync()
 
@@ -55,7 +55,7 @@ class Tree:
         return Project(self.recipe, load_site(self.site_path, self.recipe), self.results)
 
     def site(self, **values) -> None:
-        self.site_values = {key: it for key, it in (self.site_values | values).items() if it is not None}
+        self.site_values = {key: value for key, value in (self.site_values | values).items() if value is not None}
         self.site_path.write_text(yaml.safe_dump(self.site_values))
 
     def edit(self, old: str, new: str) -> None:
@@ -66,22 +66,24 @@ class Tree:
     def sync(self) -> None:
         sync_configs(self.recipe, self.results)
 
+    def stage(self, name: str) -> Stage:
+        return Stage(self.recipe, self.results, name)
+
     def directory(self, stage: str) -> Path:
         return self.results / stage
 
     def run(self, stage: str, *steps: int) -> Path:
         """A run directory of what the stage is now, with sealed checkpoints and a log up to the last of these steps."""
-        recipe, files = self.recipe, stage_files(self.recipe, self.results, stage)
-        config = resolve_stage(recipe, stage)
-        facts = stage_facts(config, files.manifest, files.parent_export)
-        open_run_directory(files.run, identity_of(facts), facts, config)
+        now = self.stage(stage)
+        run = now.paths.run
+        open_run_directory(run, now.identity, now.facts, now.config)
         for step in steps:
-            saved = files.run / "saving" / f"checkpoint-{step}"
+            saved = run / "saving" / f"checkpoint-{step}"
             saved.mkdir(parents=True)
             (saved / "model.safetensors").write_bytes(b"weights")
-            seal_checkpoint(saved, files.run, step)
+            seal_checkpoint(saved, run, step)
         self.log(stage, range(1, max(steps, default=0) + 1))
-        return files.run
+        return run
 
     def log(self, stage: str, steps, seconds: float = 2.0) -> None:
         names = {"reward_mean": 0.5, "kl": 0.0123} if stage != "sft" else {"loss": 1.25}
@@ -92,15 +94,11 @@ class Tree:
     def publish(self, *stages: str) -> None:
         """Train, publish and export stages, as far as records tell."""
         for stage in stages:
-            planned, directory = self.recipe.stages[stage].max_num_steps, self.directory(stage)
-            run = self.run(stage, planned)
-            record = {
-                "stage": stage,
-                "step": planned,
-                "identity": json.loads((run / "identity.json").read_text())["identity"],
-            }
-            write_json(directory / "ckpt/record.json", record)
-            write_json(directory / "hf/record.json", record | {"content": f"content of {record['identity']}"})
+            now = self.stage(stage)
+            self.run(stage, now.planned)
+            record = {"stage": stage, "step": now.planned, "identity": now.identity}
+            write_json(now.paths.record, record)
+            write_json(now.paths.export_record, record | {"content": f"content of {now.identity}"})
 
     def attempt(self, stage: str, step: int, outcome: str | None, call: int = 7, job: str | None = None) -> None:
         """An attempt that began at a step and ended there; no outcome: it was killed."""
@@ -165,12 +163,12 @@ def test_fresh_with_the_last_steps_reward_and_kl(tree):
 def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what_was_skipped(tree):
     tree.publish("sft")
     run = tree.run("rlvr1", 4, 9)
-    assert steps_left(tree.recipe, tree.results, "rlvr1") == 3 and not is_trained(tree.recipe, tree.results, "rlvr1")
+    assert steps_left(tree.stage("rlvr1")) == 3 and not is_trained(tree.stage("rlvr1"))
     note_reach(run, 9, Reach(11, is_end=True))
     assert tree.plan("rlvr1").split()[:7] == ["rlvr1", "resumes", "at", "step", "9", "2", "of"]
-    assert steps_left(tree.recipe, tree.results, "rlvr1") == 2
+    assert steps_left(tree.stage("rlvr1")) == 2
     note_reach(run, 9, Reach(9, is_end=True))
-    assert is_trained(tree.recipe, tree.results, "rlvr1") and steps_left(tree.recipe, tree.results, "rlvr1") == 0
+    assert is_trained(tree.stage("rlvr1")) and steps_left(tree.stage("rlvr1")) == 0
     assert re.fullmatch(r"rlvr1 +trained +9/12 .* to be published, its data end at step 9 of 12", tree.status("rlvr1"))
     assert "published again" in tree.plan("rlvr1")
     record = {"stage": "rlvr1", "step": 9, "identity": json.loads((run / "identity.json").read_text())["identity"]}
@@ -436,7 +434,7 @@ def test_a_plan_of_nothing_is_all_zeros(tree):
 
 def test_the_files_rules_ask_count_the_steps_left_and_never_an_old_parents(tree):
     def left(stage):
-        return steps_left(tree.recipe, tree.results, stage), is_trained(tree.recipe, tree.results, stage)
+        return steps_left(tree.stage(stage)), is_trained(tree.stage(stage))
 
     assert left("sft") == (600, False) and left("rlvr1") == (12, False)
     tree.publish("sft")
@@ -528,7 +526,7 @@ def test_the_end_of_a_file_is_whole_lines(tmp_path):
 
 def test_a_cut_line_is_passed_over(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 2.0}\n{"step": 2}\n7\n{"step": 3, "sec')
-    assert [it["step"] for it in recent_steps(tmp_path)] == [1, 2]
+    assert [entry["step"] for entry in recent_steps(tmp_path)] == [1, 2]
     assert step_seconds(recent_steps(tmp_path)) == 2.0 and step_seconds([]) is None
 
 
@@ -580,8 +578,8 @@ def test_a_query_that_changes_nothing_makes_the_known_state_new(tree, monkeypatc
 
 def test_lengths_of_time_and_hours_are_for_people():
     lengths = (9.4, 99, 600, 7260, 400_000)
-    assert [duration(it) for it in lengths] == ["9 s", "99 s", "10 min", "2 h 1 min", "111 h"]
+    assert [duration(seconds) for seconds in lengths] == ["9 s", "99 s", "10 min", "2 h 1 min", "111 h"]
     hours = (0, 0.001, 0.5, 12.34, 99.6, 1234.5)
-    assert [hours_text(it) for it in hours] == ["0", "<0.01", "0.5", "12.3", "99.6", "1,234"]
+    assert [hours_text(each) for each in hours] == ["0", "<0.01", "0.5", "12.3", "99.6", "1,234"]
     assert hours_text(4, "≤") == "≤ 4"
     assert aligned([["a", "", "b"], ["cc", "10", ""]], left={0, 2}) == ["a    -  b", "cc  10"]

@@ -1,16 +1,14 @@
 """Rows of preferences, which no environment rewards, are trained on by a stage of DPO."""
 
-import json
-
 import pytest
 
-from scripts.backends.nemo_rl.checks import Finding
+from scripts.backends.nemo_rl.backend import NemoRl
+from scripts.backends.protocol import Finding
 from scripts.errors import UserError
-from scripts.files import write_json
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.resolve import resolve_stage
-from scripts.train import preflight
+from scripts.train.preflight import check_stage
 from tests.conftest import ROOT
+from tests.stages import ready_stage
 
 RECIPE = load_recipe(ROOT / "config/recipes/steps-dpo.yaml")
 SITE = load_site(ROOT / "config/sites/h100.yaml", RECIPE)
@@ -22,14 +20,8 @@ def check(tmp_path, monkeypatch):
     """Runs the preflight of stage dpo; what it would find of the site is `found`."""
 
     def run(found=()):
-        monkeypatch.setattr(preflight, "findings", lambda *_: list(found))
-        folder = tmp_path / "results/data/dpo"
-        folder.mkdir(parents=True)
-        (folder / "train-split.jsonl").write_text((json.dumps(PAIR) + "\n") * 16_000)
-        write_json(folder / "manifest.json", {"train": {"rows": 16_000}, "validation": {"rows": 1}})
-        run_directory = tmp_path / "results/dpo/run"
-        config = resolve_stage(RECIPE, "dpo")
-        return preflight.check_stage(RECIPE, "dpo", config, folder / "manifest.json", run_directory, None, None, SITE)
+        monkeypatch.setattr(NemoRl, "findings", lambda *_: list(found))
+        return check_stage(ready_stage(RECIPE, tmp_path, "dpo", [PAIR] * 16_000), SITE)
 
     return run
 

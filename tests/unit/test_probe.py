@@ -13,7 +13,6 @@ import yaml
 from scripts.data.rows import key_of
 from scripts.data.synthesize import FAMILIES, make_task
 from scripts.errors import UserError
-from scripts.files import write_json
 from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Judges, JudgeServer
 from scripts.recipe.load import load_recipe
@@ -28,6 +27,7 @@ from scripts.stage.probe import sample_rows, try_rewards
 from scripts.train.preflight import check_stage
 from tests.conftest import SHORT
 from tests.judge_server import serve
+from tests.stages import ready_stage
 
 MATH, MCQA, GENRM = Environment.MATH, Environment.MCQA, Environment.GENRM
 
@@ -285,10 +285,6 @@ def test_the_same_rows_are_drawn_of_each_environment_and_none_that_is_allowed_to
 @pytest.fixture
 def stage(tmp_path):
     """Check stage rlvr1 of the short recipe on math rows, with these settings of its probe."""
-    for name in ("train-split.jsonl", "val-split.jsonl"):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in math_rows()))
-    write_json(tmp_path / "manifest.json", {name: {"rows": 8} for name in ("train", "validation")})
-    write_json(tmp_path / "parent.json", {"files": {}})
 
     def load(**probe: object):
         values = yaml.safe_load(SHORT.read_text())
@@ -297,9 +293,7 @@ def stage(tmp_path):
         return load_recipe(tmp_path / "recipe.yaml")
 
     def check(**probe: object) -> dict:
-        recipe = load(**probe)
-        place = (tmp_path / "manifest.json", tmp_path / "run", None, tmp_path / "parent.json")
-        return check_stage(recipe, "rlvr1", resolve_stage(recipe, "rlvr1"), *place)
+        return check_stage(ready_stage(load(**probe), tmp_path, "rlvr1", math_rows()))
 
     check.load = load
     return check
@@ -328,13 +322,12 @@ def test_the_probes_settings_are_no_part_of_what_a_stage_trains(stage):
 
 def test_rollouts_are_described_and_a_constant_reward_stops_the_stage(stage, monkeypatch):
     pytest.importorskip("torch")
-    from scripts.evaluate.probe import try_rollouts
+    from scripts.backends.trl.probe import try_rollouts
     from scripts.model.random_init import make_model, make_tokenizer
 
     recipe = stage.load()
-    config = resolve_stage(recipe, "rlvr1") | {"model": recipe.model.model_dump(mode="json")}
-    tokenizer = make_tokenizer()
-    model = make_model(config, tokenizer)
+    config, tokenizer = resolve_stage(recipe, "rlvr1"), make_tokenizer()
+    model = make_model(recipe.model, tokenizer, config.max_length, config.seed)
     samples = sampled(math_rows()) | sampled(rows_of(MCQA))
 
     def run(verify, **settings: object):

@@ -13,9 +13,9 @@ from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.resolve import planned_step, resolve_stage
-from scripts.recipe.schema import schema_text
+from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.settings import leaves
+from scripts.schema import schema_text
 from tests.conftest import ROOT
 
 NAMES = (
@@ -83,7 +83,7 @@ def test_an_editor_finds_nothing_wrong_with_it(name):
     ],
 )
 def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
-    assert {stage: it.resources.nodes for stage, it in recipe_of(name).stages.items()} == nodes
+    assert {name: stage.resources.nodes for name, stage in recipe_of(name).stages.items()} == nodes
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,9 @@ def test_what_neither_generates_nor_judges_trains(name, training):
     recipe = recipe_of(name)
     within = "judges_within_num_nodes" in release_of(recipe.release).can
     clusters = [stage.cluster for stage in recipe.stages.values()]
-    assert [it.num_nodes - it.generation_nodes - within * it.judge_nodes for it in clusters] == training
+    assert [
+        cluster.num_nodes - cluster.generation_nodes - within * cluster.judge_nodes for cluster in clusters
+    ] == training
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,19 +114,19 @@ def test_batches_add_up_and_divide_among_the_training_gpus(name):
         parallel = {"pipeline_model_parallel_size": 1} | stage.policy["megatron_cfg"]
         nodes = stage.cluster.num_nodes - stage.cluster.generation_nodes - within * stage.cluster.judge_nodes
         ways = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-        one = parallel[ways[0]] * parallel[ways[1]] * parallel[ways[2]]
-        replicas, rest = divmod(nodes * 8, one)
-        assert rest == 0, f"{stage_name}: {nodes * 8} GPUs for groups of {one}"
+        group = parallel[ways[0]] * parallel[ways[1]] * parallel[ways[2]]
+        replicas, rest = divmod(nodes * 8, group)
+        assert rest == 0, f"{stage_name}: {nodes * 8} GPUs for groups of {group}"
         assert batch % replicas == 0, f"{stage_name}: {batch} for {replicas} replicas"
         assert nodes * 8 // parallel["pipeline_model_parallel_size"] % parallel["expert_model_parallel_size"] == 0
 
 
 @pytest.mark.parametrize(("name", "stage"), [("nano3", "dpo"), ("steps-dpo", "dpo"), ("steps-dpo-tiny", "dpo")])
 def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
-    one = recipe_of(name).stages[stage]
-    gpus = one.cluster.num_nodes * 8
-    assert one.policy["train_global_batch_size"] % gpus == 0
-    assert one.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
+    settings = recipe_of(name).stages[stage]
+    gpus = settings.cluster.num_nodes * 8
+    assert settings.policy["train_global_batch_size"] % gpus == 0
+    assert settings.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
 
 
 @pytest.mark.parametrize("name", ["super3", "super3-small", "nano3", "steps-rlhf", "steps-rlhf-tiny"])
@@ -193,7 +195,10 @@ def test_a_model_whose_data_are_published_in_part_says_so(name):
 
 @pytest.mark.parametrize("name", ["dpo", "rlvr", "rlhf"])
 def test_a_tiny_step_differs_from_the_step_in_sizes_model_and_judge_alone(name):
-    step, tiny = (dict(leaves(resolve_stage(recipe_of(one), name))) for one in (f"steps-{name}", f"steps-{name}-tiny"))
+    step, tiny = (
+        dict(leaves(resolve_stage(recipe_of(recipe), name).values()))
+        for recipe in (f"steps-{name}", f"steps-{name}-tiny")
+    )
     differing = {key.rpartition(".")[2] for key in step.keys() | tiny.keys() if step.get(key) != tiny.get(key)}
     sizes = {"max_num_steps", "num_prompts_per_step", "num_generations_per_prompt", "train_global_batch_size"}
     sizes |= {"max_total_sequence_length", "max_new_tokens", "num_rollouts_per_prompt", "max_output_tokens"}
@@ -206,10 +211,10 @@ def test_a_tiny_step_differs_from_the_step_in_sizes_model_and_judge_alone(name):
 
 def test_a_stage_without_a_stated_end_trains_one_pass_over_its_rows():
     recipe = recipe_of("nano3")
-    assert planned_step(resolve_stage(recipe, "rlvr"), 128 * 40 + 5) == 40
-    assert planned_step(resolve_stage(recipe, "dpo"), 128 * 40) == 50
+    assert recipe.stages["rlvr"].planned_step(128 * 40 + 5) == 40
+    assert recipe.stages["dpo"].planned_step(128 * 40) == 50
     omni = recipe_of("omni3")
-    assert planned_step(resolve_stage(omni, "vision"), 512 * 7) == 7
+    assert omni.stages["vision"].planned_step(512 * 7) == 7
 
 
 def test_the_splits_reach_the_omni_stages_by_their_own_keys():

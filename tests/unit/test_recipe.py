@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.backends.trl.settings import PACKAGES
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config
-from scripts.recipe.resolve import backend_release, config_text, resolve_stage, sync_configs
-from scripts.recipe.schema import derived_files, schema_text
+from scripts.recipe.pins import pinned_versions
+from scripts.recipe.resolve import config_text, resolve_stage, sync_configs
+from scripts.schema import derived_files, schema_text
 from tests.conftest import ROOT
 
 TINY = ROOT / "config/recipes/tiny.yaml"
@@ -141,7 +143,7 @@ def edited(tmp_path: Path, **changes: object) -> dict[str, dict[str, object]]:
     path = tmp_path / "edited.yaml"
     path.write_text(yaml.safe_dump(data))
     recipe = load_recipe(path)
-    return {name: resolve_stage(recipe, name) for name in recipe.stages}
+    return {name: resolve_stage(recipe, name).values() for name in recipe.stages}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_what_changes_no_weight_is_not_in_the_resolved_config(tmp_path, harmless
 def test_what_may_change_weights_is_in_the_config_of_that_stage_alone(tmp_path):
     before, after = edited(tmp_path), edited(tmp_path, seed=5)
     assert {name for name in before if before[name] != after[name]} == {"rlvr1"}
-    assert before["rlvr1"]["release"] == backend_release("trl")
+    assert before["rlvr1"]["release"] == pinned_versions("trl", PACKAGES)
     assert "model" in before["sft"] and "model" not in before["rlvr1"]
 
 
@@ -172,7 +174,7 @@ def test_configs_are_written_only_where_they_differ(tmp_path):
     (tmp_path / "swe1/config.yaml").write_text("changed")
     assert sync_configs(recipe, tmp_path) == ["swe1"]
     assert (tmp_path / "rlhf/config.yaml").stat().st_mtime_ns == stamp
-    assert (tmp_path / "swe1/config.yaml").read_text() == config_text(resolve_stage(recipe, "swe1"))
+    assert (tmp_path / "swe1/config.yaml").read_text() == config_text(resolve_stage(recipe, "swe1").values())
 
 
 def test_schemas_for_editors_and_conda_environments_are_in_step():
@@ -187,7 +189,7 @@ OMNI = TINY.with_name("tiny-omni.yaml")
 def test_the_other_tiny_recipes_are_valid_chains():
     assert load_recipe(NANO).stage_order() == ["sft", "rlvr", "rlhf", "dpo"]
     assert load_recipe(OMNI).stage_order() == ["sft", "mpo", "text", "vision"]
-    assert resolve_stage(load_recipe(NANO), "dpo")["dpo"] == {
+    assert resolve_stage(load_recipe(NANO), "dpo").values()["dpo"] == {
         "max_num_steps": 40,
         "reference_policy_kl_penalty": 0.05,
         "preference_loss_weight": 1.0,

@@ -1,6 +1,6 @@
 """docs/recipes.md is what the recipes and docs/recipes.yaml say."""
 
-from scripts.backends.nemo_rl.table import DOCUMENT, About, Published, document, load_about, section
+from scripts.backends.nemo_rl.table import DOCUMENT, About, Published, document, load_texts, section
 from scripts.recipe.load import load_recipe
 from tests.conftest import ROOT
 
@@ -19,7 +19,7 @@ def test_the_document_is_what_the_recipes_say():
 
 def test_every_recipe_of_nemo_rl_is_in_it():
     recipes = {path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if load_recipe(path).release}
-    assert set(load_about()) == recipes and "tiny" not in recipes
+    assert set(load_texts()[1]) == recipes and "tiny" not in recipes
 
 
 def test_a_published_figure_stands_beside_ours():
@@ -38,11 +38,11 @@ def test_a_figure_that_differs_is_marked_and_explained():
 
 def test_every_reason_is_shown():
     text = " ".join(document().split())
-    for name, about in load_about().items():
-        for why in (why for it in [*about.published, *about.nodes] for why in it.why.values()):
+    for name, about in load_texts()[1].items():
+        for why in (why for source in [*about.published, *about.nodes] for why in source.why.values()):
             assert " ".join(why.split()) in text, f"{name}: {why} explains a difference that there is not"
 
 
 def test_stages_that_are_alike_share_a_column():
-    recipe, about = load_recipe(ROOT / "config/recipes/super3.yaml"), load_about()["super3"]
+    recipe, about = load_recipe(ROOT / "config/recipes/super3.yaml"), load_texts()[1]["super3"]
     assert "| rlvr1, rlvr2, rlvr3 | swe1 | swe2 | rlhf |" in section("super3", recipe, about)

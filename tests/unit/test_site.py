@@ -1,7 +1,6 @@
 """A site's file: what it may say, what jobs ask for by it, and what of it a cluster refuses."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -148,8 +147,3 @@ def test_the_default_profile_fights_the_slurm_profile_nowhere():
     default, slurm = read("default"), read("slurm")
     assert {key for key in default.keys() & slurm.keys() if default[key] != slurm[key]} == set()
     assert default.keys() - slurm.keys() == {"cores", "resources"}, "these alone are of this machine"
-
-
-def test_the_stand_ins_are_programs():
-    for path in (ROOT / "profiles/slurm/bin").iterdir():
-        assert path.stat().st_mode & 0o111, Path(path).name

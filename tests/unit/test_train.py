@@ -13,17 +13,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scripts.backends.protocol import TrainingJob, read_job, write_job
+from scripts.backends.protocol import Backend, TrainingJob, read_job, write_job
 from scripts.backends.trl.cluster import train_on_cluster
 from scripts.errors import CutOffError, UserError
-from scripts.files import open_atomically, read_json, replace_directory, sha256_file, write_json
+from scripts.files import open_atomically, read_json, replace_directory, write_json
 from scripts.recipe.criteria import Criterion
-from scripts.recipe.judges import JudgeServer
+from scripts.recipe.judges import Judge, Judges, JudgeServer
 from scripts.recipe.load import load_recipe
-from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.resolve import config_text, resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
 from scripts.rewards.judge import JudgeUnavailable
-from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, refuse_a_third_vain_attempt
+from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, refuse_without_progress
 from scripts.stage.disk import checkpoint_bytes, checkpoints_at_once, parameters
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.metrics import SCHEMA, write_metrics
@@ -31,11 +31,15 @@ from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint
+from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
+from tests.stages import ready_stage
 
+RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
+CONFIG = resolve_stage(RECIPE, "rlvr1")
 FACTS = {"config": "c", "train_split": "t", "validation_split": "v", "parent_export": None}
 
 
@@ -51,7 +55,7 @@ def save(run: Path, step: int, weights: bytes = b"weights") -> Path:
 @pytest.fixture
 def run(tmp_path):
     directory = tmp_path / "stage" / "run"
-    open_run_directory(directory, "one", FACTS, {})
+    open_run_directory(directory, "one", FACTS, CONFIG)
     return directory
 
 
@@ -106,8 +110,8 @@ def test_a_damaged_record_is_one_clear_message(tmp_path):
 def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
     manifest, export = tmp_path / "manifest.json", tmp_path / "record.json"
 
-    def identity(lr=1.0, train="t", revision="r1", content="abc", note="") -> str:
-        config = {"lr": lr}
+    def identity(seed=1, train="t", revision="r1", content="abc", note="") -> str:
+        config = CONFIG.model_copy(update={"seed": seed})
         splits = {"train": {"sha256": train}, "validation": {"sha256": "v"}}
         write_json(manifest, {"source": {"revision": revision}, **splits})
         write_json(export, {"content": content, "step": len(note)})
@@ -115,8 +119,8 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
 
     first = identity()
     assert identity(revision="r2") == first and identity(note="another comment") == first
-    assert len({first, identity(lr=2.0), identity(train="u"), identity(content="abd")}) == 4
-    assert identity_of(stage_facts({"lr": 1.0}, manifest, None)) != first
+    assert len({first, identity(seed=2), identity(train="u"), identity(content="abd")}) == 4
+    assert identity_of(stage_facts(CONFIG, manifest, None)) != first
 
 
 # --- run directories ---
@@ -124,10 +128,10 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
 
 def test_another_identity_sets_the_run_directory_aside_and_the_first_comes_back(run):
     seal_checkpoint(save(run, 5), run, 5)
-    open_run_directory(run, "two", FACTS | {"config": "d"}, {})
+    open_run_directory(run, "two", FACTS | {"config": "d"}, CONFIG)
     assert newest_checkpoint(run) is None
     assert newest_checkpoint(run.with_name("run.one")).step == 5
-    open_run_directory(run, "one", FACTS, {})
+    open_run_directory(run, "one", FACTS, CONFIG)
     assert newest_checkpoint(run).step == 5
     assert read_json(run.with_name("run.two") / "identity.json")["config"] == "d"
 
@@ -136,7 +140,7 @@ def test_a_directory_that_nobody_owns_is_not_touched(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "weights").write_text("somebody's")
     with pytest.raises(UserError, match=r"holds files but no identity.json"):
-        open_run_directory(tmp_path / "run", "one", FACTS, {})
+        open_run_directory(tmp_path / "run", "one", FACTS, CONFIG)
     assert (tmp_path / "run" / "weights").exists()
 
 
@@ -191,7 +195,7 @@ def kept(run: Path, **checkpointing: object) -> list[int]:
 
 def test_the_newest_and_the_best_and_the_published_checkpoint_are_kept(run):
     rewards = {5: 0.9, 10: 0.1, 15: 0.5, 20: 0.2, 25: 0.3}
-    (run / "metrics.jsonl").write_text("".join(log_line(step, reward_mean=it) for step, it in rewards.items()))
+    (run / "metrics.jsonl").write_text("".join(log_line(step, reward_mean=reward) for step, reward in rewards.items()))
     for step in rewards:
         seal_checkpoint(save(run, step), run, step)
     assert kept(run) == [5, 10, 15, 20, 25]
@@ -217,7 +221,7 @@ def test_attempts_are_remembered_with_their_outcome_and_a_killed_one_has_none(ru
     begin_attempt(run, 5)
     (run / "attempts.jsonl").open("a").write('{"event": "en')  # killed while writing
     begin_attempt(run, 5)
-    assert [(it["from"], it["outcome"]) for it in read_attempts(run)] == [
+    assert [(attempt["from"], attempt["outcome"]) for attempt in read_attempts(run)] == [
         (0, "unfinished"),
         (5, "killed"),
         (5, "killed"),
@@ -231,10 +235,10 @@ def test_after_two_attempts_without_a_new_step_a_retry_fails_at_once_and_says_wh
     with pytest.raises(
         UserError, match=r"two attempts in a row \(unfinished and failed\) made no new step beyond 5.*see my.log"
     ):
-        refuse_a_third_vain_attempt(run, 7, 5, "my.log")
-    refuse_a_third_vain_attempt(run, 7, 6, "my.log")  # the second of them made a step
-    refuse_a_third_vain_attempt(run, 8, 5, "my.log")  # they were of an earlier call
-    refuse_a_third_vain_attempt(run, 0, 5, "my.log")  # a person asks again
+        refuse_without_progress(run, 7, 5, "my.log")
+    refuse_without_progress(run, 7, 6, "my.log")  # the second of them made a step
+    refuse_without_progress(run, 8, 5, "my.log")  # they were of an earlier call
+    refuse_without_progress(run, 0, 5, "my.log")  # a person asks again
 
 
 def test_a_deadline_is_due_when_one_more_step_and_its_save_may_not_fit():
@@ -291,23 +295,37 @@ def test_what_an_attempt_left_running_saves_nothing_once_the_attempt_is_over(tmp
 # --- on several nodes, with a stand-in for the driver ---
 
 
+def changed(name: str, **sections: dict):
+    """The config of a stage of the tiny recipe, some of whose settings are others."""
+    values = resolve_stage(RECIPE, name).values()
+    for section, settings in sections.items():
+        values[section] |= settings
+    return training_config(values)
+
+
 @pytest.fixture
 def job(run):
-    config = {"algorithm": "grpo", "grpo": {"num_prompts_per_step": 4}, "policy": {"train_global_batch_size": 6}}
+    settings = RECIPE.stages["rlvr1"].model_copy(
+        update={
+            "checkpointing": Checkpointing(save_period=2, keep_last_k=1),
+            "judges": Judges(general=Judge(model="m")),
+            "judge_servers": {"general": JudgeServer(base_url="http://judge:8000/v1", api_key_variable="JUDGE_TOKEN")},
+            "gate": [Criterion(metric="max_kl", max=0.1)],
+        }
+    )
     return TrainingJob(
         stage="rlvr1",
-        config=config,
+        settings=settings,
+        config=changed("rlvr1", grpo={"num_prompts_per_step": 4}),
         train_split=Path("train-split.jsonl"),
         parent_model=None,
         run=run,
         resume_from=run / "checkpoints/step_2",
         max_num_steps=4,
-        checkpointing=Checkpointing(save_period=2, keep_last_k=1),
         threads=2,
         stop=StopRequest(deadline=2e9),
         nodes=2,
-        judge_servers={"genrm": JudgeServer(base_url="http://judge:8000/v1", api_key_variable="JUDGE_TOKEN")},
-        gate=[Criterion(metric="max_kl", max=0.1)],
+        environments={},
     )
 
 
@@ -351,18 +369,24 @@ def test_a_driver_that_lost_a_rank_says_so_and_the_training_counts_as_cut_off(jo
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "nodes", "message"),
+    ("config", "nodes", "message"),
     [
-        ("grpo", 3, r"rlvr1: grpo.num_prompts_per_step is 4, which 3 nodes .* resources.nodes to one of 1, 2, 4, or"),
-        ("sft", 4, r"rlvr1: policy.train_global_batch_size is 6, which 4 nodes .* one of 1, 2, 3, 6, or"),
+        (
+            changed("rlvr1", grpo={"num_prompts_per_step": 4}),
+            3,
+            r"rlvr1: grpo.num_prompts_per_step is 4, which 3 nodes .* resources.nodes to one of 1, 2, 4, or",
+        ),
+        (
+            changed("sft", policy={"train_global_batch_size": 6}),
+            4,
+            r"rlvr1: policy.train_global_batch_size is 6, which 4 nodes .* one of 1, 2, 3, 6, or",
+        ),
     ],
 )
-def test_a_step_that_does_not_divide_by_the_nodes_is_refused_before_a_cluster_is_started(
-    job, algorithm, nodes, message
-):
+def test_a_step_that_does_not_divide_by_the_nodes_is_refused_before_a_cluster_is_started(job, config, nodes, message):
     started = []
     with pytest.raises(UserError, match=message):
-        train_on_cluster(replace(job, config=job.config | {"algorithm": algorithm}, nodes=nodes), started.append)
+        train_on_cluster(replace(job, config=config, nodes=nodes), started.append)
     assert started == []
 
 
@@ -370,76 +394,77 @@ def test_a_step_that_does_not_divide_by_the_nodes_is_refused_before_a_cluster_is
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch):
-    """Train rlvr1 of the tiny recipe with a stand-in backend; returns what `train_stage` needs and a place for its deed."""
-    config, manifest, split = tmp_path / "config.yaml", tmp_path / "manifest.json", tmp_path / "train-split.jsonl"
-    config.write_text("algorithm: grpo\nbackend: trl\ngrpo: {max_num_steps: 4}\n")
-    split.write_text("{}\n")
-    write_json(manifest, {"train": {"sha256": sha256_file(split)}, "validation": {"sha256": "v"}})
+def train(tmp_path, monkeypatch):
+    """Trains 4 steps of stage sft of the tiny recipe with a stand-in backend, which does a deed given by the test."""
+    stage = ready_stage(RECIPE, tmp_path, "sft", [{}])
+    stage.paths.config.parent.mkdir()
+    stage.paths.config.write_text(config_text(changed("sft", sft={"max_num_steps": 4}).values()))
     jobs = []
 
-    def train(deed=lambda job: seal_checkpoint(save(job.run, 4), job.run, 4), stop=None):
-        def backend(job):
-            jobs.append(job)
-            deed(job)
+    def seal(job):
+        seal_checkpoint(save(job.run, 4), job.run, 4)
 
-        monkeypatch.setattr("scripts.train.run.load_backend", lambda name: backend)
-        recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
-        run, ckpt = tmp_path / "run", tmp_path / "ckpt"
-        return train_stage(recipe, "rlvr1", config, manifest, None, run, ckpt, Attempt(), stop or StopRequest())
+    def train(deed=seal):
+        class StandIn(Backend):
+            def train(self, job, allocation):
+                jobs.append(job)
+                deed(job)
 
-    train.jobs, train.config, train.split, train.ckpt = jobs, config, split, tmp_path / "ckpt"
+        monkeypatch.setattr("scripts.backends.trl.backend.BACKEND", StandIn())
+        return train_stage(Stage(RECIPE, tmp_path, "sft", is_written=True), Attempt(), StopRequest())
+
+    train.jobs, train.stage, train.paths = jobs, stage, stage.paths
     return train
 
 
-def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_returned(stage):
+def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_returned(train):
     with pytest.raises(UserError, match="training ended at step 3 of 4"):
-        stage(lambda job: seal_checkpoint(save(job.run, 3), job.run, 3))
-    assert not stage.ckpt.exists()
-    stage()
-    assert stage.jobs[1].resume_from.name == "step_3"
-    stage()
-    assert len(stage.jobs) == 2  # published again, not trained
-    assert read_json(stage.ckpt / "record.json")["step"] == 4
+        train(lambda job: seal_checkpoint(save(job.run, 3), job.run, 3))
+    assert not train.paths.ckpt.exists()
+    train()
+    assert train.jobs[1].resume_from.name == "step_3"
+    train()
+    assert len(train.jobs) == 2  # published again, not trained
+    assert read_json(train.paths.record)["step"] == 4
 
 
-def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(stage):
+def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(train):
     def stops(job):
         seal_checkpoint(save(job.run, 2), job.run, 2)
         job.stop.reason = "SIGTERM"
 
-    assert stage(stops) == UNFINISHED
-    assert not stage.ckpt.exists()
-    assert read_attempts(stage.ckpt.with_name("run"))[-1]["outcome"] == "unfinished"
-    assert stage() == 0
+    assert train(stops) == UNFINISHED
+    assert not train.paths.ckpt.exists()
+    assert read_attempts(train.paths.run)[-1]["outcome"] == "unfinished"
+    assert train() == 0
 
 
-def test_a_judge_that_does_not_answer_loses_the_attempt_and_nothing_of_what_was_trained(stage):
+def test_a_judge_that_does_not_answer_loses_the_attempt_and_nothing_of_what_was_trained(train):
     def lost(job):
         seal_checkpoint(save(job.run, 2), job.run, 2)
         raise JudgeUnavailable("the genrm judge gave no answer")
 
     with pytest.raises(CutOffError, match="gave no answer"):
-        stage(lost)
-    assert read_attempts(stage.ckpt.with_name("run"))[-1]["outcome"] == "lost"
-    assert stage() == 0 and stage.jobs[1].resume_from.name == "step_2"
+        train(lost)
+    assert read_attempts(train.paths.run)[-1]["outcome"] == "lost"
+    assert train() == 0 and train.jobs[1].resume_from.name == "step_2"
 
 
-def test_inputs_that_change_while_a_stage_trains_are_noticed_before_it_is_published(stage):
+def test_inputs_that_change_while_a_stage_trains_are_noticed_before_it_is_published(train):
     def edit_meanwhile(job):
         seal_checkpoint(save(job.run, 4), job.run, 4)
-        stage.config.write_text(stage.config.read_text() + "seed: 2\n")
+        train.paths.config.write_text(train.paths.config.read_text().replace("seed: 1", "seed: 2"))
 
     with pytest.raises(UserError, match="its config, data or parent changed while it trained"):
-        stage(edit_meanwhile)
-    assert not stage.ckpt.exists()
+        train(edit_meanwhile)
+    assert not train.paths.ckpt.exists()
 
 
-def test_a_split_that_is_not_the_manifests_is_not_trained_on(stage):
-    stage.split.write_text("{}\n{}\n")
+def test_a_split_that_is_not_the_manifests_is_not_trained_on(train):
+    train.stage.train_split.write_text("{}\n{}\n")
     with pytest.raises(UserError, match=r"train-split.jsonl: not the file that .*manifest.json describes"):
-        stage()
-    assert stage.jobs == []
+        train()
+    assert train.jobs == []
 
 
 # --- publishing ---
@@ -528,21 +553,14 @@ def ready(tmp_path):
         "expected_answer": "1",
     }
 
-    def check(rows=None, verdict=None, parent_bytes=1000) -> dict:
-        recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
+    def check(rows=None, verdict="pass", parent_bytes=1000) -> dict:
         rows = [good] * 40 if rows is None else [good | row for row in rows]
-        for name in ("train-split.jsonl", "val-split.jsonl"):
-            (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        write_json(tmp_path / "manifest.json", {name: {"rows": len(rows)} for name in ("train", "validation")})
-        gate = None
-        if verdict:
-            gate = tmp_path / "gate.json"
-            write_json(gate, {"stage": "sft", "verdict": verdict})
-            write_json(tmp_path / "criteria.json", {"criteria": CRITERIA})
-        record = tmp_path / "parent.json"
-        write_json(record, {"files": {"model.safetensors": {"bytes": parent_bytes}}})
-        config = resolve_stage(recipe, "rlvr1")
-        return check_stage(recipe, "rlvr1", config, tmp_path / "manifest.json", tmp_path / "run", gate, record)
+        stage = ready_stage(RECIPE, tmp_path, "rlvr1", rows)
+        parent = stage.parent.paths
+        write_json(parent.gate, {"stage": "sft", "verdict": verdict})
+        write_json(parent.criteria, {"criteria": CRITERIA})
+        write_json(parent.record, {"files": {"model.safetensors": {"bytes": parent_bytes}}})
+        return check_stage(stage)
 
     return check
 
@@ -552,8 +570,8 @@ def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready,
     tokens, probed = checked.pop("tokens"), checked.pop("reward_probe")
     assert probed["math_with_judge_simple_agent"]["by_kind"]["good"] == {"the right answer": 1.0}
     assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
-    one = {"p50": 1, "p90": 1, "p99": 1, "longest_seen": 1, "rows_counted": 40, "too_long": 0}
-    assert tokens == {"limit": 96, "train": one, "validation": one}
+    each = {"p50": 1, "p90": 1, "p99": 1, "longest_seen": 1, "rows_counted": 40, "too_long": 0}
+    assert tokens == {"limit": 96, "train": each, "validation": each}
     assert "warning" not in capsys.readouterr().err
 
 
@@ -585,9 +603,8 @@ def test_preflight_refuses_a_stage_whose_checkpoints_would_not_fit_on_the_disk(r
 
 
 def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
-    config = resolve_stage(load_recipe(ROOT / "config/recipes/tiny.yaml"), "sft")
-    assert parameters(config["model"]) == 935_808
-    assert checkpoint_bytes(config, None) == 12 * 935_808
+    assert parameters(RECIPE.model) == 935_808
+    assert checkpoint_bytes(Stage(RECIPE, tmp_path, "sft")) == 12 * 935_808
     assert checkpoints_at_once(Checkpointing(save_period=4), planned=10) == 3
     assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4
 

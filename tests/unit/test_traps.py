@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 KINDS = {"prevented", "caught beforehand", "survived", "reported", "not ours", "not yet"}
 CHECKS_OF_NEMO_RL = tuple(
-    f"scripts/backends/nemo_rl/{name}.py" for name in ("checks", "arithmetic", "caches", "defects")
+    f"scripts/backends/nemo_rl/checks/{name}.py" for name in ("__init__", "recipe", "site", "caches", "defects")
 )
 LOOKING = (*CHECKS_OF_NEMO_RL, "scripts/commands/doctor.py")
 NAMED = re.compile(r"`(tests/\w+/\w+\.py)::(\w+)`")
@@ -26,7 +26,7 @@ def rows() -> list[list[str]]:
 def traps_told(path: Path) -> set[int]:
     """The trap numbers that a module's findings bear."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    places = {"finding": 0, "Finding": 1}
+    places = {"error": 0, "warning": 0, "Finding": 1}
     names = [(getattr(call.func, "attr", getattr(call.func, "id", None)), call.args) for call in calls]
     numbers = [arguments[places[name]] for name, arguments in names if name in places]
     return {number.value for number in numbers if isinstance(number, ast.Constant)}

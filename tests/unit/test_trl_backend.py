@@ -2,37 +2,32 @@
 
 import json
 from collections import defaultdict
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 
-from scripts.recipe.judges import JudgeServer
+from scripts.recipe.judges import Judge, Judges, JudgeServer
+from scripts.recipe.model import RandomModel
 from scripts.rewards.judge import JudgeUnavailable
 from tests.judge_server import serve
 
-torch = pytest.importorskip("torch")
+# TRL is imported by the tests that use it: the other process of pytest-xdist, which collects them too, need not wait.
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
 
-from scripts.backends.trl.grpo import environment_reward, judges_of  # noqa: E402
-from scripts.backends.trl.sft import fill_last_batch, tokenize_demonstrations  # noqa: E402
-from scripts.model.random_init import make_model, make_tokenizer  # noqa: E402
-
-CONFIG = {
-    "seed": 1,
-    "model": {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "initializer_range": 0.02,
-        "rope_theta": 100.0,
-        "vision": None,
-    },
-    "policy": {"max_total_sequence_length": 64},
-}
+SHAPE = RandomModel(
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    rope_theta=100.0,
+)
 
 
 def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_are_alike():
+    from scripts.backends.trl.grpo import environment_reward
+
     greeting = json.dumps({"agent_ref": {"name": "genrm_simple_agent"}, "reference": "Hi Bob"})
     sum_ = json.dumps({"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "", "expected_answer": "2"})
     logged = defaultdict(list)
@@ -47,14 +42,20 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
 
 
 def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
+    from scripts.backends.trl.grpo import environment_reward, judges_of
+
     row = {"agent_ref": {"name": "equivalence_llm_judge_simple_agent"}, "expected_answer": "4"}
     row["responses_create_params"] = {"input": "2 + 2?"}
-    judges, logged = {"general": {"model": "m"}}, defaultdict(list)
+    judges, logged = Judges(general=Judge(model="m")), defaultdict(list)
+
+    def clients(judges: Judges | None, **servers: JudgeServer):
+        return judges_of(
+            SimpleNamespace(config=SimpleNamespace(judges=judges), settings=SimpleNamespace(judge_servers=servers))
+        )
 
     def reward(url: str, *completions: str) -> list[float]:
-        server = JudgeServer(base_url=url, max_retries=0)
-        clients = judges_of(SimpleNamespace(config={"judges": judges}, judge_servers={"general": server}))
-        return environment_reward(2, clients)(
+        asked = clients(judges, general=JudgeServer(base_url=url, max_retries=0))
+        return environment_reward(2, asked)(
             completions=list(completions),
             row=[json.dumps(row)] * len(completions),
             log_metric=lambda name, value: logged[name].append(value),
@@ -67,10 +68,13 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")
-    assert judges_of(SimpleNamespace(config={}, judge_servers={})) is None
+    assert clients(None) is None
 
 
 def test_only_the_assistants_tokens_are_learnt():
+    from scripts.backends.trl.sft import tokenize_demonstrations
+    from scripts.model.random_init import make_tokenizer
+
     tokenizer = make_tokenizer()
     row = {"messages": [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "ok"}]}
     (tokenized,) = tokenize_demonstrations([row], tokenizer, max_length=64)
@@ -82,6 +86,8 @@ def test_only_the_assistants_tokens_are_learnt():
 
 
 def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_learnt():
+    from scripts.backends.trl.sft import fill_last_batch
+
     rows = [{"input_ids": [number, 7], "labels": [-100, 7]} for number in range(6)]
     filled = fill_last_batch(rows, 4)
     assert filled[:6] == rows and filled[6:] == [{"input_ids": [0], "labels": [-100]}] * 2
@@ -89,6 +95,8 @@ def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_lear
 
 
 def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
+    from scripts.model.random_init import make_tokenizer
+
     tokenizer = make_tokenizer()
     text = "".join(map(chr, range(1, 400))) + "日本 🎉"
     ids = tokenizer(text)["input_ids"]
@@ -96,7 +104,12 @@ def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
 
 
 def test_equal_configs_give_equal_models_and_another_seed_another():
+    import torch
+
+    from scripts.model.random_init import make_model, make_tokenizer
+
     def weights(seed: int):
-        return torch.cat([p.flatten() for p in make_model(CONFIG | {"seed": seed}, make_tokenizer()).parameters()])
+        model = make_model(SHAPE, make_tokenizer(), max_length=64, seed=seed)
+        return torch.cat([parameter.flatten() for parameter in model.parameters()])
 
     assert torch.equal(weights(1), weights(1)) and not torch.equal(weights(1), weights(2))

@@ -105,8 +105,8 @@ def test_a_config_is_read_with_all_that_it_inherits(checkout):
 
 
 def test_a_recipe_that_says_only_what_the_release_knows_has_no_findings(checkout, recipe):
-    one = recipe(policy={"megatron_cfg": {"tensor_model_parallel_size": 2}}, add={"env": {"nemo_gym": {"new": 1}}})
-    assert unknown_keys(one, checkout) == []
+    fitting = recipe(policy={"megatron_cfg": {"tensor_model_parallel_size": 2}}, add={"env": {"nemo_gym": {"new": 1}}})
+    assert unknown_keys(fitting, checkout) == []
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_a_config_that_is_no_yaml_says_where(checkout, recipe):
 
 
 def test_differences_are_what_the_release_says_otherwise(checkout, recipe):
-    one = recipe(
+    fitting = recipe(
         policy={"megatron_cfg": {"tensor_model_parallel_size": 2, "optimizer": {"lr": 3e-6, "min_lr": 3e-6}}},
         checkpointing={"save_period": 10, "keep_last_k": 3},
         cluster={"num_nodes": 2},
         add={"env": {"nemo_gym": {"new": 1}}},
     )
-    assert differences(one, checkout) == [
+    assert differences(fitting, checkout) == [
         Difference("rlvr", "policy.megatron_cfg.tensor_model_parallel_size", 2, 4),
         Difference("rlvr", "env.nemo_gym.new", 1, ABSENT),
         Difference("rlvr", "cluster.num_nodes", 2, 1),
@@ -192,7 +192,7 @@ def test_every_shipped_recipe_fits_its_release(name):
     if name.startswith("super3"):
         # the configs are the model's own, so only what they leave open or keep for ever may be said otherwise
         judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.model"
-        keys = {it.key for it in differences(recipe, checkout)}
+        keys = {difference.key for difference in differences(recipe, checkout)}
         assert keys == {"checkpointing.keep_top_k", "grpo.val_period"} | ({judge} if name == "super3-b200" else set())
 
 

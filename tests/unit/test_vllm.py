@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from scripts.backends.trl.cluster import check_nodes
+from scripts.backends.trl.settings import PACKAGES
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
-from scripts.recipe.resolve import backend_release, resolve_stage
+from scripts.recipe.pins import pinned_versions
+from scripts.recipe.resolve import resolve_stage
 from scripts.stage.versions import check_versions, problem_of
 from tests.conftest import ROOT
 
@@ -43,8 +45,9 @@ def policy(backend: str) -> dict:
 def test_the_sampler_and_its_versions_are_in_the_config_of_the_stage_that_it_samples_for_alone(recipe_with):
     by_vllm, by_trainer = (recipe_with(policy=policy(name)) for name in ("vllm", "transformers"))
     assert resolve_stage(by_vllm, "sft") == resolve_stage(by_trainer, "sft")
-    config, without = resolve_stage(by_vllm, "rlvr1"), resolve_stage(by_trainer, "rlvr1")
-    assert config["release"] == backend_release("vllm") and without["release"] == backend_release("trl")
+    config, without = (resolve_stage(recipe, "rlvr1").values() for recipe in (by_vllm, by_trainer))
+    assert config["release"] == pinned_versions("vllm", (*PACKAGES, "vllm"))
+    assert without["release"] == pinned_versions("trl", PACKAGES)
     assert config["release"]["vllm"] == "0.32.0" and config["release"]["torch"] == "2.13.0"
     assert config["policy"]["generation"].pop("backend") == "vllm"
     assert config["policy"] == without["policy"]

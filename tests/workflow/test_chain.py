@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -145,6 +146,13 @@ def test_a_card_is_made_only_when_asked_for(copied):
     assert "## Lineage" in (copied.results / "rlhf/card.md").read_text()
 
 
+def test_a_blends_splits_are_laid_out_for_other_tools_when_asked_for(copied):
+    copied.snakemake("results/short/data/rlvr1/dataset")
+    manifest = json.loads((copied.results / "data/rlvr1/dataset/manifest.json").read_text())
+    assert Path(manifest["train"]).read_bytes() == (copied.results / "data/rlvr1/train-split.jsonl").read_bytes()
+    assert manifest["test"] == ""
+
+
 def test_tracking_is_planned_for_every_stage_where_the_config_names_a_project_and_nowhere_else(copied):
     assert copied.planned(rule="track") == set()
     config = copied.root / "config/config.yaml"
@@ -167,25 +175,26 @@ def test_losing_snakemakes_memory_trains_nothing(copied):
     assert {stage: copied.content(stage) for stage in STAGES} == before
 
 
-def train_by_hand(workflow, run: Path, ckpt: Path) -> str:
-    results = Path("results/short")
+def train_by_hand(workflow, results: Path) -> str:
     return workflow.run(
-        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml", "--stage", "rlvr1"),
-        *("--config", str(results / "rlvr1/config.yaml"), "--manifest", str(results / "data/rlvr1/manifest.json")),
-        *("--parent-export", str(results / "sft/hf/record.json"), "--run", str(run), "--ckpt", str(ckpt)),
+        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml"),
+        *("--results", str(results), "--stage", "rlvr1"),
     ).stdout
 
 
 def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
-    def weights() -> str:
-        return json.loads((copied.root / "hand/ckpt/record.json").read_text())["files"]["model.safetensors"]["sha256"]
+    results = copied.untrained("rlvr1")
+    stage = results / "rlvr1"
 
-    train_by_hand(copied, Path("hand/run"), Path("hand/ckpt"))
+    def weights() -> str:
+        return json.loads((stage / "ckpt/record.json").read_text())["files"]["model.safetensors"]["sha256"]
+
+    train_by_hand(copied, results)
     assert weights() == copied.content("rlvr1")
     for step in (2, 3):
-        subprocess.run(["rm", "-r", f"hand/run/checkpoints/step_{step}"], cwd=copied.root, check=True)
-    subprocess.run(["rm", "-r", "hand/ckpt"], cwd=copied.root, check=True)
-    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, Path("hand/run"), Path("hand/ckpt"))
+        shutil.rmtree(stage / f"run/checkpoints/step_{step}")
+    shutil.rmtree(stage / "ckpt")
+    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, results)
     assert weights() == copied.content("rlvr1")
 
 

@@ -29,6 +29,7 @@ from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
 
 SFT_STEPS = 26  # the 380 rows end within step 24
 SFT_STOP, GRPO_STEPS, GRPO_STOP = 25, 6, 2
+DPO_STEPS, DPO_STOP = 8, 2  # the 50 pairs fill 6 batches; the 2 left over are dropped
 
 
 def free_port() -> int:
@@ -38,12 +39,14 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    """Both algorithms trained by one process, and GRPO's parent; then by two ranks, straight and interrupted."""
-    made = Stages(tmp_path_factory.mktemp("multinode"))
-    where = made.directory
+    """SFT, GRPO and DPO trained by one process; then by two ranks, straight and interrupted."""
+    where = tmp_path_factory.mktemp("multinode")
+    pairs = Stages(where, ROOT / "tests/algorithms.yaml")
+    made = Stages(where)  # after it: blend sft is this recipe's
     train(made.job("sft", "sft.alone", SFT_STEPS))
     made.parent = {"parent_model": checkpoint(where / "sft.alone", SFT_STEPS)}
     train(made.job("rlvr1", "grpo.alone", GRPO_STEPS, **made.parent))
+    train(pairs.job("dpo", "dpo.alone", DPO_STEPS, **made.parent))
     plan = []
 
     def add(job, stop=None):
@@ -51,16 +54,18 @@ def stages(tmp_path_factory):
         write_job(file, job)
         plan.append([str(file), stop])
 
-    for stage, name, steps, stop, options in (
-        ("sft", "sft", SFT_STEPS, SFT_STOP, {}),
-        ("rlvr1", "grpo", GRPO_STEPS, GRPO_STOP, made.parent),
+    for source, stage, name, steps, stop, options in (
+        (made, "sft", "sft", SFT_STEPS, SFT_STOP, {}),
+        (made, "rlvr1", "grpo", GRPO_STEPS, GRPO_STOP, made.parent),
+        (pairs, "dpo", "dpo", DPO_STEPS, DPO_STOP, made.parent),
     ):
-        add(made.job(stage, f"{name}.two", steps, nodes=2, **options))
-        add(made.job(stage, f"{name}.resumed", steps, nodes=2, **options), stop)
+        add(source.job(stage, f"{name}.two", steps, nodes=2, **options))
+        add(source.job(stage, f"{name}.resumed", steps, nodes=2, **options), stop)
         stopped = checkpoint(where / f"{name}.resumed", stop)
-        add(made.job(stage, f"{name}.resumed", steps, nodes=2, resume_from=stopped, **options))
-        alone = checkpoint(where / f"{name}.alone", steps)
-        add(made.job(stage, f"{name}.grown", steps + 1, nodes=2, resume_from=alone, **options))
+        add(source.job(stage, f"{name}.resumed", steps, nodes=2, resume_from=stopped, **options))
+        if name != "dpo":
+            alone = checkpoint(where / f"{name}.alone", steps)
+            add(source.job(stage, f"{name}.grown", steps + 1, nodes=2, resume_from=alone, **options))
     (where / "plan.json").write_text(json.dumps(plan))
     command = [sys.executable, "-m", "tests.ranks", where / "plan.json"]
     port = str(free_port())
@@ -72,15 +77,16 @@ def stages(tmp_path_factory):
     return made
 
 
-def test_two_ranks_learn_what_one_process_learns(stages):
-    alone, two = (logged(stages.directory / run) for run in ("sft.alone", "sft.two"))
-    assert [step["step"] for step in two] == list(range(1, SFT_STEPS + 1))
+@pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("dpo", DPO_STEPS)])
+def test_two_ranks_learn_what_one_process_learns(stages, name, steps):
+    alone, two = (logged(stages.directory / f"{name}.{run}") for run in ("alone", "two"))
+    assert [step["step"] for step in two] == list(range(1, steps + 1))
     for one, other in zip(alone, two, strict=True):
-        for name in ("loss", "grad_norm", "entropy", "lr"):
-            assert other[name] == pytest.approx(one[name], rel=1e-3), f"{name} of step {one['step']}"
+        for key in ("loss", "grad_norm", "entropy", "lr"):
+            assert other[key] == pytest.approx(one[key], rel=1e-3), f"{key} of step {one['step']}"
     first, second = (
-        load_file(checkpoint(stages.directory / run, SFT_STEPS) / "model.safetensors")
-        for run in ("sft.alone", "sft.two")
+        load_file(checkpoint(stages.directory / f"{name}.{run}", steps) / "model.safetensors")
+        for run in ("alone", "two")
     )
     assert all(torch.allclose(first[name], second[name], atol=1e-3) for name in first)
 
@@ -105,7 +111,7 @@ def test_both_ranks_together_reward_each_steps_prompts_as_whole_groups(stages):
     assert uneven and len(entries) == GRPO_STEPS
 
 
-@pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("grpo", GRPO_STEPS)])
+@pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("grpo", GRPO_STEPS), ("dpo", DPO_STEPS)])
 def test_two_ranks_that_were_interrupted_end_with_the_same_bits(stages, name, steps):
     straight, resumed = stages.directory / f"{name}.two", stages.directory / f"{name}.resumed"
     assert weights_hash(resumed, steps) == weights_hash(straight, steps)

@@ -94,16 +94,15 @@ def test_a_killed_snakemake_needs_no_unlock_and_the_training_it_left_is_waited_f
 
 
 def test_a_deadline_ends_a_training_as_unfinished_with_its_step_saved(longer):
-    results = longer.results
-    command = (
-        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml", "--stage", "rlvr1"),
-        *("--config", results / "rlvr1/config.yaml", "--manifest", results / "data/rlvr1/manifest.json"),
-        *("--parent-export", results / "sft/hf/record.json", "--run", "hand/run", "--ckpt", "hand/ckpt"),
+    results = longer.untrained("rlvr1")
+    done = longer.run(
+        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml"),
+        *("--results", str(results), "--stage", "rlvr1", "--deadline", "1"),
+        check=False,
     )
-    done = longer.run(*map(str, command), "--deadline", "1", check=False)
     assert done.returncode == 75
     assert re.search(r"unfinished at step 1 of \d+ \(0 s are left before the deadline\); to be continued", done.stdout)
-    assert (longer.root / "hand/run/checkpoints/step_1").is_dir()
+    assert (results / "rlvr1/run/checkpoints/step_1").is_dir()
 
 
 def test_what_is_set_aside_is_shown_with_the_reason_and_removed_on_request(copied):

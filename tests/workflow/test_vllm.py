@@ -12,13 +12,14 @@ import sys
 import pandas as pd
 import pytest
 
+from scripts.backends.trl.settings import PACKAGES
 from scripts.files import sha256_file
-from scripts.recipe.resolve import backend_release
+from scripts.recipe.pins import pinned_versions
 from scripts.stage.versions import problem_of
 from tests.conftest import ROOT, Workflow
 
 PYTHON = os.environ.get("STAGECOACH_VLLM_PYTHON", sys.executable)
-LACKING = problem_of(PYTHON, backend_release("vllm"))
+LACKING = problem_of(PYTHON, pinned_versions("vllm", (*PACKAGES, "vllm")))
 STEPS = 4
 ROUNDING = 0.05
 
@@ -59,18 +60,17 @@ def test_rollouts_come_from_the_weights_of_the_step_before(trained):
     assert (metrics["kl"] > 1000 * metrics["gen_kl_error"]).all()
 
 
-def test_an_interrupted_training_ends_with_the_same_bits(trained, tmp_path):
-    stage = trained.results / "rlvr1"
+def test_an_interrupted_training_ends_with_the_same_bits(trained):
+    results = trained.untrained("rlvr1")
+    straight, run = trained.results / "rlvr1/run", results / "rlvr1/run"
     command = [
-        *(PYTHON, "-m", "scripts.train.run", "--recipe", "config/recipes/vllm.yaml", "--stage", "rlvr1"),
-        *("--config", stage / "config.yaml", "--manifest", trained.results / "data/rlvr1/manifest.json"),
-        *("--parent-export", trained.results / "sft/hf/record.json"),
-        *("--run", tmp_path / "run", "--ckpt", tmp_path / "ckpt"),
+        *(PYTHON, "-m", "scripts.train.run", "--recipe", "config/recipes/vllm.yaml"),
+        *("--results", results, "--stage", "rlvr1"),
     ]
     stopped = subprocess.run([*command, "--deadline", "0"], cwd=trained.root, check=False)
-    assert stopped.returncode == os.EX_TEMPFAIL and list(metrics_of(tmp_path / "run/metrics.jsonl").index) == [1]
+    assert stopped.returncode == os.EX_TEMPFAIL and list(metrics_of(run / "metrics.jsonl").index) == [1]
     subprocess.run(command, cwd=trained.root, check=True)
     weights = f"checkpoints/step_{STEPS}/model.safetensors"
-    assert sha256_file(tmp_path / "run" / weights) == sha256_file(stage / "run" / weights)
-    resumed = metrics_of(tmp_path / "run/metrics.jsonl")
+    assert sha256_file(run / weights) == sha256_file(straight / weights)
+    resumed = metrics_of(run / "metrics.jsonl")
     assert list(resumed.index) == list(range(1, STEPS + 1)) and resumed["gen_kl_error"].max() < ROUNDING

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.nemo_rl.checkpoints import seal_finished
-from scripts.backends.nemo_rl.checks import Patient, conversion, findings
-from scripts.backends.nemo_rl.command import cluster_environment, image_of
+from scripts.backends.nemo_rl.checks import findings
+from scripts.backends.nemo_rl.checks.site import conversion
+from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.export import convert, link
 from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.runtime import image_of, runtime_of, stages_of
 from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.errors import UserError
@@ -46,7 +47,7 @@ class NemoRl(Backend):
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
         """What NeMo-RL would trip over."""
-        return findings(stage.name, stage.recipe, site, stage.results)
+        return findings(stage, site)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """The findings that stop; the others are printed."""
@@ -74,20 +75,19 @@ class NemoRl(Backend):
         if not name.endswith(".sqsh"):
             return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
         record = Path(f"{name}.json")
-        told = read_json(record) if record.is_file() else {}
+        made_from = read_json(record) if record.is_file() else {}
         return {
-            "name": told.get("source") or Path(name).name,
-            "digest": told.get("digest"),
-            "sha256": told.get("sha256"),
+            "name": made_from.get("source") or Path(name).name,
+            "digest": made_from.get("digest"),
+            "sha256": made_from.get("sha256"),
         }
 
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
         """Convert the checkpoint by the release's own converter, or link to it as it is."""
-        ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
         if as_it_is:
-            link(stage.recipe, ckpt, hf)
+            link(stage)
         else:
-            convert(stage.recipe, stage.name, site, ckpt, hf, log)
+            convert(stage, site, log)
 
     def command_text(self, stage: Stage, site: Site) -> str:
         """The variables that ray.sub would get, and the driver's command."""
@@ -116,15 +116,14 @@ class NemoRl(Backend):
         """By which Python the checkpoints are converted, a line an image."""
         if site.nemo_rl is None:
             return []
-        stages = [name for name in recipe.stage_order() if isinstance(recipe.stages[name], NemoRlSettings)]
-        lines = [conversion(Patient(name, recipe, site, results)) for name in stages]
+        stages = stages_of(recipe)
+        lines = [conversion(runtime_of(recipe, name, site)) for name in recipe.stage_order() if name in stages]
         return [line for line in dict.fromkeys(lines) if line is not None]
 
     def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
         """What the stages are trained with, side by side; stages that are alike share a column."""
         release = release_of(recipe.release)
-        stages = {name: stage for name, stage in recipe.stages.items() if isinstance(stage, NemoRlSettings)}
-        cells = {name: [row(stage, release) for row in ROWS.values()] for name, stage in stages.items()}
+        cells = {name: [row(stage, release) for row in ROWS.values()] for name, stage in stages_of(recipe).items()}
         rows = [[*row, ""] for row in side_by_side(cells) if row[0] != "image"]
         return f"trained by NeMo-RL {recipe.release} with:", rows
 

@@ -8,32 +8,35 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from scripts.backends.nemo_rl.cluster import checkout_of
-from scripts.backends.nemo_rl.command import environment_of, image_of, seen_by_containers
-from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.settings import NemoRlEvaluation, NemoRlSettings
+from scripts.backends.nemo_rl.export import linked_weights
+from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
+from scripts.backends.nemo_rl.settings import NemoRlEvaluation
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, read_tail, write_json
-from scripts.launch.containers import run_in_container
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 
 PROGRAM, CONFIGS = "examples/run_eval.py", "examples/configs/evals"
-CONFIG_OF = {"aime": "eval.yaml", "gpqa": "gpqa_eval.yaml", "math": "math_eval.yaml", "mmlu": "mmlu.yaml"}
+CONFIG_OF = {  # by how a benchmark's name starts; the first counts
+    "aime": "eval.yaml",
+    "gpqa": "gpqa_eval.yaml",
+    "math": "math_eval.yaml",
+    "mmlu_pro": "mmlu_pro.yaml",
+    "mmlu": "mmlu.yaml",
+}
 SCORE = re.compile(r"^score=(\d+\.\d{4}) \([\d.]+/(\d+)\)$")
 ROUNDING = 0.5e-4 + 1e-9
 
 
 def config_of(benchmark: str) -> str:
     """The config of run_eval.py that has the prompt and the verifier for a data set."""
-    own = {"mmlu_pro": "mmlu_pro.yaml"}.get(benchmark)
-    return own or next(config for start, config in CONFIG_OF.items() if benchmark.startswith(start))
+    return next(config for start, config in CONFIG_OF.items() if benchmark.startswith(start))
 
 
-def arguments_of(benchmark: str, stage: NemoRlSettings, model: Path, results: Path, gpus: int) -> list[str]:
+def arguments_of(benchmark: str, runtime: Runtime, model: Path, results: Path) -> list[str]:
     """What run_eval.py is told: OmegaConf's ``key=value``, whose values are YAML, so JSON quotes them."""
-    tensor = stage.policy.get("generation", {}).get("vllm_cfg", {}).get("tensor_parallel_size", 1)
+    tensor, gpus = runtime.generator_gpus, runtime.site.slurm.gpus_per_node
     if gpus % tensor:
         raise UserError(
             f"generation.vllm_cfg.tensor_parallel_size is {tensor}, which a node's {gpus} GPUs are no multiple of; "
@@ -42,14 +45,14 @@ def arguments_of(benchmark: str, stage: NemoRlSettings, model: Path, results: Pa
     settings = {
         "generation.model_name": str(model),
         "generation.vllm_cfg.tensor_parallel_size": tensor,
-        "generation.vllm_cfg.max_model_len": stage.policy["max_total_sequence_length"],
+        "generation.vllm_cfg.max_model_len": runtime.settings.policy["max_total_sequence_length"],
         "data.dataset_name": benchmark,
         "eval.save_path": str(results),
         "cluster.gpus_per_node": gpus,
         "cluster.num_nodes": 1,
     }
-    told = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-    return [PROGRAM, "--config", f"{CONFIGS}/{config_of(benchmark)}", *told]
+    overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return [PROGRAM, "--config", f"{CONFIGS}/{config_of(benchmark)}", *overrides]
 
 
 def read_result(results: Path, log: Path) -> dict[str, Any]:
@@ -60,44 +63,33 @@ def read_result(results: Path, log: Path) -> dict[str, Any]:
     if not rewards or not printed:
         what = f"{path} holds no sample" if not rewards else f"{log} holds no line score=..."
         raise UserError(f"{what}: run_eval.py did not come to its end; see {log}")
-    score, told, samples = fmean(rewards), float(printed[-1][1]), int(printed[-1][2])
-    if samples != len(rewards) or abs(score - told) > ROUNDING:
+    score, printed_score, samples = fmean(rewards), float(printed[-1][1]), int(printed[-1][2])
+    if samples != len(rewards) or abs(score - printed_score) > ROUNDING:
         raise UserError(
-            f"{path}: {len(rewards)} samples with a mean of {score:.4f}, but {log} says {told:.4f} of {samples}; "
-            "evaluate again"
+            f"{path}: {len(rewards)} samples with a mean of {score:.4f}, but {log} says {printed_score:.4f} of "
+            f"{samples}; evaluate again"
         )
     return {"score": round(score, 6), "samples": samples, "settings": read_json(results / "config.json")}
 
 
 def run_benchmarks(recipe: Recipe, name: str, site: Site, export: Path, folder: Path) -> dict[str, Any]:
     """benchmarks.json: the results of all benchmarks that the recipe names, one after another."""
-    stage, release, record = recipe.stages[name], release_of(recipe.release), read_json(export)
-    checkout, model = checkout_of(recipe.release, release.revision, site), export.with_name("model").resolve()
-    if (model / "megatron").exists():
+    runtime, model, record = runtime_of(recipe, name, site), export.with_name("model").resolve(), read_json(export)
+    if linked_weights(model):
         raise UserError(f"{model}: only a link to Megatron's weights; run_eval.py needs Hugging Face's format")
-    environment = environment_of(stage, name, release, site.nemo_rl) | {"PYTHONPATH": str(checkout)}
     results = {}
     for benchmark in recipe.evaluation.benchmarks:
         own, log = folder / benchmark, folder / f"{benchmark}.log"
         shutil.rmtree(own, ignore_errors=True)
         log.unlink(missing_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
-        gpus = site.slurm.gpus_per_node
         print(f"{name}: {benchmark}; see {log}", flush=True)
-        run_in_container(
-            [*release.python.split(), *arguments_of(benchmark, stage, model, own, gpus)],
-            image_of(stage.image, release, site.nemo_rl),
-            seen_by_containers(release, site, checkout),
-            checkout,
-            environment,
-            gpus,
-            log,
-        )
+        runtime.run([*runtime.release.python.split(), *arguments_of(benchmark, runtime, model, own)], log)
         results[benchmark] = read_result(own, log)
         print(f"{name}: {benchmark} {results[benchmark]['score']:.4f}", flush=True)
     return {
         **{key: record[key] for key in ("stage", "step", "content")},
-        "release": {"name": recipe.release, "revision": release.revision},
+        "release": {"name": recipe.release, "revision": runtime.release.revision},
         "benchmarks": results,
     }
 

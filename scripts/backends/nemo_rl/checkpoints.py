@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from scripts.backends.nemo_rl.megatron import TRACKER, missing_file
 from scripts.errors import UserError
 from scripts.files import sha256_file, write_json
 from scripts.stage.rundir import FILES, Checkpoint, checkpoints, step_of
@@ -32,10 +33,10 @@ def reason_unfinished(path: Path) -> str | None:
         return f"training_info.json or config.yaml cannot be read ({error})"
     if not any(path.glob("train_dataloader*.pt")):
         return "train_dataloader.pt is missing"
-    if (path / "policy/weights/latest_checkpointed_iteration.txt").exists() or (path / MEGATRON).exists():
-        wanting = [name for name in ("run_config.yaml", "metadata.json") if not (path / MEGATRON / name).is_file()]
-        return f"{MEGATRON}/{wanting[0]} is missing" if wanting else None
-    return None if any((path / "policy/weights").rglob("*")) else "policy/weights is empty"
+    if (path / WEIGHTS / TRACKER).exists() or (path / MEGATRON).exists():
+        missing = missing_file(path / MEGATRON)
+        return f"{MEGATRON}/{missing} is missing" if missing else None
+    return None if any((path / WEIGHTS).rglob("*")) else "policy/weights is empty"
 
 
 def seal_finished(run: Path) -> list[Checkpoint]:

@@ -4,33 +4,27 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from scripts.backends.nemo_rl.command import Launch, cluster_environment, driver_environment
-from scripts.errors import UserError
+from scripts.backends.nemo_rl.command import Launch, cluster_environment
+from scripts.backends.nemo_rl.outcome import Cause, cause_of
 from scripts.launch.containers import container_environment
 from scripts.launch.slurm import Job
-from scripts.recipe.site import Site, Slurm
+from scripts.recipe.site import Slurm
 
+LOOK_SECONDS = 2.0
 END_SECONDS = 60.0
-
-
-def checkout_of(release: str, revision: str, site: Site) -> Path:
-    """The site's checkout of a release; UserError when it names none."""
-    if site.nemo_rl is None or release not in site.nemo_rl.checkouts:
-        raise UserError(
-            f"site {site.name}: nemo_rl.checkouts names no checkout of {release}; clone NeMo-RL at {revision} and name "
-            "the folder"
-        )
-    return Path(site.nemo_rl.checkouts[release])
 
 
 class RaySub:
     """One start of ray.sub with a driver; its own output goes to `log`, that of its steps to a folder in `logs`."""
 
     def __init__(self, launch: Launch, job: Job, logs: Path) -> None:
-        for name, value in driver_environment(launch).items():
-            if value.startswith(launch.nemo_rl.cache) and "URL" not in name:
+        runtime, checkout = launch.runtime, launch.runtime.checkout
+        for name, value in runtime.environment.items():
+            if value.startswith(runtime.nemo_rl.cache) and "URL" not in name:
                 Path(value).mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
         launch.logs.mkdir(parents=True, exist_ok=True)
@@ -39,12 +33,13 @@ class RaySub:
         if job.restarts and left.exists():  # older releases would take its signal files for their own
             left.rename(logs / f"before{again}-{left.name}")
         self.logs, self.job_id, self.log = logs, job.id, logs / f"ray-sub-{job.id}{again}.log"
-        print(f"{launch.stage}: ray.sub on {len(job.nodes)} nodes, image {launch.image}; see {self.log}", flush=True)
-        variables = slurm_variables(job, launch.site.slurm, launch.checkout)
+        self.started = time.time()
+        print(f"{runtime.name}: ray.sub on {len(job.nodes)} nodes, image {runtime.image}; see {self.log}", flush=True)
+        variables = slurm_variables(job, runtime.site.slurm, checkout)
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                ["bash", str(launch.checkout / "ray.sub")],  # noqa: S607
-                cwd=launch.checkout,
+                ["bash", str(checkout / "ray.sub")],  # noqa: S607
+                cwd=checkout,
                 env=container_environment() | variables | cluster_environment(launch, logs),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -55,6 +50,15 @@ class RaySub:
     def is_running(self) -> bool:
         """Whether it has not ended yet."""
         return self.process.poll() is None
+
+    def watch(self, is_over: Callable[[], bool]) -> bool:
+        """Wait until it ends, or end it once `is_over` says so; whether it ended by itself."""
+        try:
+            while self.is_running() and not is_over():
+                time.sleep(LOOK_SECONDS)
+            return not self.is_running()
+        finally:
+            self.end()
 
     def end(self) -> None:
         """End ray.sub and its job steps: their srun pass the signal on."""
@@ -71,10 +75,14 @@ class RaySub:
         found = sorted(self.logs.glob(f"{self.job_id}*-logs"), key=lambda path: path.stat().st_mtime)
         return found[-1] if found else self.logs
 
-    def driver_log(self, since: float) -> Path | None:
-        """The driver's log, if it was written to after `since` (seconds since the epoch); None when there is none."""
+    def driver_log(self) -> Path | None:
+        """The driver's log, if this start wrote to it; None when there is none."""
         log = self.cluster_logs() / "ray-driver.log"
-        return log if log.exists() and log.stat().st_mtime >= since - 1 else None
+        return log if log.exists() and log.stat().st_mtime >= self.started - 1 else None
+
+    def cause(self) -> Cause | None:
+        """Why the driver ended, by the logs; None when they do not tell."""
+        return cause_of(self.driver_log(), self.log, self.cluster_logs())
 
 
 def slurm_variables(job: Job, slurm: Slurm, submit_directory: Path) -> dict[str, str]:

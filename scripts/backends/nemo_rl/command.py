@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
-from scripts.backends.nemo_rl.releases import Release
-from scripts.backends.nemo_rl.settings import NemoRlSettings
-from scripts.recipe.site import NemoRlSite, Site
+from scripts.backends.nemo_rl.runtime import Runtime, image_of
+from scripts.backends.nemo_rl.training import MegatronWeights
+from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.stage import Checkpointing
 
 SETTINGS = ("grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
@@ -32,17 +32,13 @@ DRIVER_STARTED = "driver_started"
 class Launch:
     """One start of a stage's driver.
 
-    `model` is what it starts from (a folder or a repository), `checkpoints` and `logs` are NeMo-RL's own directories
-    for them, `seed` None where the config's is kept, `save_by` the time in seconds since the epoch at which its last
-    checkpoint must be whole (None: there is no limit), `startup_seconds` what passes from the driver's start to its
-    first step. `pretrained` is a Megatron checkpoint whose weights it takes instead of `model`'s.
+    `model` is what it starts from (a folder or a repository), `pretrained` a Megatron checkpoint whose weights it takes
+    instead of `model`'s. `checkpoints` and `logs` are NeMo-RL's own directories for them. `seed`: None where the
+    config's is kept. `save_by`: the time, in seconds since the epoch, at which its last checkpoint must be whole, less
+    the time from its start to its first step; None: there is no limit.
     """
 
-    stage: str
-    settings: NemoRlSettings
-    release: Release
-    site: Site
-    checkout: Path
+    runtime: Runtime
     model: str
     train_split: Path
     validation_split: Path
@@ -51,25 +47,8 @@ class Launch:
     max_num_steps: int
     seed: int | None = None
     save_by: float | None = None
-    startup_seconds: float = 0.0
-    pretrained: Path | None = None
-    pretrained_format: str = "megatron_bridge"
+    pretrained: MegatronCheckpoint | MegatronWeights | None = None
     schedule_steps: int | None = None
-
-    @property
-    def nemo_rl(self) -> NemoRlSite:
-        """The site's section on NeMo-RL."""
-        return self.site.nemo_rl
-
-    @property
-    def image(self) -> str:
-        """The training container: the site's word over the release's."""
-        return image_of(self.settings.image, self.release, self.nemo_rl)
-
-
-def image_of(name: str, release: Release, nemo_rl: NemoRlSite) -> str:
-    """The reference or file of a container by its name."""
-    return nemo_rl.images.get(name) or release.images.get(name, name)
 
 
 def hydra_overrides(launch: Launch) -> list[str]:
@@ -77,9 +56,9 @@ def hydra_overrides(launch: Launch) -> list[str]:
 
     The deadline is not among them: the driver's shell computes it when it starts.
     """
-    stage, release = launch.settings, launch.release
+    runtime, stage, nemo_rl = launch.runtime, launch.runtime.settings, launch.runtime.nemo_rl
     nested: dict[str, Any] = {}
-    if "skip_prefetched_venvs" in release.can and "nemo_gym" in stage.entry:
+    if "skip_prefetched_venvs" in runtime.release.can and "nemo_gym" in stage.entry:
         # not every config of such a release has these keys
         nested |= {"++env.nemo_gym.uv_venv_dir": "/opt/gym_venvs", "++env.nemo_gym.skip_venv_if_present": True}
     nested |= {
@@ -87,22 +66,23 @@ def hydra_overrides(launch: Launch) -> list[str]:
         "checkpointing.checkpoint_dir": str(launch.checkpoints),
         "logger.log_dir": str(launch.logs),
         "logger.tensorboard_enabled": True,
-        "logger.wandb_enabled": launch.nemo_rl.wandb_project is not None,
+        "logger.wandb_enabled": nemo_rl.wandb_project is not None,
     }
-    if launch.nemo_rl.wandb_project is not None:
-        nested |= {"logger.wandb.name": launch.stage, "logger.wandb.project": launch.nemo_rl.wandb_project}
-    if launch.nemo_rl.wandb_entity is not None:  # no config names one
-        nested |= {"++logger.wandb.entity": launch.nemo_rl.wandb_entity}
+    if nemo_rl.wandb_project is not None:
+        nested |= {"logger.wandb.name": runtime.name, "logger.wandb.project": nemo_rl.wandb_project}
+    if nemo_rl.wandb_entity is not None:  # no config names one
+        nested["++logger.wandb.entity"] = nemo_rl.wandb_entity
     settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}
     added = _filled(stage.add, launch)
     if settings["data"] == stage.data and added == stage.add:
-        keys = release.keys
+        keys = runtime.release.keys
         nested |= {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
-    overrides = [*overrides_of(nested), *overrides_of(settings)]
-    overrides += overrides_of({f"+{section}": values for section, values in added.items()})
-    overrides += overrides_of(_nodes(launch) | _steps(launch))
-    if stage.sif and launch.nemo_rl.sif:
-        overrides.append(f"sif_dir={hydra_value(launch.nemo_rl.sif)}")
+    added = {f"+{section}": values for section, values in added.items()}
+    overrides = [
+        text for part in (nested, settings, added, _nodes(runtime), _steps(launch)) for text in overrides_of(part)
+    ]
+    if stage.sif and nemo_rl.sif:
+        overrides.append(f"sif_dir={hydra_value(nemo_rl.sif)}")
     return [*overrides, *stage.overrides]
 
 
@@ -118,15 +98,14 @@ def _filled(value: Any, launch: Launch) -> Any:
     return value
 
 
-def _nodes(launch: Launch) -> dict[str, Any]:
-    cluster = launch.settings.cluster
-    gpus = launch.site.slurm.gpus_per_node
+def _nodes(runtime: Runtime) -> dict[str, Any]:
+    cluster, gpus = runtime.settings.cluster, runtime.site.slurm.gpus_per_node
     nodes: dict[str, Any] = {"cluster.num_nodes": cluster.num_nodes, "cluster.gpus_per_node": gpus}
     if cluster.generation_nodes:
         nodes["policy.generation.colocated.resources.num_nodes"] = cluster.generation_nodes
         nodes["policy.generation.colocated.resources.gpus_per_node"] = gpus
-    if cluster.judge_nodes and launch.release.keys.judge_nodes:
-        nodes[launch.release.keys.judge_nodes] = cluster.judge_nodes
+    if cluster.judge_nodes and runtime.release.keys.judge_nodes:
+        nodes[runtime.release.keys.judge_nodes] = cluster.judge_nodes
     return nodes
 
 
@@ -136,7 +115,7 @@ def kept_checkpoints(checkpointing: Checkpointing) -> int:
 
 
 def _steps(launch: Launch) -> dict[str, Any]:
-    algorithm, checkpointing = launch.settings.algorithm, launch.settings.checkpointing
+    algorithm, checkpointing = launch.runtime.settings.algorithm, launch.runtime.settings.checkpointing
     steps: dict[str, Any] = {
         f"{algorithm}.max_num_steps": launch.max_num_steps,
         "checkpointing.enabled": True,
@@ -146,105 +125,69 @@ def _steps(launch: Launch) -> dict[str, Any]:
     if launch.seed is not None:
         steps[f"{algorithm}.seed"] = launch.seed
     if launch.schedule_steps is not None:
-        steps |= _schedule(launch)
+        # NeMo-RL derives the schedule of Megatron's optimizer from max_num_steps, and Megatron refuses a checkpoint of
+        # another schedule unless it is told which one counts. Tried with megatron-core's scheduler alone, on a CPU.
+        scheduler = "++policy.megatron_cfg.scheduler"
+        steps[f"{scheduler}.lr_decay_iters"] = launch.schedule_steps
+        steps[f"{scheduler}.override_opt_param_scheduler"] = False
+        steps[f"{scheduler}.use_checkpoint_opt_param_scheduler"] = True
     if launch.pretrained is not None:
-        steps["++checkpointing.pretrained_checkpoint.path"] = str(launch.pretrained)
-        steps["++checkpointing.pretrained_checkpoint.format"] = launch.pretrained_format
+        steps["++checkpointing.pretrained_checkpoint.path"] = launch.pretrained.path
+        steps["++checkpointing.pretrained_checkpoint.format"] = launch.pretrained.format
     return steps
-
-
-def _schedule(launch: Launch) -> dict[str, Any]:
-    """What lets attempts that end at different steps follow one schedule, that of the checkpoint where there is one.
-
-    NeMo-RL derives the schedule of Megatron's optimizer from max_num_steps, and Megatron refuses a checkpoint whose
-    schedule differs, unless it is told which of them counts. Tried with megatron-core's scheduler alone, on a CPU.
-    """
-    scheduler = "++policy.megatron_cfg.scheduler"
-    return {
-        f"{scheduler}.lr_decay_iters": launch.schedule_steps,
-        f"{scheduler}.override_opt_param_scheduler": False,
-        f"{scheduler}.use_checkpoint_opt_param_scheduler": True,
-    }
-
-
-def driver_environment(launch: Launch) -> dict[str, str]:
-    """The variables that the driver gets by its command: the release's, its launcher's, then the stage's own."""
-    return environment_of(launch.settings, launch.stage, launch.release, launch.nemo_rl)
-
-
-def environment_of(settings: NemoRlSettings, stage: str, release: Release, nemo_rl: NemoRlSite) -> dict[str, str]:
-    """The variables of a stage's programs in their containers."""
-    filled = {
-        name: value.replace("{cache}", nemo_rl.cache).replace("{stage}", stage)
-        for name, value in release.variables(settings.launcher).items()
-    }
-    return filled | settings.environment
 
 
 def driver_command(launch: Launch) -> str:
     """The shell text that ray.sub runs on the head once Ray is up, in the checkout.
 
-    NeMo-RL counts ``checkpoint_must_save_by`` from the start of its training loop, so the time limit is turned into
-    it when the driver starts: what is left until `save_by`, less the start-up. When that is, is noted beside its logs.
+    NeMo-RL counts ``checkpoint_must_save_by`` from the start of its training loop, so `save_by` is turned into it when
+    the driver starts. When that is, is noted beside its logs.
     """
-    lines = ["set -eu", f"cd {shlex.quote(str(launch.checkout))}"]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in driver_environment(launch).items()]
+    runtime, settings = launch.runtime, launch.runtime.settings
+    checkout, python = shlex.quote(str(runtime.checkout)), runtime.release.python.split()
+    lines = ["set -eu", f"cd {checkout}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in runtime.environment.items()]
     lines.append(f"date +%s > {shlex.quote(str(launch.logs / DRIVER_STARTED))}")
-    lines.append(f"export PYTHONPATH={shlex.quote(str(launch.checkout))}${{PYTHONPATH:+:$PYTHONPATH}}")
-    lines.append(shlex.join([*launch.release.python.split(), "-c", PREWARM, launch.model]))
-    overrides = [shlex.quote(one) for one in hydra_overrides(launch)]
-    own = len(launch.settings.overrides)
+    lines.append(f"export PYTHONPATH={checkout}${{PYTHONPATH:+:$PYTHONPATH}}")
+    lines.append(shlex.join([*python, "-c", PREWARM, launch.model]))
+    deadline = "checkpointing.checkpoint_must_save_by=null"
     if launch.save_by is not None:
-        spared = int(launch.save_by - launch.startup_seconds)
         lines += [
-            f"left=$(( {spared} - $(date +%s) ))",
+            f"left=$(( {int(launch.save_by)} - $(date +%s) ))",
             f"[ $left -ge {LEAST_SECONDS} ] || left={LEAST_SECONDS}",
             "save_by=$(printf '%02d:%02d:%02d:%02d'"
             " $((left / 86400)) $((left / 3600 % 24)) $((left / 60 % 60)) $((left % 60)))",
         ]
         deadline = "checkpointing.checkpoint_must_save_by=\"'$save_by'\""
-    else:
-        deadline = "checkpointing.checkpoint_must_save_by=null"
-    overrides.insert(len(overrides) - own, deadline)
-    program = shlex.join([*launch.release.python.split(), f"./{launch.settings.entry}"])
-    config = shlex.join(["--config", launch.settings.config])
-    lines.append(" \\\n  ".join([f"exec {program} {config}", *overrides]))
+    overrides = [shlex.quote(override) for override in hydra_overrides(launch)]
+    overrides.insert(len(overrides) - len(settings.overrides), deadline)
+    program = shlex.join([*python, f"./{settings.entry}", "--config", settings.config])
+    lines.append(" \\\n  ".join([f"exec {program}", *overrides]))
     return "\n".join(lines) + "\n"
 
 
 def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
     """The variables that ray.sub reads, apart from those of Slurm; its logs go to ``<base_logs>/<job id>-logs``."""
-    slurm = launch.site.slurm
+    runtime, release, slurm = launch.runtime, launch.runtime.release, launch.runtime.site.slurm
     own = {
         "COMMAND": driver_command(launch),
-        "CONTAINER": launch.image,
-        "MOUNTS": ",".join(container_mounts(launch)),
+        "CONTAINER": runtime.image,
+        "MOUNTS": ",".join(runtime.mounts),
         "GPUS_PER_NODE": str(slurm.gpus_per_node),
         "BASE_LOG_DIR": str(base_logs),
     }
     if slurm.cpus_per_node is not None:
         own["CPUS_PER_WORKER"] = str(slurm.cpus_per_node)
-    if launch.settings.sandbox:
+    if runtime.settings.sandbox:
         own |= {
-            "SANDBOX_CONTAINER": image_of("sandbox", launch.release, launch.nemo_rl),
-            "SANDBOX_COMMAND": launch.release.sandbox_command,
+            "SANDBOX_CONTAINER": image_of("sandbox", release, runtime.nemo_rl),
+            "SANDBOX_COMMAND": release.sandbox_command,
             "SANDBOX_ENV_VARS": f"NEMO_SKILLS_SANDBOX_PORT={SANDBOX_PORT}",
             **dict.fromkeys(("LISTEN_PORT", "NGINX_PORT", "NEMO_SKILLS_SANDBOX_PORT"), SANDBOX_PORT),
         }
-    if launch.release.apptainer:
-        own["SETUP_COMMAND"] = _install_apptainer(launch.release.apptainer)
+    if release.apptainer:
+        own["SETUP_COMMAND"] = _install_apptainer(release.apptainer)
     return own
-
-
-def container_mounts(launch: Launch) -> list[str]:
-    """What containers see: the site's mounts, the checkout under its own path, and the release's parts of it."""
-    return seen_by_containers(launch.release, launch.site, launch.checkout)
-
-
-def seen_by_containers(release: Release, site: Site, checkout: Path) -> list[str]:
-    """The mounts of any container of a release."""
-    parts = [f"{checkout / source}:{target}" for source, target in release.mounts.items()]
-    return [*site.mounts, f"{checkout}:{checkout}", *parts]
 
 
 def _install_apptainer(package: str) -> str:

@@ -8,24 +8,22 @@ import math
 import os
 import secrets
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
-from scripts.backends.nemo_rl.command import environment_of, image_of, seen_by_containers
 from scripts.backends.nemo_rl.megatron_python import with_megatron
-from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.releases import Release
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError
 from scripts.files import canonical_json, describe_files, read_json, replace_directory, sha256_text
-from scripts.launch.containers import run_in_container
 from scripts.model.hugging_face import check_model
 from scripts.recipe.model import MegatronCheckpoint
-from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.stage.publish import publish_export
+from scripts.stage.stage import Stage
 
 DCP_CONVERTER = "examples/converters/convert_dcp_to_hf.py"
 PICKLED = "pytorch_model.bin"
@@ -70,27 +68,18 @@ def complete(export: Path, model: Path) -> None:
             shutil.copyfile(path, export / path.name)
 
 
-def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: Path) -> None:
-    """Make `hf` hold ``record.json`` and ``model``, a link to the converted model beside it."""
-    release, checkpoint, settings = release_of(recipe.release), (ckpt / "weights").resolve(), recipe.stages[stage]
-    checkout = Path(site.nemo_rl.checkouts[recipe.release])
-    in_container = partial(
-        run_in_container,
-        image=image_of(settings.image, release, site.nemo_rl),
-        mounts=seen_by_containers(release, site, checkout),
-        directory=checkout,
-        environment=environment_of(settings, stage, release, site.nemo_rl) | {"PYTHONPATH": str(checkout)},
-        gpus=site.slurm.gpus_per_node,  # one process on the CPU seeds CUDA's generators too
-        log=log,
-    )
+def convert(stage: Stage, site: Site, log: Path) -> None:
+    """Make the stage's export hold ``record.json`` and ``model``, a link to the converted model beside it."""
+    runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
+    hf = stage.paths.export_record.parent
     incoming = hf.absolute().parent / "exports" / f".incoming.{secrets.token_hex(4)}"
     incoming.parent.mkdir(exist_ok=True)
     try:
-        in_container(converter_command(release, checkpoint, incoming, site.slurm.gpus_per_node))
+        runtime.run(converter_command(runtime.release, checkpoint, incoming, site.slurm.gpus_per_node), log)
         if (incoming / PICKLED).exists():
-            in_container(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]))
+            runtime.run(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]), log)
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
-        model = Path(recipe.model.name)
+        model = Path(stage.recipe.model.name)
         check_model(incoming, like=model if model.is_absolute() else None)
         files = describe_files(incoming)
         target = incoming.parent / sha256_text(canonical_json(files))[:16]
@@ -100,21 +89,21 @@ def convert(recipe: Recipe, stage: str, site: Site, ckpt: Path, hf: Path, log: P
             incoming.rename(target)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
-    publish_export(read_json(ckpt / "record.json"), target.name, files, hf)
+    publish_export(read_json(stage.paths.ckpt / "record.json"), target.name, files, hf)
 
 
-def handed_on(model: Path) -> MegatronCheckpoint | None:
-    """Where the weights are that an export merely links to, and their format; None: the export holds its own."""
+def linked_weights(model: Path) -> MegatronCheckpoint | None:
+    """The checkpoint that an export merely links to; None: the export holds its own weights."""
     weights = model / LINK
-    return MegatronCheckpoint(path=str(weights.resolve())) if weights.exists() else None
+    return MegatronCheckpoint.model_construct(path=str(weights.resolve())) if weights.exists() else None
 
 
-def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
-    """Make `hf` stand for the checkpoint as it is: config and tokenizer of the recipe's model, a link to the weights.
+def link(stage: Stage) -> None:
+    """Export the checkpoint as it is: config and tokenizer of the recipe's model, a link to the weights.
 
     NeMo-RL takes the weights from there (checkpointing.pretrained_checkpoint), and all else from the folder.
     """
-    record, model = read_json(ckpt / "record.json"), Path(recipe.model.name)
+    ckpt, hf, model = stage.paths.ckpt, stage.paths.export_record.parent, Path(stage.recipe.model.name)
     if not (model / "config.json").is_file():
         raise UserError(
             f"{model}: no config.json there; with pretrained_checkpoint the recipe's model must be a folder"
@@ -123,6 +112,7 @@ def link(recipe: Recipe, ckpt: Path, hf: Path) -> None:
         raise UserError(
             f"{ckpt}: no weights of Megatron, which pretrained_checkpoint takes; leave it out of the recipe"
         )
+    record = read_json(ckpt / "record.json")
     files = record["files"]
     content = sha256_text(canonical_json(files))[:16]
     with replace_directory(hf.parent / "exports" / content) as fresh:

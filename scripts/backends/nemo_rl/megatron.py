@@ -28,18 +28,23 @@ def iteration_of(checkpoint: MegatronCheckpoint) -> Path:
     return folder
 
 
+def missing_file(iteration: Path) -> str | None:
+    """The file that a whole iteration of Megatron Bridge has, and this one, half written, has not."""
+    return next((name for name in MARKS.values() if not (iteration / name).is_file()), None)
+
+
 @cache
 def content_of(folder: Path) -> str:
     """What tells one checkpoint from another: names and sizes of all files, and first, middle and last bytes of each.
 
     Terabytes are not read; two trainings differ in every block of their weights.
     """
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         size = path.stat().st_size
-        told.update(f"{path.relative_to(folder)}\0{size}\0".encode())
+        digest.update(f"{path.relative_to(folder)}\0{size}\0".encode())
         with path.open("rb") as file:
             for start in sorted({0, max(0, size // 2 - BLOCK // 2), max(0, size - BLOCK)}):
                 file.seek(start, os.SEEK_SET)
-                told.update(file.read(BLOCK))
-    return told.hexdigest()
+                digest.update(file.read(BLOCK))
+    return digest.hexdigest()

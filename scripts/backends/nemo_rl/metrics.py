@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +46,17 @@ class StepLog:
 
     def __init__(self, logs: Path, output: Path, measures_kl: bool, samples: int | None = None) -> None:
         self.logs, self.output, self.measures_kl, self.samples = logs, output, measures_kl, samples
-        self._followed: dict[Path, Iterator[Any]] = {}
+        self._loaders: dict[Path, EventFileLoader] = {}
         self._open: dict[int, dict[str, Any]] = {}
         self.last_step, self.last_seconds = 0, 0.0
-        self._take_all()
+        self._read_events()
         for entry in read_log(output):
             self._open.pop(entry["step"], None)
         self.follow(is_over=True)  # what an attempt logged after the watch over it had been killed
 
     def follow(self, is_over: bool = False) -> int:
         """Log the steps that have ended since the last call (all that trained when training `is_over`); how many."""
-        self._take_all()
+        self._read_events()
         newest = max(self._open, default=0)
         trained = [step for step in sorted(self._open) if LEARNED in self._open[step]]
         ended = [step for step in trained if is_over or step < newest or LAST_OF_A_STEP in self._open[step]]
@@ -73,18 +72,12 @@ class StepLog:
             return entry
         return entry | {"masked_share": max(0.0, 1 - entry["valid_samples"] / self.samples)}
 
-    def _take_all(self) -> None:
-        for path in self._files():
-            for event in self._new_events(path):
+    def _read_events(self) -> None:
+        for path in sorted(self.logs.glob("exp_*/tensorboard/**/events.out.tfevents.*")):
+            if path not in self._loaders:
+                self._loaders[path] = EventFileLoader(str(path))
+            for event in self._loaders[path].Load():
                 self._take(event)
-
-    def _files(self) -> list[Path]:
-        return sorted(self.logs.glob("exp_*/tensorboard/**/events.out.tfevents.*"))
-
-    def _new_events(self, path: Path) -> Iterator[Any]:
-        if path not in self._followed:
-            self._followed[path] = EventFileLoader(str(path))
-        return self._followed[path].Load()
 
     def _take(self, event: Any) -> None:
         for value in event.summary.value if event.HasField("summary") else ():

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from scripts.files import read_tail
 
@@ -12,22 +12,26 @@ SHOWN = 5
 COLLECTION_OVER, COLLECTION_FAILED = "Trajectory collection stopped", "Error in trajectory collection"
 TRACED = re.compile(r"\s*(\++ |echo )")  # ray.sub runs with `set -x`, which prints the text of its steps' scripts too
 TRACEBACK = r"^Traceback \(most recent call last\)"
+Kind = Literal["unfinished", "lost", "failed"]
 
 
 @dataclass(frozen=True)
 class Cause:
     """Why a driver ended. `kind`: unfinished (it stopped as asked), lost (the next attempt may go well) or failed."""
 
-    kind: Literal["unfinished", "lost", "failed"]
+    kind: Kind
     what: str
     log: Path
     lines: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """The cause with the lines of the log that tell it."""
+        return "\n  ".join([f"{self.what}; {self.log} says:", *self.lines])
 
-@dataclass(frozen=True)
-class _Sign:
+
+class _Sign(NamedTuple):
     pattern: str
-    kind: Literal["unfinished", "lost", "failed"]
+    kind: Kind
     what: str
 
 
@@ -91,10 +95,9 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
         if log == cluster_log:
             lines = [line for line in lines if not TRACED.match(line)]
         for sign in signs:
-            found = [place for place, line in enumerate(lines) if re.search(sign.pattern, line)]
+            found = [number for number, line in enumerate(lines) if re.search(sign.pattern, line)]
             if found:
-                start = len(lines) - SHOWN if sign.pattern == TRACEBACK else found[-1] - 1
-                start = max(0, start)
+                start = max(0, len(lines) - SHOWN if sign.pattern == TRACEBACK else found[-1] - 1)
                 return Cause(sign.kind, sign.what, log, tuple(lines[start : start + SHOWN]))
     if ended.exists():
         log = _shortest_lived(directory) or cluster_log
@@ -105,8 +108,8 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
 def data_ended(driver_log: Path) -> bool:
     """Whether the thread that generates rollouts came to the end of its data, by the driver's whole log."""
     with driver_log.open(encoding="utf-8", errors="replace") as lines:
-        said = {words for line in lines for words in (COLLECTION_FAILED, COLLECTION_OVER) if words in line}
-    return said == {COLLECTION_OVER}
+        found = {words for line in lines for words in (COLLECTION_FAILED, COLLECTION_OVER) if words in line}
+    return found == {COLLECTION_OVER}
 
 
 def _shortest_lived(directory: Path) -> Path | None:

@@ -48,6 +48,7 @@ class Release(Strict):
     outside training too.
     """
 
+    name: str = Field("", description="The key under which it stands.")
     about: str
     revision: str
     images: dict[str, str]
@@ -62,10 +63,6 @@ class Release(Strict):
     environment: dict[str, str]
     launchers: dict[str, dict[str, str]] = Field({})
 
-    def variables(self, launcher: str | None) -> dict[str, str]:
-        """The driver's variables in this release, with those of a launcher of upstream's where one is named."""
-        return self.environment | (self.launchers[launcher] if launcher else {})
-
 
 class Releases(Strict):
     """envs/nemo-rl.yaml."""
@@ -78,7 +75,8 @@ def load_releases(root: Path | None = None) -> dict[str, Release]:
     """All releases by name."""
     path = (root or repository_root()) / "envs/nemo-rl.yaml"
     data, node = read_yaml(path)
-    return validate(Releases, data, path, node).releases
+    releases = validate(Releases, data, path, node).releases
+    return {name: release.model_copy(update={"name": name}) for name, release in releases.items()}
 
 
 def release_of(name: str) -> Release:

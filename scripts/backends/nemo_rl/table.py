@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.upstream import ABSENT, value_of
 from scripts.errors import run_program
 from scripts.files import write_text
 from scripts.recipe.load import load_recipe
@@ -22,53 +23,6 @@ from scripts.recipe.yaml_file import repository_root
 
 GPUS_PER_NODE = 8
 DOCUMENT = repository_root() / "docs/recipes.md"
-INTRODUCTION = """\
-# Recipes for NeMo-RL
-
-Written by `python -m scripts.backends.nemo_rl.table` from the recipes in `config/recipes/` and from `recipes.yaml`; a
-test keeps it equal. `tiny` trains on one machine without NeMo-RL and is not among them.
-
-## Which one
-
-{summary}
-
-Choose by where the reward comes from, not by the model:
-
-{choice}
-
-What does not fit is refused before anything runs: pairs with GRPO, a check or a judge with DPO or MPO, and a blend of
-another kind than the algorithm's (`preferences` for DPO and MPO, `prompts` for GRPO). Before you scale a reward up, try
-it on a few answers whose reward you know, and watch KL, the reward's spread, length and held-out scores besides its
-mean.
-
-## How to read the tables
-
-Published figures stand in brackets, and ✓ beside a name that is the published one; ≠ marks what differs, and a note
-says why. Where a document and the config of the release differ, the release wins, because it is what runs. All recipes
-keep the newest checkpoints only (`keep_last_k`), where NeMo-RL's configs of these models keep nearly all; and stages
-whose reward model compares a whole group never validate (`val_period: -1`; the configs say 10000). Which of a recipe's
-keys a checkout lacks, or else which values it has otherwise, says
-
-```
-python -m scripts.backends.nemo_rl.upstream config/recipes/super3.yaml /path/to/nemo-rl
-```
-"""
-CHOICE = (
-    ("you have", "`reward`", "algorithm", "start from"),
-    (
-        "pairs of a better and a worse answer, and nothing that scores a new one",
-        "`pairs`",
-        "DPO; MPO with images",
-        "`steps-dpo`; `dpo` of `nano3`, `mpo` of `omni3`",
-    ),
-    (
-        "a check that a program does: tests, a reference answer, a schema, a tool call",
-        "`verifier`",
-        "GRPO",
-        "`steps-rlvr`; the stages of RLVR, SWE, text and vision",
-    ),
-    ("a model that scores or compares answers", "`judge`", "GRPO", "`steps-rlhf`; the stages of RLHF"),
-)
 
 
 class Published(Strict):
@@ -90,17 +44,15 @@ class About(Strict):
     nodes: list[Published] = Field([])
 
 
-def load_about(root: Path | None = None) -> dict[str, About]:
-    """What docs/recipes.yaml says, by recipe."""
-    text = ((root or repository_root()) / "docs/recipes.yaml").read_text(encoding="utf-8")
-    return TypeAdapter(dict[str, About]).validate_python(yaml.safe_load(text))
+def load_texts(root: Path | None = None) -> tuple[str, dict[str, About]]:
+    """What docs/recipes.yaml says: the introduction, and of each recipe."""
+    texts = yaml.safe_load(((root or repository_root()) / "docs/recipes.yaml").read_text(encoding="utf-8"))
+    return texts.pop("introduction"), TypeAdapter(dict[str, About]).validate_python(texts)
 
 
-def _at(settings: dict[str, Any], *keys: str) -> Any:
-    node: Any = settings
-    for key in keys:
-        node = node.get(key) if isinstance(node, dict) else None
-    return node
+def _policy(stage: NemoRlSettings, key: str) -> Any:
+    value = value_of(stage.policy, key)
+    return None if value == ABSENT else value
 
 
 def _number(value: float | None) -> str:
@@ -118,8 +70,8 @@ def _nodes(stage: NemoRlSettings, _: Release) -> str:
 
 
 def _learning_rate(stage: NemoRlSettings, _: Release) -> str:
-    megatron = _at(stage.policy, "megatron_cfg", "optimizer", "lr")
-    return _number(_at(stage.policy, "optimizer", "kwargs", "lr") if megatron is None else megatron)
+    megatron = _policy(stage, "megatron_cfg.optimizer.lr")
+    return _number(_policy(stage, "optimizer.kwargs.lr") if megatron is None else megatron)
 
 
 def _kl_weight(stage: NemoRlSettings, _: Release) -> str:
@@ -132,17 +84,14 @@ def _overlong_filtering(stage: NemoRlSettings, _: Release) -> str:
 
 
 def _parallelism(stage: NemoRlSettings, _: Release) -> str:
-    megatron, dtensor = stage.policy.get("megatron_cfg"), stage.policy.get("dtensor_cfg", {})
-    if megatron is None:
-        sizes = [dtensor.get(f"{way}_parallel_size", 1) for way in ("tensor", "pipeline", "context", "expert")]
-    else:
-        ways = ("tensor_model", "pipeline_model", "context", "expert_model")
-        sizes = [megatron.get(f"{way}_parallel_size", 1) for way in ways]
-    return " / ".join(str(size) for size in sizes)
+    by_megatron = "megatron_cfg" in stage.policy
+    section, suffix = ("megatron_cfg", "_model") if by_megatron else ("dtensor_cfg", "")
+    groups = (f"tensor{suffix}", f"pipeline{suffix}", "context", f"expert{suffix}")
+    return " / ".join(str(_policy(stage, f"{section}.{group}_parallel_size") or 1) for group in groups)
 
 
 def _generator(stage: NemoRlSettings, _: Release) -> str:
-    return str(_at(stage.policy, "generation", "vllm_cfg", "tensor_parallel_size") or "–")
+    return str(_policy(stage, "generation.vllm_cfg.tensor_parallel_size") or "–")
 
 
 ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
@@ -190,20 +139,20 @@ def _summary(recipes: dict[str, Recipe]) -> str:
 def side_by_side(cells: dict[str, list[str]]) -> list[list[str]]:
     """The stages' cells (one for each of ROWS) as rows with a head; stages that are alike share a column."""
     columns: dict[tuple[str, ...], list[str]] = {}
-    for stage, its in cells.items():
-        columns.setdefault(tuple(its), []).append(stage)
+    for stage, column in cells.items():
+        columns.setdefault(tuple(column), []).append(stage)
     head = ["", *(", ".join(stages) for stages in columns.values())]
-    return [head, *([label, *(column[place] for column in columns)] for place, label in enumerate(ROWS))]
+    return [head, *([label, *row] for label, *row in zip(ROWS, *columns, strict=True))]
 
 
 def section(name: str, recipe: Recipe, about: About) -> str:
     """A recipe's paragraphs, its table (stages that are alike share a column) and the notes on what differs."""
-    release, notes = release_of(recipe.release), {}
+    release, notes, published = release_of(recipe.release), {}, [*about.published, *about.nodes]
     cells = {}
     for stage_name, stage in recipe.stages.items():
-        figures = [it for it in [*about.published, *about.nodes] if stage_name in it.stages]
+        figures = [document for document in published if stage_name in document.stages]
         cells[stage_name] = [_cell(label, row(stage, release), figures, notes, name) for label, row in ROWS.items()]
-    sources = dict.fromkeys(it.source for it in [*about.published, *about.nodes])
+    sources = dict.fromkeys(document.source for document in published)
     folders = dict.fromkeys(f"`{Path(stage.config).parent}`" for stage in recipe.stages.values())
     below = f"In brackets: {'; '.join(sources)}. The configs lie in {', '.join(folders)}."
     parts = [f"## {name}", *map(_wrapped, about.about), _table(side_by_side(cells)), _wrapped(below)]
@@ -214,24 +163,24 @@ def section(name: str, recipe: Recipe, about: About) -> str:
 def _cell(label: str, ours: str, published: list[Published], notes: dict[str, int], recipe: str) -> str:
     """Our figure and the published one; where they differ, the mark of the note that says why."""
     shown = f"`{ours}`" if label in LITERAL else ours
-    found = [it for it in published if label in it.figures]
-    if not found:
+    documents = [document for document in published if label in document.figures]
+    if not documents:
         return shown
-    (it,) = found
-    theirs = it.figures[label]
+    (document,) = documents
+    theirs = document.figures[label]
     plain = ours.partition(", ")[0]
     if theirs in (plain, f"{int(plain) // 1000}K" if plain.isdigit() else None):
         return f"{shown} ✓" if label in LITERAL else f"{shown} ({theirs})"
-    number = notes.setdefault(it.why[label], len(notes) + 1)
+    number = notes.setdefault(document.why[label], len(notes) + 1)
     return f"{shown} (≠ {f'`{theirs}`' if label in LITERAL else theirs})[^{recipe}-{number}]"
 
 
 def document() -> str:
     """The whole document."""
-    root, about = repository_root(), load_about()
-    recipes = {name: load_recipe(root / f"config/recipes/{name}.yaml") for name in about}
-    introduction = INTRODUCTION.format(summary=_summary(recipes), choice=_table([list(row) for row in CHOICE]))
-    return "\n\n".join([introduction.rstrip(), *(section(name, recipes[name], about[name]) for name in about)]) + "\n"
+    introduction, about = load_texts()
+    recipes = {name: load_recipe(repository_root() / f"config/recipes/{name}.yaml") for name in about}
+    sections = (section(name, recipes[name], about[name]) for name in about)
+    return "\n\n".join([introduction.rstrip().format(summary=_summary(recipes)), *sections]) + "\n"
 
 
 def main() -> None:

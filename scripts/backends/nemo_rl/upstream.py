@@ -14,22 +14,16 @@ import yaml
 
 from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, kept_checkpoints
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.runtime import Runtime, stages_of
 from scripts.errors import UserError, run_program
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.settings import leaves
+from scripts.recipe.settings import leaves, merge
 from scripts.recipe.site import NemoRlSite, Site, Slurm
 from scripts.recipe.strict import nearest
 
 DEADLINE = "checkpointing.checkpoint_must_save_by=null"
 ABSENT = "not in its config"
-ANY_SITE = Site(
-    name="any",
-    threads=1,
-    slurm=Slurm(),
-    nemo_rl=NemoRlSite(cache="/cache", sif="/sif", wandb_project="any"),
-)
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,84 +49,62 @@ def load_upstream(path: Path) -> dict[str, Any]:
     """A config with all that its ``defaults`` name, as NeMo-RL's loader merges them since v0.7.0.
 
     ``defaults`` is one file or a list, relative to the file that says it; later ones win, the file itself over all. A
-    section with ``_override_: true`` replaces what it inherits instead of being laid over it.
+    section with ``_override_: true`` replaces what it inherits instead of being laid over it. FileNotFoundError names
+    the file that is missing.
     """
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (it is a SafeLoader)
-    except (OSError, UnicodeDecodeError):
-        raise UserError(f"{path}: no such file") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not valid YAML: {getattr(error, 'problem', error)}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path}: holds no settings")
     defaults = config.pop("defaults", [])
     merged: dict[str, Any] = {}
     for parent in [defaults] if isinstance(defaults, str) else defaults:
-        merged = _merge(merged, load_upstream(path.parent / parent))
-    return _merge(merged, config)
+        merged = _inherit(merged, load_upstream(path.parent / parent))
+    return _inherit(merged, config)
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _inherit(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """Lay `over` on `base`; the marker counts in a section at the top only, as it does in NeMo-RL."""
-    merged = dict(base)
-    for key, value in over.items():
-        if isinstance(value, dict) and value.get("_override_"):
-            merged[key] = {name: item for name, item in value.items() if name != "_override_"}
-        else:
-            merged[key] = _laid(merged.get(key), value)
-    return merged
+    replaced = {key for key, value in over.items() if isinstance(value, dict) and value.pop("_override_", False)}
+    return merge({key: value for key, value in base.items() if key not in replaced}, over)
 
 
-def _laid(base: Any, over: Any) -> Any:
-    if not isinstance(base, dict) or not isinstance(over, dict):
-        return over
-    return base | {key: _laid(base.get(key), value) for key, value in over.items()}
-
-
-def unknown_keys(recipe: Recipe, checkout: Path, source: str | None = None) -> list[str]:
+def unknown_keys(
+    recipe: Recipe, checkout: Path, source: str | None = None, stages: list[str] | None = None
+) -> list[str]:
     """What the release in `checkout` has no key or file for, a line each, with the nearest key that it has.
 
-    NeMo-RL refuses a key that its config lacks when it starts, when the nodes are already taken.
-    `source` is the recipe's path for people.
+    NeMo-RL refuses a key that its config lacks when it starts, when the nodes are already taken. `source` is the
+    recipe's path for people, `stages` the names of those that are looked at, if not all.
     """
-    source = source or f"config/recipes/{recipe.name}.yaml"
     found = []
-    for name, stage in recipe.stages.items():
-        at = f"{source}: stages.{name}"
+    for name in stages or stages_of(recipe):
+        stage, at = recipe.stages[name], f"{source or f'config/recipes/{recipe.name}.yaml'}: stages.{name}"
         if not (checkout / stage.entry).is_file():
             found.append(f"{at}.entry: {stage.entry} is not in the checkout of {recipe.release}")
-        config = _config_of(stage, checkout)
-        if isinstance(config, str):
-            found.append(f"{at}.config: {config}, which is not in the checkout of {recipe.release}")
+        try:
+            config = load_upstream(checkout / stage.config)
+        except FileNotFoundError as error:
+            missing = Path(error.filename)
+            inherits = missing != checkout / stage.config
+            what = f"{stage.config} inherits from {missing.name}" if inherits else f"names {stage.config}"
+            found.append(f"{at}.config: {what}, which is not in the checkout of {recipe.release}")
             continue
         overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
         found += [f"{at}.{problem}" for problem in _problems(config, overrides, stage.config)]
     return list(dict.fromkeys(found))
 
 
-def _config_of(stage: NemoRlSettings, checkout: Path) -> dict[str, Any] | str:
-    """The stage's config in the checkout, or what names the file that is missing."""
-    path = checkout / stage.config
-    if not path.is_file():
-        return f"names {stage.config}"
-    try:
-        return load_upstream(path)
-    except UserError as error:
-        missing, _, why = str(error).partition(": ")
-        if why != "no such file":
-            raise
-        return f"{stage.config} inherits from {Path(missing).name}"
-
-
 def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
     """A start of the stage whose values mean nothing: only the keys that it says count."""
-    anywhere = Path("/anywhere")
+    anywhere, release = Path("/anywhere"), release_of(recipe.release)
+    nemo_rl = NemoRlSite(checkouts={release.name: str(checkout)}, cache="/cache", sif="/sif", wandb_project="any")
     return Launch(
-        stage=name,
-        settings=recipe.stages[name],
-        release=release_of(recipe.release),
-        site=ANY_SITE,
-        checkout=checkout,
+        runtime=Runtime(
+            name, recipe.stages[name], release, Site(name="any", threads=1, slurm=Slurm(), nemo_rl=nemo_rl)
+        ),
         model="/model",
         train_split=anywhere / "data/train-split.jsonl",
         validation_split=anywhere / "data/val-split.jsonl",
@@ -145,7 +117,7 @@ def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
 
 def _problems(config: dict[str, Any], overrides: list[str], path: str) -> Iterator[str]:
     """Go through Hydra overrides in order: ``key`` must be there, ``+key`` must not, ``~key`` takes away."""
-    known = _all_keys(config)
+    known = list(_all_keys(config))
     for override in overrides:
         marks, key = re.match(r"([+~]*)([^=]*)", override).groups()
         *parents, last = key.split(".")
@@ -167,19 +139,17 @@ def _problems(config: dict[str, Any], overrides: list[str], path: str) -> Iterat
             node.setdefault(last)
 
 
-def _all_keys(config: dict[str, Any], prefix: str = "") -> list[str]:
-    keys = []
+def _all_keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in config.items():
-        keys.append(f"{prefix}{key}")
+        yield f"{prefix}{key}"
         if isinstance(value, dict):
-            keys += _all_keys(value, f"{prefix}{key}.")
-    return keys
+            yield from _all_keys(value, f"{prefix}{key}.")
 
 
 def differences(recipe: Recipe, checkout: Path) -> list[Difference]:
     """Every setting that the release's config has otherwise or not at all, stages in the recipe's order."""
     release, found = release_of(recipe.release), []
-    for name, stage in recipe.stages.items():
+    for name, stage in stages_of(recipe).items():
         config = load_upstream(checkout / stage.config)
         ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
         ours |= dict(leaves(stage.add))
@@ -223,8 +193,8 @@ def main() -> int:
     for line in unknown:
         print(line)
     if not unknown:
-        for it in differences(recipe, arguments.checkout):
-            print(f"stages.{it.stage}.{it.key}: {it.ours}; {recipe.release}: {it.theirs}")
+        for found in differences(recipe, arguments.checkout):
+            print(f"stages.{found.stage}.{found.key}: {found.ours}; {recipe.release}: {found.theirs}")
     return 1 if unknown else 0
 
 

@@ -2,10 +2,7 @@
 
 import json
 import random
-import socket
 import statistics
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
 
-from scripts.backends.protocol import write_job  # noqa: E402
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
+from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.cluster import check_nodes  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
@@ -125,27 +122,6 @@ def test_preferences_start_at_the_parent(stages, trained):
         assert logged(straight)[0]["loss"] > without_sft
 
 
-def test_two_ranks_learn_the_pairs_that_one_process_learns_and_resume_to_the_same_bits(stages):
-    steps = 8  # the 50 pairs fill 6 batches; the 2 left over are dropped
-    alone = stages.job("dpo", "dpo.alone", steps, **stages.parent)
-    train(alone)
-    straight, resumed = (stages.job("dpo", f"dpo.{name}", steps, nodes=2, **stages.parent) for name in ("two", "again"))
-    plan = [(straight, None), (resumed, STOP), (replace(resumed, resume_from=checkpoint(resumed.run, STOP)), None)]
-    files = [(stages.directory / f"job.{number}.json", job, stop) for number, (job, stop) in enumerate(plan)]
-    for file, job, _ in files:
-        write_job(file, job)
-    (stages.directory / "plan.json").write_text(json.dumps([[str(file), stop] for file, _, stop in files]))
-    with socket.create_server(("", 0)) as server:
-        port = str(server.getsockname()[1])
-    command = [sys.executable, "-m", "tests.ranks", stages.directory / "plan.json"]
-    ranks = [subprocess.Popen([*command, rank, port], cwd=ROOT, stdout=subprocess.DEVNULL) for rank in "01"]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
-    assert weights_hash(resumed.run, steps) == weights_hash(straight.run, steps)
-    for one, other in zip(logged(alone.run), logged(straight.run), strict=True):
-        for name in ("loss", "grad_norm", "entropy", "lr"):
-            assert other[name] == pytest.approx(one[name], rel=1e-3), f"{name} of step {one['step']}"
-
-
 # --- what is handed to TRL ---
 
 
@@ -165,17 +141,19 @@ def test_the_leave_one_out_baseline_is_nemo_rls_centred_or_not(normalize):
     rng = random.Random(0)
     groups = [[rng.random() * 5 for _ in range(4)] for _ in range(3)] + [[1, 0, 0, 0], [2, 2, 2, 2]]
     rewards = torch.tensor(groups, dtype=torch.float32)
-    expected = [it for group in groups for it in nemo_rl_advantages([float(one) for one in group], normalize)]
+    expected = [
+        advantage
+        for group in groups
+        for advantage in nemo_rl_advantages([float(reward) for reward in group], normalize)
+    ]
     for given in (rewards, rewards - rewards.mean(1, keepdim=True)):
         assert leave_one_out(given.flatten(), 4, normalize).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_losses_without_a_weight_are_not_computed():
-    settings = {"preference_average_log_probs": False, "preference_loss_weight": 1.0, "sft_loss_weight": 0.0}
-    assert losses(settings) == (["sigmoid"], [1.0])
-    assert losses(settings | {"preference_average_log_probs": True}) == (["sigmoid_norm"], [1.0])
-    mixed = settings | {"preference_loss_weight": 0.8, "bco_loss_weight": 0.2, "sft_loss_weight": 1.0}
-    assert losses(mixed) == (["sigmoid", "bco_pair", "sft"], [0.8, 0.2, 1.0])
+    assert losses(Dpo(max_num_steps=1)) == (["sigmoid"], [1.0])
+    assert losses(Dpo(max_num_steps=1, preference_average_log_probs=True)) == (["sigmoid_norm"], [1.0])
+    assert losses(Mpo(max_num_steps=1)) == (["sigmoid", "bco_pair", "sft"], [0.8, 0.2, 1.0])
 
 
 def test_both_forms_of_a_preference_become_the_same_tokens():
@@ -205,7 +183,9 @@ def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
     with pytest.raises(UserError, match=r"rows.jsonl:2: shows no picture, but other rows do, which TRL cannot mix"):
         train(replace(job, train_split=rows))
     blind = stages.job("sft", "sft.blind", STEPS)
-    blind.config["model"]["vision"] = None
+    blind = replace(
+        blind, config=blind.config.model_copy(update={"model": blind.config.model.model_copy(update={"vision": None})})
+    )
     with pytest.raises(
         UserError, match=r"train-split.jsonl:\d+: shows a picture, but the recipe's model has no vision"
     ):

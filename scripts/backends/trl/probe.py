@@ -107,7 +107,7 @@ def _judge(found: ProbeFindings, whole: dict[str, Any], rewards: list[list[float
 
 def main() -> None:
     """Command line of the rollouts."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.probe", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.backends.trl.probe", description=__doc__.split("\n")[0])
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--stage", required=True, help="a stage of GRPO that backend trl trains")
     parser.add_argument("--config", type=Path, required=True, help="the stage's config.yaml")

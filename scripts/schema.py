@@ -8,8 +8,8 @@ import yaml
 
 from scripts.errors import run_program
 from scripts.files import write_text
+from scripts.images.settings import Images
 from scripts.recipe.config import Config
-from scripts.recipe.images import Images
 from scripts.recipe.recipe import ALGORITHM_BLENDS, STAGES, Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import repository_root

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from scripts.backends.nemo_rl.patient import Finding, Patient
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.megatron import missing_file
+from scripts.backends.protocol import Finding
 
 STALE_SECONDS = 3 * 3600  # a file of a model is fetched within minutes
 SHOWN = 5
 HELD = (errno.EACCES, errno.EAGAIN, errno.ENOSYS)
-OF_A_NODE = {
+NODE_CACHES = {
     "TRITON_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
     "TORCHINDUCTOR_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
     "TORCH_EXTENSIONS_DIR": "a lock that a killed build has left there makes every later one wait for ever",
@@ -22,75 +24,70 @@ OF_A_NODE = {
 }
 
 
-def check_import(patient: Patient) -> Iterator[Finding]:
+def check_import(context: StageContext) -> Iterator[Finding]:
     """NeMo-RL imports a model once and knows it by its path alone, be it half imported or changed since."""
-    model, cache = patient.model, patient.environment.get("NRL_MEGATRON_CHECKPOINT_DIR")
+    model, cache = context.model, context.environment.get("NRL_MEGATRON_CHECKPOINT_DIR")
     if model is None or not cache:
         return
     imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
     if not imported.exists():
         return
-    wanting = [name for name in ("run_config.yaml", "metadata.json") if not (imported / name).is_file()]
-    if wanting:
-        yield patient.finding(
-            13, f"{imported}: has no {wanting[0]}; an import that was killed? delete it, and NeMo-RL imports again"
+    if missing := missing_file(imported):
+        yield context.error(
+            13, f"{imported}: has no {missing}; an import that was killed? delete it, and NeMo-RL imports again"
         )
     elif max((file.stat().st_mtime for file in model.glob("*")), default=0) > imported.stat().st_mtime:
-        yield patient.finding(
-            13,
-            f"{model}: has changed since NeMo-RL imported it; delete {imported.parent} or use a new path",
-            stops=False,
+        yield context.warning(
+            13, f"{model}: has changed since NeMo-RL imported it; delete {imported.parent} or use a new path"
         )
 
 
-def check_hub(patient: Patient) -> Iterator[Finding]:
+def check_hub(context: StageContext) -> Iterator[Finding]:
     """Judges and datasets are fetched from the hub by compute nodes unless they are cached."""
-    if _hub(patient):
+    if _hub(context):
         return
-    wanted = ["its judge models"] if patient.stage.reward == "judge" else []
-    if patient.stage.parent is None and not patient.recipe.model.name.startswith("/"):
-        wanted.append(f"the model {patient.recipe.model.name}")
+    wanted = ["its judge models"] if context.settings.reward == "judge" else []
+    if context.settings.parent is None and not context.stage.recipe.model.name.startswith("/"):
+        wanted.append(f"the model {context.stage.recipe.model.name}")
     for what in wanted:
-        yield patient.finding(
+        yield context.error(
             41, f"{what} would come from the hub, and no HF_HOME (site's environment) says where that is cached"
         )
 
 
-def check_locks(patient: Patient) -> Iterator[Finding]:
+def check_locks(context: StageContext) -> Iterator[Finding]:
     """A lock that outlived its owner makes every later download or import wait, or fail."""
-    hub, configs = _hub(patient), patient.environment.get("MEGATRON_CONFIG_LOCK_DIR")
-    places = [(hub, "hub/.locks/**/*.lock")] if hub else []
-    places += [(configs, ".megatron_config_lock_*.lock")] if configs else []
-    stale = (path for folder, pattern in places for path in sorted(Path(folder).glob(pattern)) if _is_stale(path))
+    hub, configs = _hub(context), context.environment.get("MEGATRON_CONFIG_LOCK_DIR")
+    patterns = {hub: "hub/.locks/**/*.lock", configs: ".megatron_config_lock_*.lock"}
+    patterns.pop(None, None)
+    stale = (
+        path for folder, pattern in patterns.items() for path in sorted(Path(folder).glob(pattern)) if _is_stale(path)
+    )
     for path in islice(stale, SHOWN):
-        yield patient.finding(
+        yield context.warning(
             58,
             f"{path}: is locked for more than {STALE_SECONDS // 3600} hours; if nothing is downloading or importing "
             "any more, delete it, or everything that needs it waits or fails",
-            stops=False,
         )
 
 
-def check_places_of_caches(patient: Patient) -> Iterator[Finding]:
+def check_node_caches(context: StageContext) -> Iterator[Finding]:
     """Some caches are made for one node and break where several write them."""
-    shared = [patient.nemo_rl.cache, str(patient.results.absolute()), *patient.nemo_rl.checkouts.values()]
-    shared += [hub] if (hub := _hub(patient)) else []
-    variables = patient.site.environment | patient.environment
-    for name in sorted(variables.keys() & OF_A_NODE):
+    shared = [context.nemo_rl.cache, str(context.stage.results.absolute()), *context.nemo_rl.checkouts.values()]
+    shared += [hub] if (hub := _hub(context)) else []
+    variables = context.site.environment | context.environment
+    for name in sorted(variables.keys() & NODE_CACHES):
         if any(Path(variables[name]).is_relative_to(folder) for folder in shared):
-            yield patient.finding(
+            yield context.warning(
                 74,
-                f"{name} is {variables[name]}, which all nodes share: {OF_A_NODE[name]}; put it into each node's /tmp",
-                stops=False,
+                f"{name} is {variables[name]}, which all nodes share: {NODE_CACHES[name]}; put it into each "
+                "node's /tmp",
             )
 
 
-CHECKS = (check_import, check_hub, check_locks, check_places_of_caches)
-
-
-def _hub(patient: Patient) -> str | None:
+def _hub(context: StageContext) -> str | None:
     """Where models of the hub are cached."""
-    return patient.site.environment.get("HF_HOME") or os.environ.get("HF_HOME")
+    return context.site.environment.get("HF_HOME") or os.environ.get("HF_HOME")
 
 
 def _is_stale(lock: Path) -> bool:

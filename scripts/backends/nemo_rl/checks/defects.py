@@ -10,7 +10,8 @@ from pathlib import Path
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from scripts.backends.nemo_rl.patient import Finding, Patient
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.protocol import Finding
 
 PREFIX_CACHE = "policy.generation.vllm_cfg.enable_prefix_caching"
 CPU_OFFLOAD = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
@@ -25,69 +26,58 @@ TURNS = (
 )
 
 
-def check_reference(patient: Patient) -> Iterator[Finding]:
+def check_reference(context: StageContext) -> Iterator[Finding]:
     """DTensor's second version copies the reference after it has loaded the checkpoint that it resumes from."""
-    stage = patient.stage
+    stage = context.settings
     section = "loss_fn" if stage.algorithm == "grpo" else stage.algorithm
-    penalty = patient.told(f"{section}.reference_policy_kl_penalty", 0)
-    dtensor = patient.told("policy.dtensor_cfg.enabled") and patient.told("policy.dtensor_cfg._v2")
+    penalty = context.setting(f"{section}.reference_policy_kl_penalty", 0)
+    dtensor = context.setting("policy.dtensor_cfg.enabled") and context.setting("policy.dtensor_cfg._v2")
     saves_once = stage.max_num_steps is not None and stage.checkpointing.save_period >= stage.max_num_steps
     if dtensor and penalty and not saves_once:
-        yield patient.finding(
+        yield context.warning(
             66,
             f"{section}.reference_policy_kl_penalty is {penalty} and policy.dtensor_cfg._v2 is on: a resume takes the "
             "checkpoint that it goes on from as the reference, not the model that the stage began with; let "
             "checkpointing.save_period be max_num_steps, so that what is interrupted begins anew, or train by Megatron",
-            stops=False,
         )
 
 
-def check_prefix_cache(patient: Patient) -> Iterator[Finding]:
+def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
     """vLLM's cache of prefixes is not emptied when weights change under the responses that are being generated."""
-    if (
-        not (patient.config and patient.stage.is_asynchronous)
-        or patient.told("policy.generation.backend") == "megatron"
-    ):
-        return
-    caches = patient.told(PREFIX_CACHE)
-    if caches is not False:
-        yield patient.finding(
+    generates_by_vllm = context.config and context.setting("policy.generation.backend") != "megatron"
+    caches = context.setting(PREFIX_CACHE)
+    if generates_by_vllm and context.settings.is_asynchronous and caches is not False:
+        yield context.warning(
             67,
             f"{PREFIX_CACHE} is {'on' if caches else 'not set, which is on'}: what vLLM has cached of prompts and "
             "turns outlives the weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn "
             "is computed anew",
-            stops=False,
         )
 
 
-def check_optimizer_offload(patient: Patient) -> Iterator[Finding]:
+def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
     """The optimizer's copies of the weights on the CPU are made before the weights are loaded."""
-    if patient.told("policy.megatron_cfg.enabled") and patient.told(CPU_OFFLOAD):
-        yield patient.finding(
-            68,
-            f"{CPU_OFFLOAD} is on: the first step would go out from random weights, not the model's; make it false",
+    if context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD):
+        yield context.error(
+            68, f"{CPU_OFFLOAD} is on: the first step would go out from random weights, not the model's; make it false"
         )
 
 
-def check_chat_template(patient: Patient) -> Iterator[Finding]:
+def check_chat_template(context: StageContext) -> Iterator[Finding]:
     """What the model thought in earlier turns must still be there when a rollout's next turn is asked for."""
-    if not patient.is_of_gym or patient.model is None:
+    if not context.uses_gym or context.model is None:
         return
-    said = patient.values("policy", KEEPING) | patient.values("env", KEEPING)
-    keeps = any(value is False for place, value in said.items() if not place.startswith("nemo_gym") or MODEL in place)
+    stated = context.values("policy", KEEPING) | context.values("env", KEEPING)
+    keeps = any(value is False for place, value in stated.items() if not place.startswith("nemo_gym") or MODEL in place)
     options = {KEEPING: False} if keeps else {}
-    if _forgets(patient.model, **options):
-        heeds = not _forgets(patient.model, **{KEEPING: False})
+    if _forgets(context.model, **options):
+        heeds = not _forgets(context.model, **{KEEPING: False})
         instead = f"set {OF_THE_POLICY} to false" if heeds else f"use another, {KEEPING}: false does not help"
-        yield patient.finding(
+        yield context.warning(
             64,
-            f"{patient.model}: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains "
+            f"{context.model}: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains "
             f"on: a rollout of several user turns fails or is cut wrongly; {instead}",
-            stops=False,
         )
-
-
-CHECKS = (check_reference, check_prefix_cache, check_optimizer_offload, check_chat_template)
 
 
 def _forgets(model: Path, **options: bool) -> bool:

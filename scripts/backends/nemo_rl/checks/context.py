@@ -1,0 +1,80 @@
+"""What a check is given of a NeMo-RL stage."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.upstream import ABSENT, load_upstream, value_of
+from scripts.backends.protocol import Finding
+from scripts.errors import UserError
+from scripts.recipe.settings import leaves
+from scripts.stage.stage import Stage
+
+
+@dataclass(frozen=True)
+class StageContext(Runtime):
+    """A stage where it runs: its settings, release and site, and by `stage` the recipe and where its files lie."""
+
+    stage: Stage
+
+    @property
+    def model(self) -> Path | None:
+        """The folder that it starts from; None: a repository of the hub, or not made yet."""
+        if export := self.stage.first_model:
+            return export.resolve() if export.exists() else None
+        name = self.stage.recipe.model.name.rstrip("/")
+        return Path(name) if name.startswith("/") else None
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Its config in the release's checkout, with all that it inherits; empty where that cannot be read."""
+        try:
+            return load_upstream(self.checkout / self.settings.config)
+        except (UserError, FileNotFoundError):
+            return {}
+
+    @property
+    def uses_gym(self) -> bool:
+        """Whether its rollouts are NeMo-Gym's."""
+        return "nemo_gym" in self.settings.entry
+
+    @property
+    def validates(self) -> bool:
+        """Whether it is validated while it trains."""
+        period = self.of_algorithm("val_period", 0)
+        regularly = isinstance(period, int) and period > 0
+        return regularly or bool(self.of_algorithm("val_at_start") or self.of_algorithm("val_at_end"))
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """A key's value in the driver: the recipe's overrides count first, then its sections, then the release's."""
+        for override in reversed(self.settings.overrides):
+            name, _, value = override.lstrip("+").partition("=")
+            if name == key:
+                return yaml.safe_load(value)
+        section = key.partition(".")[0]
+        for settings in ({section: getattr(self.settings, section, None)}, self.settings.add, self.config):
+            if (value := value_of(settings, key)) != ABSENT:
+                return value
+        return default
+
+    def of_algorithm(self, key: str, default: Any = None) -> Any:
+        """The value of a key of its algorithm's section."""
+        return self.setting(f"{self.settings.algorithm}.{key}", default)
+
+    def values(self, section: str, key: str) -> dict[str, Any]:
+        """Every value of a key in a section at any depth, by its place; the recipe's lie over the release's."""
+        sections = [self.config.get(section), self.settings.add.get(section), getattr(self.settings, section)]
+        found = (leaf for settings in sections for leaf in leaves(settings or {}))
+        return {place: value for place, value in found if place.rpartition(".")[2] == key}
+
+    def error(self, trap: int, says: str) -> Finding:
+        """Something that would surely go wrong with this stage."""
+        return Finding(self.name, trap, says)
+
+    def warning(self, trap: int, says: str) -> Finding:
+        """Something of this stage that is worth a look."""
+        return Finding(self.name, trap, says, stops=False)

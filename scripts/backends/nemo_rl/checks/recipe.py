@@ -1,0 +1,141 @@
+"""What a NeMo-RL stage's recipe says: whether its cohorts, nodes, batches, rows and steps add up."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
+from scripts.backends.nemo_rl.upstream import load_upstream
+from scripts.backends.protocol import Finding
+from scripts.files import read_json
+
+SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
+GYM = "3rdparty/Gym-workspace/Gym"
+
+
+def check_cohorts(context: StageContext) -> Iterator[Finding]:
+    """A generative reward model waits for all responses to a prompt, in training and in validation."""
+    stage = context.settings
+    if stage.algorithm != "grpo":
+        return
+    generations = stage.grpo["num_generations_per_prompt"]
+    cohorts = context.values("env", "num_rollouts_per_prompt")
+    for where, size in cohorts.items():
+        if isinstance(size, int) and size != generations:
+            yield context.error(
+                20,
+                f"env.{where} is {size}, but grpo.num_generations_per_prompt is {generations}: the reward model would "
+                "wait for ever; make them equal",
+            )
+    key = context.release.keys.validation_generations
+    if context.validates and cohorts and context.setting(key) != generations:
+        yield context.error(20, f"it validates with a reward model, so {key} must be {generations} too")
+    if stage.is_asynchronous:
+        for key in ("use_dynamic_sampling", "reward_scaling", "reward_shaping"):
+            value = context.of_algorithm(key)
+            if value is True or (isinstance(value, dict) and value.get("enabled")):
+                yield context.error(5, f"grpo.{key} is on, which asynchronous training does not know; switch it off")
+        if (epochs := stage.grpo.get("max_num_epochs", 1)) != 1:
+            yield context.warning(
+                5, f"grpo.max_num_epochs is {epochs}, but asynchronous training makes one pass over the rows"
+            )
+    if context.uses_gym and context.of_algorithm("max_val_samples") is not None:
+        yield context.error(20, "grpo.max_val_samples must be null: Gym's validation takes the whole file")
+
+
+def check_checkpoints(context: StageContext) -> Iterator[Finding]:
+    """What NeMo-RL saves must be new each time, and what is kept be chosen by something that is measured."""
+    for where, value in context.values("policy", "async_save").items():
+        if value is True:
+            yield context.warning(
+                10, f"policy.{where} is on, which has saved old weights again and again; set it to false"
+            )
+    if context.settings.checkpointing.keep_top_k and not context.validates:
+        yield context.warning(
+            27,
+            "checkpointing.keep_top_k asks for the best checkpoints, but nothing validates, so NeMo-RL would keep the "
+            "newest; set keep_last_k instead, or a val_period",
+        )
+
+
+def check_environments(context: StageContext) -> Iterator[Finding]:
+    """Some environments need the sandbox; others have no rows, because what is published is a part of the data."""
+    if not context.stage.manifest.exists():
+        return
+    splits = read_json(context.stage.manifest)
+    names = {name for split in ("train", "validation") for name in splits[split]["environments"]}
+    sandboxed = sorted(filter(SANDBOXED.search, names))
+    if sandboxed and not context.settings.sandbox:
+        yield context.error(21, f"{', '.join(sandboxed)} need the sandbox; set sandbox: true")
+    served = agents_of(context)
+    if without := sorted(served - names):
+        yield context.warning(
+            21,
+            f"{len(without)} of the {len(served)} environments that its config runs have no row, so "
+            f"nothing is learnt there: {', '.join(without)}; published data are a part of what the model learnt from",
+        )
+
+
+def agents_of(context: StageContext) -> set[str]:
+    """The agents, by which rows name their environment, that the stage's Gym runs; of files that are not there none."""
+    gym = Path(context.nemo_rl.checkouts.get(context.release.name, ""), GYM)
+    sections = [context.config.get("env"), context.settings.add.get("env"), context.settings.env]
+    settings = [(section or {}).get("nemo_gym") or {} for section in sections]
+    paths = next((paths for section in reversed(settings) if (paths := section.get("config_paths"))), [])
+    files = [load_upstream(gym / path) for path in paths if (gym / path).is_file()]
+    servers = [server for section in [*files, *settings] for server in section.items()]
+    return {name for name, server in servers if isinstance(server, dict) and "responses_api_agents" in server}
+
+
+def check_parallelism(context: StageContext) -> Iterator[Finding]:
+    """The nodes must be filled by the parallel groups, and the batch shared out evenly."""
+    stage, cluster, gpus = context.settings, context.settings.cluster, context.site.slurm.gpus_per_node
+    megatron, batch = stage.policy.get("megatron_cfg", {}), stage.policy["train_global_batch_size"]
+    groups = ("tensor_model", "context", "pipeline_model", "expert_model", "expert_tensor")
+    tp, cp, pp, ep, etp = (megatron.get(f"{group}_parallel_size", 1) for group in groups)
+    judges = cluster.judge_nodes if "judges_within_num_nodes" in context.release.can else 0
+    nodes = cluster.num_nodes - cluster.generation_nodes - judges
+    training, generating = nodes * gpus, (cluster.generation_nodes or nodes) * gpus
+    if training <= 0:
+        yield context.error(17, f"cluster leaves {nodes} nodes to train on; raise cluster.num_nodes")
+        return
+    for names, size in (("TP x CP x PP", tp * cp * pp), ("ETP x EP x PP", etp * ep * pp)):
+        if training % size:
+            yield context.error(18, f"{nodes} training nodes have {training} GPUs, no multiple of {names} = {size}")
+    replicas = training // (tp * cp * pp)
+    if replicas and batch % replicas:
+        yield context.error(
+            19,
+            f"policy.train_global_batch_size {batch} cannot be shared evenly by the {replicas} data-parallel replicas "
+            f"of {training} GPUs",
+        )
+    if generating % (tensor := context.generator_gpus):
+        yield context.error(18, f"{generating} generating GPUs are no multiple of vLLM's tensor_parallel_size {tensor}")
+
+
+def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
+    """The rows must be enough for the planned step: most releases wait for ever when they end before it."""
+    stage, rows = context.settings, context.stage.rows
+    if rows is None:
+        return
+    planned = stage.planned_step(rows)
+    batches, epochs = rows // stage.rows_per_step, context.of_algorithm("max_num_epochs", 1)
+    too_many = f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}"
+    if planned < 1:
+        yield context.error(
+            4,
+            f"{rows} training rows make {batches} batches of {stage.rows_per_step}, too few to train; lower the batch",
+        )
+    elif stage.is_asynchronous and planned > batches - PREFETCHED_STEPS:
+        yield context.error(
+            4,
+            f"{too_many}, and asynchronous training may lose the last {PREFETCHED_STEPS}, which it generates ahead; "
+            f"set it to {batches - PREFETCHED_STEPS} at most or leave it out",
+        )
+    elif not stage.is_asynchronous and isinstance(epochs, int) and planned > batches * epochs:
+        yield context.error(
+            4,
+            f"{too_many} in each of {epochs} epochs; set it to {batches * epochs} at most, or raise "
+            f"{stage.algorithm}.max_num_epochs",
+        )

@@ -1,0 +1,155 @@
+"""What the site must have for a NeMo-RL stage: model, mounts, checkout and containers; and no token in a file."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.megatron import iteration_of
+from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER, has_megatron
+from scripts.backends.nemo_rl.runtime import Runtime, image_of
+from scripts.backends.nemo_rl.upstream import unknown_keys
+from scripts.backends.protocol import Finding
+from scripts.errors import UserError
+from scripts.stage.provenance import git
+
+HIDING = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
+LEAST_IMAGE_BYTES = 1 << 30
+SAVE_FORMAT = "checkpointing.model_save_format"
+WITHOUT = "uv builds the environment of the converter, for which compute nodes need a network"
+
+
+def check_conversion(context: StageContext) -> Iterator[Finding]:
+    """What it saves must be what a converter of its release reads, and its image have the Python which that needs."""
+    dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
+    if dtensor and not megatron and context.setting(SAVE_FORMAT) != "torch_save":
+        yield context.error(
+            15,
+            "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
+            f'"++{SAVE_FORMAT}=torch_save" to its overrides',
+        )
+    if has_megatron(context.image) is False:
+        yield context.warning(15, f"{context.image}: has no {VENVS}/{WORKER}; {WITHOUT}")
+
+
+def conversion(runtime: Runtime) -> str | None:
+    """By which Python its checkpoints are converted, as far as that can be told; None: a finding tells it."""
+    found = has_megatron(runtime.image)
+    if found is None:
+        return f"{runtime.image}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {WITHOUT}"
+    return f"{runtime.image}: its {VENVS}/{WORKER} converts checkpoints" if found else None
+
+
+def check_model(context: StageContext) -> Iterator[Finding]:
+    """What a first stage starts from must be there: a Hugging Face folder and, where asked for, Megatron's weights."""
+    model = context.stage.recipe.model
+    if context.settings.parent is not None:
+        return
+    if model.name.startswith("/") and not Path(model.name, "config.json").is_file():
+        yield context.error(
+            12, f"{model.name}: no config.json there; the first stage starts from a Hugging Face folder"
+        )
+    if model.megatron is None:
+        return
+    try:
+        iteration_of(model.megatron)
+    except UserError as error:
+        yield context.error(12, str(error))
+    if model.name.startswith("/") and not any(Path(model.name).glob("*.safetensors")):
+        yield context.warning(12, f"{model.name}: no *.safetensors there, like which the converter lays out an export")
+
+
+def check_paths(context: StageContext) -> Iterator[Finding]:
+    """Containers must see every path under its own name, and nothing may hide the image's own code."""
+    site, nemo_rl = context.site, context.nemo_rl
+    seen = [tuple(mount.split(":")[:2]) for mount in site.mounts]
+    for source, target in seen:
+        if target.rstrip("/") in HIDING:
+            yield context.error(38, f"mounts: {source}:{target} hides the image's own code; mount it elsewhere")
+    same = [Path(source) for source, target in seen if source.rstrip("/") == target.rstrip("/")]
+    wanted = {"the results": context.stage.results.absolute(), "nemo_rl.cache": Path(nemo_rl.cache)}
+    if context.settings.parent is None:
+        model = context.stage.recipe.model
+        if model.name.startswith("/"):
+            wanted["the model"] = Path(model.name)
+        if model.megatron is not None:
+            wanted["model.megatron"] = Path(model.megatron.path)
+    if context.settings.sif and nemo_rl.sif:
+        wanted["nemo_rl.sif"] = Path(nemo_rl.sif)
+    if "HF_HOME" in site.environment:
+        wanted["environment.HF_HOME"] = Path(site.environment["HF_HOME"])
+    for what, path in wanted.items():
+        if not any(path.is_relative_to(mount) for mount in same):
+            yield context.error(14, f"{what} lies in {path}, which no mount of the site shows to containers as it is")
+        if re.search(r"[\s,:]", str(path)):
+            yield context.error(14, f"{what} lies in {path}: ray.sub takes no path with a space, comma or colon")
+    if context.settings.sif and not nemo_rl.sif:
+        yield context.error(42, "its rows run in .sif images, but the site names no folder nemo_rl.sif")
+    if not site.slurm.exclusive:
+        yield context.error(
+            34, "slurm.exclusive is false, but Ray's and NeMo-RL's ports are fixed: two jobs on a node would collide"
+        )
+
+
+def check_checkout(context: StageContext) -> Iterator[Finding]:
+    """The release's code must be there, be the release's, and know every key that it is told."""
+    release, name = context.release, context.release.name
+    checkout = context.nemo_rl.checkouts.get(name)
+    if checkout is None:
+        yield context.error(
+            18, f"site {context.site.name}: nemo_rl.checkouts has no {name}; clone NeMo-RL at {release.revision}"
+        )
+        return
+    if not Path(checkout, "ray.sub").is_file():
+        yield context.error(18, f"{checkout}: no ray.sub there; clone NeMo-RL at {release.revision} with --recursive")
+        return
+    for file in (context.settings.config, context.settings.entry, release.converter.script, *release.mounts):
+        if not Path(checkout, file).exists():
+            yield context.error(18, f"{checkout}: has no {file}; is it {name}, cloned with --recursive?")
+    head = git(Path(checkout), "rev-parse", "HEAD")
+    if head is not None and head != release.revision:
+        yield context.error(
+            18, f"{checkout}: is at {head[:12]}, but {name} is {release.revision[:12]}; check that revision out"
+        )
+    elif changed := git(Path(checkout), "status", "--porcelain", "--untracked-files=no"):
+        yield context.warning(38, f"{checkout}: {len(changed.splitlines())} files are changed there")
+    yield from _check_keys(context, Path(checkout))
+
+
+def _check_keys(context: StageContext, checkout: Path) -> Iterator[Finding]:
+    if not all((checkout / file).is_file() for file in (context.settings.config, context.settings.entry)):
+        return
+    try:
+        for problem in unknown_keys(context.stage.recipe, checkout, stages=[context.name]):
+            yield context.error(23, problem)
+    except UserError as error:
+        yield context.error(23, str(error))
+
+
+def check_images(context: StageContext) -> Iterator[Finding]:
+    """The containers must be there before the nodes are."""
+    names = [context.settings.image, *(["sandbox"] if context.settings.sandbox else [])]
+    for name in names:
+        image = image_of(name, context.release, context.nemo_rl)
+        if (path := Path(image)).is_absolute():
+            if not path.is_file():
+                yield context.error(
+                    37, f"{image}: no such image; build it (docs/images.md) or name another in the site"
+                )
+            elif path.stat().st_size < LEAST_IMAGE_BYTES:
+                yield context.error(37, f"{image}: has {path.stat().st_size} bytes; a half-made import? make it again")
+        elif "/" not in image or image.startswith("your-registry"):
+            yield context.error(
+                37, f"image {name} is {image}, which only you can name: set nemo_rl.images.{name} in the site"
+            )
+        else:
+            yield context.warning(37, f"image {image} would be imported on every node; import it once to a .sqsh file")
+
+
+def check_secrets(context: StageContext) -> Iterator[Finding]:
+    """Tokens belong into the environment of whoever starts Snakemake."""
+    places = {"the site's environment": context.site.environment, "its environment": context.settings.environment}
+    for where, variables in places.items():
+        for name in variables:
+            if re.search(r"TOKEN|SECRET|PASSWORD|API_KEY", name):
+                yield context.error(41, f"{name} stands in {where}, a file; export it in your shell instead")

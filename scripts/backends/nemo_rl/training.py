@@ -1,0 +1,150 @@
+"""What NeMo-RL trains in a stage: the settings that may change its weights, and the resolved config made of them."""
+
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
+
+from scripts.recipe.stage import Training, TrainingConfig
+from scripts.recipe.strict import Strict
+
+PREFETCHED_STEPS = 2
+
+
+class NemoRlTraining(Training):
+    """What NeMo-RL trains, by a config of its own and what is said here over it, in its own keys.
+
+    ``grpo``, ``dpo``, ``mpo``, ``loss_fn``, ``policy``, ``data``, ``env`` and ``logger`` go to the driver as they are.
+    """
+
+    backend: Literal["nemo_rl"]
+    algorithm: Literal["grpo", "dpo", "mpo"]
+    reward: Literal["verifier", "judge", "pairs"] = Field(description="Where the reward comes from.")
+    config: str = Field(description="The config's path in NeMo-RL's checkout.")
+    entry: str = Field("examples/nemo_gym/run_grpo_nemo_gym.py", description="The driver's path in the checkout.")
+    max_num_steps: PositiveInt | None = Field(
+        None, description="The planned step; none: as many as the training rows are enough for."
+    )
+    grpo: dict[str, Any] = Field({})
+    dpo: dict[str, Any] = Field({})
+    mpo: dict[str, Any] = Field({})
+    loss_fn: dict[str, Any] = Field({})
+    policy: dict[str, Any] = Field({})
+    data: dict[str, Any] = Field({})
+    env: dict[str, Any] = Field({})
+    add: dict[str, Any] = Field({}, description="Settings like those above that the release's config does not have.")
+    sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
+    sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
+    environment: dict[str, str] = Field({}, description="Variables of the driver. No secrets.")
+    overrides: list[str] = Field([], description="Further Hydra overrides; they come last and win.")
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """The settings of its algorithm."""
+        return getattr(self, self.algorithm)
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step consumes."""
+        if self.algorithm == "grpo":
+            return self.grpo["num_prompts_per_step"]
+        return self.policy["train_global_batch_size"]
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a row's prompt and response together, at most."""
+        return self.policy["max_total_sequence_length"]
+
+    @property
+    def rollouts_per_step(self) -> int | None:
+        """Completions of one step; None where none are generated."""
+        if self.algorithm != "grpo":
+            return None
+        return self.grpo["num_prompts_per_step"] * self.grpo["num_generations_per_prompt"]
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether rollouts are generated while the policy trains, in one pass over the data."""
+        return bool(self.grpo.get("async_grpo", {}).get("enabled", False))
+
+    def planned_step(self, train_rows: int | None) -> int | None:
+        """The step at which the stage is done.
+
+        Where the recipe leaves it open, the training rows decide: one pass over the data (NeMo-RL drops the last,
+        partial batch), or ``max_num_epochs``. Asynchronous training generates ahead and waits for ever when the data
+        end before its last step, so it ends two steps before them. That is for training without interruption;
+        scripts.stage.reach says where a resumed one ends.
+        """
+        if self.max_num_steps is not None or train_rows is None:
+            return self.max_num_steps
+        batches = train_rows // self.rows_per_step
+        if self.is_asynchronous:
+            return max(0, batches - PREFETCHED_STEPS)
+        return batches * self.section.get("max_num_epochs", 1)
+
+    @model_validator(mode="after")
+    def _fits_its_reward(self) -> "NemoRlTraining":
+        fitting = {"pairs": ("dpo", "mpo"), "verifier": ("grpo",), "judge": ("grpo",)}[self.reward]
+        if self.algorithm not in fitting:
+            raise PydanticCustomError(
+                "unfit_reward",
+                "{algorithm} does not fit a reward from {reward}: static preference pairs are for dpo or mpo; a "
+                "deterministic check (verifier) or a judge is for grpo",
+                {"algorithm": self.algorithm, "reward": self.reward},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _batches_add_up(self) -> "NemoRlTraining":
+        needed = [("policy", "train_global_batch_size"), ("policy", "max_total_sequence_length")]
+        if self.algorithm == "grpo":
+            needed += [("grpo", "num_prompts_per_step"), ("grpo", "num_generations_per_prompt")]
+        for section, key in needed:
+            if not isinstance(getattr(self, section).get(key), int):
+                raise PydanticCustomError("unstated", "{name} must be stated", {"name": f"{section}.{key}"})
+        if self.algorithm != "grpo":
+            return self
+        product = self.rollouts_per_step
+        batch = self.policy["train_global_batch_size"]
+        loss = self.loss_fn | self.add.get("loss_fn", {})
+        if loss.get("force_on_policy_ratio") and batch != product:
+            raise PydanticCustomError(
+                "batch",
+                "loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "
+                "grpo.num_prompts_per_step x num_generations_per_prompt = {product}",
+                {"batch": batch, "product": product},
+            )
+        if product % batch:
+            raise PydanticCustomError(
+                "batch",
+                "grpo.num_prompts_per_step x num_generations_per_prompt = {product} is no multiple of "
+                "policy.train_global_batch_size, {batch}",
+                {"batch": batch, "product": product},
+            )
+        return self
+
+
+class MegatronWeights(Strict):
+    """The Megatron checkpoint that a first stage takes its weights from: one iteration's folder, and what is in it."""
+
+    path: str
+    format: Literal["megatron_bridge", "megatron_lm"]
+    content: str
+
+
+class FirstModel(Strict):
+    """The model that a stage without a parent starts from."""
+
+    name: str
+    revision: str | None = None
+    megatron: MegatronWeights | None = None
+
+
+class NemoRlConfig(TrainingConfig, NemoRlTraining):
+    """The resolved config of a stage; `model` is there where it has no parent.
+
+    `mtp` is a setting of earlier recipes, which no release could serve; identities hold it.
+    """
+
+    model: FirstModel | None = None
+    mtp: bool = False

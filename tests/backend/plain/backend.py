@@ -1,0 +1,43 @@
+"""Trains: each step's rows follow those of the step before, so a resumed training goes on as it would have."""
+
+import json
+import time
+
+from scripts.backends.protocol import Allocation, Backend, TrainingJob
+from scripts.data.prompts import render
+from scripts.data.rows import read_rows
+from scripts.model.load import load_model, load_processor
+from scripts.stage.rundir import seal_checkpoint
+
+
+class Plain(Backend):
+    def train(self, job: TrainingJob, allocation: Allocation) -> None:
+        import torch
+
+        config, folder = job.config, job.resume_from or job.parent_model
+        model, tokenizer = load_model(folder), load_processor(folder)
+        optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
+        texts = [render(row["messages"], tokenizer) for _, _, row in read_rows(job.train_split)]
+        for step in range(job.start + 1, job.max_num_steps + 1):
+            started, first = time.monotonic(), (step - 1) * config.rows_per_step
+            chosen = [texts[number % len(texts)] for number in range(first, first + config.rows_per_step)]
+            options = {"max_length": config.max_length, "truncation": True, "padding": True, "return_tensors": "pt"}
+            batch = tokenizer(chosen, **options)
+            loss = model(**batch, labels=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds = time.monotonic() - started
+            with (job.run / "metrics.jsonl").open("a") as log:
+                log.write(json.dumps({"step": step, "loss": loss.item(), "lr": config.lr, "seconds": seconds}) + "\n")
+            stops = job.stop.is_due(seconds, seconds)
+            if stops or step == job.max_num_steps or step % job.settings.checkpointing.save_period == 0:
+                saved = job.run / "saving"
+                for part in (model, tokenizer):
+                    part.save_pretrained(saved)
+                seal_checkpoint(saved, job.run, step)
+            if stops:
+                return
+
+
+BACKEND = Plain()
