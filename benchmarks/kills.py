@@ -7,8 +7,8 @@ everything it started, with SIGKILL or SIGTERM. Whatever ended is then started a
 else. When a chain ends before all strikes are struck, it begins anew in another folder. A fifth of the strikes wait for
 a moment that is short: a checkpoint being saved.
 
-Steps lost are counted from the stages' own logs: a step that is logged again was lost once. With --strikes 2 it is the
-test that runs in CI.
+Steps lost are counted from the stages' own logs: a step that is logged again was lost once. What one kill of each kind
+does is shown by tests/workflow/test_resume.py; a short run, --strikes 2, takes some two minutes.
 """
 
 import argparse

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ SHORT = Path(__file__).with_name("short.yaml")
 
 
 class Scheduling(LoadScopeScheduling):
-    """Tests that share a cluster or a finished chain run one after the other, in one of pytest-xdist's processes."""
+    """Tests that share a cluster, a finished chain or TRL's slow imports run in one of pytest-xdist's processes."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         if "tests/slurm/" in file:
             return "containers" if "nemo_rl" in file else "cluster"
+        if re.search(r"test_(algorithms|multinode|trl_\w+|hugging_face|judges|own_environment|probe)\.", file):
+            return "trl"
         return "chain" if "tests/browser/" in file or re.search(r"test_(chain|edits|resume)\.", file) else file
 
 
@@ -71,10 +74,18 @@ class Workflow:
         """Run Snakemake in the tree; what it printed."""
         return self.run("snakemake", *arguments, check=check).stdout
 
-    def planned(self, *arguments: str, rule: str = "train") -> set[str]:
-        """The stages whose `rule` a dry run plans."""
-        output = self.snakemake("--dry-run", *arguments)
-        return set(re.findall(rf"rule {rule}:(?:\n.+?)*?wildcards: stage=(\w+)", output))
+    def planned_jobs(self, *arguments: str) -> defaultdict[str, set[str]]:
+        """The stages of the jobs that a dry run plans, by rule."""
+        found = defaultdict(set)
+        for rule, job in re.findall(
+            r"^(?:local)?rule (\w+):\n((?: +.+\n)*)", self.snakemake("--dry-run", *arguments), re.M
+        ):
+            found[rule].update(re.findall(r"wildcards: stage=(\w+)", job))
+        return found
+
+    def planned(self, *arguments: str) -> set[str]:
+        """The stages that a dry run would train."""
+        return self.planned_jobs(*arguments)["train"]
 
     def edit(self, old: str, new: str) -> None:
         """Replace a piece of the recipe."""

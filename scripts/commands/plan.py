@@ -146,12 +146,12 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
         UNKNOWN: "one allocation (≥) of {}, whose steps follow from rows that are not there yet",
     }
     stages = {basis: [name for name, left in to_train.items() if left.basis == basis] for basis in words}
-    told = [
+    sources = [
         words[basis].format(", ".join(names))
         for basis, names in stages.items()
         if names and (site.slurm or basis != LIMIT)
     ]
-    return [f"reckoned from {'; '.join(told)}"] if told else []
+    return [f"reckoned from {'; '.join(sources)}"] if sources else []
 
 
 def _warning(project: Project, to_train: dict[str, Estimate]) -> list[str]:

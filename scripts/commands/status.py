@@ -12,8 +12,8 @@ from scripts.stage.status import StageStatus, status_of
 def status_text(project: Project) -> str:
     """One line a stage, and below them what is set aside."""
     states = project.states()
-    words = latest_jobs(project.results) if project.site.slurm else {}
-    statuses = [status_of(state, StagePaths(project.results / name), words.get(name)) for name, state in states.items()]
+    jobs = latest_jobs(project.results) if project.site.slurm else {}
+    statuses = [status_of(state, StagePaths(project.results / name), jobs.get(name)) for name, state in states.items()]
     rows = [_row(status, project.site) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
     lines = aligned([head, *rows], left={0, 1, len(head) - 1})

@@ -41,14 +41,13 @@ class PlaceholderError(Exception):
     """Why a placeholder row cannot be filled; the caller adds file and line."""
 
 
-Lookup = Callable[[str, str, int], tuple[str | None, str | None]]
+Lookup = Callable[[ExternalTable, int], tuple[str | None, str | None]]
 
 
 def fill_placeholder(row: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
     """The row with question, answer and prompt filled in from its table; PlaceholderError says why it cannot be.
 
-    `lookup` gives question and ground truth of a table (its repository, its split) at a row, or raises IndexError with
-    the number of rows.
+    `lookup` gives question and ground truth of a table at a row, or raises IndexError with the number of rows.
     """
     placeholder, dataset = row["_hf_placeholder"], row.get("dataset")
     if not isinstance(placeholder, dict):
@@ -75,7 +74,7 @@ def _look_up(dataset: str, row: Any, lookup: Lookup) -> tuple[str, str]:
     if isinstance(row, bool) or not isinstance(row, int):
         raise PlaceholderError(f"dataset {dataset}: row index {row!r} is not an integer")
     try:
-        question, answer = lookup(TABLES[dataset].repository, TABLES[dataset].split, row)
+        question, answer = lookup(TABLES[dataset], row)
     except IndexError as error:
         raise PlaceholderError(f"dataset {dataset}: row {row} is outside the table's 0..{error.args[0] - 1}") from None
     except UnicodeDecodeError:

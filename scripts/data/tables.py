@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
-from scripts.data.placeholders import TABLES
+from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.source_record import differs_from_record, xxh3_file
 from scripts.errors import UserError
 
@@ -44,50 +44,50 @@ class ExternalTables:
     hashes: Mapping[str, str] = field(default_factory=dict)
     _open: dict[str, "_UnpackedTable"] = field(default_factory=dict, init=False, repr=False)
 
-    def lookup(self, repository: str, split: str, row: int) -> tuple[str | None, str | None]:
+    def lookup(self, table: ExternalTable, row: int) -> tuple[str | None, str | None]:
         """Question and ground truth at a row (0-based, over the split's files joined in name order).
 
         IndexError, whose argument is the number of rows, for a row that the table does not have; UnicodeDecodeError
         for a text that is not UTF-8.
         """
-        if repository not in self._open:
-            path = self._path(repository, split)
+        if table.repository not in self._open:
+            path = self._path(table)
             if not path.exists():
-                self._unpack(repository, split)
-            self._open[repository] = _open_table(str(path))
-        return self._open[repository].read(row)
+                self._unpack(table)
+            self._open[table.repository] = _open_table(str(path))
+        return self._open[table.repository].read(row)
 
-    def _path(self, repository: str, split: str) -> Path:
-        return self.unpacked / f"{repository}.{split}".replace("/", "--")
+    def _path(self, table: ExternalTable) -> Path:
+        return self.unpacked / f"{table.repository}.{table.split}".replace("/", "--")
 
-    def _unpack(self, repository: str, split: str) -> None:
+    def _unpack(self, table: ExternalTable) -> None:
         """Write the table's file, or wait for the process that does and meanwhile unpack a table that waits."""
-        if not self._unpack_unless_locked(repository, split):
-            for other in {(table.repository, table.split) for table in TABLES.values()}:
-                if (self.directory / other[0]).is_dir():
+        if not self._unpack_unless_locked(table):
+            for other in set(TABLES.values()):
+                if (self.directory / other.repository).is_dir():
                     with suppress(UserError):  # the lookup that needs that table reports it
-                        self._unpack_unless_locked(*other)
-            self._unpack_unless_locked(repository, split, timeout=-1)
+                        self._unpack_unless_locked(other)
+            self._unpack_unless_locked(table, timeout=-1)
 
-    def _unpack_unless_locked(self, repository: str, split: str, timeout: float = 0) -> bool:
+    def _unpack_unless_locked(self, table: ExternalTable, timeout: float = 0) -> bool:
         """Whether the table's file is there now; False: another process has its lock (-1: wait for it)."""
-        path = self._path(repository, split)
+        path = self._path(table)
         try:
             with FileLock(f"{path}.lock", timeout):
                 if not path.exists():
-                    _write(self._parquet_files(repository, split), path)
+                    _write(self._parquet_files(table), path)
         except Timeout:
             return False
         return True
 
-    def _parquet_files(self, repository: str, split: str) -> list[Path]:
+    def _parquet_files(self, table: ExternalTable) -> list[Path]:
         """The table's files, each with its recorded hash."""
-        folder = self.directory / repository
+        folder, split = self.directory / table.repository, table.split
         for pattern in (f"data/{split}-*", "data/*", f"{split}/*", f"default/{split}/*"):
             if files := sorted(folder.glob(f"{pattern}.parquet")):
                 break
         else:
-            raise UserError(f"{folder}: no parquet file of {repository}; fetch the table into data/ there")
+            raise UserError(f"{folder}: no parquet file of {table.repository}; fetch the table into data/ there")
         for file in files:
             expected = self.hashes.get(str(file.relative_to(self.directory.parent)))
             if expected not in (None, xxh3_file(file)):

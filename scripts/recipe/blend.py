@@ -3,11 +3,10 @@
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.reasoning import Reasoning, Share
-from scripts.recipe.strict import Strict
+from scripts.recipe.strict import Strict, invalid
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 RowKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
@@ -85,7 +84,7 @@ class Blend(Strict):
     @model_validator(mode="after")
     def _reasoning_is_demonstrated(self) -> "Blend":
         if self.reasoning is not None and self.kind != "demonstrations":
-            raise PydanticCustomError("reasoning", "reasoning is for demonstrations; leave it out")
+            raise invalid("reasoning is for demonstrations; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -94,13 +93,8 @@ class Blend(Strict):
             return self
         kind = "preferences" if self.format == "mmpr" else "prompts"
         if self.kind != kind:
-            raise PydanticCustomError(
-                "format", "{format} holds {kind}: set kind", {"format": self.format, "kind": kind}
-            )
+            raise invalid(f"{self.format} holds {kind}: set kind")
         if isinstance(self.holdout, float) or (self.format == "mmpr" and self.holdout != MMPR_HOLDOUT) or self.test:
-            raise PydanticCustomError(
-                "format",
-                "{format} is split by NeMo-RL itself: holdout must be {rows}, and test left out",
-                {"format": self.format, "rows": MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"},
-            )
+            rows = MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"
+            raise invalid(f"{self.format} is split by NeMo-RL itself: holdout must be {rows}, and test left out")
         return self

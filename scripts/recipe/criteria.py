@@ -3,9 +3,8 @@
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
 
-from scripts.recipe.strict import Strict
+from scripts.recipe.strict import Strict, invalid
 
 HELD_OUT = ("held_out_change", "worst_environment_change")
 
@@ -56,13 +55,13 @@ class Criterion(Strict):
     @model_validator(mode="after")
     def _has_a_bound(self) -> "Criterion":
         if self.min is None and self.max is None:
-            raise PydanticCustomError("no_bound", "a criterion needs min or max")
+            raise invalid("a criterion needs min or max")
         return self
 
     @model_validator(mode="after")
     def _compares_held_out_scores(self) -> "Criterion":
         if self.environment is not None and self.metric != "held_out_change":
-            raise PydanticCustomError("environment", "environment is for held_out_change; leave it out")
+            raise invalid("environment is for held_out_change; leave it out")
         if self.against != "parent" and self.metric not in HELD_OUT:
-            raise PydanticCustomError("against", "against is for changes of held-out scores; leave it out")
+            raise invalid("against is for changes of held-out scores; leave it out")
         return self

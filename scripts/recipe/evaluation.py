@@ -3,10 +3,9 @@
 from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
-from scripts.recipe.strict import Name, Strict, misnamed
+from scripts.recipe.strict import Name, Strict, invalid, misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -57,17 +56,13 @@ class Evaluation(EvaluationBase):
     def check_in(self, recipe: "Recipe") -> None:
         """PydanticCustomError where no stage or no row can be scored."""
         if not recipe.scored_stages():
-            raise PydanticCustomError(
-                "evaluation",
-                "these keys are for backend trl; NeMo-RL takes held_out, benchmarks and nodes",
-                {"at": "evaluation"},
-            )
+            raise invalid("these keys are for backend trl; NeMo-RL takes held_out, benchmarks and nodes", "evaluation")
         prompts = [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
         for name in self.blends or ():
             if name not in prompts:
                 raise misnamed("evaluation.blends", "blend of prompts", name, prompts)
         if not self.blends_in(recipe):
-            raise PydanticCustomError("no_rows", "no blend of prompts to take held-out rows from", {"at": "evaluation"})
+            raise invalid("no blend of prompts to take held-out rows from", "evaluation")
         scored = [name for blend in self.blends_in(recipe) for name in recipe.blends[blend].environments]
         for name, stage in recipe.stages.items():
             for place, criterion in enumerate(stage.gate):

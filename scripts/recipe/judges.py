@@ -9,10 +9,9 @@ import re
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.recipe.judge_prompts import PROMPTS
-from scripts.recipe.strict import Strict, nearest
+from scripts.recipe.strict import Strict, invalid, nearest
 
 Role = Literal["general", "safety", "genrm"]
 ROLES: tuple[Role, ...] = ("general", "safety", "genrm")
@@ -73,7 +72,7 @@ class GenRM(Judge):
     @model_validator(mode="after")
     def _has_a_principle(self) -> "GenRM":
         if self.use_principle and not self.default_principle:
-            raise PydanticCustomError("no_principle", "use_principle needs a default_principle, for rows without one")
+            raise invalid("use_principle needs a default_principle, for rows without one")
         return self
 
 
@@ -174,15 +173,9 @@ class Judges(Strict):
     def _has_known_prompts(cls, prompts: dict[str, str]) -> dict[str, str]:
         for name, text in prompts.items():
             if name not in PLACEHOLDERS:
-                raise PydanticCustomError(
-                    "prompt", "no question is named {name}{hint}", {"name": name, "hint": nearest(name, PLACEHOLDERS)}
-                )
-            for word in {match[1] for match in PLACEHOLDER.finditer(text)} - {None} - PLACEHOLDERS[name]:
-                raise PydanticCustomError(
-                    "placeholder",
-                    "{name} has nothing to put for {placeholder}{hint}",
-                    {"name": name, "placeholder": f"{{{word}}}", "hint": nearest(word, PLACEHOLDERS[name])},
-                )
+                raise invalid(f"no question is named {name}{nearest(name, PLACEHOLDERS)}")
+            for word in {match[1] for match in PLACEHOLDER.finditer(text)} - {None, *PLACEHOLDERS[name]}:
+                raise invalid(f"{name} has nothing to put for {{{word}}}{nearest(word, PLACEHOLDERS[name])}")
         return prompts
 
 
@@ -195,15 +188,9 @@ def check_servers(judges: Judges | None, servers: dict[Role, JudgeServer]) -> No
     """Refuse judges that are served nowhere, and servers of judges that are not named."""
     named = roles_of(judges)
     if judges and not named:
-        raise PydanticCustomError(
-            "no_judge", "judges names no judge: give {roles}", {"roles": ", ".join(ROLES[:-1]) + f" or {ROLES[-1]}"}
-        )
+        raise invalid(f"judges names no judge: give {', '.join(ROLES[:-1])} or {ROLES[-1]}")
     for role in ROLES:
         if role in named and role not in servers:
-            raise PydanticCustomError(
-                "no_server", "judge_servers.{role} is missing: where the judge answers", {"role": role}
-            )
+            raise invalid(f"judge_servers.{role} is missing: where the judge answers")
         if role in servers and role not in named:
-            raise PydanticCustomError(
-                "no_judge", "judge_servers.{role} serves no judge: judges.{role} is missing", {"role": role}
-            )
+            raise invalid(f"judge_servers.{role} serves no judge: judges.{role} is missing")

@@ -3,9 +3,8 @@
 from typing import Annotated
 
 from pydantic import Field, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
 
-from scripts.recipe.strict import Strict
+from scripts.recipe.strict import Strict, invalid
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -22,5 +21,5 @@ class Reasoning(Strict):
     @model_validator(mode="after")
     def _shares_add_up(self) -> "Reasoning":
         if self.strip_share + self.truncate_share > 1:
-            raise PydanticCustomError("shares", "strip_share and truncate_share are more than 1 together")
+            raise invalid("strip_share and truncate_share are more than 1 together")
         return self

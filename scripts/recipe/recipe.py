@@ -10,7 +10,6 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.installed import backend_modules
 from scripts.recipe.blend import Blend, FolderSource, HubSource, SyntheticSource
@@ -18,7 +17,7 @@ from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
-from scripts.recipe.strict import Name, Strict, misnamed, nearest
+from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
 
 STAGES: dict[str, dict[str, type[StageSettings]]] = {
     name: module.STAGES for name, module in backend_modules("settings").items()
@@ -105,7 +104,7 @@ class Recipe(Strict):
         if self.evaluation is not None:
             self.evaluation.check_in(self)
         elif not any(stage.is_converted for stage in self.stages.values()):
-            raise PydanticCustomError("no_evaluation", "is missing", {"at": "evaluation"})
+            raise invalid("is missing", "evaluation")
         self._names_are_free()
         return self
 
@@ -117,24 +116,15 @@ class Recipe(Strict):
                 raise misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
             wanted, kind = ALGORITHM_BLENDS[stage.algorithm], self.blends[stage.blend].kind
             if kind != wanted:
-                raise PydanticCustomError(
-                    "unfit",
-                    "{algorithm} trains on {wanted}, but blend {blend} holds {kind}",
-                    {
-                        "at": f"stages.{name}.blend",
-                        "algorithm": stage.algorithm,
-                        "wanted": wanted,
-                        "blend": stage.blend,
-                        "kind": kind,
-                    },
+                raise invalid(
+                    f"{stage.algorithm} trains on {wanted}, but blend {stage.blend} holds {kind}",
+                    f"stages.{name}.blend",
                 )
         try:
             self.stage_order()
         except CycleError as error:
             cycle = " -> ".join(reversed(error.args[1]))
-            raise PydanticCustomError(
-                "cycle", "the stages start from each other: {cycle}", {"at": "stages", "cycle": cycle}
-            ) from None
+            raise invalid(f"the stages start from each other: {cycle}", "stages") from None
 
     def _sources_fit(self) -> None:
         if not isinstance(self.source, SyntheticSource):
@@ -142,10 +132,9 @@ class Recipe(Strict):
         for name, blend in self.blends.items():
             for key, differs in (("source", blend.source is not None), ("format", blend.format != "jsonl")):
                 if differs:
-                    raise PydanticCustomError(
-                        "synthetic",
+                    raise invalid(
                         "the recipe's blends are synthetic, which this one cannot be; make source a hub or a folder",
-                        {"at": f"blends.{name}.{key}"},
+                        f"blends.{name}.{key}",
                     )
 
     def _environments_fit(self) -> None:
@@ -157,27 +146,17 @@ class Recipe(Strict):
             if blend.kind != "preferences" or isinstance(self.source, SyntheticSource):
                 _check_environments(f"blends.{name}.environments", blend.environments, self.environments)
             if blend.pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
-                raise PydanticCustomError(
-                    "blind", "the model has no vision, by which it would see them", {"at": f"blends.{name}.pictures"}
-                )
+                raise invalid("the model has no vision, by which it would see them", f"blends.{name}.pictures")
         for name in self.environments:
             if not rewarded_here:
-                raise PydanticCustomError(
-                    "environments", "NeMo-RL's environments are NeMo-Gym's; leave them out", {"at": "environments"}
-                )
+                raise invalid("NeMo-RL's environments are NeMo-Gym's; leave them out", "environments")
             if name in list(Environment):
-                raise PydanticCustomError(
-                    "taken", "an environment has this name already; choose another", {"at": f"environments.{name}"}
-                )
+                raise invalid("an environment has this name already; choose another", f"environments.{name}")
 
     def _names_are_free(self) -> None:
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
             for name in taken & names.keys():
-                raise PydanticCustomError(
-                    "taken",
-                    "the results folder has a {name}/ of its own; choose another name",
-                    {"at": f"{at}.{name}", "name": name},
-                )
+                raise invalid(f"the results folder has a {name}/ of its own; choose another name", f"{at}.{name}")
 
     def seed_of(self, name: str) -> int | None:
         """What a stage's training is seeded with; None: the backend's own config says it."""
@@ -201,12 +180,8 @@ class Recipe(Strict):
 def _check_environments(at: str, names: list[str], own: Iterable[str]) -> None:
     """Refuse names that neither a verifier of ours nor one of the user's `own` bears, and none at all."""
     if not names:
-        raise PydanticCustomError("no_environment", "names no environment", {"at": at})
+        raise invalid("names no environment", at)
     known = [*Environment, *own]
     for place, name in enumerate(names):
         if name not in known:
-            raise PydanticCustomError(
-                "unknown_environment",
-                "'{name}' is not known{hint}",
-                {"at": f"{at}.{place}", "name": name, "hint": nearest(name, known)},
-            )
+            raise invalid(f"'{name}' is not known{nearest(name, known)}", f"{at}.{place}")

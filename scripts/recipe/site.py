@@ -4,10 +4,9 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.recipe.stage import Resources, StageSettings
-from scripts.recipe.strict import Name, Strict
+from scripts.recipe.strict import Name, Strict, invalid
 
 Word = Annotated[str, StringConstraints(pattern=r"^[\w][\w.+-]*$")]
 Words = Annotated[str, StringConstraints(pattern=r"^[\w][\w.,+-]*$")]
@@ -91,7 +90,7 @@ class NemoRlSite(Strict):
     @model_validator(mode="after")
     def _entity_has_a_project(self) -> "NemoRlSite":
         if self.wandb_entity is not None and self.wandb_project is None:
-            raise PydanticCustomError("entity", "wandb_entity is for a wandb_project; name one, or leave it out")
+            raise invalid("wandb_entity is for a wandb_project; name one, or leave it out")
         return self
 
 

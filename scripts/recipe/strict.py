@@ -17,13 +17,14 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(words)}"
 
 
+def invalid(message: str, at: str | None = None) -> PydanticCustomError:
+    """The error of a value that does not fit; `at` is its key in the file, if not what is being validated."""
+    return PydanticCustomError("invalid", "{message}", {"message": message} | ({"at": at} if at else {}))
+
+
 def misnamed(at: str, what: str, name: str, valid: Iterable[str]) -> PydanticCustomError:
     """The error of a key `at` which something is named that is not there."""
-    return PydanticCustomError(
-        "unknown_name",
-        "no {what} is named {name}{hint}",
-        {"at": at, "what": what, "name": name, "hint": nearest(name, valid)},
-    )
+    return invalid(f"no {what} is named {name}{nearest(name, valid)}", at)
 
 
 class Strict(BaseModel):

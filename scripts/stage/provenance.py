@@ -116,12 +116,12 @@ def words_of_skipped(record: dict[str, Any]) -> str:
 
 def _data_of(manifest: Path) -> dict[str, Any]:
     """The blend, its dataset, the revisions of the tables that filled its placeholders, and its manifest's SHA-256."""
-    told, record = read_json(manifest), manifest.parents[1] / "source/record.json"
+    splits, record = read_json(manifest), manifest.parents[1] / "source/record.json"
     revisions = read_json(record).get("tables", {}) if record.is_file() else {}
-    tables = sorted({TABLES[name].repository for name in told.get("placeholders", {}) if name in TABLES})
+    tables = sorted({TABLES[name].repository for name in splits.get("placeholders", {}) if name in TABLES})
     return {
         "blend": manifest.parent.name,
-        "source": told.get("source"),
+        "source": splits.get("source"),
         "tables": {name: revisions.get(name) for name in tables},
         "manifest": sha256_file(manifest),
     }
@@ -137,5 +137,5 @@ def parents_of(export: Path | None) -> list[dict[str, Any]]:
     exported, record = read_json(export), export.parents[1] / "ckpt/record.json"
     published = read_json(record) if record.is_file() else {}
     is_same = published.get("identity") == exported["identity"]
-    told = {key: published[key] for key in OF_PARENT if key in published} if is_same else {}
-    return [{key: exported[key] for key in ("stage", "step", "identity", "content")} | told]
+    origins = {key: published[key] for key in OF_PARENT if key in published} if is_same else {}
+    return [{key: exported[key] for key in ("stage", "step", "identity", "content")} | origins]

@@ -78,28 +78,28 @@ class StageState:
         return self.state == "resumes" and self.left == 0
 
 
-def all_states(recipe: Recipe, results: Path, words: dict[str, LatestJob] | None = None) -> dict[str, StageState]:
+def all_states(recipe: Recipe, results: Path, jobs: dict[str, LatestJob] | None = None) -> dict[str, StageState]:
     """The state of every stage, parents first; what descends from a stage that will train waits for it.
 
-    `words` is what Slurm last said of each stage's job.
+    `jobs` is what Slurm last said of each stage's job.
     """
     states: dict[str, StageState] = {}
     settled: set[str] = set()
     for name in recipe.stage_order():
         stage, parent = Stage(recipe, results, name), recipe.stages[name].parent
         blocked = parent if parent is not None and parent not in settled else None
-        states[name] = stage_state(stage, blocked, (words or {}).get(name))
+        states[name] = stage_state(stage, blocked, (jobs or {}).get(name))
         if states[name].identity and stage.exported_identity == states[name].identity:
             settled.add(name)
     return states
 
 
-def stage_state(stage: Stage, blocked: str | None = None, word: LatestJob | None = None) -> StageState:
+def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | None = None) -> StageState:
     """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
     run = stage.paths.run
     aside = set_aside(stage.paths.directory)
     state = StageState(stage.name, "waiting", stage.planned, aside=aside)
-    owner = holder(stage.paths.owner, word)
+    owner = holder(stage.paths.owner, latest)
     if blocked or not stage.manifest.exists():
         state = replace(state, note=f"{blocked} comes first" if blocked else "its data come first")
         return _held(state, owner, run) if owner is not None else state
@@ -121,13 +121,13 @@ def stage_state(stage: Stage, blocked: str | None = None, word: LatestJob | None
     return replace(state, state="stale" if record is not None or was_trained else "new")
 
 
-def holder(owner_file: Path, word: LatestJob | None) -> dict[str, Any] | None:
+def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
     """The record of the process that holds a stage, by its heartbeat and by what Slurm last said of its job."""
     owner = read_owner(owner_file)
     if owner is None or not is_alive(owner_file, only_read=True):
         return None
-    if word and word.job.id == owner.get("slurm_job") and word.at > owner["since"]:
-        return None if word.job.state in ENDED_STATES | {"PENDING", "REQUEUED"} else owner
+    if latest and latest.job.id == owner.get("slurm_job") and latest.at > owner["since"]:
+        return None if latest.job.state in ENDED_STATES | {"PENDING", "REQUEUED"} else owner
     return owner
 
 

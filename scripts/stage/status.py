@@ -43,32 +43,34 @@ class StageStatus:
     note: str = ""
 
 
-def status_of(state: StageState, paths: StagePaths, word: LatestJob | None = None) -> StageStatus:
-    """What a stage is at; `word` is what Slurm last said of its job."""
+def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = None) -> StageStatus:
+    """What a stage is at; `latest` is what Slurm last said of its job."""
     run = paths.run if state.state == "training" else state.run
     attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"] if run else []
     if state.state == "training":
-        return _training(state, paths, attempts, word.job if word else None)
-    if word is not None and not _is_news(word, paths, attempts):
-        word = None
+        return _training(state, paths, attempts, latest.job if latest else None)
+    if latest is not None and not _is_news(latest, paths, attempts):
+        latest = None
     entries = recent_steps(run) if run else []
-    if word is not None and (status := _of_job(state, paths, entries, word)) is not None:
+    if latest is not None and (status := _of_job(state, paths, entries, latest)) is not None:
         return status
     if state.state in ("fresh", "waiting"):
         step = state.last if state.state == "fresh" else 0
         return _at(state, state.state, step, entries, note=_joined(state.note, state.skipped))
-    if note := _failure(state, paths, attempts, word):
+    if note := _failure(state, paths, attempts, latest):
         return _at(state, "failed", state.start, entries, note=note)
-    return _at_rest(state, entries, bool(attempts), word)
+    return _at_rest(state, entries, bool(attempts), latest)
 
 
-def _at_rest(state: StageState, entries: list[dict[str, Any]], was_tried: bool, word: LatestJob | None) -> StageStatus:
+def _at_rest(
+    state: StageState, entries: list[dict[str, Any]], was_tried: bool, latest: LatestJob | None
+) -> StageStatus:
     """A stage that nobody is at and that did not fail."""
     if state.publishes_again:
         return _at(state, "trained", state.start, entries, note=_joined("to be published", state.skipped))
     if state.state == "resumes" or was_tried:
-        return _at(state, "unfinished", state.start, entries, note=_joined(state.note, state.skipped, _said(word)))
-    return _at(state, state.state, 0, entries, note=_joined(_shortened(state.changed), _said(word)))
+        return _at(state, "unfinished", state.start, entries, note=_joined(state.note, state.skipped, _as_of(latest)))
+    return _at(state, state.state, 0, entries, note=_joined(_shortened(state.changed), _as_of(latest)))
 
 
 def _training(
@@ -106,11 +108,13 @@ def _training(
     )
 
 
-def _of_job(state: StageState, paths: StagePaths, entries: list[dict[str, Any]], word: LatestJob) -> StageStatus | None:
+def _of_job(
+    state: StageState, paths: StagePaths, entries: list[dict[str, Any]], latest: LatestJob
+) -> StageStatus | None:
     """The status of a stage whose Slurm job is the latest news of it; None: the job does not decide it."""
-    job, on = word.job, {"nodes": word.job.node_count or None, "job": word.job.id}
-    is_old = time.time() - word.at > OLD_SECONDS
-    as_of = f"as of {clock(word.at)}" if is_old else ""
+    job, on = latest.job, {"nodes": latest.job.node_count or None, "job": latest.job.id}
+    is_old = time.time() - latest.at > OLD_SECONDS
+    as_of = f"as of {clock(latest.at)}" if is_old else ""
     step = state.last if state.state == "fresh" else state.start
     if job.state in QUEUED:
         note = _joined(f"since {slurm_clock(job.submitted)}", _reason(job), as_of)
@@ -129,7 +133,7 @@ def _of_job(state: StageState, paths: StagePaths, entries: list[dict[str, Any]],
 
 
 def _failure(
-    state: StageState, paths: StagePaths, attempts: list[dict[str, Any]], word: LatestJob | None
+    state: StageState, paths: StagePaths, attempts: list[dict[str, Any]], latest: LatestJob | None
 ) -> str | None:
     """How a stage failed and in which log that stands; None: it did not."""
     preflight = paths.logs / "preflight.log"
@@ -137,7 +141,7 @@ def _failure(
     refused = not paths.preflight.exists() and preflight.exists() and preflight.stat().st_size > 0
     if refused and (last is None or _changed_at(preflight) > last["time"]):
         return f"preflight; see {preflight}"
-    cut_off = word is not None and word.job.state in ENDED_BY_SLURM
+    cut_off = latest is not None and latest.job.state in ENDED_BY_SLURM
     if last is None or state.publishes_again or state.run != paths.run or cut_off:
         return None
     log = paths.attempts_log
@@ -159,11 +163,11 @@ def _attempted(state: StageState, job: JobRecord) -> bool:
     return state.run is not None and any(attempt["slurm_job"] == job.id for attempt in read_attempts(state.run))
 
 
-def _said(word: LatestJob | None) -> str:
+def _as_of(latest: LatestJob | None) -> str:
     """What Slurm said of the job, where that adds to the attempts' own account."""
-    if word is None or word.job.state in ("COMPLETED", "UNKNOWN"):
+    if latest is None or latest.job.state in ("COMPLETED", "UNKNOWN"):
         return ""
-    return f"job {word.job.id} {word.job.state} as of {clock(word.at)}"
+    return f"job {latest.job.id} {latest.job.state} as of {clock(latest.at)}"
 
 
 def _joined(*parts: str) -> str:
@@ -179,16 +183,16 @@ def _shortened(changed: tuple[str, ...]) -> str:
     return f"{changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}" if changed else ""
 
 
-def _is_news(word: LatestJob, paths: StagePaths, attempts: list[dict[str, Any]]) -> bool:
-    """Whether Slurm's last word of the job is later than what the stage itself told last.
+def _is_news(latest: LatestJob, paths: StagePaths, attempts: list[dict[str, Any]]) -> bool:
+    """Whether Slurm's last state of the job is newer than what the stage itself last recorded.
 
-    A job that ended speaks of every attempt but a later one of another job's.
+    The end of a job concerns every attempt but a later one of another job.
     """
     last = attempts[-1] if attempts else None
-    if word.job.state in ENDED_STATES:
-        return last is None or last["slurm_job"] == word.job.id or last["time"] < (epoch(word.job.end) or 0)
-    told = [last.get("ended") or last["time"]] if last else []
-    return word.at >= max([*told, _changed_at(paths.record)])
+    if latest.job.state in ENDED_STATES:
+        return last is None or last["slurm_job"] == latest.job.id or last["time"] < (epoch(latest.job.end) or 0)
+    recorded = (last.get("ended") or last["time"]) if last else 0.0
+    return latest.at >= max(recorded, _changed_at(paths.record))
 
 
 def _changed_at(path: Path) -> float:

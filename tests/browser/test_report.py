@@ -254,9 +254,9 @@ def test_every_figure_has_words_and_every_table_its_heads(browser, pages):
     for page in ("overview.html", "environments.html", "rlvr1/stage.html"):
         browser.get((pages / page).as_uri())
         script = """
-            const bare = [...document.querySelectorAll("svg")].filter(it => !it.getAttribute("aria-label"));
-            const headless = [...document.querySelectorAll("table")].filter(it => !it.caption || !it.querySelector("th[scope]"));
-            const mute = [...document.querySelectorAll("figure")].filter(it => !it.querySelector("figcaption"));
+            const bare = [...document.querySelectorAll("svg")].filter(svg => !svg.getAttribute("aria-label"));
+            const headless = [...document.querySelectorAll("table")].filter(table => !table.caption || !table.querySelector("th[scope]"));
+            const mute = [...document.querySelectorAll("figure")].filter(figure => !figure.querySelector("figcaption"));
             return [bare.length, headless.length, mute.length];
         """
         assert browser.execute_script(script) == [0, 0, 0], page

@@ -79,7 +79,8 @@ def scored(chain):
     recipe = chain.root / "config/recipes/double.yaml"
     chain.write_recipe(recipe, evaluation={"held_out": True, "benchmarks": ["math500"], "nodes": 2})
     told = ("--profile", "profiles/slurm", "results/double/rlvr2/gate.json")
-    chain.training, chain.scoring = chain.planned(*told), chain.planned(*told, rule="held_out")
+    jobs = chain.planned_jobs(*told)
+    chain.training, chain.scoring = jobs["train"], jobs["held_out"]
     chain.train("results/double/rlvr1/eval.json", "results/double/rlvr1/benchmarks.json")
     return chain
 

@@ -21,10 +21,13 @@ WRITER, READER = "hf_mayWrite0123456789", "hf_mayRead0123456789"
 
 def test_the_cards_metadata_is_read_back_by_the_hubs_client_with_every_score(made):
     card = ModelCard(str(model_card(made / "rlvr1/hf", "apache-2.0")))
-    told = card.data.to_dict()
-    assert (told["license"], told["library_name"], told["tags"]) == ("apache-2.0", "transformers", ["stagecoach", "sft", "grpo"])  # fmt: skip
-    assert card.data.model_name == "short-rlvr1" and "base_model" not in told and "datasets" not in told
-    assert {it.dataset_type: it.metric_value for it in card.data.eval_results} == {"math": 0.6, "genrm": 0.4}
+    metadata = card.data.to_dict()
+    assert (metadata["license"], metadata["library_name"], metadata["tags"]) == ("apache-2.0", "transformers", ["stagecoach", "sft", "grpo"])  # fmt: skip
+    assert card.data.model_name == "short-rlvr1" and "base_model" not in metadata and "datasets" not in metadata
+    assert {result.dataset_type: result.metric_value for result in card.data.eval_results} == {
+        "math": 0.6,
+        "genrm": 0.4,
+    }
 
 
 def test_the_card_shows_data_stages_parameters_scores_limits_and_lineage(made):

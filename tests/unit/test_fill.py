@@ -262,11 +262,10 @@ def test_a_tables_rows_are_those_of_its_files_joined_in_name_order(tmp_path):
         pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), folder / f"{part}.parquet")
     (tmp_path / "unpacked").mkdir()
     tables = ExternalTables(tmp_path / "tables", tmp_path / "unpacked")
-    where = (TABLES[SKYWORK].repository, TABLES[SKYWORK].split)
     for row in (0, 4095, 4096, 4999, 5000, 9999):
-        assert tables.lookup(*where, row) == (f"q{row // 5000}.{row % 5000 % 7}", str(row % 5000))
+        assert tables.lookup(TABLES[SKYWORK], row) == (f"q{row // 5000}.{row % 5000 % 7}", str(row % 5000))
     with pytest.raises(IndexError):
-        tables.lookup(*where, 10_000)
+        tables.lookup(TABLES[SKYWORK], 10_000)
 
 
 # --- the splits ---

@@ -72,27 +72,31 @@ def tracked(chain, tmp_path_factory):
 def test_a_stage_is_a_run_of_its_identity_with_its_config_and_every_step(tracked, chain):
     identity = read_json(chain / "rlvr1/ckpt/record.json")["identity"]
     assert read_json(tracked.folder / "tracking.json")["run"] == identity
-    (run,) = [it.run for it in tracked.records if it.WhichOneof("record_type") == "run"][:1]
+    (run,) = [record.run for record in tracked.records if record.WhichOneof("record_type") == "run"][:1]
     assert (run.run_id, run.display_name, run.run_group, run.project) == (identity, "rlvr1", "short", "post-training")
-    config = {it.key: json.loads(it.value_json) for it in run.config.update}
+    config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert config["grpo"]["num_generations_per_prompt"] == 4 and config["stagecoach"]["identity"] == identity
     steps = [
-        {"/".join(it.nested_key) or it.key: json.loads(it.value_json) for it in record.history.item}
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
         for record in tracked.records
         if record.WhichOneof("record_type") == "history"
     ]
-    assert {it["timing/update"] for it in steps} == {0.75}
-    assert [it["_step"] for it in steps] == [1, 2, 3] and [it["loss"] for it in steps] == [1.0, 0.5, 1 / 3]
+    assert {step["timing/update"] for step in steps} == {0.75}
+    assert [step["_step"] for step in steps] == [1, 2, 3] and [step["loss"] for step in steps] == [1.0, 0.5, 1 / 3]
     summary = {
-        "/".join(it.nested_key) or it.key: it.value_json
+        "/".join(item.nested_key) or item.key: item.value_json
         for record in tracked.records
-        for it in record.summary.update
+        for item in record.summary.update
     }  # fmt: skip
     assert float(summary["held_out/math/after"]) == 0.6
 
 
 def test_splits_and_the_parents_checkpoint_go_in_and_the_checkpoint_comes_out_all_by_reference(tracked, chain):
-    artifacts = {it.artifact.name: it.artifact for it in tracked.records if it.WhichOneof("record_type") == "artifact"}
+    artifacts = {
+        record.artifact.name: record.artifact
+        for record in tracked.records
+        if record.WhichOneof("record_type") == "artifact"
+    }
     goes_in = {name: artifact.use_after_commit for name, artifact in artifacts.items()}
     assert goes_in == {
         "short-sft-checkpoint": True,

@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/edits.md"
 class Edit:
     """An edit of the finished short chain (rlvr1 and rlhf both start from sft) and the stages that then really train.
 
-    `is_alike`: another edit takes the same way, so a short run of the tests asks for this one's plan alone.
+    `is_alike`: another edit, or another test, takes the same way, so a short run asks for this one's plan alone.
     """
 
     name: str
@@ -107,6 +107,7 @@ EDITS = (
         _edit(RLVR1, RLVR1 + "policy: {optimizer: {lr: 2.0e-3}}, "),
         frozenset({"rlvr1"}),
         "config",
+        is_alike=True,
     ),
     Edit(
         "change lr of sft",

@@ -67,13 +67,32 @@ def test_a_finished_chain_has_nothing_to_do(finished):
     assert "Nothing to be done" in finished.snakemake("--dry-run")
 
 
-def test_every_rule_is_there_for_the_stages_that_it_is_for(fresh):
-    rules = set(fresh.snakemake("--list-rules").split())
-    assert {"convert", "export", "held_out", "evaluate", "benchmarks", "probe"} <= rules
-    planned = set(re.findall(r"^(?:local)?rule (\w+):", fresh.snakemake("--dry-run"), re.MULTILINE))
-    assert planned >= {"export", "evaluate"} and not planned & {"convert", "held_out"}
-    output = fresh.snakemake("--dry-run", "results/short/sft/benchmarks.json", check=False)
-    assert "MissingRuleException" in output, "only NeMo-RL's stages have benchmarks"
+def test_each_stage_of_a_mixed_chain_has_the_rules_that_it_is_for(fresh):
+    fresh.edit("name: short", "name: short\nrelease: v0.7.0")
+    fresh.edit(
+        "evaluation:",
+        "  pairs: {kind: preferences, rows: 60, holdout: 20, environments: [genrm_simple_agent]}\nevaluation:",
+    )
+    fresh.edit(
+        "  rlvr1: {algorithm: grpo, parent: sft",
+        """  dpo:
+    {algorithm: dpo, backend: nemo_rl, reward: pairs, parent: sft, blend: pairs, config: dpo.yaml, max_num_steps: 3,
+     cluster: {num_nodes: 1}, policy: {train_global_batch_size: 4, max_total_sequence_length: 64}}
+  rlvr1: {algorithm: grpo, parent: dpo""",
+    )
+    output = fresh.snakemake("--dry-run", "--printshellcmds")
+    planned = {
+        (rule, stage)
+        for rule, stage in re.findall(r"^(?:local)?rule (\w+):(?:\n .+)*?\n +wildcards: stage=(\w+)", output, re.M)
+    }
+    trl = {"sft", "rlvr1", "rlhf"}
+    assert {stage for rule, stage in planned if rule == "convert"} == {"dpo"}
+    assert {stage for rule, stage in planned if rule == "export"} == trl
+    assert {stage for rule, stage in planned if rule == "evaluate"} == trl
+    assert {stage for rule, stage in planned if rule in ("train", "gate", "stage_page")} == trl | {"dpo"}
+    fresh.snakemake("--dry-run", "results/short/dpo/benchmarks.json")
+    refused = fresh.snakemake("--dry-run", "results/short/sft/benchmarks.json", check=False)
+    assert "MissingRuleException" in refused, "only what NeMo-RL trains has benchmarks"
 
 
 def test_snakemakes_own_report_can_be_asked_for(copied):
@@ -88,28 +107,14 @@ def test_touching_every_file_or_moving_the_tree_trains_nothing(copied):
     assert copied.planned() == set()
 
 
-def test_a_changed_setting_trains_that_stage_alone_and_keeps_the_old_run(copied):
-    before = {stage: copied.content(stage) for stage in STAGES}
-    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
-    assert copied.planned() == {"rlvr1"}
-    old = json.loads((copied.results / "rlvr1/ckpt/record.json").read_text())["identity"]
-    copied.snakemake("results/short/rlvr1/ckpt")
-    assert {stage for stage in STAGES if copied.content(stage) != before[stage]} == {"rlvr1"}
-    assert (copied.results / f"rlvr1/run.{old}/checkpoints/step_3").is_dir()
-    copied.edit(" seed: 9,", "")
-    output = copied.snakemake("results/short/rlvr1/ckpt")
-    assert "step 3 of identity" in output and "already trained; publishing it" in output
-    assert copied.content("rlvr1") == before["rlvr1"]
-
-
 def test_what_changes_no_weight_plans_no_training(copied):
     copied.edit("name: short", "name: short\ndescription: a comment")
     copied.edit(
         "checkpointing: {save_period: 1}", "checkpointing: {save_period: 2}\n    resources: {nodes: 2, runtime: 9}"
     )
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {gate: [{metric: held_out_change, min: -1}], algorithm: grpo,")
-    assert copied.planned() == set()
-    assert copied.planned(rule="gate") == {"rlvr1"}
+    jobs = copied.planned_jobs()
+    assert jobs["train"] == set() and jobs["gate"] == {"rlvr1"}
 
 
 def test_a_gate_judged_again_does_not_hide_that_the_next_stage_is_stale(copied):
@@ -117,8 +122,8 @@ def test_a_gate_judged_again_does_not_hide_that_the_next_stage_is_stale(copied):
         "    sft: {max_num_steps: 30}", "    sft: {max_num_steps: 30}\n    gate: [{metric: held_out_change, min: -1}]"
     )
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
-    assert copied.planned(rule="gate") == {"sft", "rlvr1"}
-    assert copied.planned() == {"rlvr1"}
+    jobs = copied.planned_jobs()
+    assert jobs["train"] == {"rlvr1"} and jobs["gate"] == {"sft", "rlvr1"}
 
 
 def test_a_forced_stage_that_is_already_trained_is_published_again_in_a_moment(copied):
@@ -154,10 +159,11 @@ def test_a_blends_splits_are_laid_out_for_other_tools_when_asked_for(copied):
 
 
 def test_tracking_is_planned_for_every_stage_where_the_config_names_a_project_and_nowhere_else(copied):
-    assert copied.planned(rule="track") == set()
+    assert not list(copied.results.glob("*/tracking.json"))
     config = copied.root / "config/config.yaml"
     config.write_text(config.read_text() + "tracking: {project: post-training}\n")
-    assert copied.planned(rule="track") == set(STAGES) and copied.planned() == set()
+    jobs = copied.planned_jobs()
+    assert jobs["track"] == set(STAGES) and jobs["train"] == set()
 
 
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="envs/wandb.txt is installed")
@@ -282,17 +288,17 @@ def blocks_of_groups(output: str) -> list[tuple[str, str]]:
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_a_gate_that_says_stop_stops_the_chain_before_the_next_stage_trains(fresh):
-    fresh.edit(
-        "    sft: {max_num_steps: 30}", "    sft: {max_num_steps: 2}\n    gate: [{metric: held_out_change, min: 2.0}]"
-    )
-    output = fresh.snakemake("results/short/rlvr1/ckpt", check=False)
+def test_a_gate_that_says_stop_stops_the_chain_before_the_next_stage_trains(copied):
+    gate = "gate: [{metric: held_out_change, min: 2.0}]"
+    copied.edit("    sft: {max_num_steps: 30}", f"    sft: {{max_num_steps: 30}}\n    {gate}")
+    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
+    output = copied.snakemake("results/short/rlvr1/ckpt", check=False)
     assert "gate.json: the gate of sft says stop" in output
     assert re.search(
         r"held_out_change since the parent is .*, min 2; look at results/short/sft/rollouts.parquet", output
     )
-    assert (fresh.results / "sft/ckpt/record.json").exists()
-    assert not (fresh.results / "rlvr1/run").exists()
+    assert not list(copied.results.glob("rlvr1/run.*")), "the run of the seed before is still the stage's"
+    assert (copied.results / "rlvr1/run/attempts.jsonl").read_text().count('"begin"') == 1
 
 
 def test_a_stage_that_diverges_is_ended_while_it_trains_and_goes_on_when_its_gate_allows(copied):

@@ -31,7 +31,7 @@ def test_exactly_the_stages_of_the_table_train(copied, edit):
         return
     before = attempts(copied)
     kept = {path: path.read_bytes() for path in copied.results.glob("*/run/checkpoints/*/model.safetensors")}
-    copied.snakemake(*targets)
+    output = copied.snakemake(*targets)
     trained = {stage for stage, count in attempts(copied).items() if count > before[stage] or (stage not in before)}
     assert trained == edit.trains
     lost = [
@@ -42,7 +42,7 @@ def test_exactly_the_stages_of_the_table_train(copied, edit):
         )
     ]
     assert lost == [], "nothing trained may be lost by an edit"
-    assert "Nothing to be done" in copied.snakemake("--dry-run", *targets)
+    assert "Nothing to be done" in output or "Nothing to be done" in copied.snakemake("--dry-run", *targets)
 
 
 def test_the_documents_table_is_the_tests_own():

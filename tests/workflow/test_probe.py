@@ -2,7 +2,7 @@
 
 
 def test_training_waits_for_rollouts_where_the_stage_says_so(fresh):
-    assert fresh.planned(rule="probe") == set()
-    assert fresh.planned("results/short/rlhf/probe.json", rule="probe") == {"rlhf"}
+    assert fresh.planned_jobs()["probe"] == set()
+    assert fresh.planned_jobs("results/short/rlhf/probe.json")["probe"] == {"rlhf"}
     fresh.edit("probe: {tolerated_share: 0.9}", "probe: {tolerated_share: 0.9, rollouts: true}")
-    assert fresh.planned("results/short/rlvr1/ckpt", rule="probe") == {"rlvr1"}
+    assert fresh.planned_jobs("results/short/rlvr1/ckpt")["probe"] == {"rlvr1"}

@@ -105,25 +105,30 @@ def test_a_deadline_ends_a_training_as_unfinished_with_its_step_saved(longer):
     assert (results / "rlvr1/run/checkpoints/step_1").is_dir()
 
 
-def test_what_is_set_aside_is_shown_with_the_reason_and_removed_on_request(copied):
-    old = record(copied)["identity"]
+def test_a_changed_setting_trains_that_stage_alone_and_the_run_before_is_shown_and_comes_back(copied):
+    stages = ("sft", "rlvr1", "rlhf")
+    command = ("python", "-m", "scripts.commands")
+    before, old = {stage: copied.content(stage) for stage in stages}, record(copied)["identity"]
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
-    copied.snakemake("--dry-run")
-    assert re.search(
-        r"rlvr1 +trains again +3 of 3 .*seed 3 -> 9", copied.run("python", "-m", "scripts.commands", "plan").stdout
-    )
-    assert re.search(r"rlvr1 +stale", copied.run("python", "-m", "scripts.commands", "status").stdout)
+    assert copied.planned() == {"rlvr1"}
+    assert re.search(r"rlvr1 +trains again +3 of 3 .*seed 3 -> 9", copied.run(*command, "plan").stdout)
+    assert re.search(r"rlvr1 +stale", copied.run(*command, "status").stdout)
     copied.snakemake("results/short/rlvr1/ckpt")
-    status = copied.run("python", "-m", "scripts.commands", "status").stdout
-    assert re.search(r"rlvr1 +fresh", status)
-    assert f"results/short/rlvr1/run.{old}  step 3\n" in status
-    plan = copied.run("python", "-m", "scripts.commands", "plan").stdout
-    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ [kM]B", plan)
-    refused = copied.run("python", "-m", "scripts.commands", "discard", "results/short/rlvr1/run", check=False)
+    assert {stage for stage in stages if copied.content(stage) != before[stage]} == {"rlvr1"}
+    status = copied.run(*command, "status").stdout
+    assert re.search(r"rlvr1 +fresh", status) and f"results/short/rlvr1/run.{old}  step 3\n" in status
+    assert re.search(rf"results/short/rlvr1/run\.{old}  step 3  [\d.]+ [kM]B", copied.run(*command, "plan").stdout)
+
+    new = record(copied)["identity"]
+    copied.edit(" seed: 9,", "")
+    output = copied.snakemake("results/short/rlvr1/ckpt")
+    assert "step 3 of identity" in output and "already trained; publishing it" in output
+    assert copied.content("rlvr1") == before["rlvr1"]
+    refused = copied.run(*command, "discard", "results/short/rlvr1/run", check=False)
     assert refused.returncode == 1 and "not a run directory that was set aside" in refused.stdout
-    copied.run("python", "-m", "scripts.commands", "discard", f"results/short/rlvr1/run.{old}")
-    assert not (copied.results / f"rlvr1/run.{old}").exists()
-    assert "set aside" not in copied.run("python", "-m", "scripts.commands", "plan").stdout
+    copied.run(*command, "discard", f"results/short/rlvr1/run.{new}")
+    assert not (copied.results / f"rlvr1/run.{new}").exists()
+    assert "set aside" not in copied.run(*command, "plan").stdout
 
 
 def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(copied):

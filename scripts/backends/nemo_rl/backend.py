@@ -13,7 +13,7 @@ from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.export import convert, link
 from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import image_of, runtime_of, stages_of
+from scripts.backends.nemo_rl.runtime import Runtime, runtime_of, stages_of
 from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.errors import UserError
@@ -71,7 +71,7 @@ class NemoRl(Backend):
         """The stage's container; digest and hash are None where neither its name nor a record beside its file tells."""
         if site is None or site.nemo_rl is None:
             return None
-        name = image_of(stage.settings.image, release_of(stage.config.release["name"]), site.nemo_rl)
+        name = Runtime(stage.name, stage.settings, release_of(stage.config.release["name"]), site).image
         if not name.endswith(".sqsh"):
             return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
         record = Path(f"{name}.json")
@@ -93,20 +93,7 @@ class NemoRl(Backend):
         """The variables that ray.sub would get, and the driver's command."""
         if site.nemo_rl is None:
             return super().command_text(stage, site)
-        job = TrainingJob(
-            stage=stage.name,
-            settings=stage.settings,
-            config=stage.config,
-            train_split=stage.train_split,
-            parent_model=stage.first_model,
-            run=stage.paths.run,
-            resume_from=None,
-            max_num_steps=stage.planned or 0,
-            threads=site.threads,
-            stop=StopRequest(),
-            nodes=1,
-            environments={},
-        )
+        job = TrainingJob.of(stage, stage.planned or 0, site.threads, StopRequest())
         launch = _driver().launch_of(job, Allocation(NO_JOB, site))
         variables = cluster_environment(launch, stage.paths.logs.absolute())
         command = variables.pop("COMMAND")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
-from scripts.backends.nemo_rl.runtime import Runtime, image_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.training import MegatronWeights
 from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.stage import Checkpointing
@@ -23,7 +23,7 @@ PREWARM = (
     "AutoTokenizer.from_pretrained(name, trust_remote_code=True, use_fast=True)"
 )
 SANDBOX_PORT = "6000"
-ALL = 1_000_000  # as upstream writes it
+KEEP_ALL = 1_000_000  # as upstream writes it
 LEAST_SECONDS = 1  # it looks at the deadline after each step, and saves that step
 DRIVER_STARTED = "driver_started"
 
@@ -111,7 +111,7 @@ def _nodes(runtime: Runtime) -> dict[str, Any]:
 
 def kept_checkpoints(checkpointing: Checkpointing) -> int:
     """NeMo-RL's keep_top_k, which always spares the newest; v0.7.0 refuses null for all of them."""
-    return ALL if checkpointing.keep_last_k is None else checkpointing.keep_last_k + checkpointing.keep_top_k
+    return KEEP_ALL if checkpointing.keep_last_k is None else checkpointing.keep_last_k + checkpointing.keep_top_k
 
 
 def _steps(launch: Launch) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
         own["CPUS_PER_WORKER"] = str(slurm.cpus_per_node)
     if runtime.settings.sandbox:
         own |= {
-            "SANDBOX_CONTAINER": image_of("sandbox", release, runtime.nemo_rl),
+            "SANDBOX_CONTAINER": runtime.image_of("sandbox"),
             "SANDBOX_COMMAND": release.sandbox_command,
             "SANDBOX_ENV_VARS": f"NEMO_SKILLS_SANDBOX_PORT={SANDBOX_PORT}",
             **dict.fromkeys(("LISTEN_PORT", "NGINX_PORT", "NEMO_SKILLS_SANDBOX_PORT"), SANDBOX_PORT),

@@ -40,7 +40,11 @@ class Runtime:
     @property
     def image(self) -> str:
         """The training container."""
-        return image_of(self.settings.image, self.release, self.nemo_rl)
+        return self.image_of(self.settings.image)
+
+    def image_of(self, name: str) -> str:
+        """The reference or file of a container by its name: the site's word over the release's."""
+        return self.nemo_rl.images.get(name) or self.release.images.get(name, name)
 
     @property
     def mounts(self) -> list[str]:
@@ -80,8 +84,3 @@ def stages_of(recipe: Recipe) -> dict[str, NemoRlSettings]:
 def runtime_of(recipe: Recipe, name: str, site: Site) -> Runtime:
     """The runtime of one of a recipe's stages."""
     return Runtime(name, recipe.stages[name], release_of(recipe.release), site)
-
-
-def image_of(name: str, release: Release, nemo_rl: NemoRlSite) -> str:
-    """The reference or file of a container by its name: the site's word over the release's."""
-    return nemo_rl.images.get(name) or release.images.get(name, name)

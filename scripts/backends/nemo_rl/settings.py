@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.backends.nemo_rl.megatron import content_of, iteration_of
 from scripts.backends.nemo_rl.releases import Release, release_of
@@ -14,7 +13,7 @@ from scripts.errors import UserError
 from scripts.recipe.evaluation import EvaluationBase
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.stage import StageSettings, TrainingConfig
-from scripts.recipe.strict import Strict, nearest
+from scripts.recipe.strict import Strict, invalid, nearest
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -28,6 +27,10 @@ class NemoRlCluster(Strict):
     generation_nodes: int = Field(
         0, ge=0, description="Of num_nodes, those that only generate (asynchronous training); 0: all do both."
     )
+
+    def judges_within(self, release: Release) -> int:
+        """The judges' nodes that num_nodes counts in this release."""
+        return self.judge_nodes if "judges_within_num_nodes" in release.can else 0
 
 
 class NemoRlSettings(StageSettings, NemoRlTraining):
@@ -77,18 +80,12 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """PydanticCustomError where the recipe names no release, or its model or the stage's blend do not fit."""
         if recipe.release is None:
-            raise PydanticCustomError("no_release", "names no NeMo-RL release", {"at": "release"})
+            raise invalid("names no NeMo-RL release", "release")
         if self.parent is None and not isinstance(recipe.model, PretrainedModel):
-            raise PydanticCustomError(
-                "scratch", "NeMo-RL starts from a pretrained model: give its name", {"at": "model"}
-            )
+            raise invalid("NeMo-RL starts from a pretrained model: give its name", "model")
         blend = recipe.blends[self.blend]
         if blend.format == "mmpr_tiny" and self.data.get("val_size") != blend.holdout:
-            raise PydanticCustomError(
-                "val_size",
-                "must be the holdout of blend {blend}, {rows}",
-                {"at": f"stages.{name}.data.val_size", "blend": self.blend, "rows": blend.holdout},
-            )
+            raise invalid(f"must be the holdout of blend {self.blend}, {blend.holdout}", f"stages.{name}.data.val_size")
 
     def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
         """The stage asking for the nodes of its cluster; UserError for what the release would not take."""
@@ -118,16 +115,16 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     def on_its_nodes(self, release: Release) -> Self:
         """The stage asking for the nodes that its cluster means in this release: with or without the judges' own."""
-        apart = 0 if "judges_within_num_nodes" in release.can else self.cluster.judge_nodes
-        nodes = {"nodes": self.cluster.num_nodes + apart}
+        cluster = self.cluster
+        nodes = {"nodes": cluster.num_nodes + cluster.judge_nodes - cluster.judges_within(release)}
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
 
     @model_validator(mode="after")
     def _nodes_add_up(self) -> "NemoRlSettings":
         if self.cluster.generation_nodes >= self.cluster.num_nodes:
-            raise PydanticCustomError("nodes", "cluster.generation_nodes leaves no node to train on")
+            raise invalid("cluster.generation_nodes leaves no node to train on")
         if self.resources.nodes != 1:
-            raise PydanticCustomError("nodes", "resources.nodes follows from cluster here; leave it out")
+            raise invalid("resources.nodes follows from cluster here; leave it out")
         return self
 
 
@@ -152,9 +149,7 @@ class NemoRlEvaluation(EvaluationBase):
         for name in self.benchmarks:
             if name not in BENCHMARKS and not re.fullmatch(r"mmlu_[A-Z]{2}-[A-Z]{2,3}", name):
                 hint = nearest(name, BENCHMARKS)
-                raise PydanticCustomError(
-                    "benchmark", "no benchmark is named {name}{hint}", {"name": name, "hint": hint}
-                )
+                raise invalid(f"no benchmark is named {name}{hint}")
         return self
 
     def scores(self, stage: StageSettings) -> bool:
@@ -164,13 +159,9 @@ class NemoRlEvaluation(EvaluationBase):
     def check_in(self, recipe: "Recipe") -> None:
         """PydanticCustomError where no stage can be scored."""
         if not any(isinstance(stage, NemoRlSettings) for stage in recipe.stages.values()):
-            raise PydanticCustomError(
-                "evaluation", "held_out, benchmarks and nodes are for NeMo-RL", {"at": "evaluation"}
-            )
+            raise invalid("held_out, benchmarks and nodes are for NeMo-RL", "evaluation")
         if self.held_out and not recipe.scored_stages():
-            raise PydanticCustomError(
-                "no_stage", "no stage of GRPO on Gym's environments, whose driver scores", {"at": "evaluation"}
-            )
+            raise invalid("no stage of GRPO on Gym's environments, whose driver scores", "evaluation")
 
     def stage_while_scoring(self, recipe: "Recipe", name: str) -> StageSettings:
         """A stage on the nodes that its scoring gets; ValueError when they are too few for it.
@@ -182,7 +173,7 @@ class NemoRlEvaluation(EvaluationBase):
         if self.nodes is None:
             return stage
         cluster = stage.cluster
-        judges = cluster.judge_nodes if "judges_within_num_nodes" in release.can else 0
+        judges = cluster.judges_within(release)
         left = self.nodes - judges
         generation = cluster.generation_nodes and max(
             1, min(left - 1, round(left * cluster.generation_nodes / (cluster.num_nodes - judges)))

@@ -3,10 +3,9 @@
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.recipe.stage import Training, TrainingConfig
-from scripts.recipe.strict import Strict
+from scripts.recipe.strict import Strict, invalid
 
 PREFETCHED_STEPS = 2
 
@@ -86,11 +85,9 @@ class NemoRlTraining(Training):
     def _fits_its_reward(self) -> "NemoRlTraining":
         fitting = {"pairs": ("dpo", "mpo"), "verifier": ("grpo",), "judge": ("grpo",)}[self.reward]
         if self.algorithm not in fitting:
-            raise PydanticCustomError(
-                "unfit_reward",
-                "{algorithm} does not fit a reward from {reward}: static preference pairs are for dpo or mpo; a "
-                "deterministic check (verifier) or a judge is for grpo",
-                {"algorithm": self.algorithm, "reward": self.reward},
+            raise invalid(
+                f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo or "
+                "mpo; a deterministic check (verifier) or a judge is for grpo"
             )
         return self
 
@@ -101,25 +98,21 @@ class NemoRlTraining(Training):
             needed += [("grpo", "num_prompts_per_step"), ("grpo", "num_generations_per_prompt")]
         for section, key in needed:
             if not isinstance(getattr(self, section).get(key), int):
-                raise PydanticCustomError("unstated", "{name} must be stated", {"name": f"{section}.{key}"})
+                raise invalid(f"{section}.{key} must be stated")
         if self.algorithm != "grpo":
             return self
         product = self.rollouts_per_step
         batch = self.policy["train_global_batch_size"]
         loss = self.loss_fn | self.add.get("loss_fn", {})
         if loss.get("force_on_policy_ratio") and batch != product:
-            raise PydanticCustomError(
-                "batch",
-                "loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "
-                "grpo.num_prompts_per_step x num_generations_per_prompt = {product}",
-                {"batch": batch, "product": product},
+            raise invalid(
+                f"loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "
+                f"grpo.num_prompts_per_step x num_generations_per_prompt = {product}"
             )
         if product % batch:
-            raise PydanticCustomError(
-                "batch",
-                "grpo.num_prompts_per_step x num_generations_per_prompt = {product} is no multiple of "
-                "policy.train_global_batch_size, {batch}",
-                {"batch": batch, "product": product},
+            raise invalid(
+                f"grpo.num_prompts_per_step x num_generations_per_prompt = {product} is no multiple of "
+                f"policy.train_global_batch_size, {batch}"
             )
         return self
 

@@ -3,10 +3,9 @@
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.recipe.reasoning import Share
-from scripts.recipe.strict import Strict
+from scripts.recipe.strict import Strict, invalid
 
 
 class Optimizer(Strict):
@@ -106,15 +105,11 @@ class GrpoLoss(Strict):
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoLoss":
         if self.sequence_level_importance_ratios and self.token_level_loss:
-            raise PydanticCustomError(
-                "ratios", "sequence_level_importance_ratios is for token_level_loss: false; a token has no ratio then"
-            )
+            raise invalid("sequence_level_importance_ratios is for token_level_loss: false; a token has no ratio then")
         if self.ratio_clip_c is not None and self.ratio_clip_c <= 1 + self.ratio_clip_max:
-            raise PydanticCustomError("clip", "ratio_clip_c must be greater than 1 + ratio_clip_max")
+            raise invalid("ratio_clip_c must be greater than 1 + ratio_clip_max")
         if self.truncated_importance_sampling_ratio is not None and not self.use_importance_sampling_correction:
-            raise PydanticCustomError(
-                "correction", "truncated_importance_sampling_ratio is for use_importance_sampling_correction: true"
-            )
+            raise invalid("truncated_importance_sampling_ratio is for use_importance_sampling_correction: true")
         return self
 
 
@@ -137,9 +132,7 @@ class Dpo(Strict):
     def _learns_something(self) -> "Dpo":
         weights = [name for name in type(self).model_fields if name.endswith("_loss_weight")]
         if not any(getattr(self, name) for name in weights):
-            raise PydanticCustomError(
-                "no_loss", "nothing would be learnt: {weights} are all 0", {"weights": ", ".join(weights)}
-            )
+            raise invalid(f"nothing would be learnt: {', '.join(weights)} are all 0")
         return self
 
 

@@ -152,10 +152,10 @@ def _explain(error: Exception, place: Path) -> UserError:
     failures = getattr(error, "worker_failures", None)
     if not failures:
         return UserError(f"Ray Train: {getattr(error, 'controller_failure', error)}")
-    told = {rank: it for rank, it in failures.items() if isinstance(it, RankError) and it.for_user}
-    gone = {rank: it for rank, it in failures.items() if not isinstance(it, RankError)}
-    rank, cause = min((told or gone or failures).items())
-    if rank in told:
+    explained = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and cause.for_user}
+    gone = {rank: cause for rank, cause in failures.items() if not isinstance(cause, RankError)}
+    rank, cause = min((explained or gone or failures).items())
+    if rank in explained:
         return (CutOffError if cause.cut_off else UserError)(f"{cause.text} (rank {rank} on {cause.host})")
     if rank in gone:
         return CutOffError(

@@ -87,7 +87,8 @@ def _with_pictures(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
 def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages whose pictures are placeholders, into which TRL puts a row's images in order."""
     return [
-        message | {"content": [{key: it for key, it in part.items() if key != "image"} for part in message["content"]]}
+        message
+        | {"content": [{key: value for key, value in part.items() if key != "image"} for part in message["content"]]}
         if isinstance(message["content"], list)
         else message
         for message in messages
@@ -189,7 +190,7 @@ def environment_reward(group_size: int, judges: JudgeClients | None = None) -> C
         completions: list[Completion], row: list[str], log_metric: Callable[[str, float], None], **_: Any
     ) -> list[float]:
         groups = [
-            (json.loads(row[start]), [_text(it) for it in completions[start : start + group_size]])
+            (json.loads(row[start]), [_text(completion) for completion in completions[start : start + group_size]])
             for start in range(0, len(row), group_size)
         ]
         started = time.monotonic()

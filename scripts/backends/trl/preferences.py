@@ -71,11 +71,11 @@ def tokenize_pairs(preferences: list[Preference], tokenizer: Any) -> list[dict[s
     def ids(texts: list[str]) -> list[list[int]]:
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
-    prompts = [render(it.prompt, tokenizer, add_generation_prompt=True) for it in preferences]
+    prompts = [render(pair.prompt, tokenizer, add_generation_prompt=True) for pair in preferences]
     answers = {
         name: [
-            render([*it.prompt, *getattr(it, name)], tokenizer).removeprefix(prompt)
-            for it, prompt in zip(preferences, prompts, strict=True)
+            render([*pair.prompt, *getattr(pair, name)], tokenizer).removeprefix(prompt)
+            for pair, prompt in zip(preferences, prompts, strict=True)
         ]
         for name in ("chosen", "rejected")
     }

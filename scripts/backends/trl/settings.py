@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from scripts.backends.trl.algorithms import Dpo, Grpo, GrpoLoss, GrpoPolicy, Mpo, PreferencePolicy, Sft, SftPolicy
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
@@ -11,6 +10,7 @@ from scripts.recipe.model import RandomModel
 from scripts.recipe.pins import pinned_versions
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import StageSettings, Training, TrainingConfig
+from scripts.recipe.strict import invalid
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -96,16 +96,13 @@ class GrpoTraining(TrlTraining):
     def _batches_add_up(self) -> "GrpoTraining":
         stated = self.policy.train_global_batch_size
         if stated is not None and self.rollouts_per_step % stated:
-            raise PydanticCustomError(
-                "batch",
-                "policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
-                "{product} is no multiple of it; leave it out for one update a step",
-                {"stated": stated, "product": self.rollouts_per_step},
+            raise invalid(
+                f"policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
+                f"{self.rollouts_per_step} is no multiple of it; leave it out for one update a step"
             )
         if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
-            raise PydanticCustomError(
-                "length",
-                "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length",
+            raise invalid(
+                "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length"
             )
         return self
 
@@ -158,11 +155,9 @@ class TrlSettings(StageSettings):
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
         if self.parent is None and not isinstance(recipe.model, RandomModel):
-            raise PydanticCustomError(
-                "pretrained", "backend trl starts from a fresh model: give its shape", {"at": "model"}
-            )
+            raise invalid("backend trl starts from a fresh model: give its shape", "model")
         if recipe.blends[self.blend].format != "jsonl":
-            raise PydanticCustomError("images", "only NeMo-RL trains on images", {"at": f"stages.{name}.blend"})
+            raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
 
 
 class SftSettings(TrlSettings, SftTraining):
@@ -199,10 +194,9 @@ class GrpoSettings(TrlSettings, GrpoTraining):
         """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
         super().check_in(recipe, name)
         if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
-            raise PydanticCustomError(
-                "vllm_vision",
+            raise invalid(
                 "vllm samples for models without vision only; make it transformers",
-                {"at": f"stages.{name}.policy.generation.backend"},
+                f"stages.{name}.policy.generation.backend",
             )
 
     def python_on(self, site: "Site") -> str:
@@ -217,14 +211,11 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     @model_validator(mode="after")
     def _fits_its_sampler(self) -> "GrpoSettings":
         if self.samples_by_vllm and self.parent is None:
-            raise PydanticCustomError(
-                "no_parent", "policy.generation.backend vllm needs a parent: vLLM starts from its export"
-            )
+            raise invalid("policy.generation.backend vllm needs a parent: vLLM starts from its export")
         if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
-            raise PydanticCustomError(
-                "correction",
+            raise invalid(
                 "loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm; otherwise what "
-                "trains has sampled as well",
+                "trains has sampled as well"
             )
         return self
 
@@ -235,11 +226,7 @@ class PreferenceSettings(TrlSettings):
     @model_validator(mode="after")
     def _has_a_reference(self) -> "PreferenceSettings":
         if self.parent is None:
-            raise PydanticCustomError(
-                "no_reference",
-                "{algorithm} needs a parent: the reference that it departs from",
-                {"algorithm": self.algorithm},
-            )
+            raise invalid(f"{self.algorithm} needs a parent: the reference that it departs from")
         return self
 
 

@@ -32,7 +32,7 @@ def use_interface_of_ray() -> None:
     """Let gloo talk over the network interface by which Ray knows this node, not the one the host name points to."""
     address = ray.util.get_node_ip_address()
     for name, addresses in psutil.net_if_addrs().items():
-        if any(it.address == address for it in addresses):
+        if any(own.address == address for own in addresses):
             os.environ["GLOO_SOCKET_IFNAME"] = name
 
 

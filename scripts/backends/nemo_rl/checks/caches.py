@@ -13,8 +13,8 @@ from scripts.backends.nemo_rl.megatron import missing_file
 from scripts.backends.protocol import Finding
 
 STALE_SECONDS = 3 * 3600  # a file of a model is fetched within minutes
-SHOWN = 5
-HELD = (errno.EACCES, errno.EAGAIN, errno.ENOSYS)
+MOST_LOCKS = 5
+LOCK_ERRORS = (errno.EACCES, errno.EAGAIN, errno.ENOSYS)
 NODE_CACHES = {
     "TRITON_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
     "TORCHINDUCTOR_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
@@ -63,7 +63,7 @@ def check_locks(context: StageContext) -> Iterator[Finding]:
     stale = (
         path for folder, pattern in patterns.items() for path in sorted(Path(folder).glob(pattern)) if _is_stale(path)
     )
-    for path in islice(stale, SHOWN):
+    for path in islice(stale, MOST_LOCKS):
         yield context.warning(
             58,
             f"{path}: is locked for more than {STALE_SECONDS // 3600} hours; if nothing is downloading or importing "
@@ -102,5 +102,5 @@ def _is_stale(lock: Path) -> bool:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
-            return error.errno in HELD
+            return error.errno in LOCK_ERRORS
     return False

@@ -13,11 +13,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.protocol import Finding
 
-PREFIX_CACHE = "policy.generation.vllm_cfg.enable_prefix_caching"
-CPU_OFFLOAD = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
-KEEPING = "truncate_history_thinking"
-MODEL = "policy_model"
-OF_THE_POLICY = f"env.nemo_gym.{MODEL}.responses_api_models.vllm_model.chat_template_kwargs.{KEEPING}"
+PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
+CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
+TRUNCATE = "truncate_history_thinking"
+POLICY_SERVER = "policy_model"
+TEMPLATE_KEY = f"env.nemo_gym.{POLICY_SERVER}.responses_api_models.vllm_model.chat_template_kwargs.{TRUNCATE}"
 THOUGHT = "what was thought in an earlier turn"
 TURNS = (
     {"role": "user", "content": "one"},
@@ -45,11 +45,11 @@ def check_reference(context: StageContext) -> Iterator[Finding]:
 def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
     """vLLM's cache of prefixes is not emptied when weights change under the responses that are being generated."""
     generates_by_vllm = context.config and context.setting("policy.generation.backend") != "megatron"
-    caches = context.setting(PREFIX_CACHE)
+    caches = context.setting(PREFIX_CACHE_KEY)
     if generates_by_vllm and context.settings.is_asynchronous and caches is not False:
         yield context.warning(
             67,
-            f"{PREFIX_CACHE} is {'on' if caches else 'not set, which is on'}: what vLLM has cached of prompts and "
+            f"{PREFIX_CACHE_KEY} is {'on' if caches else 'not set, which is on'}: what vLLM has cached of prompts and "
             "turns outlives the weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn "
             "is computed anew",
         )
@@ -57,9 +57,10 @@ def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
 
 def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
     """The optimizer's copies of the weights on the CPU are made before the weights are loaded."""
-    if context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD):
+    if context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY):
         yield context.error(
-            68, f"{CPU_OFFLOAD} is on: the first step would go out from random weights, not the model's; make it false"
+            68,
+            f"{CPU_OFFLOAD_KEY} is on: the first step would go out from random weights, not the model's; make it false",
         )
 
 
@@ -67,12 +68,13 @@ def check_chat_template(context: StageContext) -> Iterator[Finding]:
     """What the model thought in earlier turns must still be there when a rollout's next turn is asked for."""
     if not context.uses_gym or context.model is None:
         return
-    stated = context.values("policy", KEEPING) | context.values("env", KEEPING)
-    keeps = any(value is False for place, value in stated.items() if not place.startswith("nemo_gym") or MODEL in place)
-    options = {KEEPING: False} if keeps else {}
+    stated = context.values("policy", TRUNCATE) | context.values("env", TRUNCATE)
+    of_policy = (stated[key] for key in stated if not key.startswith("nemo_gym") or POLICY_SERVER in key)
+    keeps = any(value is False for value in of_policy)
+    options = {TRUNCATE: False} if keeps else {}
     if _forgets(context.model, **options):
-        heeds = not _forgets(context.model, **{KEEPING: False})
-        instead = f"set {OF_THE_POLICY} to false" if heeds else f"use another, {KEEPING}: false does not help"
+        heeds = not _forgets(context.model, **{TRUNCATE: False})
+        instead = f"set {TEMPLATE_KEY} to false" if heeds else f"use another, {TRUNCATE}: false does not help"
         yield context.warning(
             64,
             f"{context.model}: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains "

@@ -94,8 +94,7 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
     megatron, batch = stage.policy.get("megatron_cfg", {}), stage.policy["train_global_batch_size"]
     groups = ("tensor_model", "context", "pipeline_model", "expert_model", "expert_tensor")
     tp, cp, pp, ep, etp = (megatron.get(f"{group}_parallel_size", 1) for group in groups)
-    judges = cluster.judge_nodes if "judges_within_num_nodes" in context.release.can else 0
-    nodes = cluster.num_nodes - cluster.generation_nodes - judges
+    nodes = cluster.num_nodes - cluster.generation_nodes - cluster.judges_within(context.release)
     training, generating = nodes * gpus, (cluster.generation_nodes or nodes) * gpus
     if training <= 0:
         yield context.error(17, f"cluster leaves {nodes} nodes to train on; raise cluster.num_nodes")

@@ -7,36 +7,36 @@ from pathlib import Path
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.megatron import iteration_of
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER, has_megatron
-from scripts.backends.nemo_rl.runtime import Runtime, image_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import unknown_keys
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
 from scripts.stage.provenance import git
 
-HIDING = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
+IMAGE_FOLDERS = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
-SAVE_FORMAT = "checkpointing.model_save_format"
-WITHOUT = "uv builds the environment of the converter, for which compute nodes need a network"
+SAVE_FORMAT_KEY = "checkpointing.model_save_format"
+UV_BUILDS_IT = "uv builds the environment of the converter, for which compute nodes need a network"
 
 
 def check_conversion(context: StageContext) -> Iterator[Finding]:
     """What it saves must be what a converter of its release reads, and its image have the Python which that needs."""
     dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
-    if dtensor and not megatron and context.setting(SAVE_FORMAT) != "torch_save":
+    if dtensor and not megatron and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(
             15,
             "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
-            f'"++{SAVE_FORMAT}=torch_save" to its overrides',
+            f'"++{SAVE_FORMAT_KEY}=torch_save" to its overrides',
         )
     if has_megatron(context.image) is False:
-        yield context.warning(15, f"{context.image}: has no {VENVS}/{WORKER}; {WITHOUT}")
+        yield context.warning(15, f"{context.image}: has no {VENVS}/{WORKER}; {UV_BUILDS_IT}")
 
 
 def conversion(runtime: Runtime) -> str | None:
     """By which Python its checkpoints are converted, as far as that can be told; None: a finding tells it."""
     found = has_megatron(runtime.image)
     if found is None:
-        return f"{runtime.image}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {WITHOUT}"
+        return f"{runtime.image}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {UV_BUILDS_IT}"
     return f"{runtime.image}: its {VENVS}/{WORKER} converts checkpoints" if found else None
 
 
@@ -64,7 +64,7 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
     site, nemo_rl = context.site, context.nemo_rl
     seen = [tuple(mount.split(":")[:2]) for mount in site.mounts]
     for source, target in seen:
-        if target.rstrip("/") in HIDING:
+        if target.rstrip("/") in IMAGE_FOLDERS:
             yield context.error(38, f"mounts: {source}:{target} hides the image's own code; mount it elsewhere")
     same = [Path(source) for source, target in seen if source.rstrip("/") == target.rstrip("/")]
     wanted = {"the results": context.stage.results.absolute(), "nemo_rl.cache": Path(nemo_rl.cache)}
@@ -130,7 +130,7 @@ def check_images(context: StageContext) -> Iterator[Finding]:
     """The containers must be there before the nodes are."""
     names = [context.settings.image, *(["sandbox"] if context.settings.sandbox else [])]
     for name in names:
-        image = image_of(name, context.release, context.nemo_rl)
+        image = context.image_of(name)
         if (path := Path(image)).is_absolute():
             if not path.is_file():
                 yield context.error(

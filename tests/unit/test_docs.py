@@ -1,0 +1,45 @@
+"""Every module, path and link that the pages name is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+MODULE = re.compile(r"(?<![\w./-])(?:scripts|tests)(?:\.[a-z]\w*)+(?!\w*[*/])")
+FOLDERS = "benchmarks|config|containers|docs|envs|profiles|rules|scripts|tests"
+FILE = re.compile(rf"(?<![\w./-])(?:\.\./)?(?:{FOLDERS})(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*/?(?![\w<*{{])")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
+MADE_LATER = {"config/sites/mine.yaml"}
+NEW = re.compile(r"<\w+>")
+
+
+def module_is_there(name: str) -> bool:
+    """Whether a module or package, or a name in one, is in the tree."""
+    path = ROOT.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file() or path.parent.with_suffix(".py").is_file()
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page):
+    text = page.read_text()
+    modules = {name for name in MODULE.findall(text) if not name.endswith((".py", ".sh"))}
+    assert {name for name in modules if not module_is_there(name)} == set()
+    paths = {path.removeprefix("../").rstrip(".") for path in FILE.findall(text)} - MADE_LATER
+    assert {path for path in paths if not (ROOT / path).exists()} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_links_lead_somewhere(page):
+    for target, anchor in LINK.findall(page.read_text()):
+        linked = page.parent / target if target else page
+        assert linked.exists(), target
+        assert not anchor or linked.suffix != ".md" or anchor[1:] in anchors_of(linked), target + anchor
