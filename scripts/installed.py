@@ -19,4 +19,4 @@ def backend_names() -> tuple[str, ...]:
 @cache
 def backend_modules(part: str) -> dict[str, ModuleType]:
     """One module of every backend's package, by the backend's name."""
-    return {name: import_module(f"{PACKAGE}.{name}.{part}") for name in backend_names()}
+    return {name: import_module(".".join([PACKAGE, name, part])) for name in backend_names()}

@@ -6,7 +6,7 @@ A backend is a package of scripts/backends with two modules: ``settings.py`` say
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import TypeAdapter
 
@@ -15,7 +15,7 @@ from scripts.files import read_json, write_json
 from scripts.installed import backend_modules
 from scripts.launch.slurm import Job
 from scripts.recipe.recipe import AnyStage, Recipe
-from scripts.recipe.resolve import training_config
+from scripts.recipe.resolve import own_environments, training_config
 from scripts.recipe.site import Site
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.stage.publish import export_checkpoint
@@ -51,6 +51,32 @@ class TrainingJob:
     stop: StopRequest
     nodes: int
     environments: dict[str, Path]
+
+    @classmethod
+    def of(
+        cls,
+        stage: Stage,
+        max_num_steps: int,
+        threads: int,
+        stop: StopRequest,
+        resume_from: Path | None = None,
+        nodes: int = 1,
+    ) -> Self:
+        """The job of training a stage up to a step."""
+        return cls(
+            stage=stage.name,
+            settings=stage.settings,
+            config=stage.config,
+            train_split=stage.train_split,
+            parent_model=stage.first_model,
+            run=stage.paths.run,
+            resume_from=resume_from,
+            max_num_steps=max_num_steps,
+            threads=threads,
+            stop=stop,
+            nodes=nodes,
+            environments=own_environments(stage.recipe, stage.name),
+        )
 
     @property
     def start(self) -> int:

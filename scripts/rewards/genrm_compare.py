@@ -44,7 +44,7 @@ class PairVerdict(NamedTuple):
     ranking: float
 
 
-class Response(NamedTuple):
+class Candidate(NamedTuple):
     """A response in its two parts; either may be empty."""
 
     reasoning: str
@@ -54,7 +54,7 @@ class Response(NamedTuple):
 async def compare(row: dict[str, Any], responses: list[str], judges: JudgeClients) -> list[float]:
     """The rewards of one prompt's responses, about 0 to 7; a lone response has nobody to be compared with."""
     settings = _settings(judges)
-    group = [Response(*split_reasoning(response)) for response in responses]
+    group = [Candidate(*split_reasoning(response)) for response in responses]
     compared_pairs = pairs(settings.comparison_strategy, len(group)) * settings.num_judges_per_comparison
     compared = await asyncio.gather(
         *(_judge(row, group[first].answer, group[second].answer, judges) for first, second in compared_pairs)
@@ -69,7 +69,7 @@ async def verify(row: dict[str, Any], response: str, judges: JudgeClients) -> fl
 
 
 def rewards(
-    group: list[Response], comparisons: list[tuple[tuple[int, int], PairVerdict]], settings: GenRM
+    group: list[Candidate], comparisons: list[tuple[tuple[int, int], PairVerdict]], settings: GenRM
 ) -> list[float]:
     """The rewards of a group, given who met whom and what the judge said: the whole computation after the judge."""
     scores = base_scores(len(group), comparisons, settings.default_score)

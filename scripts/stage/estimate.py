@@ -72,4 +72,5 @@ def measured_step_seconds(stage_directory: Path) -> float | None:
     logs = sorted(
         stage_directory.glob("run*/metrics.jsonl"), key=lambda path: (path.parent.name == "run", path.stat().st_mtime)
     )
-    return next((it for path in reversed(logs) if (it := step_seconds(recent_steps(path.parent))) is not None), None)
+    measured = (step_seconds(recent_steps(path.parent)) for path in reversed(logs))
+    return next((seconds for seconds in measured if seconds is not None), None)

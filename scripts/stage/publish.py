@@ -81,21 +81,26 @@ def export_checkpoint(ckpt: Path, hf: Path) -> None:
                     f"{weights / name}: not the file that {ckpt / 'record.json'} lists (size or hash differs); the "
                     "checkpoint is damaged: delete it, and training resumes from the one before"
                 )
-    content = sha256_text(canonical_json(files))[:16]
-    target = exports / content
+    target = exports / export_name(files)
     if target.exists():
         shutil.rmtree(exports / ".incoming")
     else:
         (exports / ".incoming").rename(target)
         fsync_directory(exports)
-    publish_export(record, content, files, hf)
+    publish_export(record, files, hf)
 
 
-def publish_export(record: dict[str, Any], content: str, files: dict[str, Any], hf: Path) -> None:
-    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
+def export_name(files: dict[str, Any]) -> str:
+    """The name of an export's folder: a hash of what it holds."""
+    return sha256_text(canonical_json(files))[:16]
+
+
+def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path) -> None:
+    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<name>/`` beside it.
 
     `record` is that of the checkpoint, `files` the description of the export's files.
     """
+    content = export_name(files)
     exported = {key: record[key] for key in ("stage", "step", "identity")} | {"content": content, "files": files}
     with replace_directory(hf) as fresh:
         (fresh / "model").symlink_to(Path("..", "exports", content))

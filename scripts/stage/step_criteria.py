@@ -12,7 +12,7 @@ from scripts.stage.progress import LIVE_PAGE, recent_steps
 WINDOW = 5
 
 
-class Finding(NamedTuple):
+class Measurement(NamedTuple):
     """What a criterion's metric came to.
 
     `value` is NaN where a step's was not finite, which no bound allows. `step` ends the first window that broke the
@@ -24,7 +24,7 @@ class Finding(NamedTuple):
     step: int | None
 
 
-def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Finding | None:
+def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurement | None:
     """Hold the logged steps, in order, against a criterion; None where its metric was not measured.
 
     A window is 5 steps, or half of the measured ones where these are fewer than 10.
@@ -42,10 +42,10 @@ def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Finding 
     value = float({"max": means.max(), "min": means.min()}.get(statistic, means[-1]))
     kept = _is_kept(criterion, means)
     if _is_kept(criterion, value):
-        return Finding(value, window, None)
+        return Measurement(value, window, None)
     last_kept = kept.nonzero()[0].max(initial=-1)
     first = kept.argmin() if statistic in ("max", "min") else last_kept + 1
-    return Finding(value, window, measured[first + window - 1]["step"])
+    return Measurement(value, window, measured[first + window - 1]["step"])
 
 
 def _is_kept(criterion: Criterion, values: Any) -> Any:

@@ -16,7 +16,6 @@ from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
 from scripts.files import read_json, sha256_file
 from scripts.launch.slurm import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_site
-from scripts.recipe.resolve import own_environments
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
 from scripts.stage.live import live_page
 from scripts.stage.owner import hold
@@ -133,20 +132,8 @@ def _attempt(
 ) -> Checkpoint | None:
     """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
     backend, run = backend_of(stage.config.backend), stage.paths.run
-    job = TrainingJob(
-        stage=stage.name,
-        settings=stage.settings,
-        config=stage.config,
-        train_split=stage.train_split,
-        parent_model=stage.first_model,
-        run=run,
-        resume_from=newest.path if newest else None,
-        max_num_steps=aim.step,
-        threads=attempt.threads,
-        stop=stop,
-        nodes=attempt.nodes,
-        environments=own_environments(stage.recipe, stage.name),
-    )
+    resume_from = newest.path if newest else None
+    job = TrainingJob.of(stage, aim.step, attempt.threads, stop, resume_from, attempt.nodes)
     image = backend.image_of(stage, attempt.allocation.site)
     begin_attempt(run, job.start, attempt.call, attempt.nodes, attempt.gpus, code_revision(), image)
     outcome = "failed"

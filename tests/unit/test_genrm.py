@@ -16,8 +16,8 @@ from scripts.recipe.judges import GenRM, Judges, JudgeServer
 from scripts.rewards import genrm_compare
 from scripts.rewards import judge as judge_module
 from scripts.rewards.genrm_compare import (
+    Candidate,
     PairVerdict,
-    Response,
     pairs,
     question,
     read_comparison,
@@ -58,7 +58,7 @@ def test_the_worked_example_only_the_shortest_answer_earns_its_bonus():
 
 def test_the_worked_example_from_the_judges_scores_on():
     group = [
-        Response("r" * reasoning, "a" * answer) for reasoning, answer in ((100, 10), (50, 20), (200, 30), (150, 40))
+        Candidate("r" * reasoning, "a" * answer) for reasoning, answer in ((100, 10), (50, 20), (200, 30), (150, 40))
     ]
     said = [PairVerdict(4, 3, 2), PairVerdict(3, 3, 3.5), PairVerdict(3, 2, 3), PairVerdict(2, 4, 6)]
     comparisons = list(zip(pairs("circular", 4), said, strict=True))
@@ -72,7 +72,7 @@ def test_the_worked_example_from_the_judges_scores_on():
 
 
 def test_a_tie_is_broken_by_the_ranking():
-    group, met = [Response("", "a"), Response("", "b")], [(0, 1)]
+    group, met = [Candidate("", "a"), Candidate("", "b")], [(0, 1)]
     settings_ = GenRM(model="m")
     assert rewards(group, [(met[0], PairVerdict(3, 3, 1))], settings_) == [5.5, 0.5]
     assert rewards(group, [(met[0], PairVerdict(3, 3, 6))], settings_) == [0.5, 5.5]
@@ -151,7 +151,7 @@ coefficient = st.sampled_from([0.0, 0.05, 0.3, 0.35, 0.5])
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_rewards_are_those_of_the_slow_reference(data):
-    group = data.draw(st.lists(st.builds(Response, texts, texts), min_size=1, max_size=7))
+    group = data.draw(st.lists(st.builds(Candidate, texts, texts), min_size=1, max_size=7))
     strategy, judges = data.draw(st.sampled_from(["circular", "all_pairs"])), data.draw(st.integers(1, 3))
     score = st.sampled_from([1.0, 2.0, 3.0, 3.5, 4.0, 5.0])
     said = st.builds(PairVerdict, score, score, st.sampled_from([1.0, 2.0, 3.0, 3.5, 4.0, 5.0, 6.0]))
@@ -197,7 +197,7 @@ def gym():
 @given(data=st.data())
 def test_rewards_are_those_that_gym_computes(gym, data):
     strategy, judges = data.draw(st.sampled_from(["circular", "all_pairs"])), data.draw(st.integers(1, 3))
-    group = data.draw(st.lists(st.builds(Response, texts, texts), min_size=2, max_size=7))
+    group = data.draw(st.lists(st.builds(Candidate, texts, texts), min_size=2, max_size=7))
     score = st.integers(1, 5).map(float)
     said = st.builds(PairVerdict, score, score, st.integers(1, 6).map(float))
     comparisons = [(pair, data.draw(said)) for pair in pairs(strategy, len(group)) * judges]

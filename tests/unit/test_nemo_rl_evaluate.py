@@ -16,7 +16,7 @@ from scripts.backends.nemo_rl.command import driver_command
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.score import check_nodes, is_comparable, scoring_launch, write_tasks
-from scripts.backends.nemo_rl.trajectories import Request, Response, answers_of, read_trajectories
+from scripts.backends.nemo_rl.trajectories import RewardedRollout, RolloutTask, answers_of, read_trajectories
 from scripts.errors import UserError
 from scripts.evaluate.gate import judge
 from scripts.evaluate.results import Answer, beside_parent, evaluation_record
@@ -53,8 +53,8 @@ def rows_of(*names: str) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def asked_of(*names: str) -> list[Request]:
-    return [Request(name, line, f"question {line}", 1) for line, name in enumerate(names, start=1)]
+def asked_of(*names: str) -> list[RolloutTask]:
+    return [RolloutTask(name, line, f"question {line}", 1) for line, name in enumerate(names, start=1)]
 
 
 def records_of(*pairs: tuple[str | None, object]) -> str:
@@ -149,7 +149,7 @@ def test_a_release_that_compares_in_training_alone_scores_the_other_rows(recipe_
     split, tasks = tmp_path / "val-split.jsonl", tmp_path / "rows.jsonl"
     split.write_text(rows_of(MATH, GENRM, GENRM))
     runtime = runtime_on(recipe_with(held_out=True), "super-v3")
-    given = [Request(MATH, 1, "question 0", 1)]
+    given = [RolloutTask(MATH, 1, "question 0", 1)]
     assert write_tasks(split, runtime, tasks) == (given, {GENRM: 2})
     split.write_text(rows_of(GENRM))
     tasks.unlink()
@@ -165,7 +165,7 @@ def test_rewards_are_told_apart_by_their_agent(tmp_path):
     path = tmp_path / "trajectory_collection.jsonl"
     path.write_text(records_of(("b", 1), ("a", 0.5), ("a", True)))
     found = read_trajectories(path, asked_of("a", "b", "a"))
-    assert found == {"a": [Response(0.5, None), Response(1.0, None)], "b": [Response(1.0, None)]}
+    assert found == {"a": [RewardedRollout(0.5, None), RewardedRollout(1.0, None)], "b": [RewardedRollout(1.0, None)]}
 
 
 def test_records_without_an_agent_are_told_apart_by_the_drivers_order(tmp_path):
@@ -183,7 +183,7 @@ def test_each_row_gets_its_own_response_back_and_the_mean_of_several(tmp_path):
         *({"reward": reward, "response": {"output": [{"generation_str": "x"}]}} for reward in (0.25, 0.75)),
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    asked = [Request("a", 1, "q1", 1), Request("b", 2, "q2", 2), Request("a", 3, "q3", 1)]
+    asked = [RolloutTask("a", 1, "q1", 1), RolloutTask("b", 2, "q2", 2), RolloutTask("a", 3, "q3", 1)]
     assert answers_of(split, asked, read_trajectories(path, asked)) == [
         Answer("a", "blend", 1, "q1", 1.0, "think\ndone"),
         Answer("b", "blend", 2, "q2", 0.5),
@@ -235,7 +235,10 @@ def test_a_stage_on_its_parents_rows_has_scores_before(recipe_with, tmp_path, mo
         ("first", 0.25, []),
         ("second", 0.5, [f"--parent-{kind}={tmp_path}/first.{end}" for kind, end in KINDS]),
     ):
-        records = {GENRM: [Response(reward, "text")] * 16, MATH: [Response(0.0, "no"), Response(1.0, "yes")]}
+        records = {
+            GENRM: [RewardedRollout(reward, "text")] * 16,
+            MATH: [RewardedRollout(0.0, "no"), RewardedRollout(1.0, "yes")],
+        }
         monkeypatch.setattr(nemo_rl_score, "collect", lambda *_, records=records: records)
         written = [f"--output={tmp_path}/{name}.json", f"--rollouts={tmp_path}/{name}.parquet"]
         monkeypatch.setattr("sys.argv", ["program", *options, *parent, *written])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,7 +106,7 @@ def test_who_takes_over_from_another_host_gives_the_old_owner_time_to_see_it(tmp
         record = read_owner(tmp_path / "owner.json")
     monkeypatch.setattr(owner_module, "has_ended", lambda job: True)
     slept = []
-    monkeypatch.setattr(owner_module.time, "sleep", slept.append)
+    monkeypatch.setattr(owner_module, "time", SimpleNamespace(**vars(time) | {"sleep": slept.append}))
     for host, silence, expected in (("elsewhere", 0, [25.0]), ("elsewhere", 100, []), (record["host"], 0, [])):
         slept.clear()
         (tmp_path / "owner.json").write_text(

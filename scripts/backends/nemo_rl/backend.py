@@ -93,20 +93,7 @@ class NemoRl(Backend):
         """The variables that ray.sub would get, and the driver's command."""
         if site.nemo_rl is None:
             return super().command_text(stage, site)
-        job = TrainingJob(
-            stage=stage.name,
-            settings=stage.settings,
-            config=stage.config,
-            train_split=stage.train_split,
-            parent_model=stage.first_model,
-            run=stage.paths.run,
-            resume_from=None,
-            max_num_steps=stage.planned or 0,
-            threads=site.threads,
-            stop=StopRequest(),
-            nodes=1,
-            environments={},
-        )
+        job = TrainingJob.of(stage, stage.planned or 0, site.threads, StopRequest())
         launch = _driver().launch_of(job, Allocation(NO_JOB, site))
         variables = cluster_environment(launch, stage.paths.logs.absolute())
         command = variables.pop("COMMAND")

@@ -18,11 +18,11 @@ from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError
-from scripts.files import canonical_json, describe_files, read_json, replace_directory, sha256_text
+from scripts.files import describe_files, read_json, replace_directory
 from scripts.model.hugging_face import check_model
 from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.site import Site
-from scripts.stage.publish import publish_export
+from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
 
 DCP_CONVERTER = "examples/converters/convert_dcp_to_hf.py"
@@ -82,14 +82,12 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
         model = Path(stage.recipe.model.name)
         check_model(incoming, like=model if model.is_absolute() else None)
         files = describe_files(incoming)
-        target = incoming.parent / sha256_text(canonical_json(files))[:16]
-        if target.exists():
-            shutil.rmtree(incoming)
-        else:
+        target = incoming.parent / export_name(files)
+        if not target.exists():
             incoming.rename(target)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
-    publish_export(read_json(stage.paths.ckpt / "record.json"), target.name, files, hf)
+    publish_export(read_json(stage.paths.ckpt / "record.json"), files, hf)
 
 
 def linked_weights(model: Path) -> MegatronCheckpoint | None:
@@ -113,12 +111,11 @@ def link(stage: Stage) -> None:
             f"{ckpt}: no weights of Megatron, which pretrained_checkpoint takes; leave it out of the recipe"
         )
     record = read_json(ckpt / "record.json")
-    files = record["files"]
-    content = sha256_text(canonical_json(files))[:16]
-    with replace_directory(hf.parent / "exports" / content) as fresh:
+    target = hf.parent / "exports" / export_name(record["files"])
+    with replace_directory(target) as fresh:
         for path in sorted(model.iterdir()):
             if path.is_file() and path.suffix != ".safetensors":
                 shutil.copyfile(path, fresh / path.name)
         weights = (ckpt / "weights").resolve() / "policy/weights"
-        (fresh / LINK).symlink_to(os.path.relpath(weights, (hf.parent / "exports" / content).absolute()))
-    publish_export(record, content, files, hf)
+        (fresh / LINK).symlink_to(os.path.relpath(weights, target.absolute()))
+    publish_export(record, record["files"], hf)

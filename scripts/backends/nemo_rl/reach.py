@@ -122,35 +122,26 @@ def generated_steps(path: Path, prompts: int) -> set[int]:
     return {step for step, groups in counts.items() if groups >= prompts}
 
 
-class _Nothing:
+class _Ignored:
     """Takes the place of every object that is not made of plain values: it keeps and does nothing."""
 
-    def __new__(cls, *_: Any, **__: Any) -> "_Nothing":
+    def __new__(cls, *_: Any, **__: Any) -> "_Ignored":
         return super().__new__(cls)
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __call__(self, *_: Any, **__: Any) -> "_Nothing":
+    def _ignore(self, *_: Any, **__: Any) -> "_Ignored":
         return self
 
-    def __setstate__(self, _: Any) -> None:
-        pass
-
-    def __setitem__(self, *_: Any) -> None:
-        pass
-
-    append = extend = add = update = __setstate__
+    __call__ = __setstate__ = __setitem__ = append = extend = add = update = _ignore
 
 
 class _PlainUnpickler(pickle.Unpickler):
     """Reads the plain values of a pickle; whatever code it names is neither imported nor called."""
 
-    def find_class(self, module: str, name: str) -> type[_Nothing]:
-        return _Nothing
+    def find_class(self, module: str, name: str) -> type[_Ignored]:
+        return _Ignored
 
-    def persistent_load(self, _: Any) -> _Nothing:
-        return _Nothing()
+    def persistent_load(self, _: Any) -> _Ignored:
+        return _Ignored()
 
 
 def read_torch_file(path: Path) -> Any:

@@ -20,7 +20,7 @@ from scripts.backends.nemo_rl.command import Launch
 from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.trajectories import Request, Response, answers_of, read_trajectories
+from scripts.backends.nemo_rl.trajectories import RewardedRollout, RolloutTask, answers_of, read_trajectories
 from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
@@ -43,7 +43,7 @@ COLLECTION = (
 )
 
 
-def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[Request], dict[str, int]]:
+def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[RolloutTask], dict[str, int]]:
     """Write the rows that the driver is given, a line for each response; which rows these are, in order.
 
     A collection takes one response a line whatever the validation's settings are, and a generative reward model waits
@@ -51,7 +51,7 @@ def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[Reques
     in its training loop alone, those rows are left out: the second answer says how many, by environment.
     """
     cohort, can_compare = runtime.settings.grpo["num_generations_per_prompt"], "gym_compares" in runtime.release.can
-    requests: list[Request] = []
+    requests: list[RolloutTask] = []
     left_out: Counter[str] = Counter()
     with open_atomically(tasks) as (file,):
         for number, line, row in read_rows(split):
@@ -61,7 +61,7 @@ def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[Reques
                 left_out[name] += 1
                 continue
             responses = cohort if is_compared else 1
-            requests.append(Request(name, number, prompt_for_reading(row), responses))
+            requests.append(RolloutTask(name, number, prompt_for_reading(row), responses))
             file.write((line + b"\n") * responses)
         if not requests:
             raise UserError(
@@ -71,7 +71,7 @@ def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[Reques
     return requests, dict(left_out)
 
 
-def collect(launch: Launch, job: Job, requests: list[Request], folder: Path) -> dict[str, list[Response]]:
+def collect(launch: Launch, job: Job, requests: list[RolloutTask], folder: Path) -> dict[str, list[RewardedRollout]]:
     """The responses, once the driver or the job has come to its end; UserError with its words if it wrote none."""
     stage, before = launch.runtime.name, set(launch.logs.glob("exp_*"))
     until = math.inf if job.end is None else job.end - launch.runtime.site.slurm.margin

@@ -13,7 +13,7 @@ from scripts.errors import UserError
 from scripts.evaluate.results import Answer
 
 
-class Request(NamedTuple):
+class RolloutTask(NamedTuple):
     """A validation row, and how many responses to it the driver is to generate."""
 
     environment: str
@@ -22,14 +22,14 @@ class Request(NamedTuple):
     responses: int
 
 
-class Response(NamedTuple):
+class RewardedRollout(NamedTuple):
     """What the driver wrote of one response; the text is None where it kept none."""
 
     reward: float
     text: str | None
 
 
-def read_trajectories(path: Path, requests: list[Request]) -> dict[str, list[Response]]:
+def read_trajectories(path: Path, requests: list[RolloutTask]) -> dict[str, list[RewardedRollout]]:
     """The responses by environment, in the order of its rows; UserError unless there are as many as requested.
 
     The driver writes those of one environment after those of another, in the order of their first rows, which tells the
@@ -38,7 +38,7 @@ def read_trajectories(path: Path, requests: list[Request]) -> dict[str, list[Res
     expected: Counter[str] = Counter()
     for request in requests:
         expected[request.environment] += request.responses
-    responses: dict[str, list[Response]] = {}
+    responses: dict[str, list[RewardedRollout]] = {}
     lines = path.read_bytes().splitlines()
     for number, (line, by_order) in enumerate(zip(lines, expected.elements(), strict=False), start=1):
         trajectory = _parse(line, path, number)
@@ -46,7 +46,7 @@ def read_trajectories(path: Path, requests: list[Request]) -> dict[str, list[Res
         reward = trajectory.get("reward")
         if not isinstance(reward, int | float) or not math.isfinite(reward):
             raise UserError(f"{path}:{number}: reward is {json.dumps(reward)}, not a number; score again")
-        responses.setdefault(name, []).append(Response(float(reward), _text(trajectory)))
+        responses.setdefault(name, []).append(RewardedRollout(float(reward), _text(trajectory)))
     found = Counter({name: len(of_environment) for name, of_environment in responses.items()})
     if len(lines) != expected.total() or found != expected:
         raise UserError(
@@ -56,7 +56,7 @@ def read_trajectories(path: Path, requests: list[Request]) -> dict[str, list[Res
     return responses
 
 
-def answers_of(split: Path, requests: list[Request], responses: dict[str, list[Response]]) -> list[Answer]:
+def answers_of(split: Path, requests: list[RolloutTask], responses: dict[str, list[RewardedRollout]]) -> list[Answer]:
     """What each row's responses earned, in the order of the rows; the response where it is one."""
     blend, left = split.resolve().parent.name, {name: iter(found) for name, found in responses.items()}
     answers = []

@@ -15,9 +15,17 @@ class PlainTraining(Training):
     backend: Literal["plain"]
     algorithm: Literal["sft"]
     steps: PositiveInt
-    rows_per_step: PositiveInt
-    max_length: PositiveInt
+    batch: PositiveInt
+    tokens: PositiveInt
     lr: PositiveFloat
+
+    @property
+    def rows_per_step(self) -> int:
+        return self.batch
+
+    @property
+    def max_length(self) -> int:
+        return self.tokens
 
     def planned_step(self, train_rows: int | None) -> int:
         return self.steps
