@@ -1,19 +1,21 @@
 """Every module, path and link that the pages name is there."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from scripts.commands.arguments import command_parser
 from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 MODULE = re.compile(r"(?<![\w./-])(?:scripts|tests)(?:\.[a-z]\w*)+(?!\w*[*/])")
 FOLDERS = "benchmarks|config|containers|docs|envs|profiles|rules|scripts|tests"
 FILE = re.compile(rf"(?<![\w./-])(?:\.\./)?(?:{FOLDERS})(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*/?(?![\w<*{{])")
+COMMAND = re.compile(r"(?:^|`)stagecoach ([^`#\n]+)", re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]+)?\)")
 MADE_LATER = {"config/sites/mine.yaml"}
-NEW = re.compile(r"<\w+>")
 
 
 def module_is_there(name: str) -> bool:
@@ -43,3 +45,18 @@ def test_its_links_lead_somewhere(page):
         linked = page.parent / target if target else page
         assert linked.exists(), target
         assert not anchor or linked.suffix != ".md" or anchor[1:] in anchors_of(linked), target + anchor
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_commands_have_the_options_that_it_says(page):
+    for line in COMMAND.findall(page.read_text()):
+        command_parser().parse_args(shlex.split(line))
+
+
+def test_the_page_on_the_architecture_names_every_room_and_few_words():
+    rooms, _, words = (ROOT / "docs/architecture.md").read_text().partition("## Words")
+    folders = {f"{path.name}/" if path.is_dir() else path.name for path in (ROOT / "scripts").glob("[a-z]*")}
+    shown = {name for name in folders if name.endswith(("/", ".py"))}
+    assert {name for name in shown if f"`{name}`" not in rooms} == set()
+    terms = [term for line in words.splitlines()[4:] for term in line.split("|")[1].split(",")]
+    assert len(terms) == len(set(terms)) <= 25
