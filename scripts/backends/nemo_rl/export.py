@@ -20,7 +20,7 @@ from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError
 from scripts.files import describe_files, read_json, replace_directory
 from scripts.model.hugging_face import check_model
-from scripts.recipe.model import MegatronCheckpoint
+from scripts.recipe.model import MegatronCheckpoint, PretrainedModel
 from scripts.recipe.site import Site
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
@@ -68,6 +68,12 @@ def complete(export: Path, model: Path) -> None:
             shutil.copyfile(path, export / path.name)
 
 
+def _model_of(stage: Stage) -> Path:
+    """The model whose tensors a stage trains: the recipe's, or where that is made with random weights its parent's."""
+    model = stage.recipe.model
+    return Path(model.name) if isinstance(model, PretrainedModel) else stage.first_model.absolute()
+
+
 def convert(stage: Stage, site: Site, log: Path) -> None:
     """Make the stage's export hold ``record.json`` and ``model``, a link to the converted model beside it."""
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
@@ -79,7 +85,7 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
         if (incoming / PICKLED).exists():
             runtime.run(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]), log)
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
-        model = Path(stage.recipe.model.name)
+        model = _model_of(stage)
         check_model(incoming, like=model if model.is_absolute() else None)
         files = describe_files(incoming)
         target = incoming.parent / export_name(files)
@@ -101,7 +107,7 @@ def link(stage: Stage) -> None:
 
     NeMo-RL takes the weights from there (checkpointing.pretrained_checkpoint), and all else from the folder.
     """
-    ckpt, hf, model = stage.paths.ckpt, stage.paths.export_record.parent, Path(stage.recipe.model.name)
+    ckpt, hf, model = stage.paths.ckpt, stage.paths.export_record.parent, _model_of(stage)
     if not (model / "config.json").is_file():
         raise UserError(
             f"{model}: no config.json there; with pretrained_checkpoint the recipe's model must be a folder"
