@@ -19,9 +19,10 @@ from scripts.rewards.trial import ProbeFindings, SampledRow, Trial
 BYTES_PER_TOKEN = 4
 
 
-def judges_of(stage: Any) -> JudgeClients | None:
-    """The judges that a stage's probe asks."""
-    return JudgeClients(stage.judges, stage.judge_servers) if stage.judges and stage.probe.ask_judges else None
+def judges_of(settings: Any) -> JudgeClients | None:
+    """The judges that the probe of a stage asks, whose settings name a probe and judges."""
+    asks = settings.judges and settings.probe.ask_judges
+    return JudgeClients(settings.judges, settings.judge_servers) if asks else None
 
 
 def rewardable(samples: dict[str, list[SampledRow]], judges: JudgeClients | None) -> dict[str, list[SampledRow]]:

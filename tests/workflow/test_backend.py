@@ -20,7 +20,7 @@ STAGE = """  polish:
     tokens: 64
     lr: 0.01
     checkpointing: {save_period: 10}
-    gate: [{metric: max_grad_norm, max: 1.0, action: warn}, {metric: held_out_change, min: -1.0}]
+    gate: [{metric: max_grad_norm, max: 1.0e+4}, {metric: held_out_change, min: -1.0}]
 """
 
 

@@ -25,11 +25,13 @@ class Plain(Backend):
             batch = tokenizer(chosen, **options)
             loss = model(**batch, labels=batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)).loss
             loss.backward()
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
             optimizer.step()
             optimizer.zero_grad()
             seconds = time.monotonic() - started
+            entry = {"step": step, "loss": loss.item(), "grad_norm": norm, "lr": config.lr, "seconds": seconds}
             with (job.run / "metrics.jsonl").open("a") as log:
-                log.write(json.dumps({"step": step, "loss": loss.item(), "lr": config.lr, "seconds": seconds}) + "\n")
+                log.write(json.dumps(entry) + "\n")
             stops = job.stop.is_due(seconds, seconds)
             if stops or step == job.max_num_steps or step % job.settings.checkpointing.save_period == 0:
                 saved = job.run / "saving"
