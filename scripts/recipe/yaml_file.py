@@ -22,6 +22,7 @@ NEEDS = {
     ("source", "kind"): "needs a kind: synthetic, hub or folder",
 }
 _DISCRIMINATORS = {"_tag_of()": "algorithm"}
+_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast
 
 
 def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
@@ -35,13 +36,21 @@ def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _compose(text)
         _refuse_duplicate_keys(path, node)
-        return yaml.safe_load(text), node
+        return yaml.load(text, _FAST_LOADER), node  # noqa: S506 (it is a safe loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
+def _compose(text: str) -> yaml.Node | None:
+    """The nodes of a text; what is wrong with it is told in the words of the loader in Python."""
+    try:
+        return yaml.compose(text, Loader=_FAST_LOADER)
+    except yaml.YAMLError:
+        return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def _refuse_duplicate_keys(path: Path, node: yaml.Node | None) -> None:
