@@ -8,6 +8,7 @@ from scripts.recipe.config import Config
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.settings import merge
 from scripts.recipe.site import Site
+from scripts.recipe.stage import DEFAULT_BACKEND
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import line_of, read_yaml, repository_root, validate
 
@@ -76,12 +77,16 @@ def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> 
 
 
 def _with_defaults(data: Any) -> Any:
-    """Lay each stage over the defaults of its algorithm; what has not the right shape is left to the validation."""
+    """Lay each stage over the defaults of its algorithm, where these are its backend's.
+
+    What has not the right shape is left to the validation.
+    """
     if not isinstance(data, dict) or not isinstance(data.get("stages"), dict):
         return data
     defaults = data.get("defaults") or {}
     stages = {}
     for name, stage in data["stages"].items():
         base = defaults.get(stage.get("algorithm")) if isinstance(stage, dict) and isinstance(defaults, dict) else None
-        stages[name] = merge(base, stage) if isinstance(base, dict) else stage
+        is_for_it = isinstance(base, dict) and stage.get("backend") in (None, base.get("backend", DEFAULT_BACKEND))
+        stages[name] = merge(base, stage) if is_for_it else stage
     return data | {"stages": stages}

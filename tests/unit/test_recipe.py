@@ -257,3 +257,17 @@ def test_every_environment_of_the_recipe_room_has_a_verifier():
 
     assert {name for name, spec in SPECS.items() if spec.verify or spec.judged} == set(Environment)
     assert set(FAMILIES) <= {name for name, spec in SPECS.items() if spec.verify}
+
+
+def test_defaults_are_laid_under_the_stages_of_their_backend_alone(tmp_path):
+    data = yaml.safe_load((ROOT / "tests/short.yaml").read_text())
+    grpo = {"num_prompts_per_step": 2, "num_generations_per_prompt": 2}
+    policy = {"train_global_batch_size": 4, "max_total_sequence_length": 64}
+    data["stages"]["large"] = {
+        **{"algorithm": "grpo", "backend": "nemo_rl", "reward": "verifier", "parent": "sft", "blend": "rlvr1"},
+        **{"config": "grpo.yaml", "cluster": {"num_nodes": 1}, "grpo": grpo, "policy": policy},
+    }
+    path = tmp_path / "mixed.yaml"
+    path.write_text(yaml.safe_dump(data | {"release": "v0.7.0"}))
+    recipe = load_recipe(path)
+    assert recipe.stages["large"].grpo == grpo and recipe.stages["rlvr1"].grpo.max_num_steps == 3
