@@ -102,7 +102,6 @@ def saved(downloads: Path, name: str) -> list[list[str]]:
 
 def open_page(browser, report: str, section: str, place: int, count: int) -> None:
     """Open one of the `count` pages of a section of the report, once all are listed; a click may come too early."""
-    from selenium.common.exceptions import StaleElementReferenceException
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
@@ -115,7 +114,8 @@ def open_page(browser, report: str, section: str, place: int, count: int) -> Non
     browser.switch_to.default_content()
     browser.get(report)
     visit(browser, section)
-    wait = WebDriverWait(browser, 60, poll_frequency=2, ignored_exceptions=[StaleElementReferenceException])
+    early = [ElementClickInterceptedException, StaleElementReferenceException]
+    wait = WebDriverWait(browser, 60, poll_frequency=2, ignored_exceptions=early)
     wait.until(is_opened)
 
 

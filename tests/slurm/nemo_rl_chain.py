@@ -161,10 +161,10 @@ class NemoRlChain(Workflow):
                 "--",
                 str(directory.relative_to(self.root) / "preflight.json"),
             )
+            (directory.parent / "data").symlink_to(self.results / "data")
         command = [
-            *(sys.executable, "-m", "scripts.train.run", f"--recipe={recipe}", "--stage=rlvr1"),
-            *(f"--config={directory}/config.yaml", f"--manifest={self.results}/data/rlvr1/manifest.json"),
-            *(f"--run={directory}/run", f"--ckpt={directory}/ckpt", "--site=config/sites/double.yaml"),
+            *(sys.executable, "-m", "scripts.train.run", f"--recipe={recipe}", f"--results={directory.parent}"),
+            *("--stage=rlvr1", "--site=config/sites/double.yaml"),
             *([f"--deadline={time.time() + deadline}"] if deadline else []),
         ]
         log = directory / "output"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -162,10 +163,11 @@ def cluster():
         yield Cluster(address, nodes)
     finally:
         running = Cluster(address, nodes).processes()
-        for process in running:
-            process.terminate()
-        for process in psutil.wait_procs(running, timeout=3)[1]:
-            process.kill()
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            for process in running:
+                with suppress(psutil.NoSuchProcess):
+                    end(process)
+            running = psutil.wait_procs(running, timeout=3)[1]
         psutil.wait_procs(running, timeout=10)
         for node in nodes:
             node.wait()
