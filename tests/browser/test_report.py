@@ -102,6 +102,7 @@ def saved(downloads: Path, name: str) -> list[list[str]]:
 
 def open_page(browser, report: str, section: str, place: int, count: int) -> None:
     """Open one of the `count` pages of a section of the report, once all are listed; a click may come too early."""
+    from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
     from selenium.webdriver.common.by import By
     from selenium.webdriver.support.ui import WebDriverWait
 
