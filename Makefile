@@ -16,7 +16,7 @@ test: setup
 	@$(VENV)/bin/python -m pytest --numprocesses 2 tests
 
 unit: setup
-	@$(VENV)/bin/python -m pytest --numprocesses 2 tests/unit
+	@$(VENV)/bin/python -m pytest --numprocesses 3 tests/unit
 
 lint: setup
 	@$(VENV)/bin/ruff check .
