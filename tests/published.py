@@ -15,7 +15,7 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.metrics import write_metrics
-from scripts.stage.provenance import code_revision, origin_of_checkpoint, parents_of
+from scripts.stage.provenance import code_revision, record_of
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.rundir import identity_in, newest_checkpoint, open_run_directory, seal_checkpoint
 from scripts.stage.stage import Stage
@@ -90,8 +90,7 @@ def publish(results: Path, name: str) -> None:
     """Publish what the stage's run directory holds."""
     stage = Stage(load_recipe(SHORT), results, name)
     checkpoint, identity = newest_checkpoint(stage.paths.run), identity_in(stage.paths.run)
-    origin, parents = origin_of_checkpoint(stage, checkpoint.step), parents_of(stage.first_export)
-    publish_checkpoint(checkpoint, stage.paths.ckpt, name, identity, stage.facts, parents, origin)
+    publish_checkpoint(checkpoint, stage.paths.ckpt, record_of(stage, checkpoint.step) | {"identity": identity})
 
 
 def copy_chain(chain: Path, target: Path) -> Path:

@@ -68,7 +68,7 @@ class TrainingJob:
             settings=stage.settings,
             config=stage.config,
             train_split=stage.train_split,
-            parent_model=stage.first_model,
+            parent_model=stage.parent_export,
             run=stage.paths.run,
             resume_from=resume_from,
             max_num_steps=max_num_steps,

@@ -77,18 +77,23 @@ def _attempts_in(run: Path, step: int) -> Iterator[dict[str, Any]]:
             step = attempt["from"]
 
 
-def origin_of_checkpoint(stage: Stage, step: int) -> dict[str, Any]:
-    """What the record of a checkpoint tells besides its identity: seed, release, data, and what trained it.
+def record_of(stage: Stage, step: int) -> dict[str, Any]:
+    """What the record of a stage's checkpoint of a step tells, but for its files.
 
     `data_ended` is there where the data ended before the planned step: that step, the rows of the steps that are
     missing, and at how many resumes they were skipped.
     """
     return {
+        "stage": stage.name,
+        "step": step,
+        "identity": stage.identity,
+        "facts": stage.facts,
         "seed": stage.config.seed,
         "release": stage.config.release,
         "data": _data_of(stage.manifest),
         **_data_ended(stage, step),
         "trained_by": trained_by(stage.paths.run, step),
+        "parents": parents_of(stage.parent_export_record),
     }
 
 

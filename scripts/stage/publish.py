@@ -30,32 +30,15 @@ EXPORT_PATTERNS = (
 )
 
 
-def publish_checkpoint(
-    checkpoint: Checkpoint,
-    ckpt: Path,
-    stage: str,
-    identity: str,
-    facts: dict[str, Any],
-    parents: list[dict[str, Any]],
-    origin: dict[str, Any] | None = None,
-) -> None:
+def publish_checkpoint(checkpoint: Checkpoint, ckpt: Path, record: dict[str, Any]) -> None:
     """Make `ckpt` hold ``record.json`` and ``weights``, a link to the checkpoint in the run directory.
 
-    The record holds no time and no path, so publishing the same checkpoint twice gives equal bytes. `parents` and
-    `origin` are those of scripts.stage.provenance.
+    `record` is that of scripts.stage.provenance, to which the checkpoint's files are added. It holds no time and no
+    path, so publishing the same checkpoint twice gives equal bytes.
     """
-    record = {
-        "stage": stage,
-        "step": checkpoint.step,
-        "identity": identity,
-        "facts": facts,
-        **(origin or {}),
-        "parents": parents,
-        "files": read_json(checkpoint.path / FILES),
-    }
     with replace_directory(ckpt) as fresh:
         (fresh / "weights").symlink_to(os.path.relpath(checkpoint.path.resolve(), ckpt.parent.resolve() / ckpt.name))
-        write_json(fresh / "record.json", record)
+        write_json(fresh / "record.json", record | {"files": read_json(checkpoint.path / FILES)})
 
 
 def export_checkpoint(ckpt: Path, hf: Path) -> None:

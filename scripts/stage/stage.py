@@ -62,12 +62,12 @@ class Stage:
         return self.manifest.with_name("val-split.jsonl")
 
     @property
-    def first_export(self) -> Path | None:
+    def parent_export_record(self) -> Path | None:
         """The record of the export that it starts from; None: it starts from the recipe's model."""
         return self.parent.paths.export_record if self.parent else None
 
     @property
-    def first_model(self) -> Path | None:
+    def parent_export(self) -> Path | None:
         """The exported model that it starts from; None: it starts from the recipe's model."""
         return self.parent.paths.export if self.parent else None
 
@@ -89,7 +89,7 @@ class Stage:
     @cached_property
     def facts(self) -> dict[str, Any]:
         """The hashes of all that may change its weights; its manifest and its parent's export have to be there."""
-        return stage_facts(self.config, self.manifest, self.first_export)
+        return stage_facts(self.config, self.manifest, self.parent_export_record)
 
     @property
     def identity(self) -> str:

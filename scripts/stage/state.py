@@ -200,7 +200,7 @@ def is_trained(stage: Stage) -> bool:
 
 def settled_identity(stage: Stage) -> str | None:
     """A stage's identity by its files; None where one is missing, or a stage before it will train first."""
-    read = [stage.paths.config, stage.manifest, *([stage.first_export] if stage.first_export else [])]
+    read = [stage.paths.config, stage.manifest, *([stage.parent_export_record] if stage.parent_export_record else [])]
     identity = _identity(*read, versions=tuple(map(_version, read)))
     parent = stage.parent
     if identity is None or parent is None:

@@ -19,7 +19,7 @@ from scripts.recipe.load import load_site
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
 from scripts.stage.live import live_page
 from scripts.stage.owner import hold
-from scripts.stage.provenance import code_revision, origin_of_checkpoint, parents_of, step_text, words_of_skipped
+from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, open_run_directory
@@ -82,10 +82,9 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
                 f"{stage.name}: its config, data or parent changed while it trained; what is trained is kept in {run}: "
                 "start again to train what the recipe says now"
             )
-        origin = origin_of_checkpoint(stage, newest.step)
-        parents = parents_of(stage.first_export)
-        publish_checkpoint(newest, ckpt, stage.name, stage.identity, stage.facts, parents, origin)
-    words = [step_text({"step": newest.step, **origin}), *filter(None, [words_of_skipped(origin)])]
+        record = record_of(stage, newest.step)
+        publish_checkpoint(newest, ckpt, record)
+    words = [step_text(record), *filter(None, [words_of_skipped(record)])]
     print(f"{stage.name}: published {ckpt} (step {', '.join(words)})", flush=True)
     return 0
 

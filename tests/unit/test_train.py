@@ -41,6 +41,7 @@ from tests.stages import ready_stage
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
 CONFIG = resolve_stage(RECIPE, "rlvr1")
 FACTS = {"config": "c", "train_split": "t", "validation_split": "v", "parent_export": None}
+RECORD = {"stage": "rlvr1", "step": 5, "identity": "one", "facts": FACTS, "parents": []}
 
 
 def save(run: Path, step: int, weights: bytes = b"weights") -> Path:
@@ -199,7 +200,7 @@ def test_the_newest_and_the_best_and_the_published_checkpoint_are_kept(run):
     for step in rewards:
         seal_checkpoint(save(run, step), run, step)
     assert kept(run) == [5, 10, 15, 20, 25]
-    publish_checkpoint(checkpoints(run)[1], run.with_name("ckpt"), "rlvr1", "one", FACTS, parents=[])
+    publish_checkpoint(checkpoints(run)[1], run.with_name("ckpt"), RECORD)
     assert kept(run, keep_last_k=2, keep_top_k=2) == [5, 10, 15, 20, 25]
     assert kept(run, keep_last_k=2, keep_top_k=1) == [5, 10, 20, 25]
     assert kept(run, keep_last_k=1, keep_top_k=1, higher_is_better=False) == [10, 25]
@@ -473,7 +474,7 @@ def test_a_split_that_is_not_the_manifests_is_not_trained_on(train):
 def publish(run: Path, weights: bytes = b"weights", step: int = 5) -> Path:
     ckpt = run.with_name("ckpt")
     checkpoint = seal_checkpoint(save(run, step, weights), run, step)
-    publish_checkpoint(checkpoint, ckpt, "rlvr1", "one", FACTS, parents=[])
+    publish_checkpoint(checkpoint, ckpt, RECORD | {"step": step})
     return ckpt
 
 
@@ -490,7 +491,7 @@ def test_a_published_checkpoint_is_a_record_and_a_link_and_survives_a_move(run, 
 def test_publishing_twice_gives_equal_bytes(run):
     ckpt = publish(run)
     first = (ckpt / "record.json").read_bytes()
-    publish_checkpoint(newest_checkpoint(run), ckpt, "rlvr1", "one", FACTS, parents=[])
+    publish_checkpoint(newest_checkpoint(run), ckpt, RECORD)
     assert (ckpt / "record.json").read_bytes() == first
 
 

@@ -102,7 +102,8 @@ def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
 def test_an_export_sees_without_the_run_directory(stages, trained, tmp_path):
     name, straight = trained
     sealed = Checkpoint(STEPS, checkpoint(straight, STEPS))
-    publish_checkpoint(sealed, tmp_path / "ckpt", stage=name, identity="0" * 16, facts={}, parents={})
+    record = {"stage": name, "step": sealed.step, "identity": "0" * 16, "facts": {}, "parents": []}
+    publish_checkpoint(sealed, tmp_path / "ckpt", record)
     export_checkpoint(tmp_path / "ckpt", tmp_path / "hf")
     model, processor = (load(tmp_path / "hf/model") for load in (load_model, load_processor))
     rows = [row for blend in ("text", "vision") for _, _, row in read_rows(stages.split(blend))][::7]

@@ -71,7 +71,7 @@ def complete(export: Path, model: Path) -> None:
 def _model_of(stage: Stage) -> Path:
     """The model whose tensors a stage trains: the recipe's, or where that is made with random weights its parent's."""
     model = stage.recipe.model
-    return Path(model.name) if isinstance(model, PretrainedModel) else stage.first_model.absolute()
+    return Path(model.name) if isinstance(model, PretrainedModel) else stage.parent_export.absolute()
 
 
 def convert(stage: Stage, site: Site, log: Path) -> None:

@@ -24,7 +24,7 @@ class StageContext(Runtime):
     @property
     def model(self) -> Path | None:
         """The folder that it starts from; None: a repository of the hub, or not made yet."""
-        if export := self.stage.first_model:
+        if export := self.stage.parent_export:
             return export.resolve() if export.exists() else None
         name = self.stage.recipe.model.name.rstrip("/")
         return Path(name) if name.startswith("/") else None
