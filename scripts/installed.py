@@ -16,7 +16,6 @@ def backend_names() -> tuple[str, ...]:
     return tuple(package.name for package in packages if package.ispkg)
 
 
-@cache
-def backend_modules(part: str) -> dict[str, ModuleType]:
-    """One module of every backend's package, by the backend's name."""
-    return {name: import_module(".".join([PACKAGE, name, part])) for name in backend_names()}
+def backend_module(name: str, part: str) -> ModuleType:
+    """One module of a backend's package."""
+    return import_module(".".join([PACKAGE, name, part]))

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
-from scripts.installed import backend_modules
+from scripts.installed import backend_module
 from scripts.launch.slurm import Job
 from scripts.recipe.recipe import AnyStage, Recipe
 from scripts.recipe.resolve import own_environments, training_config
@@ -173,7 +173,7 @@ class Backend:
 
 def backend_of(name: str) -> Backend:
     """The backend of that name."""
-    return backend_modules("backend")[name].BACKEND
+    return backend_module(name, "backend").BACKEND
 
 
 def backends_in(recipe: Recipe) -> list[Backend]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
-from scripts.installed import backend_modules
+from scripts.installed import backend_module, backend_names
 from scripts.recipe.blend import Blend, FolderSource, HubSource, SyntheticSource
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation
@@ -19,12 +19,11 @@ from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
 
-STAGES: dict[str, dict[str, type[StageSettings]]] = {
-    name: module.STAGES for name, module in backend_modules("settings").items()
-}
+_SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
+STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
 EVALUATIONS = [
     Evaluation,
-    *(module.EVALUATION for module in backend_modules("settings").values() if hasattr(module, "EVALUATION")),
+    *(module.EVALUATION for module in _SETTINGS.values() if hasattr(module, "EVALUATION")),
 ]
 TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs"}, {"source", "filled"}
 ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
