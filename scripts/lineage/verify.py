@@ -13,6 +13,7 @@ from scripts.files import canonical_json, read_json, sha256_text
 from scripts.lineage.chain import Chain, Link, export_of
 from scripts.recipe.resolve import read_values
 from scripts.stage.identity import identity_of
+from scripts.stage.publish import export_name
 
 CHUNK_BYTES = 4 << 20
 SHOWN_FROM_SECONDS = 2.0
@@ -148,7 +149,7 @@ def _export_contradictions(link: Link) -> Iterator[str]:
         if link.content is not None:
             yield f"{path}: missing, or of another checkpoint; the stage after it started from {link.content}"
         return
-    if sha256_text(canonical_json(exported["files"]))[:16] != exported["content"]:
+    if export_name(exported["files"]) != exported["content"]:
         yield f"{path}: its files do not hash to its content {exported['content']}"
     if exported["content"] != link.content:
         yield f"{path}: has the content {exported['content']}, but the stage after it started from {link.content}"

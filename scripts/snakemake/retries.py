@@ -17,7 +17,7 @@ from scripts.launch.jobs import newest_job
 from scripts.launch.slurm import ENDED_BY_SLURM
 from scripts.snakemake.orphans import export_orphans
 from scripts.stage.attempts import attempts_of, without_progress
-from scripts.stage.rundir import checkpoints
+from scripts.stage.rundir import newest_step
 
 INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "waited"}
 RULE = "train"
@@ -36,7 +36,7 @@ def reason_to_stop(run: Path, call: int, before: int, slurm_state: str | None, l
     attempts = attempts_of(run, call)
     last = attempts[-1]["outcome"] if len(attempts) > before else None
     if slurm_state in ENDED_BY_SLURM or last in INTERRUPTED:
-        stalled = without_progress(run, call, _newest_step(run))
+        stalled = without_progress(run, call, newest_step(run))
         return f"{stalled}; see {log}" if stalled else None
     return f"it failed for a reason of its own; see {log}"
 
@@ -91,12 +91,7 @@ class Retries:
             said = lines[-1].removeprefix(prefix).removesuffix(suffix)
         else:
             said = f"killed with Slurm job {job.id} ({job.state} on {job.nodes or 'no node'})" if job else "killed"
-        return f"{said}; trying again from step {_newest_step(self.results / stage / 'run')}"
+        return f"{said}; trying again from step {newest_step(self.results / stage / 'run')}"
 
     def _log(self, stage: str) -> Path:
         return self.results / stage / "logs/attempts.log"
-
-
-def _newest_step(run: Path) -> int:
-    found = checkpoints(run)
-    return found[-1].step if found else 0

@@ -59,9 +59,9 @@ def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: 
         if owner is None:
             run.rmdir()
         else:
-            run.rename(_aside(run, owner))
-    if _aside(run, identity).exists():
-        _aside(run, identity).rename(run)
+            run.rename(run_aside(run, owner))
+    if run_aside(run, identity).exists():
+        run_aside(run, identity).rename(run)
     else:
         with replace_directory(run) as fresh:
             (fresh / "checkpoints").mkdir()
@@ -76,7 +76,13 @@ def identity_in(run: Path) -> str | None:
     return read_json(record)["identity"] if record.exists() else None
 
 
-def _aside(run: Path, identity: str) -> Path:
+def run_of(run: Path, identity: str) -> Path:
+    """The run directory that bears an identity: `run` itself, or the one set aside, be it there or not."""
+    return run if identity_in(run) == identity else run_aside(run, identity)
+
+
+def run_aside(run: Path, identity: str) -> Path:
+    """The name under which a run directory of this identity is set aside."""
     return run.with_name(f"{run.name}.{identity}")
 
 
@@ -97,6 +103,12 @@ def checkpoints(run: Path) -> list[Checkpoint]:
     """The sealed checkpoints of a run directory, oldest first, their content unchecked."""
     paths = [path for path in (run / "checkpoints").glob("step_*") if step_of(path) >= 0 and (path / FILES).is_file()]
     return [Checkpoint(step_of(path), path) for path in sorted(paths, key=step_of)]
+
+
+def newest_step(run: Path | None) -> int:
+    """The step of the newest sealed checkpoint in a run directory; 0: there is none."""
+    found = checkpoints(run) if run else []
+    return found[-1].step if found else 0
 
 
 def newest_checkpoint(run: Path, last_step: int | None = None) -> Checkpoint | None:

@@ -11,7 +11,7 @@ from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.paths import StagePaths
-from scripts.stage.rundir import checkpoints, identity_in
+from scripts.stage.rundir import run_of
 
 
 @dataclass(frozen=True)
@@ -99,19 +99,11 @@ class Stage:
     @property
     def own_run(self) -> Path | None:
         """The run directory that bears its identity, be it set aside; None: it has trained nothing yet."""
-        if identity_in(self.paths.run) == self.identity:
-            return self.paths.run
-        aside = self.paths.run.with_name(f"run.{self.identity}")
-        return aside if aside.is_dir() else None
+        run = run_of(self.paths.run, self.identity)
+        return run if run.is_dir() else None
 
     @property
     def exported_identity(self) -> str | None:
         """The identity of the checkpoint that its export was made from; None: there is no export."""
         record = self.paths.export_record
         return read_json(record)["identity"] if record.exists() else None
-
-
-def newest_step(run: Path | None) -> int:
-    """The step of the newest sealed checkpoint in a run directory; 0: there is none."""
-    found = checkpoints(run) if run else []
-    return found[-1].step if found else 0

@@ -21,8 +21,8 @@ from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.reach import last_step
-from scripts.stage.rundir import identity_in
-from scripts.stage.stage import Stage, newest_step
+from scripts.stage.rundir import identity_in, newest_step, run_of
+from scripts.stage.stage import Stage
 
 FACTS = {"train_split": "training split", "validation_split": "validation split", "parent_export": "parent"}
 
@@ -184,18 +184,24 @@ def steps_left(stage: Stage) -> int | None:
 
     All of them where something is missing to tell, and when a stage it descends from will train first.
     """
-    identity = settled_identity(stage)
-    if identity is None or stage.planned is None:
-        return stage.planned
-    run = _run_of(stage, identity)
-    start = newest_step(run)
-    return max(0, last_step(run, start, stage.planned) - start)
+    start, last = _progress(stage)
+    return None if last is None else max(0, last - start)
 
 
 def is_trained(stage: Stage) -> bool:
     """Whether a training job would only publish what exactly the stage is now already trained."""
-    identity = settled_identity(stage)
-    return identity is not None and newest_step(_run_of(stage, identity)) > 0 and steps_left(stage) == 0
+    start, last = _progress(stage)
+    return last is not None and 0 < start >= last
+
+
+def _progress(stage: Stage) -> tuple[int, int | None]:
+    """The newest step of exactly what the stage is now, and its last one; None: nobody knows."""
+    identity, planned = settled_identity(stage), stage.planned
+    if identity is None or planned is None:
+        return 0, planned
+    run = run_of(stage.paths.run, identity)
+    start = newest_step(run)
+    return start, last_step(run, start, planned)
 
 
 def settled_identity(stage: Stage) -> str | None:
@@ -206,12 +212,6 @@ def settled_identity(stage: Stage) -> str | None:
     if identity is None or parent is None:
         return identity
     return identity if parent.exported_identity == settled_identity(parent) else None
-
-
-def _run_of(stage: Stage, identity: str) -> Path:
-    """The run directory that bears an identity, or would if it were set aside."""
-    run = stage.paths.run
-    return run if identity_in(run) == identity else run.with_name(f"run.{identity}")
 
 
 @cache

@@ -22,8 +22,8 @@ from scripts.stage.owner import hold
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.reach import Reach
-from scripts.stage.rundir import Checkpoint, newest_checkpoint, open_run_directory
-from scripts.stage.stage import Stage, newest_step
+from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step, open_run_directory
+from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from scripts.train.arguments import stage_of, stage_parser
 
