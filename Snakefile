@@ -15,6 +15,7 @@ include: "rules/start.smk"
 include: "rules/data.smk"
 include: "rules/mmpr.smk"
 include: "rules/layout.smk"
+include: "rules/model.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/report.smk"
@@ -27,6 +28,7 @@ include: "rules/images.smk"
 localrules:
     all,
     source,
+    pretrained,
     preflight,
     metrics,
     gate,

@@ -13,6 +13,7 @@ from scripts.images.settings import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.prepare import prepare
+from scripts.stage.paths import MODEL
 from scripts.stage.stage import Stage
 
 IMAGES_FILE = "config/images.yaml"
@@ -61,6 +62,18 @@ def of_parent(name):
         return f"{RESULTS}/{parent}/{name}" if parent else []
 
     return inputs
+
+
+def model_of_root(wildcards):
+    """The export of the recipe's pretrained model, for a stage without a parent that starts from it."""
+    stage = RECIPE.stages[wildcards.stage]
+    is_from_it = stage.parent is None and stage.starts_from_export(RECIPE)
+    return f"{RESULTS}/{MODEL}/hf/record.json" if is_from_it else []
+
+
+def starting_export(wildcards):
+    """The export that a stage starts from; nothing where that is a fresh model."""
+    return of_parent("hf/record.json")(wildcards) or model_of_root(wildcards)
 
 
 def of_blend(*names):

@@ -90,8 +90,8 @@ rule benchmarks:
 
 
 def config_of_root(wildcards):
-    """The config of a stage without a parent, whose fresh model is what the stage starts from."""
-    return [] if parent_of(wildcards) else f"{RESULTS}/{wildcards.stage}/config.yaml"
+    """The config of a stage that starts from a fresh model, which it describes."""
+    return [] if starting_export(wildcards) else f"{RESULTS}/{wildcards.stage}/config.yaml"
 
 
 rule evaluate:
@@ -100,6 +100,7 @@ rule evaluate:
         parent=of_scored_parent("eval.json"),
         parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
         config=config_of_root,
+        model=model_of_root,
         manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
         splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
         environments=OWN_ENVIRONMENTS,
@@ -126,7 +127,7 @@ rule evaluate:
         judges=JUDGES.model_dump(mode="json") if JUDGES else [],
     shell:
         "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
-        " --config {input.config:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
+        " --config {input.config:q} --model {input.model:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
         " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
 

@@ -22,6 +22,7 @@ rule preflight:
         splits=ancient(of_blend("train-split.jsonl", "val-split.jsonl")),
         gate=of_parent("gate.json"),
         parent=ancient(of_parent("ckpt/record.json")),
+        model=ancient(model_of_root),
     output:
         f"{RESULTS}/{{stage}}/preflight.json",
     log:
@@ -52,7 +53,7 @@ rule probe:
         config=f"{RESULTS}/{{stage}}/config.yaml",
         manifest=of_blend("manifest.json"),
         split=ancient(of_blend("train-split.jsonl")),
-        parent=of_parent("hf/record.json"),
+        parent=starting_export,
         preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),
     output:
         f"{RESULTS}/{{stage}}/probe.json",
@@ -127,7 +128,7 @@ rule train:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
         manifest=of_blend("manifest.json"),
-        parent=of_parent("hf/record.json"),
+        parent=starting_export,
         split=ancient(of_blend("train-split.jsonl")),
         images=ancient(images_of_stage),
         preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),

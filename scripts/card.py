@@ -80,6 +80,7 @@ def _metadata(chain: Chain, evaluation: dict[str, Any] | None, license_id: str |
     named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
     datasets = sorted(filter(_is_hub_id, named))
     base = [config["model"]["name"] for config in configs if "name" in config.get("model", {})]
+    base += [link.record["model"]["name"] for link in chain.links.values() if "model" in link.record]
     tags = dict.fromkeys(["stagecoach", *(config["algorithm"] for config in configs)])
     return ModelCardData(
         license=license_id,
@@ -144,7 +145,7 @@ def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
         yield {
             "name": link.name,
             "parents": ", ".join(link.parents)
-            or ("the base model" if "name" in config.get("model", {}) else "fresh weights"),
+            or ("the base model" if "name" in config.get("model", link.record.get("model", {})) else "fresh weights"),
             "algorithm": config.get("algorithm", ""),
             "steps": step_text(link.record),
             "seed": link.record.get("seed"),

@@ -38,6 +38,7 @@ def rollouts(
     tokenizer = tokenizer_of(processor)
     prompts = [render_prompt(row, processor) for row in rows]
     pictures = [pictures_of(prompt_of(row)) for row in rows]
+    ends = end_tokens(model, tokenizer)
     order = sorted(range(len(rows)), key=lambda index: len(prompts[index]))
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
@@ -46,19 +47,27 @@ def rollouts(
         top_k=0 if temperature > 0 else None,
         top_p=top_p if temperature > 0 and top_p < 1 else None,
         pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=sorted(ends),
     )
     responses = [Rollout("", 0, False)] * len(rows)
     for start in range(0, len(order), BATCH):
         indices = order[start : start + BATCH]
         images = [open_picture(uri) for index in indices for uri in pictures[index]]
         inputs = {"text": [prompts[index] for index in indices]} | ({"images": images} if images else {})
-        batch = processor(**inputs, return_tensors="pt", padding=True)
+        options = {"padding": True, "padding_side": "left", "add_special_tokens": False}
+        batch = processor(**inputs, **options, return_tensors="pt")
         batch = {key: value.to(model.device) for key, value in batch.items() if key != "token_type_ids"}
         output = model.generate(**batch, generation_config=settings)
         output = output[:, batch["input_ids"].shape[1] :]
         texts = tokenizer.batch_decode(output, skip_special_tokens=True)
         for index, text, ids in zip(indices, texts, output.tolist(), strict=True):
-            ends = tokenizer.eos_token_id in ids
-            responses[index] = Rollout(text, ids.index(tokenizer.eos_token_id) if ends else len(ids), not ends)
+            length = next((place for place, token in enumerate(ids) if token in ends), None)
+            responses[index] = Rollout(text, len(ids) if length is None else length, length is None)
     return responses
+
+
+def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """The tokens that end a response: the tokenizer's, and those of the model's generation settings."""
+    settings = model.generation_config.eos_token_id
+    more = settings if isinstance(settings, list) else [settings]
+    return {tokenizer.eos_token_id, *(token for token in more if token is not None)}

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
     cut: bool | None = None
 
 
-def beside_fresh_model(answers: list[Answer], before: list[Answer]) -> pa.Table:
+def beside_model(answers: list[Answer], before: list[Answer]) -> pa.Table:
     """The table of a stage that starts from a fresh model, whose answers are `before`."""
     return _table(answers, {(answer.split, answer.line): (answer.prompt, _kept(answer, "before")) for answer in before})
 

@@ -12,9 +12,9 @@ from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import rollouts
-from scripts.evaluate.results import Answer, beside_fresh_model, beside_parent, write_results
-from scripts.model.load import load_model, load_processor
-from scripts.model.random_init import make_model, make_processor
+from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
+from scripts.model.load import load_export
+from scripts.model.random_init import fresh_model
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
@@ -66,6 +66,9 @@ def main() -> None:
     parser.add_argument(
         "--config", type=Path, nargs="?", help="without a parent: config.yaml, to score the fresh model"
     )
+    parser.add_argument(
+        "--model", type=Path, nargs="?", help="without a parent: the pretrained model's hf/record.json, to score it"
+    )
     parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
     parser.add_argument(
         "--recipe", type=Path, nargs="?", help="the recipe, where it has judges or environments of its own"
@@ -83,21 +86,19 @@ def main() -> None:
     judges = judges_of(arguments.recipe)
     if arguments.recipe is not None:
         register(own_environments(load_recipe(arguments.recipe)))
-    if (arguments.parent_rollouts is None) == (arguments.config is None):
-        raise UserError("give either --parent-rollouts or, for a stage without a parent, --config")
+    starts = (arguments.parent_rollouts, arguments.config, arguments.model)
+    if sum(start is not None for start in starts) != 1:
+        raise UserError("give --parent-rollouts or, for a stage without a parent, --config or --model")
 
     def answers(model: Any, processor: Any) -> list[Answer]:
         return answer_rows(model, processor, arguments.validation, decoding, judges)
 
-    directory = arguments.export.with_name("model")
-    after = answers(load_model(directory), load_processor(directory))
+    after = answers(*load_export(arguments.export))
     if arguments.parent_rollouts is not None:
         table = beside_parent(after, pq.read_table(arguments.parent_rollouts))
     else:
-        config = read_config(arguments.config)
-        processor = make_processor(config.model)
-        model = make_model(config.model, processor, config.max_length, config.seed)
-        table = beside_fresh_model(after, answers(model, processor))
+        start = load_export(arguments.model) if arguments.model else fresh_model(read_config(arguments.config))
+        table = beside_model(after, answers(*start))
     write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output)
 
 

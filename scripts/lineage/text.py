@@ -76,7 +76,8 @@ def image_name(image: dict[str, Any]) -> str:
 
 def model_name(link: Link) -> str:
     """The model that a first stage starts from."""
-    model = (link.settings or {}).get("model")
+    model = link.record.get("model") or (link.settings or {}).get("model")
     if model is None:
         return "not recorded"
-    return model.get("name", "from scratch, of the shape that the config gives")
+    revision = f"@{model['revision']}" if model.get("revision") else ""
+    return f"{model['name']}{revision}" if "name" in model else "from scratch, of the shape that the config gives"

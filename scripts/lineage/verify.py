@@ -135,6 +135,9 @@ def _contradictions(link: Link) -> Iterator[str]:
     for parent in link.record["parents"]:
         if parent["content"] != facts["parent_export"]:
             yield f"{record}: starts from {facts['parent_export']}, but names {parent['content']} as {parent['stage']}"
+    model = link.record.get("model")
+    if model and model["content"] != facts["parent_export"]:
+        yield f"{record}: starts from {facts['parent_export']}, but names {model['content']} as {model['name']}"
     try:
         if sha256_text(canonical_json(read_values(link.config))) != facts["config"]:
             yield f"{link.config}: not the config that {record} says was trained"

@@ -11,7 +11,28 @@ from scripts.errors import UserError
 
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "*.safetensors",
+    INDEX,
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "*processor_config.json",
+    "*.py",
+)
+NOT_ITS_OWN = ("consolidated*",)  # the same weights in another format
 A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", "lm_head.weight")
+
+
+def model_files(folder: Path) -> list[Path]:
+    """The files of a folder that make a model."""
+    chosen = {path for pattern in PATTERNS for path in folder.glob(pattern)}
+    return sorted(path for path in chosen if not any(map(path.match, NOT_ITS_OWN)))
 
 
 def check_model(folder: Path, like: Path | None = None) -> None:

@@ -27,6 +27,12 @@ def load_processor(folder: Path) -> Any:
     return kind.from_pretrained(folder, local_files_only=True)
 
 
+def load_export(record: Path) -> tuple[PreTrainedModel, Any]:
+    """The model of an export, named by its hf/record.json, and its tokenizer or processor."""
+    folder = record.with_name("model")
+    return load_model(folder), load_processor(folder)
+
+
 def tokenizer_of(processor: Any) -> Any:
     """The tokenizer, whether it is that already or a processor's."""
     return getattr(processor, "tokenizer", processor)

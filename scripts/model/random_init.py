@@ -18,6 +18,7 @@ from transformers import (
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from scripts.recipe.model import RandomModel
+from scripts.recipe.stage import TrainingConfig
 
 PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
 IMAGE = "<|image|>"
@@ -56,6 +57,12 @@ def make_tokenizer(sees: bool = False) -> PreTrainedTokenizerFast:
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def fresh_model(config: TrainingConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerFast | LlavaProcessor]:
+    """The model that a stage's resolved config describes, and its tokenizer or processor."""
+    processor = make_processor(config.model)
+    return make_model(config.model, processor, config.max_length, config.seed), processor
 
 
 def make_processor(shape: RandomModel) -> PreTrainedTokenizerFast | LlavaProcessor:

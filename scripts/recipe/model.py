@@ -1,5 +1,6 @@
 """The model that a recipe's first stages start from."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
@@ -43,9 +44,19 @@ class MegatronCheckpoint(Strict):
 class PretrainedModel(Strict):
     """The model in Hugging Face's format that the stages without a parent start from."""
 
-    name: str = Field(description="A folder (absolute path) or a repository of the hub.")
+    name: str = Field(description="A folder (its path begins with / or ./) or a repository of the hub.")
     revision: str | None = Field(None, description="Commit of the repository.")
+    chat_template: str | None = Field(
+        None, description="A file with the chat template (Jinja), for a model without one or instead of its own."
+    )
+    eos_token: str | None = Field(None, description="The token that ends an answer, instead of the tokenizer's.")
+    pad_token: str | None = Field(None, description="The token that fills a batch, where the tokenizer has none.")
     megatron: MegatronCheckpoint | None = Field(
         None,
         description="Take the weights from there, and from `name` all else (config, tokenizer), where the release can.",
     )
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder it lies in; None: it is a repository of the hub."""
+        return Path(self.name) if self.name.startswith(("/", "./")) else None

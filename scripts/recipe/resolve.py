@@ -24,7 +24,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
     values |= {"release": settings.release_in(recipe), "seed": recipe.seed_of(stage_name)}
     if own := own_environments(recipe, stage_name):
         values["environments"] = {name: sha256_file(path) for name, path in own.items()}
-    if settings.parent is None:
+    if not settings.starts_from_export(recipe):
         values["model"] = settings.first_model(recipe)
     return settings.config_model.model_validate(values)
 

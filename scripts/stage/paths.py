@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+MODEL = "model"
+"""The folder, among those of the stages, of the recipe's pretrained model: its export, from which stages start."""
+
 
 @dataclass(frozen=True)
 class StagePaths:

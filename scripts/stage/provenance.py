@@ -18,7 +18,7 @@ from scripts.stage.stage import Stage
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
 PATIENCE = 30.0
-OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "parents")
+OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "parents", "model")
 
 
 def code_revision(root: Path | None = None) -> dict[str, Any]:
@@ -93,8 +93,18 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         "data": _data_of(stage.manifest),
         **_data_ended(stage, step),
         "trained_by": trained_by(stage.paths.run, step),
-        "parents": parents_of(stage.parent_export_record),
+        "parents": parents_of(stage.parent.paths.export_record if stage.parent else None),
+        **_pretrained(stage),
     }
+
+
+def _pretrained(stage: Stage) -> dict[str, Any]:
+    """The pretrained model that a stage without a parent starts from: where it is from, and its export's content."""
+    record = stage.parent_export_record
+    if stage.parent is not None or record is None:
+        return {}
+    exported = read_json(record)
+    return {"model": {**exported["source"], "content": exported["content"]}}
 
 
 def _data_ended(stage: Stage, step: int) -> dict[str, Any]:

@@ -64,13 +64,18 @@ def export_checkpoint(ckpt: Path, hf: Path) -> None:
                     f"{weights / name}: not the file that {ckpt / 'record.json'} lists (size or hash differs); the "
                     "checkpoint is damaged: delete it, and training resumes from the one before"
                 )
+    settle_export(exports, files)
+    publish_export(record, files, hf)
+
+
+def settle_export(exports: Path, files: dict[str, Any]) -> None:
+    """Let ``exports/.incoming``, which holds these files, be ``exports/<content>``."""
     target = exports / export_name(files)
     if target.exists():
         shutil.rmtree(exports / ".incoming")
     else:
         (exports / ".incoming").rename(target)
         fsync_directory(exports)
-    publish_export(record, files, hf)
 
 
 def export_name(files: dict[str, Any]) -> str:
@@ -78,13 +83,14 @@ def export_name(files: dict[str, Any]) -> str:
     return sha256_text(canonical_json(files))[:16]
 
 
-def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path) -> None:
+def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path, **more: Any) -> None:
     """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<name>/`` beside it.
 
-    `record` is that of the checkpoint, `files` the description of the export's files.
+    `record` is that of the checkpoint, `files` the description of the export's files, `more` what else to record.
     """
     content = export_name(files)
-    exported = {key: record[key] for key in ("stage", "step", "identity")} | {"content": content, "files": files}
+    exported = {key: record[key] for key in ("stage", "step", "identity")}
+    exported |= {"content": content, "files": files, **more}
     with replace_directory(hf) as fresh:
         (fresh / "model").symlink_to(Path("..", "exports", content))
         write_json(fresh / "record.json", exported)

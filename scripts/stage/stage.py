@@ -10,7 +10,7 @@ from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.stage.identity import identity_of, stage_facts
-from scripts.stage.paths import StagePaths
+from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.rundir import run_of
 
 
@@ -62,14 +62,21 @@ class Stage:
         return self.manifest.with_name("val-split.jsonl")
 
     @property
+    def _origin(self) -> StagePaths | None:
+        """Where the export lies that it starts from: its parent's, or that of the recipe's pretrained model."""
+        if self.parent:
+            return self.parent.paths
+        return self.paths.sibling(MODEL) if self.config.model is None else None
+
+    @property
     def parent_export_record(self) -> Path | None:
-        """The record of the export that it starts from; None: it starts from the recipe's model."""
-        return self.parent.paths.export_record if self.parent else None
+        """The record of the export that it starts from; None: it starts from a model that its config describes."""
+        return self._origin.export_record if self._origin else None
 
     @property
     def parent_export(self) -> Path | None:
-        """The exported model that it starts from; None: it starts from the recipe's model."""
-        return self.parent.paths.export if self.parent else None
+        """The exported model that it starts from; None: it starts from a model that its config describes."""
+        return self._origin.export if self._origin else None
 
     @cached_property
     def config(self) -> TrainingConfig:

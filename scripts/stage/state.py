@@ -100,8 +100,8 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
     aside = set_aside(stage.paths.directory)
     state = StageState(stage.name, "waiting", stage.planned, aside=aside)
     owner = holder(stage.paths.owner, latest)
-    if blocked or not stage.manifest.exists():
-        state = replace(state, note=f"{blocked} comes first" if blocked else "its data come first")
+    if first := f"{blocked} comes" if blocked else _missing(stage):
+        state = replace(state, note=f"{first} first")
         return _held(state, owner, run) if owner is not None else state
     own_run = stage.own_run
     state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, state.planned))
@@ -119,6 +119,14 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
     if own_run is not None:
         return replace(state, state="resumes", note=f"{own_run.name} comes back")
     return replace(state, state="stale" if record is not None or was_trained else "new")
+
+
+def _missing(stage: Stage) -> str | None:
+    """What has to be made before the stage has an identity."""
+    if not stage.manifest.exists():
+        return "its data come"
+    export = stage.parent_export_record
+    return "its model comes" if export is not None and not export.exists() else None
 
 
 def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:

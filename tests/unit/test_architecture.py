@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "commands": BACKENDS | {"train", "images", "snakemake", "report", "lineage", "card", "track"},
 }
 NEED_TORCH_OR_RAY = {
+    "scripts.train.pretrained",
     "scripts.backends.trl.train",
     "scripts.backends.trl.callback",
     "scripts.backends.trl.driver",

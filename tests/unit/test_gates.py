@@ -14,7 +14,7 @@ from scripts.evaluate.bootstrap import changes
 from scripts.evaluate.gate import criteria_record, judge
 from scripts.evaluate.results import (
     Answer,
-    beside_fresh_model,
+    beside_model,
     beside_parent,
     evaluation_record,
     format_mean,
@@ -48,7 +48,7 @@ def answers(**rewards) -> list[Answer]:
 
 def chain(*rewards: dict) -> list:
     """The tables of stages that start from each other; the first starts from a fresh model."""
-    tables = [beside_fresh_model(answers(**rewards[1]), answers(**rewards[0]))]
+    tables = [beside_model(answers(**rewards[1]), answers(**rewards[0]))]
     for each in rewards[2:]:
         tables.append(beside_parent(answers(**each), tables[-1]))
     return tables

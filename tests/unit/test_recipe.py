@@ -201,7 +201,7 @@ def test_the_other_tiny_recipes_are_valid_chains():
 @pytest.mark.parametrize(
     ("recipe", "old", "new", "expected"),
     [
-        (NANO, "parent: rlhf\n    blend: dpo", "blend: dpo", "dpo needs a parent: the reference that it departs from"),
+        (NANO, "parent: rlhf\n    blend: dpo", "blend: dpo", "dpo departs from a reference, which a fresh model is not"),
         (
             NANO,
             "blend: dpo\n    dpo:",

@@ -70,7 +70,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
         """The model's name and revision, and which Megatron weights are taken instead of its own."""
-        model = recipe.model.model_dump(mode="json", exclude={"megatron"})
+        model = recipe.model.model_dump(mode="json", include={"name", "revision"})
         if (megatron := recipe.model.megatron) is not None:
             folder = iteration_of(megatron)
             content = content_of(folder)

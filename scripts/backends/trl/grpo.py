@@ -42,7 +42,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
             "give them a blend and a stage of their own"
         )
     prompts = expand_pictures([render_prompt(row, processor) for row in rows], processor)
-    for number, ids in enumerate(tokenizer_of(processor)(prompts)["input_ids"], start=1):
+    for number, ids in enumerate(tokenizer_of(processor)(prompts, add_special_tokens=False)["input_ids"], start=1):
         if len(ids) > longest_prompt:
             raise UserError(
                 f"{job.train_split}:{number}: the prompt has {len(ids)} tokens, but max_total_sequence_length less "
@@ -130,6 +130,12 @@ class MeasuringTrainer(GRPOTrainer):
     """
 
     corrects_sampling = False
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
+        """Texts are in the chat template already, which prints a first token where the model wants one."""
+        if isinstance(prompts[0], str):
+            return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
+        return super()._tokenize_prompts(prompts)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.monotonic()

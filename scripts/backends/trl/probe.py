@@ -19,8 +19,8 @@ from scripts.backends.trl.settings import GrpoConfig, GrpoSettings
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import Rollout, rollouts
 from scripts.files import write_json
-from scripts.model.load import load_model, load_processor
-from scripts.model.random_init import make_model, make_processor
+from scripts.model.load import load_export
+from scripts.model.random_init import fresh_model
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
@@ -126,14 +126,9 @@ def main() -> None:
     register(own_environments(recipe, arguments.stage), config.environments)
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
-    if arguments.parent_export is None:
-        processor = make_processor(config.model)
-        model = make_model(config.model, processor, config.max_length, config.seed)
-    else:
-        directory = arguments.parent_export.with_name("model")
-        model, processor = load_model(directory), load_processor(directory)
+    start = load_export(arguments.parent_export) if arguments.parent_export else fresh_model(config)
     samples = sample_rows(arguments.split, stage.probe.prompts, frozenset(recipe.blends[stage.blend].allow))
-    found = try_rollouts(model, processor, samples, config, stage.probe, judges_of(stage))
+    found = try_rollouts(*start, samples, config, stage.probe, judges_of(stage))
     found.report(arguments.stage, stage.probe.action)
     write_json(arguments.output, {"stage": arguments.stage, **found.record})
 

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from scripts.backends.trl.algorithms import Dpo, Grpo, GrpoLoss, GrpoPolicy, Mpo, PreferencePolicy, Sft, SftPolicy
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
-from scripts.recipe.model import RandomModel
+from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.pins import pinned_versions
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import StageSettings, Training, TrainingConfig
@@ -152,12 +152,22 @@ class TrlSettings(StageSettings):
         """The versions that envs/trl.txt pins."""
         return pinned_versions("trl", PACKAGES)
 
+    def first_model(self, recipe: "Recipe") -> dict[str, Any] | None:
+        """The shape of a fresh model; None for a pretrained one, which is exported first."""
+        return None if isinstance(recipe.model, PretrainedModel) else super().first_model(recipe)
+
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
-        if self.parent is None and not isinstance(recipe.model, RandomModel):
-            raise invalid("backend trl starts from a fresh model: give its shape", "model")
+        if self.needs_export and not self.starts_from_export(recipe):
+            advice = "give it a parent, or make the recipe's model a pretrained one"
+            raise invalid(f"{self.needs_export}; {advice}", f"stages.{name}")
         if recipe.blends[self.blend].format != "jsonl":
             raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
+
+    @property
+    def needs_export(self) -> str | None:
+        """Why it cannot start from a fresh model; None where it can."""
+        return None
 
 
 class SftSettings(TrlSettings, SftTraining):
@@ -199,6 +209,11 @@ class GrpoSettings(TrlSettings, GrpoTraining):
                 f"stages.{name}.policy.generation.backend",
             )
 
+    @property
+    def needs_export(self) -> str | None:
+        """Why it cannot start from a fresh model; None where it can."""
+        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else None
+
     def python_on(self, site: "Site") -> str:
         """The Python that trains it: one with vLLM where that samples."""
         return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
@@ -210,8 +225,6 @@ class GrpoSettings(TrlSettings, GrpoTraining):
 
     @model_validator(mode="after")
     def _fits_its_sampler(self) -> "GrpoSettings":
-        if self.samples_by_vllm and self.parent is None:
-            raise invalid("policy.generation.backend vllm needs a parent: vLLM starts from its export")
         if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
             raise invalid(
                 "loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm; otherwise what "
@@ -223,11 +236,10 @@ class GrpoSettings(TrlSettings, GrpoTraining):
 class PreferenceSettings(TrlSettings):
     """What stages of preference optimisation have in common."""
 
-    @model_validator(mode="after")
-    def _has_a_reference(self) -> "PreferenceSettings":
-        if self.parent is None:
-            raise invalid(f"{self.algorithm} needs a parent: the reference that it departs from")
-        return self
+    @property
+    def needs_export(self) -> str | None:
+        """Why it cannot start from a fresh model; None where it can."""
+        return f"{self.algorithm} departs from a reference, which a fresh model is not"
 
 
 class DpoSettings(PreferenceSettings, DpoTraining):

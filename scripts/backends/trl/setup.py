@@ -10,7 +10,7 @@ from scripts.data.prompts import Messages, pictures_of
 from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.model.load import load_processor, tokenizer_of
-from scripts.model.random_init import make_model, make_processor
+from scripts.model.random_init import fresh_model
 
 
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
@@ -51,8 +51,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
     """The model to start from (a path, or for a stage without a parent a fresh one) and its tokenizer or processor."""
     if job.parent_model is None:
-        processor = make_processor(job.config.model)
-        return make_model(job.config.model, processor, job.config.max_length, job.config.seed), processor
+        return fresh_model(job.config)
     return str(job.parent_model), load_processor(job.parent_model)
 
 
