@@ -36,7 +36,8 @@ class TrainingJob:
     `settings` counts what changes no weight: checkpoint periods, where judges answer, the gate, of which some criteria
     can end a training early (scripts.stage.step_criteria). `nodes` and `threads` (CPU threads on each node) are no part
     of what a stage trains: every step has the same rows on any number of them. Another number rounds otherwise, and of
-    nodes draws other completions. `environments` says where the files lie of the user's own ones.
+    nodes draws other completions. `environments` says where the files lie of the user's own ones. `processes` train on
+    each node, each on a GPU of its own where `accelerator` is cuda.
     """
 
     stage: str
@@ -51,6 +52,8 @@ class TrainingJob:
     stop: StopRequest
     nodes: int
     environments: dict[str, Path]
+    processes: int = 1
+    accelerator: str = "cpu"
 
     @classmethod
     def of(
@@ -77,6 +80,11 @@ class TrainingJob:
             nodes=nodes,
             environments=own_environments(stage.recipe, stage.name),
         )
+
+    @property
+    def ranks(self) -> int:
+        """The processes that train together, on all nodes."""
+        return self.nodes * self.processes
 
     @property
     def start(self) -> int:

@@ -1,7 +1,7 @@
 """Typed model of a site: what differs from machine to machine and from cluster to cluster. May change no weight."""
 
 from ipaddress import IPv4Network, IPv6Network
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
@@ -100,6 +100,12 @@ class Site(Strict):
     name: Name
     description: str = ""
     threads: PositiveInt = Field(description="CPU threads of a training (of each worker) or an evaluation.")
+    accelerator: Literal["auto", "cuda", "cpu"] = Field(
+        "cpu", description="What backend trl trains on; auto: GPUs where there are any. (No GPU has been tried yet.)"
+    )
+    processes: PositiveInt | None = Field(
+        None, description="Processes of a training on a node; none: one a GPU, and one where there is none."
+    )
     vllm_python: str | None = Field(
         None, description="The Python that trains where vLLM samples (envs/vllm.txt); none: Snakemake's own."
     )

@@ -186,7 +186,7 @@ def test_it_travels_with_the_job_to_where_ranks_train(job, tmp_path):
 
 def test_it_is_really_trained_with(job):
     pytest.importorskip("torch")
-    from scripts.backends.trl.train import train
+    from scripts.backends.trl.train import train_rank as train
 
     train(job)
     steps = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]

@@ -201,7 +201,12 @@ def test_the_other_tiny_recipes_are_valid_chains():
 @pytest.mark.parametrize(
     ("recipe", "old", "new", "expected"),
     [
-        (NANO, "parent: rlhf\n    blend: dpo", "blend: dpo", "dpo departs from a reference, which a fresh model is not"),
+        (
+            NANO,
+            "parent: rlhf\n    blend: dpo",
+            "blend: dpo",
+            "dpo departs from a reference, which a fresh model is not",
+        ),
         (
             NANO,
             "blend: dpo\n    dpo:",

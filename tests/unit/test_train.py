@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from scripts.backends.protocol import Backend, TrainingJob, read_job, write_job
-from scripts.backends.trl.cluster import train_on_cluster
+from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, write_json
 from scripts.recipe.criteria import Criterion
@@ -342,31 +342,31 @@ def test_a_driver_finds_its_job_and_can_be_asked_to_stop_and_nothing_of_it_stays
     before = sorted(job.run.iterdir())
     (job.run / "cluster.0ld").mkdir()
 
-    def driver(command):
-        sent = read_job(Path(command[-1]))
-        assert command[1:3] == ["-m", "scripts.backends.trl.driver"] and sent.nodes == 2
+    def driver(job_file):
+        sent = read_job(Path(job_file))
+        assert sent.nodes == 2
         assert not sent.stop.is_due(1, 1)
         job.stop.ask("SIGTERM")
         assert sent.stop.is_due(1, 1)
         (job.run / "saving").mkdir()
         return 0
 
-    train_on_cluster(job, driver)
+    train_apart(job, driver)
     assert job.stop.reason == "SIGTERM"
     assert sorted(job.run.iterdir()) == before
-    train_on_cluster(job, lambda command: 75)  # asked to stop, it is unfinished and not failed
+    train_apart(job, lambda command: 75)  # asked to stop, it is unfinished and not failed
     with pytest.raises(UserError, match="rlvr1: training on 2 nodes ended with status 1; the reason is above"):
-        train_on_cluster(replace(job, stop=StopRequest()), lambda command: 1)
+        train_apart(replace(job, stop=StopRequest()), lambda command: 1)
     assert sorted(job.run.iterdir()) == before
 
 
 def test_a_driver_that_lost_a_rank_says_so_and_the_training_counts_as_cut_off(job):
-    def driver(command):
-        Path(command[-1]).with_name("cut_off").write_text("rank 1 on node2 is gone")
+    def driver(job_file):
+        Path(job_file).with_name("cut_off").write_text("rank 1 on node2 is gone")
         return 75
 
     with pytest.raises(CutOffError, match="rank 1 on node2 is gone"):
-        train_on_cluster(job, driver)
+        train_apart(job, driver)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +375,7 @@ def test_a_driver_that_lost_a_rank_says_so_and_the_training_counts_as_cut_off(jo
         (
             changed("rlvr1", grpo={"num_prompts_per_step": 4}),
             3,
-            r"rlvr1: grpo.num_prompts_per_step is 4, which 3 nodes .* resources.nodes to one of 1, 2, 4, or",
+            r"rlvr1: grpo.num_prompts_per_step is 4, which 3 nodes .* resources.nodes for one of 1, 2, 4, or",
         ),
         (
             changed("sft", policy={"train_global_batch_size": 6}),
@@ -387,7 +387,7 @@ def test_a_driver_that_lost_a_rank_says_so_and_the_training_counts_as_cut_off(jo
 def test_a_step_that_does_not_divide_by_the_nodes_is_refused_before_a_cluster_is_started(job, config, nodes, message):
     started = []
     with pytest.raises(UserError, match=message):
-        train_on_cluster(replace(job, config=config, nodes=nodes), started.append)
+        train_apart(replace(job, config=config, nodes=nodes), started.append)
     assert started == []
 
 

@@ -22,11 +22,11 @@ def explained(failures, folder) -> UserError:
     """What is raised for the errors of these ranks; a tuple stands for a RankError of these arguments."""
     from ray.train import WorkerGroupError
 
-    from scripts.backends.trl.driver import _explain
-    from scripts.backends.trl.worker import RankError
+    from scripts.backends.trl.driver import _cause_of
+    from scripts.backends.trl.rank_errors import RankError
 
     errors = {rank: RankError(*told) if isinstance(told, tuple) else told for rank, told in failures.items()}
-    return _explain(WorkerGroupError("sixty lines", errors), folder)
+    return _cause_of(WorkerGroupError("sixty lines", errors), folder)
 
 
 def said(failures, folder) -> str:
@@ -61,9 +61,9 @@ def test_any_other_failure_has_the_ranks_traceback_once(tmp_path):
 def test_what_ray_train_itself_could_not_do_is_told(tmp_path):
     from ray.train import ControllerError
 
-    from scripts.backends.trl.driver import _explain
+    from scripts.backends.trl.driver import _cause_of
 
-    assert str(_explain(ControllerError(RuntimeError("no placement")), tmp_path)) == "Ray Train: no placement"
+    assert str(_cause_of(ControllerError(RuntimeError("no placement")), tmp_path)) == "Ray Train: no placement"
 
 
 @pytest.mark.parametrize("address", ["", "auto", "taken"])

@@ -16,7 +16,7 @@ from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.cluster import check_nodes  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
-from scripts.backends.trl.train import train  # noqa: E402
+from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.data.examples import preference_of  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402

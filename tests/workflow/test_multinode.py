@@ -22,7 +22,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
 from scripts.backends.trl.cluster import train_on_cluster  # noqa: E402
-from scripts.backends.trl.train import train  # noqa: E402
+from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.stage.rundir import damage_of  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402

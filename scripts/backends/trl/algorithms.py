@@ -1,6 +1,6 @@
 """The settings of the algorithms that backend `trl` trains by: policy, loss, sampling."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -18,6 +18,9 @@ class Optimizer(Strict):
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.999
     clip_grad: float = Field(1.0, gt=0)
+    name: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit"] = Field(
+        "adamw_torch", description="8bit keeps its moments in 8 bits, by bitsandbytes on a GPU (not tried on one)."
+    )
 
 
 class Generation(Strict):
@@ -32,32 +35,80 @@ class Generation(Strict):
     max_new_tokens: PositiveInt
 
 
-class SftPolicy(Strict):
+class Lora(Strict):
+    """Low-rank adapters (arXiv:2106.09685), by peft: what they are laid over stays as the parent left it."""
+
+    dim: PositiveInt = Field(8, description="Rank.")
+    alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: list[str] = Field([], description="Names of the linear layers; none: all of them but the output's.")
+    exclude_modules: list[str] = Field([])
+    quantization: Literal["nf4"] | None = Field(
+        None,
+        description="Hold what the adapters are laid over in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes on a "
+        "GPU (not tried on one).",
+    )
+
+
+class Dtensor(Strict):
+    """How a model is laid over the processes that train it. May change no weight but for rounding."""
+
+    enabled: bool = Field(
+        False, description="FSDP2: each process holds a share of weights, gradients and moments; false: a copy of all."
+    )
+    cpu_offload: bool = Field(False, description="Those shares wait in the node's memory.")
+    activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
+
+    @model_validator(mode="after")
+    def _offloads_shares(self) -> "Dtensor":
+        if self.cpu_offload and not self.enabled:
+            raise invalid("cpu_offload is for enabled: true")
+        return self
+
+
+class Policy(Strict):
+    """What the policies of all algorithms have in common."""
+
+    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg")
+    """Settings that change no weight but for rounding."""
+    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora")
+    """Settings that a resolved config has only where they are not the default."""
+
+    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
+    train_micro_batch_size: PositiveInt | None = Field(
+        None, description="Rows that a process takes at once, the rest after them; none: all of its share of a batch."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What is computed in; the weights that are trained stay in float32."
+    )
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = Field(
+        None, description="None: what transformers takes for the model; flash_attention needs a GPU (not tried on one)."
+    )
+    dtensor_cfg: Dtensor = Dtensor()
+    lora: Lora | None = Field(None, description="None: all weights are trained.")
+    optimizer: Optimizer
+
+
+class SftPolicy(Policy):
     """The policy of a supervised stage."""
 
-    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
     train_global_batch_size: PositiveInt = Field(description="Rows a step.")
-    optimizer: Optimizer
 
 
-class PreferencePolicy(Strict):
+class PreferencePolicy(Policy):
     """The policy of a preference stage."""
 
-    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and answer together.")
     train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
-    optimizer: Optimizer
 
 
-class GrpoPolicy(Strict):
+class GrpoPolicy(Policy):
     """The policy of a reinforcement stage."""
 
-    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
     train_global_batch_size: PositiveInt | None = Field(
         None,
         description="Completions an update; none: all of the step. Fewer make several updates a step, off policy from "
         "the second on.",
     )
-    optimizer: Optimizer
     generation: Generation
 
 

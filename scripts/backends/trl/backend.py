@@ -1,13 +1,15 @@
 """Backend `trl`: TRL's trainers, in this process or on the nodes of a Slurm job."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
-from scripts.backends.trl.cluster import check_nodes, run_driver_of, train_on_cluster
+from scripts.backends.trl.cluster import check_ranks, in_processes, on_cluster, train_apart
+from scripts.backends.trl.devices import devices_of
 from scripts.data.rows import key_of, read_rows
 from scripts.recipe.judges import roles_of
 from scripts.recipe.resolve import own_environments
@@ -24,16 +26,19 @@ class Trl(Backend):
     """Trains with TRL's trainers."""
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
-        """Train in this process, or on several nodes in one process each."""
-        if job.nodes == 1:
-            import_module("scripts.backends.trl.train").train(job)
+        """Train in this process, in several of this node, or on several nodes."""
+        if allocation.site is not None:
+            accelerator, processes = devices_of(allocation.site)
+            job = replace(job, accelerator=accelerator, processes=processes)
+        if job.ranks == 1:
+            import_module("scripts.backends.trl.train").train_rank(job)
         else:
-            train_on_cluster(job, run_driver_of(job, allocation))
+            train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
 
     def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
         """UserError when a step cannot be shared out evenly among so many nodes."""
         if nodes > 1:
-            check_nodes(stage, config, nodes)
+            check_ranks(stage, config, nodes, nodes)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """The packages that are not as pinned, and the rows that our verifiers cannot reward."""

@@ -110,7 +110,7 @@ class StageCallback(TrainerCallback):
         if rank() != 0:
             return
         saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        for name in rng_files(self.job.nodes):
+        for name in rng_files(self.job.ranks):
             _wait_for(saved / name)
         seal_checkpoint(saved, self.job.run, state.global_step // self.updates)
         self.save_seconds.append(time.monotonic() - self.saving_since)
@@ -125,9 +125,9 @@ def _phases(seconds: float, logs: dict[str, Any]) -> dict[str, float] | None:
     return {"generation": rollouts - rewards, "rewards": rewards, "update": seconds - rollouts}
 
 
-def rng_files(nodes: int) -> list[str]:
+def rng_files(ranks: int) -> list[str]:
     """The names under which Trainer saves each rank's random state."""
-    return [f"rng_state_{number}.pth" for number in range(nodes)] if nodes > 1 else ["rng_state.pth"]
+    return [f"rng_state_{number}.pth" for number in range(ranks)] if ranks > 1 else ["rng_state.pth"]
 
 
 def _wait_for(file: Path, seconds: float = 90) -> None:

@@ -1,40 +1,44 @@
-"""Backend `trl` on several nodes, from the side of the process that holds the stage: it starts the driver and waits.
+"""Backend `trl` in several processes, from the side of the one that holds the stage: it starts them and waits.
 
-The driver (`scripts.backends.trl.driver`) runs elsewhere on a Ray cluster. What the two share lies in a directory of
-this attempt alone, and is gone after it::
+On one node torchrun starts them, on several a driver (`scripts.backends.trl.driver`) on a Ray cluster. What they share
+lies in a directory of this attempt alone, and is gone after it::
 
     run/cluster.<token>/job.json    what to train
     run/cluster.<token>/stop        a request to stop, and why
     run/cluster.<token>/output      what the first rank prints
     run/cluster.<token>/rank_N      the host of a rank
-    run/cluster.<token>/cut_off     which rank was lost, when the driver ends with status 75
+    run/cluster.<token>/failed_N    why a rank failed
+    run/cluster.<token>/cut_off     which rank was lost, when the status is 75
     run/cluster.<token>/ray/        Ray Train's own storage
 """
 
 import os
 import secrets
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, write_job
+from scripts.backends.trl.rank_errors import RankError, explain
 from scripts.backends.trl.settings import TrlConfig
 from scripts.errors import CutOffError, UserError
+from scripts.files import read_json, write_text
 from scripts.launch.ray_cluster import run_on_cluster
 
-RunDriver = Callable[[list[str]], int]
+Run = Callable[[str], int]
 
 
-def train_on_cluster(job: TrainingJob, run_driver: RunDriver) -> None:
-    """Train a stage on `job.nodes` nodes.
+def train_apart(job: TrainingJob, run: Run) -> None:
+    """Train a stage in `job.ranks` other processes.
 
-    `run_driver` gets the driver's command line, runs it from the repository's root with RAY_ADDRESS naming a Ray
-    cluster of that many nodes, lets it print, and returns its exit status. A stop requested of `job.stop` meanwhile
-    reaches the ranks, and why they stopped is in `job.stop` afterwards. UserError when the driver failed, CutOffError
-    when it lost a rank (status 75), unless a stop was requested: then the cluster may have been taken from under it,
-    and the newest checkpoint says how far it came.
+    `run` gets the path of job.json, starts what trains it from the repository's root, lets it print, and returns its
+    exit status. A stop requested of `job.stop` meanwhile reaches the ranks, and why they stopped is in `job.stop`
+    afterwards. UserError when it failed, CutOffError when it lost a rank (status 75), unless a stop was requested: then
+    its nodes may have been taken from under it, and the newest checkpoint says how far it came.
     """
-    check_nodes(job.stage, job.config, job.nodes)
+    check_ranks(job.stage, job.config, job.nodes, job.ranks)
     for left in job.run.glob("cluster.*"):
         shutil.rmtree(left, ignore_errors=True)
     place = job.run / f"cluster.{secrets.token_hex(4)}"
@@ -42,45 +46,78 @@ def train_on_cluster(job: TrainingJob, run_driver: RunDriver) -> None:
     try:
         with job.stop.shared(place / "stop"):
             write_job(place / "job.json", job)
-            status = run_driver(
-                [sys.executable, "-m", "scripts.backends.trl.driver", str((place / "job.json").absolute())]
-            )
+            status = run(str((place / "job.json").absolute()))
         reason = place / "cut_off"
-        cut_off = reason.read_text(encoding="utf-8") if reason.exists() else f"the driver ended with status {status}"
+        cut_off = reason.read_text(encoding="utf-8") if reason.exists() else f"status {status}"
     finally:
         shutil.rmtree(place, ignore_errors=True)
         shutil.rmtree(job.run / "saving", ignore_errors=True)
     if status == os.EX_TEMPFAIL and job.stop.reason is None:
         raise CutOffError(cut_off)
     if status != 0 and job.stop.reason is None:
-        raise UserError(f"{job.stage}: training on {job.nodes} nodes ended with status {status}; the reason is above")
+        where = f"on {job.nodes} nodes" if job.nodes > 1 else f"in {job.processes} processes"
+        raise UserError(f"{job.stage}: training {where} ended with status {status}; the reason is above")
 
 
-def check_nodes(stage: str, config: TrlConfig, nodes: int) -> None:
-    """UserError when a step of this resolved config cannot be shared out evenly among so many nodes.
+def check_ranks(stage: str, config: TrlConfig, nodes: int, ranks: int) -> None:
+    """UserError when a step of this resolved config cannot be shared out evenly among so many processes.
 
-    Every node trains the same number of rows; completions of one prompt stay together, being rewarded together.
+    Every process trains the same number of rows; completions of one prompt stay together, being rewarded together.
     """
-    if config.samples_by_vllm:
+    if config.samples_by_vllm and nodes > 1:
         raise UserError(f"{stage}: vLLM samples on one node; set resources.nodes to 1, not {nodes}")
+    each = "nodes" if ranks == nodes else "processes"
+    setting = "resources.nodes" if ranks == nodes else "resources.nodes or the site's processes"
     shared = {"policy.train_global_batch_size": config.policy.train_global_batch_size}
     if config.algorithm == "grpo":
         shared["grpo.num_prompts_per_step"] = config.grpo.num_prompts_per_step
     elif config.algorithm != "sft" and config.section.sft_loss_weight:
         raise UserError(
-            f"{stage}: {config.algorithm}.sft_loss_weight weighs a mean over a step's tokens that {nodes} nodes cannot "
-            "share evenly; set resources.nodes to 1, or that weight to 0 (which is another stage, trained anew)"
+            f"{stage}: {config.algorithm}.sft_loss_weight weighs a mean over a step's tokens that {ranks} {each} "
+            f"cannot share evenly; set {setting} to 1, or that weight to 0 (which is another stage, trained anew)"
         )
     for key, value in shared.items():
-        if value is not None and value % nodes:
+        if value is not None and value % ranks:
             fits = ", ".join(str(count) for count in range(1, value + 1) if value % count == 0)
             raise UserError(
-                f"{stage}: {key} is {value}, which {nodes} nodes cannot share evenly; set resources.nodes to one of "
-                f"{fits}, or {key} to a multiple of {nodes} (which is another stage, trained anew)"
+                f"{stage}: {key} is {value}, which {ranks} {each} cannot share evenly; set {setting} for one of "
+                f"{fits}, or {key} to a multiple of {ranks} (which is another stage, trained anew)"
             )
 
 
-def run_driver_of(job: TrainingJob, allocation: Allocation) -> RunDriver:
+def in_processes(job: TrainingJob) -> Run:
+    """What trains in processes of this node, by torchrun, which ends them all when one fails."""
+
+    def run(job_file: str) -> int:
+        command = [sys.executable, "-m", "scripts.backends.trl.torchrun", str(job.processes), job_file]
+        environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        torchrun = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+        return _told(Path(job_file).parent, torchrun.returncode, torchrun.stderr)
+
+    return run
+
+
+def _told(place: Path, status: int, said: str) -> int:
+    """The status of processes that were started by torchrun, after it was told why they failed, if they did."""
+    if status == 0:
+        return 0
+    failures: dict[int, Exception] = {}
+    for file in place.glob("failed_*"):
+        error = RankError(*read_json(file))
+        failures[error.rank] = error
+    if not failures:
+        write_text(place / "cut_off", "a process that trains was killed, by somebody or for lack of memory")
+        print(said, file=sys.stderr)
+        return os.EX_TEMPFAIL
+    error = explain(failures, place)
+    if isinstance(error, CutOffError):
+        write_text(place / "cut_off", str(error))
+        return os.EX_TEMPFAIL
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    return 1
+
+
+def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
     """What runs a driver on a Ray cluster over the Slurm job's nodes.
 
     Its logs lie in ``<stage>/logs/ray-<job id>``, those of the job's second allocation in ``ray-<job id>-2``.
@@ -98,4 +135,8 @@ def run_driver_of(job: TrainingJob, allocation: Allocation) -> RunDriver:
     def ready(seconds: float) -> None:
         print(f"{job.stage}: Ray runs on {', '.join(slurm_job.nodes)} after {seconds:.1f} s", flush=True)
 
-    return lambda command: run_on_cluster(command, slurm_job, slurm, cpus, logs, ready)
+    def run(job_file: str) -> int:
+        driver = [sys.executable, "-m", "scripts.backends.trl.driver", job_file]
+        return run_on_cluster(driver, slurm_job, slurm, cpus, logs, ready)
+
+    return run

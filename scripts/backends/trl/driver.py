@@ -8,7 +8,6 @@ import argparse
 import io
 import logging
 import os
-import re
 import socket
 import sys
 import threading
@@ -21,7 +20,9 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from scripts.backends.protocol import TrainingJob, read_job
-from scripts.backends.trl.worker import RankError, train_on_this_node
+from scripts.backends.trl.process import collectives_of
+from scripts.backends.trl.rank_errors import explain
+from scripts.backends.trl.worker import train_on_this_node
 from scripts.errors import CutOffError, UserError, run_program
 from scripts.files import write_text
 from scripts.recipe.yaml_file import repository_root
@@ -94,9 +95,10 @@ def _python_path() -> str:
 def _check_cluster(nodes: list[dict[str, Any]], job: TrainingJob) -> None:
     """UserError at once where Ray would wait for ever for the nodes it lacks."""
     cpus = [node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]]
-    if sum(count >= job.threads for count in cpus) < job.nodes:
+    threads = job.threads * job.processes
+    if sum(count >= threads for count in cpus) < job.nodes:
         raise UserError(
-            f"{job.stage}: needs {job.nodes} nodes with {job.threads} CPUs each, but the Ray cluster at "
+            f"{job.stage}: needs {job.nodes} nodes with {threads} CPUs each, but the Ray cluster at "
             f"{os.environ['RAY_ADDRESS']} has nodes with {', '.join(f'{count:.0f}' for count in cpus) or 'no'} CPUs"
         )
 
@@ -120,18 +122,26 @@ def _fit(job: TrainingJob, job_file: Path) -> None:
             _relay(lines)
         _relay(lines)
     for error in failures:
-        raise _explain(error, job_file.parent) from None
+        raise _cause_of(error, job_file.parent) from None
+
+
+def _cause_of(error: Exception, place: Path) -> UserError:
+    failures = getattr(error, "worker_failures", None)
+    return (
+        explain(failures, place) if failures else UserError(f"Ray Train: {getattr(error, 'controller_failure', error)}")
+    )
 
 
 def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
     return TorchTrainer(
         train_on_this_node,
         train_loop_config={"job": str(job_file)},
-        torch_config=TorchConfig(backend="gloo"),
+        torch_config=TorchConfig(backend=collectives_of(job.accelerator)),
         scaling_config=ScalingConfig(
-            num_workers=job.nodes,
-            resources_per_worker={"CPU": job.threads},
-            placement_strategy="STRICT_SPREAD",
+            num_workers=job.ranks,
+            use_gpu=job.accelerator == "cuda",
+            resources_per_worker={"CPU": job.threads} | ({"GPU": 1} if job.accelerator == "cuda" else {}),
+            placement_strategy="STRICT_SPREAD" if job.processes == 1 else "PACK",
         ),
         run_config=RunConfig(
             name=job.stage,
@@ -145,34 +155,6 @@ def _relay(lines: TextIO) -> None:
     text = lines.read()
     if text:
         print(text, end="", flush=True)
-
-
-def _explain(error: Exception, place: Path) -> UserError:
-    """What went wrong, once: the cause rather than what followed from it on the other ranks."""
-    failures = getattr(error, "worker_failures", None)
-    if not failures:
-        return UserError(f"Ray Train: {getattr(error, 'controller_failure', error)}")
-    explained = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and cause.for_user}
-    gone = {rank: cause for rank, cause in failures.items() if not isinstance(cause, RankError)}
-    rank, cause = min((explained or gone or failures).items())
-    if rank in explained:
-        return (CutOffError if cause.cut_off else UserError)(f"{cause.text} (rank {rank} on {cause.host})")
-    if rank in gone:
-        return CutOffError(
-            f"rank {rank} on {_host_of(rank, place)} is gone, killed or out of memory: {_in_short(cause)}"
-        )
-    return UserError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")
-
-
-def _host_of(rank: int, place: Path) -> str:
-    file = place / f"rank_{rank}"
-    return file.read_text(encoding="utf-8") if file.exists() else "an unknown host"
-
-
-def _in_short(error: Exception) -> str:
-    """Of what Ray says of a lost process, the sentences that say how."""
-    found = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(error), re.MULTILINE)
-    return found[0] if found else str(error)
 
 
 def main() -> int:

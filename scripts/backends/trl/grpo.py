@@ -13,10 +13,13 @@ from trl import GRPOConfig, GRPOTrainer
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.callback import ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS, UNREAD_VERDICTS
 from scripts.backends.trl.setup import (
+    adapters,
     expand_pictures,
     model_and_processor,
     pictures_by_row,
     shared_arguments,
+    shares_of,
+    start_options,
     training_rows,
 )
 from scripts.backends.trl.vllm import mismatch, prepare_engine, vllm_arguments
@@ -58,6 +61,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         args=_arguments(job),
         train_dataset=_dataset(rows, prompts, pictures),
         processing_class=processor,
+        peft_config=adapters(job),
     )
     trainer.normalize_rewards = grpo.normalize_rewards
     if by_vllm:
@@ -99,8 +103,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     grpo, loss, policy = job.config.grpo, job.config.loss_fn, job.config.policy
     is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
     return GRPOConfig(
-        per_device_train_batch_size=job.config.rollouts_per_step // job.config.updates_per_step // job.nodes,
-        steps_per_generation=job.config.updates_per_step,
+        steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
         num_generations=grpo.num_generations_per_prompt,
         max_completion_length=policy.generation.max_new_tokens,
         temperature=policy.generation.temperature,
@@ -116,7 +119,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         num_iterations=1,
         shuffle_dataset=False,
         remove_unused_columns=False,
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs=start_options(job),
         **(vllm_arguments(job.config) if job.config.samples_by_vllm else {}),
         **shared_arguments(job),
     )

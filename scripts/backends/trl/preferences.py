@@ -7,7 +7,7 @@ from trl import DPOConfig, DPOTrainer
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithms import Dpo
-from scripts.backends.trl.setup import model_and_processor, shared_arguments, training_rows
+from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, start_options, training_rows
 from scripts.data.examples import Preference, preference_of
 from scripts.data.prompts import render
 from scripts.errors import UserError
@@ -37,7 +37,6 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
             )
     loss_types, loss_weights = losses(settings)
     arguments = DPOConfig(
-        per_device_train_batch_size=batch // job.nodes,
         train_sampling_strategy="sequential",
         dataloader_drop_last=True,
         max_length=longest,
@@ -45,11 +44,15 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
         loss_type=loss_types,
         loss_weights=loss_weights,
         remove_unused_columns=False,
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs=start_options(job),
         **shared_arguments(job),
     )
     return TokenizedPairsTrainer(
-        model=model, args=arguments, train_dataset=Dataset.from_list(pairs), processing_class=processor
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_list(pairs),
+        processing_class=processor,
+        peft_config=adapters(job),
     )
 
 

@@ -4,7 +4,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from scripts.backends.trl.algorithms import Dpo, Grpo, GrpoLoss, GrpoPolicy, Mpo, PreferencePolicy, Sft, SftPolicy
+from scripts.backends.trl.algorithms import (
+    Dpo,
+    Grpo,
+    GrpoLoss,
+    GrpoPolicy,
+    Mpo,
+    Policy,
+    PreferencePolicy,
+    Sft,
+    SftPolicy,
+)
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.pins import pinned_versions
@@ -44,6 +54,11 @@ class TrlTraining(Training):
     def updates_per_step(self) -> int:
         """Optimizer updates of one step."""
         return 1
+
+    @property
+    def rows_per_update(self) -> int:
+        """Rows, pairs or completions of one update."""
+        return self.policy.train_global_batch_size
 
     @property
     def section(self) -> "Sft | Grpo | Dpo":
@@ -90,7 +105,12 @@ class GrpoTraining(TrlTraining):
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one step, whose rollouts may be trained on in several batches."""
-        return self.rollouts_per_step // (self.policy.train_global_batch_size or self.rollouts_per_step)
+        return self.rollouts_per_step // self.rows_per_update
+
+    @property
+    def rows_per_update(self) -> int:
+        """Completions of one update."""
+        return self.policy.train_global_batch_size or self.rollouts_per_step
 
     @model_validator(mode="after")
     def _batches_add_up(self) -> "GrpoTraining":
@@ -150,7 +170,24 @@ class TrlSettings(StageSettings):
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """The versions that envs/trl.txt pins."""
-        return pinned_versions("trl", PACKAGES)
+        return pinned_versions("trl", self.packages)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that decide its weights."""
+        lora, optimizer = self.policy.lora, self.policy.optimizer
+        in_bits = optimizer.name == "adamw_8bit" or (lora is not None and lora.quantization is not None)
+        return (*PACKAGES, *(["peft"] if lora else []), *(["bitsandbytes"] if in_bits else []))
+
+    def values_with_effect(self) -> dict[str, Any]:
+        """What it says that may change weights, but for rounding; what was added since is there where it is not off."""
+        values = super().values_with_effect()
+        policy = {name: value for name, value in values["policy"].items() if name not in Policy.PLACING}
+        on = self.policy.model_dump(mode="json", include={*Policy.ADDED}, exclude_defaults=True)
+        values["policy"] = {name: value for name, value in policy.items() if name not in Policy.ADDED or name in on}
+        if self.policy.optimizer.name == "adamw_torch":
+            del policy["optimizer"]["name"]
+        return values
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any] | None:
         """The shape of a fresh model; None for a pretrained one, which is exported first."""
@@ -187,7 +224,7 @@ class GrpoSettings(TrlSettings, GrpoTraining):
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """The versions that envs/trl.txt pins, or envs/vllm.txt where vLLM samples."""
-        return pinned_versions("vllm", (*PACKAGES, "vllm")) if self.samples_by_vllm else super().release_in(recipe)
+        return pinned_versions("vllm", (*self.packages, "vllm")) if self.samples_by_vllm else super().release_in(recipe)
 
     def values_with_effect(self) -> dict[str, Any]:
         """What it says that may change weights; what is said of vLLM only where vLLM samples."""

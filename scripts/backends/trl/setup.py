@@ -4,8 +4,10 @@ from itertools import islice
 from typing import Any
 
 from PIL import Image
+from transformers import BitsAndBytesConfig
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.algorithms import Dtensor
 from scripts.data.prompts import Messages, pictures_of
 from scripts.data.rows import read_rows
 from scripts.errors import UserError
@@ -15,9 +17,14 @@ from scripts.model.random_init import fresh_model
 
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
     """Training arguments that all trainers share. TRL counts updates where a stage counts steps."""
-    config = job.config
-    optimizer, updates = config.policy.optimizer, config.updates_per_step
+    config, placing = job.config, job.settings.policy.dtensor_cfg
+    policy, updates = config.policy, config.updates_per_step
+    optimizer = policy.optimizer
+    micro, accumulated = shares_of(job)
     return {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": accumulated,
+        "optim": "adamw_bnb_8bit" if optimizer.name == "adamw_8bit" else optimizer.name,
         "output_dir": str(job.run / "saving"),
         "max_steps": job.max_num_steps * updates,
         "learning_rate": optimizer.lr,
@@ -29,12 +36,12 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
         "data_seed": config.seed,
-        "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False,  # activation_checkpointing in newer transformers, which know both
-        "bf16": False,
-        "use_cpu": True,
+        "activation_checkpointing": placing.activation_checkpointing,
+        "bf16": policy.precision == "bfloat16",
+        "use_cpu": job.accelerator == "cpu",
         "dataloader_num_workers": 0,
-        "dataloader_pin_memory": False,
+        "dataloader_pin_memory": job.accelerator != "cpu",
         "save_strategy": "steps",
         "save_steps": job.settings.checkpointing.save_period * updates,
         "logging_strategy": "steps",
@@ -44,8 +51,59 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "disable_tqdm": True,
         "log_level_replica": "error",
         # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.
-        "ddp_find_unused_parameters": True,
+        "ddp_find_unused_parameters": not placing.activation_checkpointing,
+        **(_sharding(placing) if placing.enabled else {}),
     }
+
+
+def _sharding(placing: Dtensor) -> dict[str, Any]:
+    """Trainer's options of FSDP2; checkpoints hold whole weights, so any number of processes may go on from them."""
+    config = {"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT", "cpu_offload": placing.cpu_offload}
+    return {"fsdp": "full_shard auto_wrap", "fsdp_config": config}
+
+
+def shares_of(job: TrainingJob) -> tuple[int, int]:
+    """Rows that a process takes at once, and how often for one update; UserError where no even shares are."""
+    settings = job.settings.policy
+    share = job.config.rows_per_update // job.ranks
+    micro = min(settings.train_micro_batch_size or share, share)
+    if share % micro:
+        raise UserError(
+            f"{job.stage}: policy.train_micro_batch_size is {micro}, but {share} rows of an update fall to each of "
+            f"{job.ranks} processes, which is no multiple of it"
+        )
+    return micro, share // micro
+
+
+def start_options(job: TrainingJob) -> dict[str, Any]:
+    """What the parent's model is loaded with: in the precision that what is not trained is computed in."""
+    policy = job.config.policy
+    frozen = policy.lora is not None and policy.precision == "bfloat16"
+    options: dict[str, Any] = {"dtype": "bfloat16" if frozen else "float32"}
+    if policy.attn_implementation is not None:
+        options["attn_implementation"] = policy.attn_implementation
+    if policy.lora is not None and policy.lora.quantization is not None:
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"
+        )
+    return options
+
+
+def adapters(job: TrainingJob) -> Any:
+    """peft's config of the adapters that are trained; None where all weights are."""
+    lora = job.config.policy.lora
+    if lora is None:
+        return None
+    from peft import LoraConfig  # noqa: PLC0415 - only where adapters are trained
+
+    return LoraConfig(
+        r=lora.dim,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules or "all-linear",
+        exclude_modules=lora.exclude_modules or None,
+        task_type="CAUSAL_LM",
+    )
 
 
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:

@@ -9,10 +9,13 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.setup import (
+    adapters,
     expand_pictures,
     model_and_processor,
     pictures_by_row,
     shared_arguments,
+    shares_of,
+    start_options,
     training_rows,
 )
 from scripts.data.prompts import as_chat, open_picture, render
@@ -29,16 +32,15 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
     tokenized = tokenize_demonstrations(rows, processor, policy.max_total_sequence_length)
     if tokenizer_of(processor) is not processor:
         tokenized = [row | {"pictures": uris} for row, uris in zip(tokenized, pictures, strict=True)]
-    if job.nodes > 1:
+    if job.ranks * shares_of(job)[1] > 1:
         tokenized = fill_last_batch(tokenized, batch)
     arguments = SFTConfig(
-        per_device_train_batch_size=batch // job.nodes,
         train_sampling_strategy="sequential",
         shuffle_dataset=False,
         max_length=policy.max_total_sequence_length,
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
-        model_init_kwargs={"dtype": "float32"} if isinstance(model, str) else None,
+        model_init_kwargs=start_options(job) if isinstance(model, str) else None,
         **shared_arguments(job),
     )
     return SFTTrainer(
@@ -47,6 +49,7 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
         train_dataset=Dataset.from_list(tokenized),
         data_collator=_PictureCollator(processor) if "pictures" in tokenized[0] else None,
         processing_class=processor,
+        peft_config=adapters(job),
     )
 
 

@@ -35,17 +35,10 @@ TRAINERS = {
 }
 
 
-def train(job: TrainingJob) -> None:
-    """Train a stage in this process, from its model (or its newest checkpoint) to the planned step."""
-    if job.nodes != 1:
-        raise UserError(f"{job.stage}: {job.nodes} nodes need a Ray cluster (scripts.backends.trl.cluster)")
-    train_rank(job)
-
-
 def train_rank(job: TrainingJob) -> None:
-    """Train a stage as one of `job.nodes` ranks; torch.distributed is up where there are several."""
-    if world_size() != job.nodes:
-        raise ValueError(f"{job.stage} is to train on {job.nodes} nodes, but {world_size()} ranks are up")
+    """Train a stage as one of `job.ranks` processes; torch.distributed is up where there are several."""
+    if world_size() != job.ranks:
+        raise ValueError(f"{job.stage} is to train in {job.ranks} processes, but {world_size()} are up")
     check_versions(job.config.release)
     register(job.environments, job.config.environments)
     torch.set_num_threads(job.threads)
@@ -55,7 +48,8 @@ def train_rank(job: TrainingJob) -> None:
     _remove_half_saved(job)
     trainer = TRAINERS[job.config.algorithm](job)
     trainer.create_model_card = lambda *arguments, **options: None
-    trainer._load_from_checkpoint = partial(_load_weights, trainer)
+    if job.config.policy.lora is None and not job.settings.policy.dtensor_cfg.enabled:
+        trainer._load_from_checkpoint = partial(_load_weights, trainer)
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ in ("PrinterCallback", "ProgressCallback", "RichProgressCallback"):
             trainer.remove_callback(callback)
@@ -95,5 +89,5 @@ def _seed_where_no_state_was_saved(job: TrainingJob) -> None:
     The checkpoint's own states replace the seed where it has them; without either, the rank would repeat the random
     numbers of its first steps.
     """
-    if job.resume_from and not (job.resume_from / rng_files(job.nodes)[rank()]).exists():
+    if job.resume_from and not (job.resume_from / rng_files(job.ranks)[rank()]).exists():
         set_seed(int(sha256_text(f"{job.config.seed} {job.resume_from.name} {rank()}")[:8], 16))
