@@ -213,7 +213,7 @@ rule export:
     group:
         group_of
     conda:
-        "../envs/controller.yaml"
+        "../envs/trl.yaml"
     resources:
         **LIGHT,
         recipe=CONFIG.recipe,

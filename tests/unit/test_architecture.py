@@ -41,6 +41,7 @@ MAY_IMPORT = {
 NEED_TORCH_OR_RAY = {
     "scripts.train.pretrained",
     "scripts.backends.trl.process",
+    "scripts.backends.trl.merge",
     "scripts.backends.trl.torchrun",
     "scripts.backends.trl.train",
     "scripts.backends.trl.callback",

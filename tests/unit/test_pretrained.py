@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
 
-from scripts.errors import UserError  # noqa: E402
-from scripts.files import read_json  # noqa: E402
-from scripts.recipe.model import PretrainedModel  # noqa: E402
-from scripts.train.pretrained import export_pretrained  # noqa: E402
-from tests.pretrained import ARCHITECTURES, save_pretrained  # noqa: E402
+from scripts.errors import UserError
+from scripts.files import read_json
+from scripts.recipe.model import PretrainedModel
+from scripts.train.pretrained import export_pretrained
+from tests.pretrained import ARCHITECTURES, save_pretrained
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_what_the_recipe_says_of_the_tokenizer_goes_into_the_export_and_not_into
     )
     record = exported(folder, tmp_path, pad_token="<|reserved|>", chat_template=str(tmp_path / "template.jinja"))
     model = tmp_path / "model/hf/model"
-    assert json.loads((model / "tokenizer_config.json").read_text())["pad_token"] == "<|reserved|>"
+    assert json.loads((model / "tokenizer_config.json").read_text())["pad_token"] == "<|reserved|>"  # noqa: S105
     assert json.loads((model / "generation_config.json").read_text())["pad_token_id"] is not None
     assert record["content"] != exported(folder, tmp_path / "plain")["content"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -40,6 +40,13 @@ class Trl(Backend):
         if nodes > 1:
             check_ranks(stage, config, nodes, nodes)
 
+    def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
+        """Export the published checkpoint; adapters are merged into what they were laid over."""
+        if stage.config.policy.lora is None:
+            super().export(stage, site, log, as_it_is)
+        else:
+            import_module("scripts.backends.trl.merge").export_merged(stage)
+
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """The packages that are not as pinned, and the rows that our verifiers cannot reward."""
         problems = []

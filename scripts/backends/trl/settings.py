@@ -204,7 +204,7 @@ class TrlSettings(StageSettings):
     @property
     def needs_export(self) -> str | None:
         """Why it cannot start from a fresh model; None where it can."""
-        return None
+        return "policy.lora is laid over a model that was trained" if self.policy.lora else None
 
 
 class SftSettings(TrlSettings, SftTraining):
@@ -249,7 +249,7 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     @property
     def needs_export(self) -> str | None:
         """Why it cannot start from a fresh model; None where it can."""
-        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else None
+        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
 
     def python_on(self, site: "Site") -> str:
         """The Python that trains it: one with vLLM where that samples."""
