@@ -20,6 +20,7 @@ from scripts.model.hugging_face import NOT_ITS_OWN, PATTERNS, check_model, model
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.yaml_file import repository_root
+from scripts.stage.model_source import note_files
 from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.publish import export_name, publish_export, settle_export
 
@@ -42,6 +43,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
         files = describe_files(fresh)
     settle_export(exports, files)
     source = {"name": model.name, "revision": commit}
+    note_files(folder, hf.parent)
     publish_export({"stage": MODEL, "step": 0, "identity": export_name(files)}, files, hf, source=source)
 
 

@@ -1,12 +1,14 @@
 """One of the processes that train a stage together: what torchrun starts on this node, what Ray calls on each."""
 
 import os
+import signal
 import socket
 import sys
 import time
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from scripts.backends.trl.rank_errors import RankError
 from scripts.backends.trl.torchrun import die_with_parent
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
+from scripts.stage.stop import SIGNALS
 
 
 def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
@@ -37,12 +40,23 @@ def collectives_of(accelerator: str) -> str:
     return "nccl" if accelerator == "cuda" else "gloo"
 
 
+def _leave_stopping_to_the_holder(place: Path) -> None:
+    """Take no signal as a request to stop, which comes by `job.stop`; torchrun's ends this one after another failed."""
+
+    def end(*_: Any) -> None:
+        if any(place.glob("failed_*")):
+            os._exit(1)
+
+    for number in SIGNALS:
+        signal.signal(number, end)
+
+
 def main() -> None:
     """Train as the rank that torchrun made this process; why it failed is left in ``failed_N`` beside job.json."""
     rank, job_file = int(os.environ["RANK"]), Path(sys.argv[1])
     die_with_parent()
     job = read_job(job_file)
-    job.stop.listen()
+    _leave_stopping_to_the_holder(job_file.parent)
     if rank != 0:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     if job.accelerator == "cuda":

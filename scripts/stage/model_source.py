@@ -1,0 +1,52 @@
+"""What a pretrained model's export was made from, so that another content of its folder is seen and a touch is not."""
+
+from pathlib import Path
+from typing import Any
+
+from scripts.files import read_json, sha256_file, write_json
+from scripts.model.hugging_face import model_files
+from scripts.recipe.model import PretrainedModel
+
+SOURCE, SEEN = "source.json", "seen.json"
+
+
+def sync_source(model: PretrainedModel, directory: Path) -> None:
+    """Write ``source.json``, of which the export is made, where what the recipe says or the folder holds is another.
+
+    Called whenever Snakemake reads the workflow. Files are hashed again only where size or time stamp changed.
+    """
+    source = {"model": model.model_dump(mode="json", exclude={"megatron"}), "changed": _changed(model, directory)}
+    path = directory / SOURCE
+    if not path.exists() or read_json(path) != source:
+        write_json(path, source)
+
+
+def note_files(folder: Path, directory: Path) -> None:
+    """Remember the files of a folder as they are exported now."""
+    files = {path.name: _version(path) | {"sha256": sha256_file(path)} for path in model_files(folder)}
+    source = read_json(directory / SOURCE) if (directory / SOURCE).exists() else {}
+    write_json(directory / SEEN, {"changed": source.get("changed"), "files": files})
+
+
+def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
+    """The hashes of a folder's files since one of them is another than was exported; None before that."""
+    seen = directory / SEEN
+    if model.folder is None or not seen.exists() or not model.folder.is_dir():
+        return None
+    noted = read_json(seen)
+    files = {}
+    for path in model_files(model.folder):
+        known, version = noted["files"].get(path.name, {}), _version(path)
+        is_known = {**known, **version} == known
+        files[path.name] = known if is_known else version | {"sha256": sha256_file(path)}
+    hashes = {name: file["sha256"] for name, file in files.items()}
+    if hashes != {name: file["sha256"] for name, file in noted["files"].items()}:
+        return hashes
+    if files != noted["files"]:
+        write_json(seen, noted | {"files": files})
+    return noted["changed"]
+
+
+def _version(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"bytes": status.st_size, "modified": status.st_mtime_ns}
