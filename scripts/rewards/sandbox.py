@@ -40,9 +40,13 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call went: `value` is what the function returned (JSON), `error` why it did not return."""
+    """How a call went: `value` is what the function returned (JSON), `error` why it did not return.
 
-    ended: Literal["returned", "raised", "killed", "timeout"]
+    `ended` says how: it returned; it raised; its process died or was killed (memory, a signal, an early exit); it took
+    too long; or the call was lost, by what it was given or by its server, and says nothing of the input.
+    """
+
+    ended: Literal["returned", "raised", "killed", "timeout", "lost"]
     value: Any = None
     output: str = ""
     error: str = ""
@@ -63,13 +67,18 @@ class Sandbox:
     def call(self, *arguments: Any, stdin: str = "", seconds: float = 10.0) -> Outcome:
         """Call the function in a confined process that lives `seconds` at most.
 
-        Raises UserError where this machine cannot confine it, and RuntimeError when its server ends.
+        Raises UserError where this machine cannot confine it, and nothing for what its input is or does.
         """
         server = self._idle.get()
         try:
             if server is None or server.has_ended():
                 server = _Server(self._command)
             return server.call(arguments, stdin, seconds)
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            if server is not None:
+                server.stop()
+            server = None
+            return Outcome("lost", error=f"{type(error).__name__}: {error}")
         except BaseException:
             if server is not None:
                 server.stop()
@@ -113,7 +122,7 @@ class _Server:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            raise RuntimeError(f"a sandbox's server ended with status {self._process.wait()}")
+            raise OSError(f"a sandbox's server ended with status {self._process.wait()}")
         return Outcome(**json.loads(answer))
 
     def has_ended(self) -> bool:
