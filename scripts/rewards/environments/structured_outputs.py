@@ -23,6 +23,7 @@ from scripts.rewards.response import parse_calls
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
 from scripts.rewards.spec import Answers, EnvironmentSpec
+from scripts.rewards.verdict import value_of
 
 SECONDS = 10.0
 _SLOW = ("attern", "uniqueItems", "contains", "$ref")  # by these a schema can keep a JSON validator busy
@@ -50,7 +51,7 @@ def verify(row: dict[str, Any], response: str) -> float:
     if kind == "json" and not any(word in schema for word in _SLOW):
         return obeys(kind, schema, response)
     confined = sandbox("scripts.rewards.environments.structured_outputs:obeys")
-    return confined.call(kind, schema, response, seconds=SECONDS).value or 0.0
+    return value_of(confined.call(kind, schema, response, seconds=SECONDS))
 
 
 def check(row: dict[str, Any]) -> str | None:
