@@ -1,7 +1,7 @@
 """Runs a function on untrusted input, each call in a confined process of its own, on all cores.
 
 A few servers for each function (`scripts.rewards.sandbox_server`) fork a process for every call. A server never holds
-an input, since all that it forks could find it there: the caller writes it to a file in memory and sends the descriptor,
+an input, since all that it forks could find it there: the caller writes it to a file in memory, sends the descriptor
 and reads itself, up to a limit, what the call left. The servers get none of our environment but the way to Python's
 libraries, and end with the process that started them.
 """
