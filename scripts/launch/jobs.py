@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from scripts.files import write_json
@@ -80,6 +80,14 @@ def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
     record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", now, "", "", results)
     write_json(FOLDER / f"{name}.{job_id}.json", [asdict(record)])
+
+
+def note_success(name: str, job_id: str) -> None:
+    """Keep that a job has ended well, of which Slurm need not be asked."""
+    known = read_call(name)
+    if record := (read_call(f"{name}.{job_id}") | known).get(job_id):
+        ended = replace(record, state="COMPLETED", end=time.strftime("%Y-%m-%dT%H:%M:%S"))
+        write_call(name, known | {job_id: ended})
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
