@@ -83,11 +83,13 @@ def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
 
 
 def note_success(name: str, job_id: str) -> None:
-    """Keep that a job has ended well, of which Slurm need not be asked."""
-    known = read_call(name)
+    """Keep that a job has ended well, of which Slurm was not asked."""
+    path, known = FOLDER / f"{name}.json", read_call(name)
     if record := (read_call(f"{name}.{job_id}") | known).get(job_id):
+        asked = path.stat().st_mtime if known else time.time()
         ended = replace(record, state="COMPLETED", end=time.strftime("%Y-%m-%dT%H:%M:%S"))
         write_call(name, known | {job_id: ended})
+        os.utime(path, times=(asked, asked))
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
