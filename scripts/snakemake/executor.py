@@ -89,28 +89,23 @@ class Executor(plugin.Executor):
             for job in unknown:
                 yield job
             return
+        first = self.workflow.executor_settings.init_seconds_before_status_checks
+        most = self.workflow.remote_execution_settings.seconds_between_status_checks
         begun = {job.external_jobid for job in unknown if _mark_of(job)[0]}
         states = job_states(self.run_uuid, self.results) if unknown else {}
-        some_ended = not unknown
+        self.ask_at = time.monotonic() + (most if unknown else min(first, most))
         for job in unknown:
             state = states.get(job.external_jobid, "RUNNING")
-            if state not in ENDED_STATES | {UNKNOWN}:
-                if state == "PENDING" and job.external_jobid in begun:  # requeued: an allocation that lost it is mute
-                    write_mark(job.aux["mark"], "")
-                yield job
-                continue
-            some_ended = True
             if state == "COMPLETED":
                 self._report_success(job)
             elif state == UNKNOWN:
                 self.report_job_success(job)
-            else:
+            elif state in ENDED_STATES:
                 self._report_end(job, state)
-        longest = self.workflow.remote_execution_settings.seconds_between_status_checks
-        first = self.workflow.executor_settings.init_seconds_before_status_checks
-        wait = first if some_ended else self.next_seconds_between_status_checks + 10
-        self.next_seconds_between_status_checks = min(wait, longest)
-        self.ask_at = time.monotonic() + self.next_seconds_between_status_checks
+            else:
+                if state == "PENDING" and job.external_jobid in begun:  # requeued; the last allocation may still run
+                    write_mark(job.aux["mark"], "")
+                yield job
 
     def _has_succeeded(self, job: SubmittedJobInfo) -> bool:
         """Whether the job's mark says that it ended well, which is then reported; of a failure Slurm is asked soon."""
