@@ -22,6 +22,8 @@ from scripts.launch.slurm import client_environment
 
 FOLDER = Path(".snakemake/stagecoach/marks")
 KEPT_SECONDS = 10 * 86400.0
+# What a program in the step may want to know, and srun does not tell it again.
+ABOUT_SUBMISSION = ("SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST")
 
 
 def make_mark(call: str) -> Path:
@@ -63,7 +65,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: None)  # Slurm sends it to the step as well, which ends by it or not
     allocation = f"{os.environ['SLURM_JOB_ID']} {os.environ.get('SLURM_RESTART_COUNT', '0')}"
     write_mark(mark, f"{allocation}\n")
-    status = subprocess.call(command, env=client_environment())
+    told = {name: os.environ[name] for name in ABOUT_SUBMISSION if name in os.environ}
+    status = subprocess.call(command, env=client_environment() | told)
     with suppress(OSError):
         if mark.read_text(encoding="utf-8") == f"{allocation}\n":
             write_mark(mark, f"{allocation} {status}\n")

@@ -21,7 +21,7 @@ def mark(tmp_path, monkeypatch):
 
 def begin(mark: Path, command: str, restart: int = 0) -> subprocess.Popen:
     """The script of job 7, whose step is this shell command."""
-    environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_NTASKS": "9"}
+    environment = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_NTASKS": "9", "SLURM_SUBMIT_DIR": "here"}
     if restart:
         environment["SLURM_RESTART_COUNT"] = str(restart)
     return subprocess.Popen(
@@ -40,7 +40,7 @@ def begin_long(mark: Path, command: str = "true") -> tuple[subprocess.Popen, Pat
 
 @pytest.mark.parametrize(
     ("command", "exits", "said"),
-    [("true", 0, 0), ("exit 3", 3, 3), ("kill -9 $$", 137, -9), ("test -z $SLURM_NTASKS", 0, 0)],
+    [("true", 0, 0), ("exit 3", 3, 3), ("kill -9 $$", 137, -9), ('test "$SLURM_NTASKS$SLURM_SUBMIT_DIR" = here', 0, 0)],
 )
 def test_the_steps_status_is_the_scripts_and_is_in_its_mark(mark, command, exits, said):
     assert read_mark(mark, "7") == (False, None)
