@@ -42,6 +42,7 @@ from scripts.snakemake.executor import use_executor
 
 rule nap:
     output: "rested"
+    retries: 0
     resources: slurm_partition="batch", mem_mb=500, runtime=20
     shell: "sleep {seconds}; {end}; touch {{output}}"
 """
