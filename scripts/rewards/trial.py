@@ -15,6 +15,7 @@ from scripts.recipe.probe import Probe
 from scripts.rewards.judge import JudgeClients, JudgeUnavailable
 from scripts.rewards.probe_responses import ProbeResponse
 from scripts.rewards.registry import SPECS, judged_by, reward_groups
+from scripts.rewards.verdict import Unjudged
 
 SLOW, PATIENCE = 5, 30
 SHOWN = 80
@@ -94,8 +95,6 @@ class Trial:
             raise JudgeUnavailable(f"{what}, the reward probe got no verdict: {error}") from None
         except UserError as error:
             raise UserError(f"{what}: {error}") from None
-        except Exception as error:
-            raise UserError(f"{what}: the verifier raised {type(error).__name__}: {error}") from error
         self.seconds.append(((time.monotonic() - started) / count, what))
         return rewards
 
@@ -123,6 +122,13 @@ class Trial:
     def add_findings(self, found: ProbeFindings) -> None:
         """Add what is wrong with what was paid, and how long it took."""
         self._add_time(found)
+        unjudged = [tried for tried in self._tried if isinstance(tried.reward, Unjudged)]
+        if unjudged:
+            first = unjudged[0]
+            found.warnings.append(
+                f"{self.name} cannot judge {len(unjudged)} of {len(self._tried)} responses, which earn 0 (the first: "
+                f"{first.place}, {first.response.what}, {first.reward.why})"
+            )
         good, bad = self._of("good"), self._of("bad")
         everything = [tried.reward for tried in self._tried]
         if good and len(set(everything)) == 1:
@@ -215,7 +221,7 @@ def _good(group: list[Tried]) -> float | None:
 
 def spread(groups: list[list[float]]) -> dict[str, Any]:
     """How rewards are spread, each group's being those of one prompt."""
-    rewards = [reward for group in groups for reward in group]
+    rewards = [float(reward) for group in groups for reward in group]
     return {
         "responses": len(rewards),
         "mean": round(fmean(rewards), 6),

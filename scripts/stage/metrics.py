@@ -30,6 +30,7 @@ ABOUT = {
     "valid_samples": "samples that were not masked out",
     "masked_share": "share of the samples that were masked out",
     "judge_unread_share": "share of the judges' answers without a verdict",
+    "unjudged_share": "share of responses that could not be judged, which earn 0; null: not measured",
     "environment_rewards": "mean by environment",
     "timing": "seconds by phase, in the backend's words",
 }

@@ -164,8 +164,14 @@ def test_a_verifier_that_never_returns_or_raises_is_named_with_its_row(tried):
     def fail(row, response):
         return float(response.split()[0] == row["expected_answer"])
 
-    with pytest.raises(UserError, match=r"split:1: .*rewarding an empty answer: the verifier raised IndexError"):
-        tried(fail)
+    (warning,) = [warning for warning in tried(fail).warnings if "cannot judge" in warning]
+    assert "(the first: split:1, an empty answer, IndexError: list index out of range)" in warning
+
+    def fail_on_all(row, response):
+        return row["no such field"]
+
+    with pytest.raises(UserError, match=r"split:1: .*rewarding the right answer: .*KeyError: 'no such field' whatever"):
+        tried(fail_on_all)
 
 
 def test_a_form_of_the_right_answer_that_is_not_paid_is_warned_of(tried):

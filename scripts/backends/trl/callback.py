@@ -17,7 +17,7 @@ from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.step_criteria import refuse_divergence
 
 ENVIRONMENT_PREFIX = "environment/"
-UNREAD_VERDICTS = "judge/unread"
+UNREAD_VERDICTS, UNJUDGED = "judge/unread", "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 LOG_NAMES = {
     "reward": "reward_mean",
@@ -32,6 +32,7 @@ LOG_NAMES = {
     "grad_norm": "grad_norm",
     "learning_rate": "lr",
     UNREAD_VERDICTS: "judge_unread_share",
+    UNJUDGED: "unjudged_share",
 } | {name: name for name in MISMATCH}
 
 
