@@ -19,6 +19,7 @@ from scripts.rewards.confine import unavailable
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import MEBIBYTE, sandbox
 from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.verdict import has_returned
 
 SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
@@ -94,7 +95,7 @@ def _program_passes(code: str, _: None, given: str, expected: str) -> bool:
     outcome = sandbox("scripts.rewards.environments.code_gen:run_program", *_STARRED).call(
         code, stdin=given, seconds=SECONDS, size=_size(expected)
     )
-    return outcome.ended == "returned" and same_output(outcome.output, expected)
+    return has_returned(outcome) and same_output(outcome.output, expected)
 
 
 def _function_passes(code: str, name: str, given: str, expected: str) -> bool:
@@ -102,7 +103,7 @@ def _function_passes(code: str, name: str, given: str, expected: str) -> bool:
     outcome = sandbox("scripts.rewards.environments.code_gen:call_function", *_STARRED).call(
         code, name, arguments, seconds=SECONDS, size=_size(expected)
     )
-    return outcome.ended == "returned" and same_value(outcome.value, json.loads(expected))
+    return has_returned(outcome) and same_value(outcome.value, json.loads(expected))
 
 
 def _size(expected: str) -> int:
