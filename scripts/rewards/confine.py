@@ -14,14 +14,16 @@ import struct
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from scripts.rewards.system_calls import ARCHITECTURES, filter_program
 
-_THREADS = 16384  # of all processes of the user together, beside those that run when the sandbox starts; binds no root
+_THREADS = 16384  # of all processes of the user together, beside those that run when the sandbox starts
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _SECCOMP_MODE_FILTER, _SIGKILL = 1, 22, 38, 2, 9
 _CAPSET, _CAPABILITY_VERSION = {"x86_64": 126, "aarch64": 91}, 0x20080522
+_PR_SET_KEEPCAPS, _CAPABILITIES_TO_READ, _NOBODY = 8, 0b110, 65534  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 _CLOSE_RANGE = 436
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_VERSION, _LANDLOCK_RULE_PATH_BENEATH = 1, 1
@@ -66,6 +68,7 @@ class Confinement:
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NPROC: _threads_of_user() + _THREADS,
         }
+        self._capabilities = _capabilities()
         self._parent = os.getpid()
 
     def enter(self, cpu_seconds: int) -> None:
@@ -78,7 +81,8 @@ class Confinement:
             most = resource.getrlimit(kind)[1]
             allowed = limit if most == resource.RLIM_INFINITY else min(limit, most)
             resource.setrlimit(kind, (allowed, allowed))
-        _give_up_capabilities()
+        if self._capabilities:
+            _become_nobody(self._capabilities)
         _prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0)
         if os.getppid() != self._parent:
             os._exit(1)
@@ -113,10 +117,24 @@ def _call(number: int, *arguments: int | ctypes.Array) -> int:
     return result
 
 
-def _give_up_capabilities() -> None:
-    """Leave root no more than its files."""
+def _capabilities() -> int:
+    """What this process may do beyond a plain user, as bits: nothing, unless it is root."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("CapPrm:")[2].split()[0], 16)
+
+
+def _become_nobody(capabilities: int) -> None:
+    """Leave root nothing but to read its own files, and limits on threads that bind it."""
+    reading = capabilities & _CAPABILITIES_TO_READ
+    _prctl(_PR_SET_KEEPCAPS, 1, 0)
+    if reading:
+        with suppress(OSError):  # where another user exists in this container, and root may become one
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0))
-    _call(_CAPSET[platform.machine()], header, ctypes.create_string_buffer(24))
+    kept = ctypes.create_string_buffer(struct.pack("=IIIIII", reading, reading, 0, 0, 0, 0))
+    _call(_CAPSET[platform.machine()], header, kept)
 
 
 def _threads_of_user() -> int:

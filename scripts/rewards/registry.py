@@ -170,7 +170,8 @@ def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) ->
     name = row["agent_ref"]["name"]
     spec = SPECS.get(name, EnvironmentSpec())
     if spec.judged is not None and spec.judged.role in roles:
-        return spec.judged.check_held_out(row) if held_out else None
+        problem = spec.judged.check_held_out(row) if held_out else None
+        return problem or (spec.check(row) if spec.confined else None)
     if spec.verify is not None:
         return spec.check(row)
     if spec.judged is None:

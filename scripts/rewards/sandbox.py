@@ -92,7 +92,7 @@ class Sandbox:
             if server is not None:
                 server.stop()
             server = None
-            if isinstance(error, (OSError, ValueError, TypeError, RecursionError)):
+            if isinstance(error, Exception) and not isinstance(error, UserError):
                 return Outcome("lost", error=f"{type(error).__name__}: {error}")
             raise
         finally:

@@ -34,13 +34,6 @@ def described(error: Exception) -> str:
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
-def has_returned(outcome: Outcome) -> bool:
-    """Whether a confined program ended as it should; NotJudged where its call was lost, which says nothing of it."""
-    if outcome.ended == "lost":
-        raise NotJudged(f"lost: {outcome.error}")
-    return outcome.ended == "returned"
-
-
 def value_of(outcome: Outcome) -> Any:
     """What a confined call returned; NotJudged where it did not return."""
     if outcome.ended != "returned":

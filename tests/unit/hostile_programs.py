@@ -435,7 +435,8 @@ escaped()
     "time in a finalizer": "class A:\n    def __del__(self):\n        time.sleep(1000)\nx = A()\ndel x",
     "time in the text of an error": "class A(Exception):\n    def __str__(self):\n        time.sleep(1000)\nraise A",
     "time in a trace": "sys.settrace(lambda *_: time.sleep(1000))\n(lambda: 0)()",
-    "threads": "import _thread\nthreading.stack_size(32768)\nwhile True:\n    _thread.start_new_thread(time.sleep, (1000,))",
+    "threads": "import _thread\nthreading.stack_size(32768)\ncount = 0\ntry:\n    while True:\n        _thread.start_new_thread(time.sleep, (1000,))\n"
+    "        count += 1\nexcept RuntimeError:\n    escaped(count if count > 20000 else -1)",
     "descriptors": "x = []\ntry:\n    while True:\n        x.append(os.dup(0))\nexcept OSError:\n    pass\nescaped(len(x) if len(x) > 64 else -1)",
     "pipes full of data": "while True:\n    a, b = socket.socketpair()\n    a.setblocking(False)\n    a.detach(), b.detach()\n    os.write(a.fileno(), b'x')",
     "recursion": "def f(): f()\nf()",

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -28,6 +29,7 @@ from tests.conftest import ROOT
 from tests.unit.hostile_programs import FUNCTIONS, PRELUDE, PROGRAMS
 
 RUN = "scripts.rewards.environments.code_gen:run_program"
+SITE_PACKAGES = Path(pytest.__file__).parents[1]
 WORKERS = 4
 GROWTH = 200 * 2**20
 ENDLESS = ("time", "threads", "memory by", "output", "errors", "input written", "signals are", "an alarm", "never")
@@ -220,18 +222,29 @@ def run_all(folder: Path) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module", params=["as it is", "as another user"])
 def found(request) -> dict[str, list[str]]:
-    another = {"user": 65534, "group": 65534, "extra_groups": []} if request.param == "as another user" else {}
-    if another and os.geteuid() != 0:
-        pytest.skip("only root can become another user")
-    environment = os.environ | {"HF_TOKEN": "SECRET", "HOME": "/nonexistent", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.unit.test_hostile_programs"]
-    done = subprocess.run(
-        command, cwd="/", env=environment, capture_output=True, text=True, timeout=300, check=False, **another
-    )
-    if another and "Permission denied" in done.stderr:
-        pytest.skip("another user cannot read this repository")
+    environment = os.environ | {"HF_TOKEN": "SECRET", "HOME": "/nonexistent", "PYTHONPATH": f"{ROOT}:{SITE_PACKAGES}"}
+    options = {"cwd": "/", "env": environment, "capture_output": True, "text": True}
+    python = sys.executable
+    if request.param == "as another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can become another user")
+        options |= {"user": 65534, "group": 65534, "extra_groups": []}
+        python = next(filter(partial(_can_run, options), (sys.executable, "/usr/bin/python3")), None)
+        if python is None:
+            pytest.skip("another user can run no Python that has what the tests need")
+    done = subprocess.run([python, "-m", "tests.unit.test_hostile_programs"], check=False, timeout=300, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def _can_run(options: dict[str, Any], python: str) -> bool:
+    try:
+        return (
+            subprocess.run([python, "-c", "import tests.unit.test_hostile_programs"], check=False, **options).returncode
+            == 0
+        )
+    except PermissionError:
+        return False
 
 
 def test_nothing_escapes_is_paid_crashes_or_hangs(found):

@@ -264,9 +264,15 @@ assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Filter
 from scripts.errors import UserError
 from scripts.rewards.registry import check_row
 from scripts.rewards.sandbox import sandbox
-row = {{"agent_ref": {{"name": "code_gen_simple_agent"}}, "verifier_metadata": {{}}}}
-if problem := check_row(row):
-    raise SystemExit(problem)
+rows = [
+    {{"agent_ref": {{"name": "code_gen_simple_agent"}}}},
+    {{"agent_ref": {{"name": "math_with_judge_simple_agent"}}, "expected_answer": "1"}},
+    *({{"agent_ref": {{"name": "structured_outputs_simple_agent"}}, "schema_type": kind, "schema_str": "{{}}"}} for kind in ("yaml", "json")),
+]
+problems = [check_row(row, roles) for row in rows for roles in ((), ("general",))]
+if any(problems):
+    assert problems[-2:] == [None, None], "JSON needs no confined process"
+    raise SystemExit("\\n".join({{*problems[:-2]}}))
 try:
     print(sandbox({RUN!r}).call("print('run')"))
 except UserError as error:

@@ -17,9 +17,9 @@ from msgspec import Meta, Struct
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.row import PromptRow, broken, parse
-from scripts.rewards.sandbox import MEBIBYTE, sandbox
+from scripts.rewards.sandbox import MEBIBYTE, Outcome, sandbox
 from scripts.rewards.spec import EnvironmentSpec
-from scripts.rewards.verdict import has_returned
+from scripts.rewards.verdict import NotJudged
 
 SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
@@ -69,7 +69,8 @@ def verify(row: dict[str, Any], response: str) -> float:
 
     Without ``fn_name`` a test is the standard input and the output that is expected, compared by lines, a line as
     text or else as numbers. With it, a test is the arguments, one JSON value a line, and the value that the function
-    (or the method of a class ``Solution``) is to return. No code block or a ``<think>`` in the answer is 0.0.
+    (or the method of a class ``Solution``) is to return. No code block or a ``<think>`` in the answer is 0.0, and so
+    is a program that fails, dies or takes too long; NotJudged where its process was lost.
     """
     code = last_code_block(response)
     if not code or "<think>" in response or "</think>" in response:
@@ -92,18 +93,23 @@ def last_code_block(response: str) -> str:
 
 
 def _program_passes(code: str, _: None, given: str, expected: str) -> bool:
-    outcome = sandbox("scripts.rewards.environments.code_gen:run_program", *_STARRED).call(
-        code, stdin=given, seconds=SECONDS, size=_size(expected)
-    )
-    return has_returned(outcome) and same_output(outcome.output, expected)
+    outcome = _call("run_program", code, stdin=given, expected=expected)
+    return outcome.ended == "returned" and same_output(outcome.output, expected)
 
 
 def _function_passes(code: str, name: str, given: str, expected: str) -> bool:
     arguments = [json.loads(line) for line in given.split("\n")]
-    outcome = sandbox("scripts.rewards.environments.code_gen:call_function", *_STARRED).call(
-        code, name, arguments, seconds=SECONDS, size=_size(expected)
+    outcome = _call("call_function", code, name, arguments, expected=expected)
+    return outcome.ended == "returned" and same_value(outcome.value, json.loads(expected))
+
+
+def _call(function: str, *arguments: Any, expected: str, stdin: str = "") -> Outcome:
+    outcome = sandbox(f"scripts.rewards.environments.code_gen:{function}", *_STARRED).call(
+        *arguments, stdin=stdin, seconds=SECONDS, size=_size(expected)
     )
-    return has_returned(outcome) and same_value(outcome.value, json.loads(expected))
+    if outcome.ended == "lost":
+        raise NotJudged(f"lost: {outcome.error}")
+    return outcome
 
 
 def _size(expected: str) -> int:

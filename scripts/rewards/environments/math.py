@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from scripts.recipe.environment import Environment
+from scripts.rewards.confine import unavailable
 from scripts.rewards.response import first_label, last_boxed, split_reasoning
 from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox
@@ -46,8 +47,8 @@ def verify(row: dict[str, Any], response: str) -> float:
 
 
 def check(row: dict[str, Any]) -> str | None:
-    """Why no answer could be right, or None."""
-    return None if row["expected_answer"].strip() else "expected_answer is empty"
+    """Why no answer could be right or found to be, or None."""
+    return unavailable() if row["expected_answer"].strip() else "expected_answer is empty"
 
 
 @lru_cache(maxsize=65536)

@@ -19,6 +19,7 @@ from msgspec import Struct
 from referencing.exceptions import Unresolvable
 
 from scripts.recipe.environment import Environment
+from scripts.rewards.confine import unavailable
 from scripts.rewards.response import parse_calls
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
@@ -48,19 +49,23 @@ def verify(row: dict[str, Any], response: str) -> float:
         if key and key not in calls[0].arguments:
             return 0.0
         kind, response = "json", json.dumps(calls[0].arguments[key] if key else calls[0].arguments)
-    if kind == "json" and not any(word in schema for word in _SLOW):
+    if not _may_be_slow(kind, schema):
         return obeys(kind, schema, response)
     confined = sandbox("scripts.rewards.environments.structured_outputs:obeys")
     return value_of(confined.call(kind, schema, response, seconds=SECONDS))
 
 
 def check(row: dict[str, Any]) -> str | None:
-    """Why the row's schema cannot be used, or None."""
+    """Why the row's schema cannot be used here, or None."""
     try:
         _validator(row["schema_str"])
     except SchemaError as error:
         return f"schema_str is no JSON schema: {error.message}"
-    return None
+    return unavailable() if _may_be_slow(row.get("schema_type", "json"), row["schema_str"]) else None
+
+
+def _may_be_slow(kind: str, schema: str) -> bool:
+    return kind != "json" or any(word in schema for word in _SLOW)
 
 
 def obeys(kind: str, schema_text: str, text: str) -> float:
