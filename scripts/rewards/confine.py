@@ -176,20 +176,21 @@ def _readable(hidden: list[Path]) -> list[Path]:
     room = Path(__file__).resolve().parents[1]
     folders = [Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)]
     folders += [Path(name) for name in (*sysconfig.get_paths().values(), "/usr", "/lib", "/lib64", room)]
-    folders += [path for name in sys.path if name and Path(name) != room.parent for path in _importable(Path(name))]
-    folders += [Path(name, "") for name in os.environ.get("LD_LIBRARY_PATH", "").split(":") if name]
+    for name in (*sys.path, *os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        with suppress(OSError):  # what this user cannot list, nothing is loaded from
+            folders += _loadable(Path(name)) if name.startswith("/") else []
     outside = {path for folder in folders if folder.exists() for path in _outside(folder.resolve(), hidden)}
     return [*outside, *filter(Path.exists, map(Path, ("/etc/localtime", "/dev/null", "/dev/urandom")))]
 
 
-def _importable(folder: Path) -> Iterator[Path]:
-    """What Python imports from a folder of its search path, which may be anyone's home."""
+def _loadable(folder: Path) -> Iterator[Path]:
+    """What is loaded from a folder of a search path, which may be anyone's home."""
     if folder.name in ("site-packages", "dist-packages"):
         yield folder
     elif folder.is_dir():
-        yield from (
-            path for path in folder.iterdir() if path.suffix in (".py", ".so") or (path / "__init__.py").exists()
-        )
+        for path in folder.iterdir():
+            if {".py", ".so"} & set(path.suffixes) or (path / "__init__.py").exists():
+                yield path
 
 
 def _outside(folder: Path, hidden: list[Path]) -> list[Path]:

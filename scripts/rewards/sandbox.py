@@ -1,25 +1,17 @@
 """Runs a function on untrusted input, each call in a confined process of its own, on all cores.
 
-A few servers for each function (`python -m scripts.rewards.sandbox module:function`) import its module once, and call
-its `warm_up`, if it has one, for what every call would have to work out anew. For every call they fork a process, which
-`scripts.rewards.confine` locks up before it looks at the input. A server never holds an input, since all that it forks
-could find it there: the caller writes it to a file in memory and sends the descriptor, and reads itself, up to a limit,
-what the call left. The servers get none of our environment but the way to Python's libraries, and end with the process
-that started them.
+A few servers for each function (`scripts.rewards.sandbox_server`) fork a process for every call. A server never holds
+an input, since all that it forks could find it there: the caller writes it to a file in memory, sends the descriptor
+and reads itself, up to a limit, what the call left. The servers get none of our environment but the way to Python's
+libraries, and end with the process that started them.
 """
 
-import gc
-import importlib
 import json
 import os
-import select
-import signal
 import socket
 import struct
 import subprocess
 import sys
-import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -28,11 +20,9 @@ from queue import LifoQueue
 from typing import Any, Literal
 
 from scripts.errors import UserError
-from scripts.rewards.confine import Confinement, unavailable
+from scripts.rewards.confine import unavailable
 
 MEBIBYTE = 1024**2
-MEMORY = 4096 * MEBIBYTE
-OUTPUT = 64 * MEBIBYTE
 NESTING = 100
 _START_SECONDS = 300.0
 _GRACE_SECONDS = 10.0
@@ -45,10 +35,10 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
-_ERROR = 2000
-_SECONDS = struct.Struct("=d")
-_STATUS = struct.Struct("=?i")  # whether it ended in time, and its exit status
-_READY, _RETURNED, _RAISED = b"ready", b"returned ", b"raised "
+ERROR_LENGTH = 2000
+TIME_LIMIT = struct.Struct("=d")
+STATUS = struct.Struct("=?i")  # whether it ended in time, and its exit status
+READY, RETURNED, RAISED = b"ready", b"returned ", b"raised "
 
 
 @dataclass(frozen=True)
@@ -118,7 +108,7 @@ class _Server:
         hidden = json.dumps([str(path) for path in (Path.cwd(), _ROOT, *_home())])
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "scripts.rewards.sandbox", hidden, *command],
+                [sys.executable, "-m", "scripts.rewards.sandbox_server", hidden, *command],
                 cwd=_ROOT,
                 env=_ENVIRONMENT,
                 stdin=theirs,
@@ -127,7 +117,7 @@ class _Server:
             )
         try:
             answer = self._answer(_START_SECONDS)
-            if answer != _READY:
+            if answer != READY:
                 raise UserError(f"untrusted code cannot be confined on this machine: {answer.decode()}")
         except BaseException:
             self.stop()
@@ -141,9 +131,9 @@ class _Server:
                 with open(file, "wb", closefd=False) as opened:
                     opened.write(data)
                 os.lseek(file, 0, os.SEEK_SET)
-            socket.send_fds(self._connection, [_SECONDS.pack(seconds)], files)
-            in_time, status = _STATUS.unpack(self._answer(seconds + _GRACE_SECONDS))
-            output, result = (_read(file, size) for file in files[2:])
+            socket.send_fds(self._connection, [TIME_LIMIT.pack(seconds)], files)
+            in_time, status = STATUS.unpack(self._answer(seconds + _GRACE_SECONDS))
+            output, result = (read_file(file, size) for file in files[2:])
         finally:
             for file in files:
                 os.close(file)
@@ -177,7 +167,7 @@ def _home() -> list[Path]:
         return []
 
 
-def _read(file: int, size: int) -> bytes:
+def read_file(file: int, size: int) -> bytes:
     """The first `size` bytes and one more, to tell that there are more."""
     return os.pread(file, min(os.fstat(file).st_size, size + 1), 0)
 
@@ -187,11 +177,11 @@ def _outcome(status: int, output: bytes, result: bytes, size: int) -> Outcome:
     text = output[:size].decode("utf-8", "replace")
     if max(len(output), len(result)) > size:
         return Outcome("killed", output=text, error=f"left more than {size} bytes")
-    if status == 0 and result.startswith(_RAISED):
-        return Outcome("raised", output=text, error=result[len(_RAISED) :].decode("utf-8", "replace")[:_ERROR])
-    if status == 0 and result.startswith(_RETURNED):
+    if status == 0 and result.startswith(RAISED):
+        return Outcome("raised", output=text, error=result[len(RAISED) :].decode("utf-8", "replace")[:ERROR_LENGTH])
+    if status == 0 and result.startswith(RETURNED):
         with suppress(ValueError, RecursionError):
-            value = json.loads(result[len(_RETURNED) :])
+            value = json.loads(result[len(RETURNED) :])
             if not _nests_deeper(value, NESTING):
                 return Outcome("returned", value, text)
         return Outcome("killed", output=text, error="returned what is no JSON, or nests too deep")
@@ -209,103 +199,3 @@ def _nests_deeper(value: Any, levels: int) -> bool:
         ]
         levels -= 1
     return bool(level)
-
-
-def serve(function: Callable[..., Any], connection: socket.socket, hidden: list[str]) -> None:
-    """Fork a confined process for each call that comes, until the caller is gone."""
-    Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, the training is not what ends
-    confinement = Confinement([Path(path) for path in hidden], MEMORY, OUTPUT)
-    gc.freeze()
-    connection.send(_why_not_confined(confinement))
-    while True:
-        message, files, _, _ = socket.recv_fds(connection, _SECONDS.size, 4)
-        if not message:
-            return
-        (seconds,) = _SECONDS.unpack(message)
-        child = os.fork()
-        if child == 0:
-            _run_confined(function, files, confinement, seconds)
-        for file in files:
-            os.close(file)
-        status = _wait(child, connection, seconds)
-        connection.send(_STATUS.pack(status is not None, status or 0))
-
-
-def _wait(child: int, connection: socket.socket, seconds: float) -> int | None:
-    """The child's exit status (minus the signal that killed it); None when it had to be killed for its time."""
-    handle = os.pidfd_open(child)
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    poll.register(connection, 0)  # the caller may end meanwhile
-    ended = handle in dict(poll.poll(seconds * 1000))
-    os.close(handle)
-    if not ended:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) if ended else None
-
-
-def _why_not_confined(confinement: Confinement) -> bytes:
-    """Lock a process up and try what it may not: ready, or what went wrong."""
-    report = os.memfd_create("report")
-    if os.fork() == 0:
-        try:
-            os.dup2(report, 3)
-            confinement.enter(10)
-            for forbidden in (
-                os.fork,
-                socket.socket,
-                lambda: list(Path("/").iterdir()),
-                Path("/etc/passwd").read_bytes,
-            ):
-                with suppress(PermissionError):
-                    forbidden()
-                    raise RuntimeError("it did not keep a process from what it must not do")
-            os.write(3, _READY)
-        except BaseException as error:
-            os.write(3, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.wait()
-    reason = _read(report, 1000) or b"the process that tried it ended"
-    os.close(report)
-    return reason
-
-
-def _run_confined(function: Callable[..., Any], files: list[int], confinement: Confinement, seconds: float) -> None:
-    """In the child: never returns, and looks at nothing of the input before it is locked up."""
-    try:
-        request = os.pread(files[0], os.fstat(files[0]).st_size, 0)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for number, file in enumerate((*files[1:3], nowhere, files[3])):
-            os.dup2(file, number)
-        sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="replace", closefd=False)
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="replace", closefd=False)
-        confinement.enter(cpu_seconds=int(seconds) + 2)
-        result = _RETURNED + json.dumps(function(*json.loads(request))).encode()
-    except BaseException as error:  # nothing of the call may leave this process but its outcome
-        text = "".join(traceback.format_exception_only(error)).strip()[:_ERROR]
-        result = _RAISED + text.encode("utf-8", "replace")
-    try:
-        if not sys.stdout.closed:
-            sys.stdout.flush()
-        os.pwrite(3, result, 0)
-    finally:
-        os._exit(0)
-
-
-def main() -> None:
-    """Serve the function that the command line names, after importing the modules named behind it."""
-    hidden, function, *imports = sys.argv[1:]
-    module, name = function.split(":")
-    for imported in (module, *imports):
-        importlib.import_module(imported)
-    getattr(sys.modules[module], "warm_up", lambda: None)()
-    del sys.argv[1:]
-    os.chdir("/")
-    serve(getattr(sys.modules[module], name), socket.socket(fileno=os.dup(0)), json.loads(hidden))
-
-
-if __name__ == "__main__":
-    main()

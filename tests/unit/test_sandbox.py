@@ -291,7 +291,8 @@ def test_a_search_path_opens_nothing_but_modules(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("value = 42")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("value = 43")
-    monkeypatch.setattr(sandbox_module, "_ENVIRONMENT", sandbox_module._ENVIRONMENT | {"PYTHONPATH": str(tmp_path)})
+    paths = {"PYTHONPATH": str(tmp_path), "LD_LIBRARY_PATH": f".:{tmp_path}:/root:{tmp_path / 'results'}"}
+    monkeypatch.setattr(sandbox_module, "_ENVIRONMENT", sandbox_module._ENVIRONMENT | paths)
     sandbox = Sandbox(RUN)
     assert sandbox.call("import mine, package\nprint(mine.value, package.value)").output == "42 43\n"
     for name in ("results/split.jsonl", "token"):
