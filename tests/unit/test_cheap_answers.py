@@ -9,9 +9,11 @@ import pytest
 from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Judges, JudgeServer
 from scripts.recipe.probe import Probe
+from scripts.rewards.instructions import obeys
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.probe_responses import EVERYWHERE, known_cheap, other_cheap
 from scripts.rewards.registry import SPECS, answers_of, check_row, score
+from scripts.rewards.sentences import tokens
 from scripts.rewards.trial import SampledRow
 from scripts.stage.probe import CHEAP_ROWS, try_rewards
 from tests.conftest import ROOT
@@ -99,6 +101,13 @@ def test_answers_that_say_nothing_are_tried_in_every_environment_but_where_they_
     assert probe([mine] * 2).warnings == []
     good = answers_of(mine).good
     assert score(mine, "1") == 1.0 == score(mine, good)
+
+
+def test_two_quotes_are_one_word_twice_as_in_gym():
+    """NLTK reads both as opening quotes, so they are not unique, and the first is the last."""
+    assert not obeys("count:count_unique", '""', {})
+    assert obeys("keywords:start_end", '""', {})
+    assert tokens('a "" b ""') == ["a", "``", "''", "b", "``", "''"]
 
 
 def test_one_right_answer_for_most_rows_is_warned_of():
