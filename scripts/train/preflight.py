@@ -17,7 +17,7 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.stage.disk import shortage
-from scripts.stage.probe import judges_of, longest_response, sample_rows, try_rewards
+from scripts.stage.probe import CHEAP_ROWS, judges_of, longest_response, sample_rows, try_rewards
 from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of, stage_parser
 
@@ -53,7 +53,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         "tokens": _token_lengths(stage) if blend.format == "jsonl" else None,
     }
     if probe := getattr(settings, "probe", None):
-        samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
+        samples = sample_rows(stage.train_split, max(probe.rows, CHEAP_ROWS), frozenset(blend.allow))
         found = try_rewards(samples, probe, judges_of(settings), longest_response(stage.config))
         found.report(name, probe.action)
         record["reward_probe"] = found.record

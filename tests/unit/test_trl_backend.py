@@ -45,7 +45,8 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
 def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     from scripts.backends.trl.grpo import environment_reward, judges_of
 
-    row = {"agent_ref": {"name": "equivalence_llm_judge_simple_agent"}, "expected_answer": "4"}
+    agent = {"type": "responses_api_agents", "name": "equivalence_llm_judge_simple_agent"}
+    row = {"agent_ref": agent, "expected_answer": "4"}
     row["responses_create_params"] = {"input": "2 + 2?"}
     judges, logged = Judges(general=Judge(model="m")), defaultdict(list)
 
@@ -71,6 +72,9 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
         "judge/unread": [0.5],
         "rewards/unjudged": [0.0],
     }
+    with serve(lambda messages: "[[A=B]]") as judge:
+        assert reward(judge.base_url, "four", "no text of UTF-8: \ud800") == [1.0, 0.0]
+    assert logged["rewards/unjudged"] == [0.0, 0.5]
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")
     assert clients(None) is None

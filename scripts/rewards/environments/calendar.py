@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.row import PromptRow, broken
-from scripts.rewards.spec import Answers, EnvironmentSpec
+from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec
 from scripts.rewards.verdict import NotJudged
 
 LONGEST_TIME, MOST_STARTS = 20, 1000
@@ -135,4 +135,10 @@ def answers(row: dict[str, Any]) -> Answers:
     return Answers(any_text_is_right=not row["exp_cal_state"])
 
 
-ENVIRONMENTS = {Environment.CALENDAR: EnvironmentSpec(CalendarRow, verify, answers=answers)}
+_NOTHING_EXPECTED = CheapAnswer(
+    "`no`",
+    lambda row: None if row["exp_cal_state"] else "no",
+    "1 where `exp_cal_state` is empty",
+    "expect an event in exp_cal_state",
+)
+ENVIRONMENTS = {Environment.CALENDAR: EnvironmentSpec(CalendarRow, verify, answers=answers, cheap=(_NOTHING_EXPECTED,))}

@@ -18,7 +18,7 @@ from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import MEBIBYTE, Outcome, sandbox
-from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.spec import CheapAnswer, EnvironmentSpec
 from scripts.rewards.verdict import NotJudged
 
 SECONDS = 10.0
@@ -176,6 +176,14 @@ def _execute(code: str) -> dict[str, Any]:
     return names
 
 
+_NOTHING_DONE = CheapAnswer(
+    "a program that does nothing",
+    lambda row: "```\npass\n```",
+    "1 where every output of `unit_tests` is empty",
+    "expect some output in each unit test",
+)
 ENVIRONMENTS = {
-    Environment.CODE_GEN: EnvironmentSpec(CodeGenRow, verify, check=lambda row: unavailable(), confined=True)
+    Environment.CODE_GEN: EnvironmentSpec(
+        CodeGenRow, verify, check=lambda row: unavailable(), confined=True, cheap=(_NOTHING_DONE,)
+    )
 }

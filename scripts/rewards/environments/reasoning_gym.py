@@ -78,7 +78,10 @@ def verify(row: dict[str, Any], response: str) -> float:
     if grammar and answer not in _expected(entry) and not is_plain(answer, grammar, row.get("answer") or ""):
         return 0.0
     scorer = sandbox("scripts.rewards.environments.reasoning_gym:score", "reasoning_gym")
-    reward = value_of(scorer.call(answer, entry, seconds=SECONDS))
+    outcome = scorer.call(answer, entry, seconds=SECONDS)
+    if outcome.ended == "raised":  # as several scorers do with any answer of another form
+        return 0.0
+    reward = value_of(outcome)
     if not isfinite(reward):
         raise NotJudged(f"a score of {reward}")
     return min(max(reward, 0.0), 1.0)

@@ -20,10 +20,10 @@ from referencing.exceptions import Unresolvable
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
-from scripts.rewards.response import parse_calls
+from scripts.rewards.response import as_call, parse_calls
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import Answers, EnvironmentSpec
+from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec
 from scripts.rewards.verdict import value_of
 
 SECONDS = 10.0
@@ -250,9 +250,41 @@ def _instance(schema: dict[str, Any]) -> Any:
     return makers[kind]()
 
 
+def _in(*kinds: str, text: str, paid: str) -> CheapAnswer:
+    """An answer that earns 1 in rows of some formats."""
+
+    def answer(row: dict[str, Any]) -> str | None:
+        return text if row.get("response_mode") != "tool_call" and row.get("schema_type", "json") in kinds else None
+
+    where = f"1 in {', '.join(kinds)} where `schema_str` {paid}"
+    return CheapAnswer(f"`{text}`", answer, where, "ask for more in schema_str (required properties, minItems)")
+
+
+def _call_of_nothing(row: dict[str, Any]) -> str | None:
+    if row.get("response_mode") != "tool_call":
+        return None
+    offered = [tool["name"] for tool in row["responses_create_params"].get("tools") or ()]
+    name, key = row.get("tool_name") or next(iter(offered), "call"), row.get("tool_payload_key")
+    nothing: Any = [] if json.loads(row["schema_str"]).get("type") == "array" else {}
+    return as_call(name, {key: nothing} if key else {})
+
+
+_CHEAP = (
+    _in("json", "yaml", text="[]", paid="is of a list without minItems"),
+    _in("json", "yaml", text="{}", paid="is of an object without properties, or these stand in `anyOf`"),
+    _in("yaml", "csv", text="hello", paid="is of a list without minItems (csv) or of a string (yaml)"),
+    _in("xml", text="<r/>", paid="is of an object without properties, or these stand in `anyOf`, or of a list"),
+    _in("toml", text="# c", paid="is of an object without properties, or these stand in `anyOf`"),
+    CheapAnswer(
+        "`[tool()]`, with `[]` or `{}` where it has a payload",
+        _call_of_nothing,
+        "1 with `response_mode: tool_call` where `schema_str` is of a list without minItems, or of an empty object",
+        "ask for more in schema_str (required properties, minItems)",
+    ),
+)
 ENVIRONMENTS = {
     Environment.STRUCTURED_OUTPUTS: EnvironmentSpec(
-        StructuredOutputsRow, verify, check=check, confined=True, answers=answers
+        StructuredOutputsRow, verify, check=check, confined=True, answers=answers, cheap=_CHEAP
     ),
     "structured_outputs_v3_simple_agent": EnvironmentSpec(StructuredOutputsRow),
     "structured_outputs_v4_simple_agent": EnvironmentSpec(StructuredOutputsRow),
