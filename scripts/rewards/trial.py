@@ -1,12 +1,9 @@
 """What one environment pays for responses made from its rows, how long that takes, and what is wrong with it."""
 
-import signal
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, median, pvariance
 from typing import Any, NamedTuple
@@ -16,6 +13,7 @@ from scripts.recipe.probe import Probe
 from scripts.rewards.judge import JudgeClients, JudgeUnavailable
 from scripts.rewards.probe_responses import ProbeResponse
 from scripts.rewards.registry import SPECS, judged_by, reward_groups
+from scripts.rewards.time_limit import TooSlow, time_limit
 from scripts.rewards.verdict import Unjudged
 
 SLOW, PATIENCE = 5, 30
@@ -96,7 +94,7 @@ class Trial:
         limit = PATIENCE * self.probe.seconds_per_check * count
         started = time.monotonic()
         try:
-            with _time_limit(None if self.judged else limit):
+            with time_limit(None if self.judged else limit):
                 (rewards,) = reward_groups([(sampled.row, [response.text for response in responses])], self.judges)
         except TooSlow:
             raise UserError(
@@ -285,32 +283,3 @@ def spread(groups: list[list[float]]) -> dict[str, Any]:
         "variance": round(pvariance(rewards), 6),
         "zero_variance_share": round(fmean(len(set(group)) == 1 for group in groups), 6),
     }
-
-
-class TooSlow(BaseException):
-    """A check did not end in time; no verifier's own handler catches it."""
-
-
-@contextmanager
-def _time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise TooSlow in the main thread when a block has not ended; elsewhere, and for None, there is no limit.
-
-    Not by an alarm: math-verify sets its own.
-    """
-    if seconds is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGUSR1, stop)
-    timer = threading.Timer(seconds, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)
