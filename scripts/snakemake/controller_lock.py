@@ -11,14 +11,23 @@ import os
 import socket
 from pathlib import Path
 
-from scripts.stage.owner import process_start
+from scripts.errors import explain_refusal
+from scripts.processes import is_running, process_start
 
 
 def remove_dead_lock(directory: Path) -> list[str]:
     """Remove the lock below a ``.snakemake`` directory if all that may have taken it are dead, and leave our own note.
 
-    Returns the lines to tell the user: what was removed, or who on another host may hold the lock.
+    Returns the lines to tell the user: what was removed, who on another host may hold the lock, or whose files the
+    user may not change, which a dry run does not need.
     """
+    try:
+        return _remove_dead_lock(directory)
+    except PermissionError as error:
+        return [explain_refusal(error)]
+
+
+def _remove_dead_lock(directory: Path) -> list[str]:
     notes = directory / "stagecoach"
     notes.mkdir(parents=True, exist_ok=True)
     dead, alive, elsewhere = [], [], []
@@ -29,7 +38,7 @@ def remove_dead_lock(directory: Path) -> list[str]:
             continue
         if host != socket.gethostname():
             elsewhere.append(f"process {pid} on {host}")
-        elif process_start(pid) == start:
+        elif is_running(pid, start):
             alive.append(pid)
         else:
             dead.append(note)
@@ -39,7 +48,7 @@ def remove_dead_lock(directory: Path) -> list[str]:
         lines = [f"locked, perhaps by {', '.join(elsewhere)}; if that is dead: snakemake --unlock"]
     elif locks and dead and not alive:
         lines = ["removed the lock of a Snakemake that was killed"]
-        dead += locks
+        dead = [*locks, *dead]
     for path in dead:
         path.unlink(missing_ok=True)
     mine = [socket.gethostname(), os.getpid(), process_start(os.getpid())]

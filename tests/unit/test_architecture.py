@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-BASE = {"errors", "files", "installed"}
+BASE = {"errors", "files", "installed", "processes"}
 RECIPE = BASE | {"recipe"}
 STAGE = RECIPE | {"drawing", "rewards", "data", "launch", "stage"}
 EVALUATE = STAGE | {"model", "evaluate"}
@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "errors": set(),
     "installed": set(),
     "drawing": set(),
-    "files": {"errors"},
+    "files": {"errors", "processes"},
+    "processes": set(),
     "recipe": BASE,
     "rewards": RECIPE,
     "data": RECIPE | {"rewards"},
