@@ -7,11 +7,20 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+from scripts.credentials import without_credentials
 
 
 class UserError(Exception):
-    """Something a person can put right: the message says what, where (file, line, key) and what to do."""
+    """Something a person can put right: the message says what, where (file, line, key) and what to do.
+
+    It holds no credential, whatever was quoted in it.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(without_credentials(str(message)))
 
 
 class CutOffError(UserError):
@@ -43,23 +52,26 @@ def explain_refusal(error: OSError) -> str:
         if os.access(barred, os.W_OK):
             return f"{error.filename}: {error.strerror}"
     state = barred.stat()
-    what = f"{barred}: {_name_of(os.geteuid(), 'pwd')} may not {verb} it"
-    owner, group = _name_of(state.st_uid, "pwd"), _name_of(state.st_gid, "grp")
-    whose = f"it is {owner}'s, of group {group}, mode {stat.S_IMODE(state.st_mode):04o}"
-    shared = state.st_gid in {os.getegid(), *os.getgroups()}
-    regroup = "" if shared else f"chgrp -R GROUP {barred} (a group of you both), "
+    me, owner, group = _user(os.geteuid()), _user(state.st_uid), _group(state.st_gid)
+    folder = barred if barred.is_dir() else barred.parent
+    is_shared = state.st_gid in {os.getegid(), *os.getgroups()}
+    regroup = "" if is_shared else f"chgrp -R GROUP {folder} (a group of you both) and "
     return (
-        f"{what}: {whose}. For a tree that people share: {regroup}chmod -R g+rwX {barred}, by {owner}, and umask 002 "
-        "before everybody's calls"
+        f"{barred}: {me} may not {verb} it: it is {owner}'s, of group {group}, mode {stat.S_IMODE(state.st_mode):04o}; "
+        f"let {owner} say {regroup}chmod -R g+rwX {folder}, and all who share the tree umask 002"
     )
 
 
-def _name_of(number: int, database: str) -> str:
-    """The name of a user (pwd) or group (grp); the number where this machine knows none."""
-    try:
-        return pwd.getpwuid(number).pw_name if database == "pwd" else grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
+def _user(number: int) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    return f"user {number}"
+
+
+def _group(number: int) -> str:
+    with suppress(KeyError):
+        return grp.getgrgid(number).gr_name
+    return str(number)
 
 
 def run_program(main: Callable[[], int | None]) -> None:

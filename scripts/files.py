@@ -1,5 +1,6 @@
 """Files that are whole or absent, and their fingerprints."""
 
+import errno
 import hashlib
 import json
 import os
@@ -72,15 +73,26 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """A disk that is full or read-only, or a folder that others may not write to, met while the block writes a file."""
+    """A disk that is full or read-only, or a refused access, met while the block uses a file, is a UserError."""
     try:
         yield
-    except PermissionError as error:
-        raise UserError(explain_refusal(error)) from error
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename:
+            raise UserError(explain_refusal(error)) from error
         raise UserError(
             f"{path}: cannot be written ({error.strerror}); make room and check that {path.parent} is writable"
         ) from error
+
+
+def check_readable(directory: Path) -> None:
+    """UserError where this user may not read a file of a directory: whose it is, its mode, what to do.
+
+    Libraries say of such a file that it is not there.
+    """
+    with explain_write_errors(directory):
+        for path in directory.iterdir():
+            if path.is_file() and not os.access(path, os.R_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 @contextmanager

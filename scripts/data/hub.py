@@ -18,6 +18,7 @@ from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, h
 from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
+from scripts.credentials import without_credentials
 from scripts.data.hub_cache import SILENCE_SECONDS, HubFile, Snapshot, cached_snapshot, is_commit
 from scripts.data.hub_errors import (
     FAILURES,
@@ -239,7 +240,7 @@ class HubClient:
 
 def say(line: str) -> None:
     """One line of progress on stderr, whole even when several threads speak."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{without_credentials(line)}\n")
     sys.stderr.flush()
 
 

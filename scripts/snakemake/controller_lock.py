@@ -11,23 +11,14 @@ import os
 import socket
 from pathlib import Path
 
-from scripts.errors import explain_refusal
 from scripts.processes import is_running, process_start
 
 
 def remove_dead_lock(directory: Path) -> list[str]:
     """Remove the lock below a ``.snakemake`` directory if all that may have taken it are dead, and leave our own note.
 
-    Returns the lines to tell the user: what was removed, who on another host may hold the lock, or whose files the
-    user may not change, which a dry run does not need.
+    Returns the lines to tell the user: what was removed, or who on another host may hold the lock.
     """
-    try:
-        return _remove_dead_lock(directory)
-    except PermissionError as error:
-        return [explain_refusal(error)]
-
-
-def _remove_dead_lock(directory: Path) -> list[str]:
     notes = directory / "stagecoach"
     notes.mkdir(parents=True, exist_ok=True)
     dead, alive, elsewhere = [], [], []
