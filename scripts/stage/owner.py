@@ -103,6 +103,7 @@ def is_alive(owner_file: Path, only_read: bool = False) -> bool:
     On its own host it does when a process of that id started when the owner did. On another host, or in a container
     with process ids of its own, it does not when its Slurm job has ended (or is this very job, requeued), and otherwise
     does while its heartbeat is younger than five minutes. With `only_read`, Slurm is not asked and nothing is written.
+    Nor is Slurm asked of another user's job, which it may hide (PrivateData) and say that it knows none.
     """
     owner = read_owner(owner_file)
     if owner is None:
@@ -111,9 +112,18 @@ def is_alive(owner_file: Path, only_read: bool = False) -> bool:
         return False
     if _is_local(owner):
         return is_running(owner["pid"], owner["process_start"])
-    if (job := owner.get("slurm_job")) and (job == own_job_id() or (not only_read and has_ended(job))):
+    if (job := owner.get("slurm_job")) and job == own_job_id():
+        return False
+    if job and not only_read and _is_own_file(owner_file) and has_ended(job):
         return False
     return _silence(owner_file, only_read) < SILENCE_SECONDS
+
+
+def _is_own_file(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def _take(owner_file: Path, token: str) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from scripts.files import filled_by_program, replace_directory, umask
+from scripts.stage import owner
 from tests.conftest import ROOT
 from tests.users import ANN, BOB, EVE, SHARED_GROUP, as_user, can_be_others, shared_folder
 
@@ -148,14 +149,26 @@ def test_a_dead_colleagues_run_directory_is_taken_over_and_a_living_ones_is_not(
         "        sys.stdin.read() or os.kill(os.getpid(), 9)\n"
         "run_program(main)\n"
     )
-    owner = folder / "owner.json"
-    assert python(ANN, program, str(owner)) == "held" and owner.stat().st_uid == ANN
-    with start(BOB, program, str(owner), stdin=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == "held\n" and owner.stat().st_uid == BOB
-        refused = python(ANN, program, str(owner))
+    path = folder / "owner.json"
+    assert python(ANN, program, str(path)) == "held" and path.stat().st_uid == ANN
+    with start(BOB, program, str(path), stdin=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == "held\n" and path.stat().st_uid == BOB
+        refused = python(ANN, program, str(path))
         holder.communicate("end")
     assert re.fullmatch(rf"error: {folder}: process \d+ on .* trains here; wait for it or stop it, .*", refused)
-    assert not owner.exists()
+    assert not path.exists()
+
+
+@as_root
+def test_of_a_colleagues_slurm_job_which_slurm_may_hide_the_heartbeat_alone_tells(tmp_path, monkeypatch):
+    path = tmp_path / "owner.json"
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "slurm_job": "4711"}))
+    monkeypatch.setattr(owner, "has_ended", lambda job: True)
+    assert not owner.is_alive(path)
+    os.chown(path, ANN, SHARED_GROUP)
+    assert owner.is_alive(path)
+    os.utime(path, (0, 0))
+    assert not owner.is_alive(path)
 
 
 @as_root
