@@ -73,7 +73,7 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """A disk that is full or read-only, or a refused access, met while the block uses a file, is a UserError."""
+    """A disk that is full or read-only, or a refusal, met while the block writes a file, is a UserError."""
     try:
         yield
     except OSError as error:
@@ -89,10 +89,9 @@ def check_readable(directory: Path) -> None:
 
     Libraries say of such a file that it is not there.
     """
-    with explain_write_errors(directory):
-        for path in directory.iterdir():
-            if path.is_file() and not os.access(path, os.R_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    for path in directory.iterdir():
+        if path.is_file() and not os.access(path, os.R_OK):
+            raise UserError(explain_refusal(PermissionError(errno.EACCES, "not readable", str(path))))
 
 
 @contextmanager
