@@ -1,6 +1,7 @@
 """A colleague goes on with what another user began in a shared tree; no credential of a recipe or the shell is shown."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -24,10 +25,18 @@ def tree(finished):
         shutil.copytree(finished.root, folder / "tree", symlinks=True)
         workflow = object.__new__(Workflow)
         workflow.__dict__.update(finished.__dict__, root=folder / "tree", results=folder / "tree/results/short")
-        workflow.environment = finished.environment | {"HOME": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        workflow.environment = finished.environment | {"LOGNAME": "colleague"}
         workflow.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, grpo: {max_num_steps: 6},")
         share(folder)
+        for user in (ANN, BOB, EVE):
+            (folder / str(user)).mkdir()
+            os.chown(folder / str(user), user, user)
         yield workflow
+
+
+def at_home(tree: Workflow, user: int, *command: str) -> list[str]:
+    """A command line that runs a command as one of them, with a home of their own."""
+    return as_user(user, "env", f"HOME={tree.root.parent / str(user)}", *command)
 
 
 def steps_in(metrics: Path) -> list[int]:
@@ -40,7 +49,9 @@ def test_a_colleague_goes_on_with_a_killed_run_and_who_may_not_write_is_told_who
     ckpt = "results/short/rlvr1/ckpt"
     log, metrics = (tree.root.parent / "snakemake.log").open("w"), tree.results / "rlvr1/run/metrics.jsonl"
     before = steps_in(metrics)
-    ann = subprocess.Popen(as_user(ANN, "snakemake", ckpt), cwd=tree.root, env=tree.environment, stdout=log, stderr=log)
+    ann = subprocess.Popen(
+        at_home(tree, ANN, "snakemake", ckpt), cwd=tree.root, env=tree.environment, stdout=log, stderr=log
+    )
     deadline = time.monotonic() + 300
     while len(steps_in(metrics)) < len(before) + 2:
         assert time.monotonic() < deadline and ann.poll() is None, (tree.root.parent / "snakemake.log").read_text()
@@ -49,14 +60,14 @@ def test_a_colleague_goes_on_with_a_killed_run_and_who_may_not_write_is_told_who
         process.kill()
     ann.wait()
     for user, command in ((BOB, "plan"), (EVE, "status")):
-        said = tree.run(*as_user(user, "python", "-m", "scripts.commands", command)).stdout
+        said = tree.run(*at_home(tree, user, "python", "-m", "scripts.commands", command)).stdout
         assert re.search(r"rlvr1 +(resumes at step|unfinished)", said)
-    refused = tree.run(*as_user(EVE, "snakemake", "--dry-run", ckpt), check=False)
+    refused = tree.run(*at_home(tree, EVE, "snakemake", "--dry-run", ckpt), check=False)
     assert refused.returncode == 1 and "Traceback" not in refused.stdout
     assert re.search(
         rf"/\.snakemake/\S+: user {EVE} may not \w+( to)? it: it is user {ANN}'s.*mode 0660", refused.stdout
     )
-    tree.run(*as_user(BOB, "snakemake", ckpt))
+    tree.run(*at_home(tree, BOB, "snakemake", ckpt))
     assert json.loads((tree.results / "rlvr1/ckpt/record.json").read_text())["step"] == 6
     assert steps_in(metrics)[: len(before) + 2] == [*range(1, len(before) + 3)] and steps_in(metrics)[-1] == 6
     assert steps_in(metrics).count(1) == 1, "Bob went on from Ann's checkpoint"
