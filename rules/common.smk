@@ -7,7 +7,7 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, workflow.basedir)
 
-from scripts.errors import UserError
+from scripts.errors import UserError, explain_refusal
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.images.settings import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config
@@ -30,6 +30,8 @@ try:
         sync_configs(RECIPE, Path(RESULTS))
 except UserError as error:
     raise WorkflowError(str(error)) from None
+except PermissionError as error:
+    raise WorkflowError(explain_refusal(error)) from None
 
 LIGHT = light_resources(SITE)
 CONVERTED = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]

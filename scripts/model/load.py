@@ -13,9 +13,12 @@ from transformers import (
     PreTrainedModel,
 )
 
+from scripts.files import check_readable
+
 
 def load_model(folder: Path) -> PreTrainedModel:
     """The model in float32."""
+    check_readable(folder)
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     return kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32)

@@ -13,7 +13,7 @@ from scripts.backends.protocol import backend_of
 from scripts.data.lengths import token_lengths, tokenizer_at_hand
 from scripts.data.parallel import default_workers
 from scripts.errors import UserError, run_program
-from scripts.files import read_json, write_json
+from scripts.files import check_readable, read_json, write_json
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.stage.disk import shortage
@@ -34,6 +34,8 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     problems = []
     if stage.parent is not None and read_json(stage.parent.paths.gate)["verdict"] == "stop":
         problems.append(_why_parent_stops(stage.parent))
+    if stage.parent_export is not None and stage.parent_export.exists():
+        check_readable(stage.parent_export)
     if stage.rows < settings.rows_per_step:
         problems.append(
             f"{stage.manifest}: {stage.rows} training rows are fewer than the {settings.rows_per_step} of one step; "

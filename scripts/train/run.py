@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
-from scripts.files import read_json, sha256_file
+from scripts.files import check_readable, read_json, sha256_file
 from scripts.launch.slurm import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_site
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
@@ -101,6 +101,8 @@ def _train(
     """Train up to the step of `aim`; the stage's last checkpoint, or None where it is to be continued."""
     run, planned, step = stage.paths.run, stage.planned, newest.step if newest else 0
     _check_split(stage)
+    if stage.parent_export:
+        check_readable(stage.parent_export)
     if aim.step == 0:
         raise UserError(f"{stage.name}: its data end before the first step; see {attempt.log}")
     if attempt.publish_only:

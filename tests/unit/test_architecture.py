@@ -10,16 +10,18 @@ import pytest
 
 from tests.conftest import ROOT
 
-BASE = {"errors", "files", "installed"}
+BASE = {"credentials", "errors", "files", "installed", "processes"}
 RECIPE = BASE | {"recipe"}
 STAGE = RECIPE | {"drawing", "rewards", "data", "launch", "stage"}
 EVALUATE = STAGE | {"model", "evaluate"}
 BACKENDS = EVALUATE | {"backends"}
 MAY_IMPORT = {
-    "errors": set(),
+    "credentials": set(),
+    "errors": {"credentials"},
     "installed": set(),
     "drawing": set(),
-    "files": {"errors"},
+    "files": {"errors", "processes"},
+    "processes": set(),
     "recipe": BASE,
     "rewards": RECIPE,
     "data": RECIPE | {"rewards"},

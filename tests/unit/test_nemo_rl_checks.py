@@ -487,18 +487,6 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "cached",
         True,
     ),
-    "a token in the site": (
-        lambda world: world.on(environment=world.site.environment | {"HF_TOKEN": "x"}),
-        41,
-        "HF_TOKEN stands in the site's environment, a file; export it in your shell instead",
-        True,
-    ),
-    "a token in the recipe": (
-        lambda world: world.stage(environment={"WANDB_API_KEY": "x"}),
-        41,
-        "WANDB_API_KEY stands in its environment, a file; export it in your shell instead",
-        True,
-    ),
     "a download that left its lock": (
         lambda world: world.lock("hub/hub/.locks/models--a--judge/abc.lock"),
         58,

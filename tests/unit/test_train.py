@@ -1,9 +1,7 @@
 """Run directories bear an identity and are never lost; a checkpoint counts when it is whole; publishing is all or nothing."""
 
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ from scripts.backends.protocol import Backend, TrainingJob, read_job, write_job
 from scripts.backends.trl.cluster import train_on_cluster
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, write_json
+from scripts.processes import process_mark
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.judges import Judge, Judges, JudgeServer
 from scripts.recipe.load import load_recipe
@@ -87,12 +86,17 @@ def test_a_replaced_directory_is_the_old_one_or_the_new_one(tmp_path):
 
 
 def test_what_a_killed_process_left_beside_a_file_is_removed_by_the_next_writer(tmp_path):
-    dead, host = subprocess.Popen(["true"]), socket.gethostname()
-    dead.wait()
-    (tmp_path / f".file.{host}.{dead.pid}.00aa.tmp").write_text("half")
-    (tmp_path / f".file.{host}.{dead.pid}.00bb.tmp").mkdir()
-    (tmp_path / f".file.{host}.{os.getpid()}.00cc.tmp").write_text("another writer's, alive")
-    (tmp_path / f".file.elsewhere.{dead.pid}.00dd.tmp").write_text("another host's")
+    killed = subprocess.run(
+        [sys.executable, "-c", "from scripts.processes import process_mark; print(process_mark())"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    (tmp_path / f".file.{killed}.00aa.tmp").write_text("half")
+    (tmp_path / f".file.{killed}.00bb.tmp").mkdir()
+    (tmp_path / f".file.{process_mark()}.00cc.tmp").write_text("another writer's, alive")
+    (tmp_path / f".file.elsewhere.{killed.partition('.')[2]}.00dd.tmp").write_text("another host's")
     write_json(tmp_path / "file", {})
     assert sorted(path.name.split(".")[-2] for path in tmp_path.iterdir() if path.name != "file") == ["00cc", "00dd"]
 
