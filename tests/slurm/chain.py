@@ -20,7 +20,7 @@ from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster, ClusterError
 
 STAGE = "rlvr1"
-STEPS, SAVE_PERIOD = 120, 10
+STEPS, SAVE_PERIOD = 80, 10
 SITE = "config/sites/test.yaml"
 ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED")
 

@@ -120,7 +120,7 @@ def other_host_cut_off(chain: Chain) -> None:
     cluster=SOON,
 )
 def only_host_cut_off(chain: Chain) -> None:
-    at_each_step(chain, "time.sleep(0.5)")  # or it is done before Slurm misses the host
+    at_each_step(chain, f"time.sleep(state.global_step >= {MIDDLE} and self.job.resume_from is None)")
     chain.start()
     chain.until_step(MIDDLE)
     _lose(chain, 0, "cut off")

@@ -151,7 +151,7 @@ AT_LIMIT = rf"{STAGE}: unfinished at step .* s are left before the deadline\); t
 
 
 def _pass_a_limit(chain: Chain) -> None:
-    as_fast_as_it_can = at_each_step(chain, "time.sleep(0.4)")
+    as_fast_as_it_can = at_each_step(chain, "time.sleep(0.8)")
     chain.start()
     chain.until(lambda: [it for it in read_attempts(chain.run) if it["outcome"] == "unfinished"])
     chain.strike()
