@@ -11,6 +11,7 @@ import importlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from typing import Any, Literal
 from scripts.errors import UserError
 from scripts.rewards.confine import confine, prepare, unavailable
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MEMORY = 4 * 1024**3
 OUTPUT = 64 * 1024**2
 _ROOT = Path(__file__).parents[2]
@@ -195,6 +197,8 @@ def _run_confined(function: Callable[..., Any], arguments: list[Any], files: lis
 
 def main() -> None:
     """Serve the function that the command line names, after importing the modules named behind it."""
+    for number in SIGNALS:  # sent to all of a job by Slurm, to have its step end well, which needs verdicts
+        signal.signal(number, signal.SIG_IGN)
     module, name = sys.argv[1].split(":")
     function = getattr(importlib.import_module(module), name)
     for imported in sys.argv[2:]:

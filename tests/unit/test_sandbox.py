@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import signal
 import socket
 import subprocess
 import sys
@@ -222,6 +223,17 @@ def test_a_server_that_was_killed_is_replaced():
     server._process.kill()
     server._process.wait()
     assert sandbox.call("print(2)").output == "2\n"
+
+
+def test_what_asks_a_training_to_stop_leaves_it_its_servers():
+    sandbox = Sandbox(RUN)
+    sandbox.call("print(1)")
+    server = sandbox._idle.get()
+    sandbox._idle.put(server)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        server._process.send_signal(number)
+    assert sandbox.call("print(2)").output == "2\n"
+    assert not server.has_ended(), "Slurm sends these to every process of a job"
 
 
 def test_a_machine_without_the_means_is_told(monkeypatch):
