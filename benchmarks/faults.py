@@ -23,7 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="keep the runs that are known")
     parser.add_argument("--most", type=int, help="make at most so many runs")
     parser.add_argument("--at-once", type=int, default=1, help="so many at a time, each on a cluster of its own")
+    parser.add_argument("--slow", type=int, default=1, help="so many times longer time limits, on a busy machine")
     parser.add_argument("--list", action="store_true", help="names, what they are, and how many runs are known")
     parser.add_argument("--keep", type=Path, help="leave the trees in this directory, and use what it has of them")
     arguments = parser.parse_args()
@@ -84,14 +85,17 @@ def main() -> None:
         base = base_of(directory)
         expected = {nodes: undisturbed(base, directory, nodes) for nodes in {FAULTS[name].nodes for name in wanting}}
         with ThreadPoolExecutor(arguments.at_once) as lanes:
-            done = list(lanes.map(partial(cause, base, directory, expected), *zip(*enumerate(wanting), strict=True)))
+            work = partial(cause, base, directory, expected, arguments.slow)
+            done = list(lanes.map(work, range(len(wanting)), wanting))
     failed = [name for name, is_well in zip(wanting, done, strict=True) if not is_well]
     sys.exit(f"not as it should be: {', '.join(failed)}" if failed else 0)
 
 
-def cause(base: Workflow, directory: Path, expected: dict[int, str], number: int, name: str) -> bool:
+def cause(base: Workflow, directory: Path, expected: dict[int, str], slow: int, number: int, name: str) -> bool:
     """Cause a fault on a cluster of its own, and keep what came of it; whether all was as it should be."""
     one, root = FAULTS[name], directory / f"{number}-{name}"
+    if one.at_once and one.runtime < Fault.runtime:
+        one = replace(one, runtime=slow * one.runtime)
     subprocess.run(["rm", "-rf", "--one-file-system", root], check=True)
     began, load = time.monotonic(), os.getloadavg()[0]
     stage = root / "results/short" / STAGE

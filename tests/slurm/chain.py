@@ -44,7 +44,7 @@ class Chain:
 
     def __init__(self, base: Workflow, root: Path, cluster: Cluster, nodes: int, runtime: int = 60, **slurm: Any):
         shutil.copytree(base.root, root, dirs_exist_ok=True, symlinks=True)
-        self.root, self.cluster, self.nodes = root, cluster, nodes
+        self.root, self.cluster, self.nodes, self.runtime = root, cluster, nodes, runtime
         self.directory = root / base.results.relative_to(base.root) / STAGE
         self.run = self.directory / "run"
         site = {

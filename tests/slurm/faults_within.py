@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 from scripts.stage.attempts import read_attempts
-from tests.slurm.chain import STAGE, Chain
+from tests.slurm.chain import STAGE, STEPS, Chain
 from tests.slurm.cluster import Cluster
 from tests.slurm.fault import MIDDLE, at_each_step, fault
 
@@ -151,7 +151,7 @@ AT_LIMIT = rf"{STAGE}: unfinished at step .* s are left before the deadline\); t
 
 
 def _pass_a_limit(chain: Chain) -> None:
-    as_fast_as_it_can = at_each_step(chain, "time.sleep(0.8)")
+    as_fast_as_it_can = at_each_step(chain, f"time.sleep({60 * chain.runtime / STEPS})")
     chain.start()
     chain.until(lambda: [it for it in read_attempts(chain.run) if it["outcome"] == "unfinished"])
     chain.strike()
@@ -184,8 +184,7 @@ def limit_no_requeue(chain: Chain) -> None:
     "a step that hangs until Slurm's time limit",
     r"killed with Slurm job \d+ \(TIMEOUT on node\d\); trying again from step \d+",
     jobs=2,
-    runtime=3,  # a busy machine needs more than a minute to the middle
-    at_once=True,
+    **LIMIT,
 )
 def overshoot(chain: Chain) -> None:
     at_each_step(chain, f"time.sleep(1000 * (state.global_step == {MIDDLE} and self.job.resume_from is None))")
