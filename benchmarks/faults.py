@@ -1,6 +1,6 @@
 """Causes faults on a real Slurm of three hosts while a stage trains there, and says what each cost and what was read.
 
-    python benchmarks/faults.py                       # all, twice each: about 100 minutes
+    python benchmarks/faults.py                       # all, twice each: about two hours
     python benchmarks/faults.py --at-once 2           # the same, on two clusters side by side
     python benchmarks/faults.py --only limit crash    # some, begun anew; what is known of the others stays
     python benchmarks/faults.py --continue --most 4   # four of the runs that are still wanting
@@ -31,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.errors import shortened  # noqa: E402
 from scripts.stage.provenance import git  # noqa: E402
 from tests.conftest import Workflow  # noqa: E402
 from tests.slurm.chain import SAVE_PERIOD, STAGE, STEPS, Chain, make_base  # noqa: E402
@@ -45,7 +46,8 @@ every {SAVE_PERIOD}, on a Slurm of three hosts in namespaces of one machine with
 caused for real in the middle of the training, {RUNS} times. In every run the weights published are, to the bit, those
 of a run without a fault on as many nodes, no two trainings ran at once, every host was free of processes at the end,
 and no step was trained again but those since the last checkpoint (*steps lost*). Runs of which this is not true are
-named below the table, and `benchmarks/faults.py` fails.
+named below the table, and `benchmarks/faults.py` fails. A machine too busy to start a trainer within a time limit, or a
+raylet within Ray's own 30 s, gives such runs too (`--slow` lengthens the limits).
 
 {{complete}} of {len(FAULTS)} faults have {RUNS} runs; a run took {{walls}}, at a load of {{loads}} (other work shared
 the cores, and several such clusters ran side by side). Two figures are those of the two runs.
@@ -157,7 +159,11 @@ def write_table(runs: list[dict[str, Any]]) -> None:
     """Make the table of these runs."""
     by_fault = {name: [run for run in runs if run["fault"] == name and not run["problems"]] for name in FAULTS}
     rows = [row(FAULTS[name], found) for name, found in by_fault.items() if found]
-    faulty = [f"- {FAULTS[run['fault']].what}: {'; '.join(run['problems'])}" for run in runs if run["problems"]]
+    faulty = [
+        f"- {FAULTS[run['fault']].what}, at a load of {run['load']}: {shortened('; '.join(run['problems']), 300)}"
+        for run in runs
+        if run["problems"]
+    ]
     head = HEAD.format(
         complete=sum(len(found) >= RUNS for found in by_fault.values()),
         cores=spread(run["cores"] for run in runs),
