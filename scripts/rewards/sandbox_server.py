@@ -22,6 +22,7 @@ from typing import Any
 from scripts.rewards.confine import Confinement
 from scripts.rewards.sandbox import ERROR_LENGTH, MEBIBYTE, RAISED, READY, RETURNED, STATUS, TIME_LIMIT, read_file
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MEMORY = 4096 * MEBIBYTE
 FILE_SIZE = 64 * MEBIBYTE
 
@@ -112,6 +113,8 @@ def _run_confined(function: Callable[..., Any], files: list[int], confinement: C
 
 def main() -> None:
     """Serve the function that the command line names, after importing the modules named behind it."""
+    for number in SIGNALS:  # sent to all of a job by Slurm, to have its step end well, which needs verdicts
+        signal.signal(number, signal.SIG_IGN)
     hidden, function, *imports = sys.argv[1:]
     module, name = function.split(":")
     for imported in (module, *imports):

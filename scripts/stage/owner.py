@@ -192,7 +192,8 @@ def _beat(owner_file: Path, token: str, stop: threading.Event) -> None:
             print(f"{owner_file.parent}: {describe(read_owner(owner_file))} took over; ending at once", flush=True)
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
-                    process.kill()
+                    if process.name() != "tee":  # of the rule: writes down what was just said, and ends with this one
+                        process.kill()
             os._exit(1)
         os.utime(owner_file)
 

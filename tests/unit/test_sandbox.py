@@ -226,6 +226,17 @@ def test_a_server_that_has_died_since_is_replaced():
     assert sandbox.call("print(2)").output == "2\n"
 
 
+def test_what_asks_a_training_to_stop_leaves_it_its_servers():
+    sandbox = Sandbox(RUN)
+    sandbox.call("print(1)")
+    server = sandbox._idle.get()
+    sandbox._idle.put(server)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        server._process.send_signal(number)
+    assert sandbox.call("print(2)").output == "2\n"
+    assert not server.has_ended(), "Slurm sends these to every process of a job"
+
+
 @pytest.mark.parametrize("argument", [b"bytes", float, {(1, 2): 3}, functools.reduce(lambda a, _: [a], range(5000), 1)])
 def test_arguments_that_are_no_json_are_a_lost_call(sandbox, argument):
     assert sandbox.call(argument).ended == "lost"

@@ -84,7 +84,11 @@ class StageCallback(TrainerCallback):
         return self.job.stop.is_due(longest_step, max(self.save_seconds, default=longest_step))
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        """Add the step to the log, and say now and then where the stage stands."""
+        """Add the step to the log, and say now and then where the stage stands.
+
+        The Trainer's own history of all steps would be kept in memory and in every checkpoint; this log replaces it.
+        """
+        state.log_history.clear()
         if "loss" not in logs or rank() != 0:
             return
         now, step = time.monotonic(), state.global_step // self.updates
