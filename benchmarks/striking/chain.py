@@ -1,6 +1,7 @@
 """One chain under strikes: Snakemake is called again whenever it ended; then what was made is compared."""
 
 import json
+import math
 import os
 import random
 import re
@@ -158,7 +159,7 @@ class Chain:
             while rng.random() < aim and len(plan) < (self.kind.repeats if first == "train.run" else 1):
                 plan.append(
                     {
-                        "event": rng.randint(1, len(changes)),
+                        "event": place_in(len(changes), rng),
                         "after": None if rng.random() < 0.6 else rng.uniform(0, 0.004),
                         "signal": rng.choice(SIGNALS),
                         "target": "group" if rng.random() < 0.1 else "program",
@@ -280,3 +281,8 @@ class Chain:
             stderr=subprocess.STDOUT,
             check=False,
         ).stdout
+
+
+def place_in(count: int, rng: random.Random) -> int:
+    """A number from 1 to `count`; half of them lie early, since a program that is called again has less to do."""
+    return rng.randint(1, count) if rng.random() < 0.5 else math.ceil(count ** rng.random())
