@@ -23,8 +23,9 @@ from benchmarks.striking.sitecustomize import program
 Strike = dict
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGTERM")
 MOST_CALLS = 400
-# Folders of which every attempt, job or call of Snakemake may leave more than an undisturbed chain has.
-GROWING = re.compile(r"^results/(slurm-logs/|\w+/(logs|\w+/logs)/|\w+/\w+/run/checkpoints/step_\d+)")
+# Of these an attempt, a job or a call of Snakemake may leave more than an undisturbed chain has; and a training's live
+# page is not written again where only the publishing was left to do.
+VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|\w+/logs)/|\w+/\w+/run/(checkpoints/step_\d+|live\.html$))")
 LOCKS = ("locks", "incomplete")
 
 
@@ -71,9 +72,9 @@ class Chain:
         return found
 
     def paths(self) -> set[str]:
-        """The files and folders below the results, but for what may be more after strikes."""
+        """The files and folders below the results, but for what may differ after strikes."""
         below = (str(path.relative_to(self.root)) for path in (self.root / "results").rglob("*"))
-        return {path for path in below if not GROWING.match(path)}
+        return {path for path in below if not VARYING.match(path)}
 
     # Under strikes
 
