@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from transformers import logging as transformers_logging
 
@@ -20,6 +19,8 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import check_row, register, scores
+from scripts.stage.consistency import exported_model
+from scripts.stage.tables import ROLLOUTS, read_table
 
 
 def answer_rows(
@@ -89,10 +90,10 @@ def main() -> None:
     def answers(model: Any, processor: Any) -> list[Answer]:
         return answer_rows(model, processor, arguments.validation, decoding, judges)
 
-    directory = arguments.export.with_name("model")
+    directory = exported_model(arguments.export)
     after = answers(load_model(directory), load_processor(directory))
     if arguments.parent_rollouts is not None:
-        table = beside_parent(after, pq.read_table(arguments.parent_rollouts))
+        table = beside_parent(after, read_table(arguments.parent_rollouts, ROLLOUTS))
     else:
         config = read_config(arguments.config)
         processor = make_processor(config.model)

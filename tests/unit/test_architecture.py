@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-BASE = {"errors", "files", "installed"}
+BASE = {"errors", "files", "installed", "records"}
 RECIPE = BASE | {"recipe"}
 STAGE = RECIPE | {"drawing", "rewards", "data", "launch", "stage"}
 EVALUATE = STAGE | {"model", "evaluate"}
@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "installed": set(),
     "drawing": set(),
     "files": {"errors"},
+    "records": {"errors"},
     "recipe": BASE,
     "rewards": RECIPE,
     "data": RECIPE | {"rewards"},
@@ -30,7 +31,7 @@ MAY_IMPORT = {
     "report": RECIPE | {"drawing", "stage"},
     "lineage": RECIPE | {"drawing", "stage"},
     "card": RECIPE | {"model", "stage", "lineage"},
-    "track": BASE | {"lineage"},
+    "track": BASE | {"stage", "lineage"},
     "evaluate": EVALUATE,
     "backends": BACKENDS,
     "images": BACKENDS,
