@@ -2,11 +2,12 @@
 
 import contextlib
 import importlib
-import io
 import json
 import os
 import runpy
+import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ OF_DATA = ("manifest.json", "check.json", "../source/record.json")
 WRONG = (None, True, 7, -1.5, "text", [], {}, [None], {"key": []}, "../../..")
 
 
-def deep(size: int = 100_000) -> bytes:
+def deep(size: int = 20_000) -> bytes:
     """JSON of so many lists within lists."""
     return b"[" * size + b"]" * size
 
@@ -166,28 +167,6 @@ class Printed(NamedTuple):
     text: str
 
 
-def call(arguments: list[str]) -> Printed:
-    """``python -m`` with these arguments, within this process."""
-    out = io.StringIO()
-    status: Any = 0
-    argv, sys.argv = sys.argv, arguments
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            try:
-                runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
-            except SystemExit as end:
-                status = end.code or 0
-                if isinstance(status, str):
-                    print(status)
-                    status = 1
-            except BaseException:
-                traceback.print_exc()
-                status = 1
-    finally:
-        sys.argv = argv
-    return Printed(status, out.getvalue())
-
-
 def preload(*modules: str) -> None:
     """Import what the commands need once, so that each call is a fork."""
     for module in modules:
@@ -195,10 +174,7 @@ def preload(*modules: str) -> None:
 
 
 def forked(arguments: list[str], seconds: float = 60.0) -> Printed:
-    """The same in a child process, which is ended after so many seconds."""
-    import signal
-    import tempfile
-
+    """``python -m`` with these arguments in a child process, which is ended after so many seconds."""
     with tempfile.TemporaryFile("w+b") as file:
         child = os.fork()
         if child == 0:

@@ -16,6 +16,7 @@ from scripts.files import read_json, write_json
 from scripts.lineage.chain import read_chain
 from scripts.lineage.text import chain_text
 from scripts.lineage.verify import verify
+from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import sync_configs
 from scripts.records import (
@@ -53,6 +54,7 @@ KINDS = {
     "data/source/record.json": SourceRecord,
 }
 LEAST = 105
+GATE = [Criterion(metric="final_truncation_rate", max=0.5, action="stop")]
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +121,11 @@ def test_no_damage_of_any_record_ends_a_command_but_by_one_message(finished_chai
     calls = commands(finished_chain, tmp_path)
     for command in calls.values():
         command()  # without a damage all go through
-    for damage in tried:
+    for number, damage in enumerate(tried):
         with damaged(finished_chain / damage.file, damage.make):
             for name, command in calls.items():
+                if name == "report" and number % 4:  # it draws, which takes a moment
+                    continue
                 try:
                     command()
                 except UserError as error:
@@ -147,10 +151,14 @@ def test_a_record_that_may_not_be_read_is_told_with_what_to_look_at(finished_cha
 
 
 def test_status_and_plan_show_a_damaged_stage_and_go_on_with_the_others(chain):
-    (chain / "rlvr1/hf/record.json").write_text("[]")
-    for text in (status_text(Project(RECIPE, SITE, chain)), plan_text(Project(RECIPE, SITE, chain))):
-        lines = {line.split()[0]: line for line in text.splitlines() if line}
-        assert lines["sft"].split()[1] == "fresh"
+    project, record = Project(RECIPE, SITE, chain), chain / "rlvr1/hf/record.json"
+    whole = record.read_text()
+    for text_of in (status_text, plan_text):
+        record.write_text(whole)
+        before = {line.split()[0]: line.split() for line in text_of(project).splitlines() if line}
+        record.write_text("[]")
+        lines = {line.split()[0]: line for line in text_of(project).splitlines() if line}
+        assert lines["sft"].split() == before["sft"]
         assert lines["rlvr1"].split()[1] == "damaged" and "delete it, and Snakemake exports" in lines["rlvr1"]
 
 
@@ -181,7 +189,7 @@ def test_a_run_directory_without_and_with_a_damaged_identity_gets_the_same_advic
     before = read_json(path)
     path.write_text("{}")
     for _ in range(2):
-        with pytest.raises(UserError, match="write the file again .* or move the directory away") as refusal:
+        with pytest.raises(UserError, match=r"write the file again .* or move the directory away") as refusal:
             open_run_directory(stage.paths.run, stage.identity, stage.facts, stage.config)
         said.append(str(refusal.value).partition(";")[2])
         path.unlink(missing_ok=True)
@@ -259,7 +267,7 @@ def test_what_is_loaded_is_the_folder_that_the_facts_name_with_the_recorded_file
 
 def judged(results: Path, verdict: str = "pass", **criterion) -> Path:
     """The criteria.json of a stage that was judged by what the recipe says, or by another criterion."""
-    own = [each.model_dump() for each in RECIPE.stages["sft"].gate]
+    own = [each.model_dump() for each in GATE]
     rest = {"value": None, "low": None, "high": None, "outcome": "pass", "step": None, "says": "", "figure": None}
     path = results / "sft/criteria.json"
     write_json(path, {"verdict": verdict, "criteria": [each | rest | criterion for each in own]})
@@ -268,18 +276,14 @@ def judged(results: Path, verdict: str = "pass", **criterion) -> Path:
 
 def test_a_verdict_on_other_criteria_than_the_recipes_is_older_than_what_it_judged(chain):
     metrics = (chain / "sft/metrics.parquet").stat().st_mtime_ns
-    assert RECIPE.stages["sft"].gate
-    judge_again(RECIPE, chain)  # a stage that was not judged
-    for changed in (
-        {},
-        {"max": 0.123},
-        {"action": "stop" if RECIPE.stages["sft"].gate[0].action == "warn" else "warn"},
-    ):
+    recipe = RECIPE.model_copy(update={"stages": {"sft": RECIPE.stages["sft"].model_copy(update={"gate": GATE})}})
+    judge_again(recipe, chain)  # a stage that was not judged
+    for changed in ({}, {"max": 0.123}, {"min": 0.0}, {"action": "warn"}):
         path = judged(chain, **changed)
-        judge_again(RECIPE, chain)
+        judge_again(recipe, chain)
         assert (path.stat().st_mtime_ns < metrics) == bool(changed)
     path = judged(chain, verdict="stop")  # the gate.json beside it says pass
-    judge_again(RECIPE, chain)
+    judge_again(recipe, chain)
     assert path.stat().st_mtime_ns < metrics
 
 
