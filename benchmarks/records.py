@@ -120,7 +120,7 @@ def main() -> int:
                 said = [forked(call) for call in calls[command]]
                 word = verdict(command, said)
                 found[command][word] += 1
-                if log and word != "goes on":
+                if log:
                     text = "\n".join(each.text for each in said if each.status)
                     log.write(f"== {damage.file}: {damage.kind}: {command}: {word}\n{text[-3000:]}\n")
                     log.flush()

@@ -610,10 +610,14 @@ def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
     assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4
 
 
+BOUND = {"metric": "max_kl", "environment": None, "value": 0.3, "high": None, "min": None, "max": 0.1, "action": "stop"}
 CRITERIA = [
-    {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None, "figure": "sft/stage.html"},
-    {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4, "figure": "sft/stage.html"},
-    {"outcome": "warn", "says": "max_grad_norm is 3", "low": None, "figure": "sft/stage.html"},
+    BOUND | {"step": 7, "figure": "sft/stage.html"} | outcome
+    for outcome in (
+        {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None},
+        {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4},
+        {"outcome": "warn", "says": "max_grad_norm is 3", "low": None},
+    )
 ]
 
 
