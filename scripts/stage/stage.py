@@ -8,7 +8,7 @@ from typing import Self
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage import StageSettings, TrainingConfig
-from scripts.records import ExportRecord, Facts, read_if_there, read_record
+from scripts.records import ExportRecord, Facts, read_if_there
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.paths import StagePaths
 from scripts.stage.rundir import run_of
@@ -71,7 +71,8 @@ class Stage:
         """The exported model that its facts name; None: it starts from the recipe's model."""
         if self.parent is None:
             return None
-        return self.parent.paths.exported(read_record(self.parent.paths.export_record, ExportRecord)["content"])
+        record = read_if_there(self.parent.paths.export_record, ExportRecord)
+        return self.parent.paths.exported(record["content"]) if record else self.parent.paths.export
 
     @cached_property
     def config(self) -> TrainingConfig:

@@ -24,8 +24,8 @@ class StageContext(Runtime):
     @property
     def model(self) -> Path | None:
         """The folder that it starts from; None: a repository of the hub, or not made yet."""
-        if record := self.stage.parent_export_record:
-            return self.stage.parent_export.resolve() if record.exists() else None
+        if export := self.stage.parent_export:
+            return export.resolve() if export.exists() else None
         name = self.stage.recipe.model.name.rstrip("/")
         return Path(name) if name.startswith("/") else None
 
