@@ -96,7 +96,7 @@ def scoring_launch(
     recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path
 ) -> Launch:
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
-    stage, model = recipe.evaluation.stage_while_scoring(recipe, name), exported_model(export).resolve()
+    stage, model = recipe.evaluation.stage_while_scoring(recipe, name), export.with_name("model").resolve()
     collecting = stage.model_copy(update={"overrides": [*stage.overrides, *COLLECTION]})
     return Launch(
         runtime=Runtime(name, collecting, release_of(recipe.release), site),
@@ -151,6 +151,7 @@ def main() -> None:
     tasks = folder / "rows.jsonl"
     launch = scoring_launch(recipe, name, site, arguments.export, split, folder, tasks)
     check_nodes(recipe, launch)
+    exported_model(arguments.export)
     requests, left_out = write_tasks(split, launch.runtime, tasks)
     for environment, rows in left_out.items():
         print(f"{name}: {rows} rows of {environment} left out: {recipe.release} compares them in training alone")
