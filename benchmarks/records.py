@@ -1,11 +1,11 @@
 """Damages every record of a finished chain in every way, and counts what the commands that read it then print.
 
     snakemake                                     # the tiny chain, once
-    python benchmarks/records.py                  # writes benchmarks/records.md, about 20 minutes
-    python benchmarks/records.py --every 20       # fewer places within each record
-    python benchmarks/records.py --code ../other  # the same by another commit's code; the table goes to stdout
+    python benchmarks/records.py                  # every place within every record: hours
+    python benchmarks/records.py --damages 120    # as many, drawn evenly from all
+    python benchmarks/records.py --code ../other  # the same by another commit's code
 
-The damages are in tests/damages.py. Status 1 when a command ended in a traceback, hung or changed a file.
+The damages are in tests/damages.py. Status 1 when a command ended in a traceback, hung, or planned to train.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def verdict(command: str, said: list[Printed]) -> str:
     if TRACEBACK in text:
         return "traceback"
     if command == "snakemake -n" and "\nrule train:" in text:
-        return "would train"
+        return "plans a training"
     return "one message" if any(each.status for each in said) else "goes on"
 
 
@@ -133,12 +133,12 @@ def main() -> int:
     text = table(todo, found)
     print(text)
     shutil.rmtree(tree)
-    return int(any(counts[word] for counts in found.values() for word in ("traceback", "hung", "would train")))
+    return int(any(counts[word] for counts in found.values() for word in ("traceback", "hung", "plans a training")))
 
 
 def table(todo: list[Damage], found: dict[str, Counter[str]]) -> str:
     """The table in Markdown."""
-    words = ("traceback", "hung", "would train", "changed a file", "one message", "goes on")
+    words = ("traceback", "hung", "plans a training", "changed a file", "one message", "goes on")
     lines = [f"| {len(todo)} damages | {' | '.join(words)} |", f"| --- |{' --- |' * len(words)}"]
     lines += [f"| {name} | {' | '.join(str(counts[word]) for word in words)} |" for name, counts in found.items()]
     return "\n".join(lines)

@@ -321,6 +321,8 @@ def read_record(path: Path, kind: type[Record]) -> Record:
     try:
         return parse_record(read_bytes(path), kind)
     except FileNotFoundError:
+        if path.is_symlink():
+            raise UserError(f"{path}: a link to nothing; {ADVICE.get(kind, AGAIN)}") from None
         raise UserError(f"{path}: no such file; ask Snakemake for it: snakemake {path}") from None
     except DAMAGE as error:
         raise UserError(f"{path}: damaged ({error}); {ADVICE.get(kind, AGAIN)}") from None
@@ -347,7 +349,7 @@ def parse_record(text: bytes, kind: type[Record]) -> Record:
 
 def read_if_there(path: Path, kind: type[Record]) -> Record | None:
     """A record; None where there is none."""
-    return read_record(path, kind) if path.exists() else None
+    return read_record(path, kind) if path.exists() or path.is_symlink() else None
 
 
 def read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
