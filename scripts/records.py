@@ -293,6 +293,12 @@ class Preflight(TypedDict):
     epochs: NotRequired[Count]
 
 
+class Startups(TypedDict):
+    """How long a driver's starts took, noted in its run directory."""
+
+    seconds: list[float]
+
+
 class ImageFile(TypedDict, total=False):
     """The record beside an image's file."""
 
