@@ -7,7 +7,7 @@ query, each job has a file of its own, written at its submission.
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -81,6 +81,16 @@ def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
     record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", now, "", "", results)
     write_json(FOLDER / f"{name}.{job_id}.json", [asdict(record)])
+
+
+def note_success(name: str, job_id: str) -> None:
+    """Keep that a job has ended well, of which Slurm was not asked."""
+    path, known = FOLDER / f"{name}.json", read_call(name)
+    if record := (read_call(f"{name}.{job_id}") | known).get(job_id):
+        asked = path.stat().st_mtime if known else time.time()
+        ended = replace(record, state="COMPLETED", end=time.strftime("%Y-%m-%dT%H:%M:%S"))
+        write_call(name, known | {job_id: ended})
+        os.utime(path, times=(asked, asked))
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
