@@ -13,6 +13,7 @@ from scripts.images.settings import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.prepare import prepare
+from scripts.stage.consistency import judge_again, refuse_damage
 from scripts.stage.stage import Stage
 
 IMAGES_FILE = "config/images.yaml"
@@ -27,7 +28,9 @@ try:
     SCORED = RECIPE.scored_stages()
     IMAGES = load_images(Path(IMAGES_FILE))
     if workflow.is_main_process:
+        refuse_damage(RECIPE, Path(RESULTS))
         sync_configs(RECIPE, Path(RESULTS))
+        judge_again(RECIPE, Path(RESULTS))
 except UserError as error:
     raise WorkflowError(str(error)) from None
 except PermissionError as error:

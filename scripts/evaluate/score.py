@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from transformers import logging as transformers_logging
 
@@ -23,6 +22,8 @@ from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import check_row, contract_of, register, scores
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.verdict import Unjudged, described
+from scripts.stage.consistency import exported_model
+from scripts.stage.tables import ROLLOUTS, read_table
 
 
 def answer_rows(
@@ -117,7 +118,7 @@ def main() -> None:
     def answers(model: Any, processor: Any) -> list[Answer]:
         return answer_rows(model, processor, arguments.validation, decoding, judges)
 
-    directory = arguments.export.with_name("model")
+    directory = exported_model(arguments.export)
     after = answers(load_model(directory), load_processor(directory))
     unjudged = count_unjudged(after)
     if unjudged:
@@ -127,7 +128,7 @@ def main() -> None:
             file=sys.stderr,
         )
     if arguments.parent_rollouts is not None:
-        table = beside_parent(after, pq.read_table(arguments.parent_rollouts))
+        table = beside_parent(after, read_table(arguments.parent_rollouts, ROLLOUTS))
     else:
         config = read_config(arguments.config)
         processor = make_processor(config.model)

@@ -4,12 +4,13 @@ The executor (scripts.snakemake.executor) writes it at every query, so that othe
 query, each job has a file of its own, written at its submission.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from scripts.files import write_json
 
@@ -63,8 +64,8 @@ def read_call(name: str) -> dict[str, JobRecord]:
     """The jobs of one call of Snakemake, by id; none when it has no file yet."""
     path = FOLDER / f"{name}.json"
     try:
-        return {entry["id"]: JobRecord(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))}
-    except (FileNotFoundError, ValueError, TypeError):
+        return {job.id: job for job in msgspec.json.decode(path.read_bytes(), type=list[JobRecord])}
+    except (OSError, RecursionError, msgspec.MsgspecError):
         return {}
 
 

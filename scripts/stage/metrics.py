@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.errors import UserError, run_program
-from scripts.files import open_atomically, read_json
+from scripts.files import open_atomically
+from scripts.records import CheckpointRecord, read_record
 from scripts.stage.progress import read_log
 
 ABOUT = {
@@ -60,7 +61,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, required=True, help="the run directory's metrics.jsonl")
     parser.add_argument("--output", type=Path, required=True, help="metrics.parquet")
     arguments = parser.parse_args()
-    write_metrics(arguments.log, arguments.output, read_json(arguments.record)["step"])
+    write_metrics(arguments.log, arguments.output, read_record(arguments.record, CheckpointRecord)["step"])
 
 
 if __name__ == "__main__":

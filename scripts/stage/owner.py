@@ -24,6 +24,7 @@ import psutil
 from scripts.errors import UserError
 from scripts.launch.slurm import has_ended, own_job_id
 from scripts.processes import is_running, pid_namespace, process_start
+from scripts.records import Owner, read_if_there
 
 HEARTBEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0
@@ -81,10 +82,8 @@ def _silence(owner_file: Path, only_read: bool = False) -> float:
 def read_owner(owner_file: Path) -> dict[str, Any] | None:
     """The owner's record, or None when nobody holds it."""
     try:
-        return json.loads(owner_file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError:
+        return read_if_there(owner_file, Owner)
+    except UserError:
         return {}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-BASE = {"credentials", "errors", "files", "installed", "processes"}
+BASE = {"credentials", "errors", "files", "installed", "processes", "records"}
 RECIPE = BASE | {"recipe"}
 STAGE = RECIPE | {"drawing", "rewards", "data", "launch", "stage"}
 EVALUATE = STAGE | {"model", "evaluate"}
@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "drawing": set(),
     "files": {"errors", "processes"},
     "processes": set(),
+    "records": {"errors"},
     "recipe": BASE,
     "rewards": RECIPE,
     "data": RECIPE | {"rewards"},
@@ -32,7 +33,7 @@ MAY_IMPORT = {
     "report": RECIPE | {"drawing", "stage"},
     "lineage": RECIPE | {"drawing", "stage"},
     "card": RECIPE | {"model", "stage", "lineage"},
-    "track": BASE | {"lineage"},
+    "track": BASE | {"stage", "lineage"},
     "evaluate": EVALUATE,
     "backends": BACKENDS,
     "images": BACKENDS,

@@ -97,7 +97,10 @@ class World:
         folder.mkdir(parents=True)
         train = {"rows": count, "environments": environments}
         validation = {"rows": 100, "environments": {}}
-        (folder / "manifest.json").write_text(json.dumps({"train": train, "validation": validation}))
+        splits = {"train": train, "validation": validation}
+        (folder / "manifest.json").write_text(
+            json.dumps({name: {"sha256": "0"} | split for name, split in splits.items()})
+        )
         return self
 
     def config(self, name: str, **sections: Any) -> "World":

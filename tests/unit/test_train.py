@@ -35,7 +35,7 @@ from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
-from tests.stages import ready_stage
+from tests.stages import checkpoint_record, ready_stage
 
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
 CONFIG = resolve_stage(RECIPE, "rlvr1")
@@ -118,8 +118,8 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
     def identity(seed=1, train="t", revision="r1", content="abc", note="") -> str:
         config = CONFIG.model_copy(update={"seed": seed})
         splits = {"train": {"sha256": train}, "validation": {"sha256": "v"}}
-        write_json(manifest, {"source": {"revision": revision}, **splits})
-        write_json(export, {"content": content, "step": len(note)})
+        write_json(manifest, {"source": {"name": "here", "revision": revision}, **splits})
+        write_json(export, {"stage": "sft", "step": len(note), "identity": "0", "content": content, "files": {}})
         return identity_of(stage_facts(config, manifest, export))
 
     first = identity()
@@ -564,7 +564,7 @@ def ready(tmp_path):
         parent = stage.parent.paths
         write_json(parent.gate, {"stage": "sft", "verdict": verdict})
         write_json(parent.criteria, {"criteria": CRITERIA})
-        write_json(parent.record, {"files": {"model.safetensors": {"bytes": parent_bytes}}})
+        write_json(parent.record, checkpoint_record("sft", files={"model.safetensors": parent_bytes}))
         return check_stage(stage)
 
     return check
@@ -614,10 +614,14 @@ def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
     assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4
 
 
+BOUND = {"metric": "max_kl", "environment": None, "value": 0.3, "high": None, "min": None, "max": 0.1, "action": "stop"}
 CRITERIA = [
-    {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None, "figure": "sft/stage.html"},
-    {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4, "figure": "sft/stage.html"},
-    {"outcome": "warn", "says": "max_grad_norm is 3", "low": None, "figure": "sft/stage.html"},
+    BOUND | {"step": 7, "figure": "sft/stage.html"} | outcome
+    for outcome in (
+        {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None},
+        {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4},
+        {"outcome": "warn", "says": "max_grad_norm is 3", "low": None},
+    )
 ]
 
 

@@ -27,6 +27,7 @@ from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import register, reward_groups
 from scripts.rewards.trial import ProbeFindings, SampledRow, spread
+from scripts.stage.consistency import exported_model
 from scripts.stage.probe import judges_of, rewardable, sample_rows
 
 
@@ -130,7 +131,7 @@ def main() -> None:
         processor = make_processor(config.model)
         model = make_model(config.model, processor, config.max_length, config.seed)
     else:
-        directory = arguments.parent_export.with_name("model")
+        directory = exported_model(arguments.parent_export)
         model, processor = load_model(directory), load_processor(directory)
     samples = sample_rows(arguments.split, stage.probe.prompts, frozenset(recipe.blends[stage.blend].allow))
     found = try_rollouts(model, processor, samples, config, stage.probe, judges_of(stage))
