@@ -162,7 +162,7 @@ def test_a_dead_colleagues_run_directory_is_taken_over_and_a_living_ones_is_not(
 @as_root
 def test_of_a_colleagues_slurm_job_which_slurm_may_hide_the_heartbeat_alone_tells(tmp_path, monkeypatch):
     path = tmp_path / "owner.json"
-    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "slurm_job": "4711"}))
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, "since": 0.0, "slurm_job": "4711"}))
     monkeypatch.setattr(owner, "has_ended", lambda job: True)
     assert not owner.is_alive(path)
     os.chown(path, ANN, SHARED_GROUP)

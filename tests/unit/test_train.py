@@ -577,7 +577,7 @@ def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready,
     assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
     each = {"p50": 1, "p90": 1, "p99": 1, "longest_seen": 1, "rows_counted": 40, "too_long": 0}
     assert tokens == {"limit": 96, "train": each, "validation": each}
-    assert "warning" not in capsys.readouterr().err
+    assert "trap 32" not in capsys.readouterr().err
 
 
 def test_preflight_warns_of_rows_that_are_too_long(ready, capsys):
