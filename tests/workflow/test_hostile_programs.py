@@ -1,6 +1,6 @@
 """No program gets out of the sandbox, is paid for what it did not compute, or ends, stops or fills its caller.
 
-`python -m tests.unit.test_hostile_programs` runs them all as the user who asks, and prints what is wrong after each.
+`python -m tests.workflow.test_hostile_programs` runs them all as the user who asks, and prints what is wrong after each.
 """
 
 import ctypes
@@ -232,7 +232,7 @@ def found(request) -> dict[str, list[str]]:
         python = next(filter(partial(_can_run, options), (sys.executable, "/usr/bin/python3")), None)
         if python is None:
             pytest.skip("another user can run no Python that has what the tests need")
-    done = subprocess.run([python, "-m", "tests.unit.test_hostile_programs"], check=False, timeout=300, **options)
+    done = subprocess.run([python, "-m", "tests.workflow.test_hostile_programs"], check=False, timeout=300, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -240,7 +240,7 @@ def found(request) -> dict[str, list[str]]:
 def _can_run(options: dict[str, Any], python: str) -> bool:
     try:
         return (
-            subprocess.run([python, "-c", "import tests.unit.test_hostile_programs"], check=False, **options).returncode
+            subprocess.run([python, "-c", "import tests.workflow.test_hostile_programs"], check=False, **options).returncode
             == 0
         )
     except PermissionError:
