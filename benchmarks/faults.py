@@ -1,83 +1,127 @@
 """Causes faults on a real Slurm of three hosts while a stage trains there, and says what each cost and what was read.
 
-    python benchmarks/faults.py                       # all, about 40 minutes
-    python benchmarks/faults.py --only limit crash    # some; the other rows of the table stay
+    python benchmarks/faults.py                       # all, twice each: about two hours
+    python benchmarks/faults.py --at-once 2           # the same, on two clusters side by side
+    python benchmarks/faults.py --only limit crash    # some, begun anew; what is known of the others stays
+    python benchmarks/faults.py --continue --most 4   # four of the runs that are still wanting
     python benchmarks/faults.py --list
 
 Needs root, and the packages of tests/slurm/install.sh. The faults are in tests/slurm/faults.py, and some are tests.
-Writes benchmarks/faults.md, which holds the rows; status 1 when something was not as it should be.
+Every run is a line of benchmarks/faults.jsonl once it has ended, and benchmarks/faults.md is made from these lines;
+status 1 when something was not as it should be.
 """
 
 import argparse
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.errors import shortened  # noqa: E402
+from scripts.stage.provenance import git  # noqa: E402
 from tests.conftest import Workflow  # noqa: E402
 from tests.slurm.chain import SAVE_PERIOD, STAGE, STEPS, Chain, make_base  # noqa: E402
-from tests.slurm.cluster import Cluster, reason_missing  # noqa: E402
-from tests.slurm.faults import FAULTS, Fault, Outcome, suffer  # noqa: E402
+from tests.slurm.cluster import Cluster, ClusterError, reason_missing  # noqa: E402
+from tests.slurm.faults import FAULTS, Fault, suffer  # noqa: E402
 
+RUNS = 2
 TABLE = Path(__file__).with_suffix(".md")
+FIGURES = Path(__file__).with_suffix(".jsonl")
 HEAD = f"""Made by `python benchmarks/faults.py`: {STAGE} of the tests' short recipe, {STEPS} steps with a checkpoint
-every {SAVE_PERIOD}, on a Slurm of three hosts in namespaces of one machine with 2 CPU cores. Each fault is caused for
-real in the middle of the training. In every row the weights published are, to the bit, those of a run without a fault
-on as many nodes, no two trainings ran at once, every host was free of processes at the end, and no step was trained
-again but those since the last checkpoint (*steps lost*); `benchmarks/faults.py` fails otherwise.
+every {SAVE_PERIOD}, on a Slurm of three hosts in namespaces of one machine with {{cores}} CPU cores. Each fault is
+caused for real in the middle of the training, {RUNS} times. In every run the weights published are, to the bit, those
+of a run without a fault on as many nodes, no two trainings ran at once, every host was free of processes at the end,
+and no step was trained again but those since the last checkpoint (*steps lost*). Runs of which this is not true are
+named below the table, and `benchmarks/faults.py` fails. A machine too busy to start a trainer within a time limit, or a
+raylet within Ray's own 30 s, gives such runs too (`--slow` lengthens the limits).
 
-*Seconds* is the longest time without a new step from the fault on; they are rough, other work shared the cores. A
-start of the training takes 15 to 60 of them here, and where a host is lost Slurm waits for it (`SlurmdTimeout`: 10 s)
-and then holds the job back. *Calls* of Snakemake count the one that a person made first.
+{{complete}} of {len(FAULTS)} faults have {RUNS} runs; a run took {{walls}}, at a load of {{loads}} (other work shared
+the cores, and several such clusters ran side by side). Two figures are those of the two runs.
+
+*Seconds* is the longest time without a new step from the fault on; they are rough. A start of the training takes 15 to
+60 of them here, and where a host is lost Slurm waits for it (`SlurmdTimeout`: 10 s) and then holds the job back.
+*Calls* of Snakemake count the one that a person made first.
 """
 COLUMNS = "| fault | nodes | steps lost | seconds | attempts | jobs | calls | what the person read |"
 
 
 def main() -> None:
-    """Run the faults asked for, keep their rows, print what was not as it should be."""
+    """Make the runs asked for, keep what came of each, print what was not as it should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(FAULTS), default=list(FAULTS), metavar="NAME")
-    parser.add_argument("--list", action="store_true", help="names, and what they are")
+    parser.add_argument("--continue", action="store_true", dest="goes_on", help="keep the runs that are known")
+    parser.add_argument("--most", type=int, help="make at most so many runs")
+    parser.add_argument("--at-once", type=int, default=1, help="so many at a time, each on a cluster of its own")
+    parser.add_argument("--slow", type=int, default=1, help="so many times longer time limits, on a busy machine")
+    parser.add_argument("--list", action="store_true", help="names, what they are, and how many runs are known")
     parser.add_argument("--keep", type=Path, help="leave the trees in this directory, and use what it has of them")
     arguments = parser.parse_args()
+    if not arguments.goes_on and not arguments.list:
+        kept = [run for run in known() if run["fault"] not in arguments.only]
+        FIGURES.write_text("".join(f"{json.dumps(run)}\n" for run in kept))
+    runs = Counter(run["fault"] for run in known() if not run["problems"])
     if arguments.list:
-        print("\n".join(f"{one.name:<30} {one.nodes} nodes  {one.what}" for one in FAULTS.values()))
+        print(
+            "\n".join(f"{one.name:<30} {runs[one.name]} runs  {one.nodes} nodes  {one.what}" for one in FAULTS.values())
+        )
         return
     if reason := reason_missing():
         sys.exit(reason)
+    wanting = [name for number in range(RUNS) for name in arguments.only if runs[name] <= number][: arguments.most]
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         directory = arguments.keep or Path(temporary)
-        failed = [name for name in arguments.only if not cause(FAULTS[name], directory)]
+        base = base_of(directory)
+        expected = {nodes: undisturbed(base, directory, nodes) for nodes in {FAULTS[name].nodes for name in wanting}}
+        with ThreadPoolExecutor(arguments.at_once) as lanes:
+            work = partial(cause, base, directory, expected, arguments.slow)
+            done = list(lanes.map(work, range(len(wanting)), wanting))
+    failed = [name for name, is_well in zip(wanting, done, strict=True) if not is_well]
     sys.exit(f"not as it should be: {', '.join(failed)}" if failed else 0)
 
 
-def cause(one: Fault, directory: Path) -> bool:
-    """Cause a fault on a cluster of its own, and keep its row; whether all was as it should be."""
-    base, root = base_of(directory), directory / one.name
+def cause(base: Workflow, directory: Path, expected: dict[int, str], slow: int, number: int, name: str) -> bool:
+    """Cause a fault on a cluster of its own, and keep what came of it; whether all was as it should be."""
+    one, root = FAULTS[name], directory / f"{number}-{name}"
+    if one.at_once and one.runtime < Fault.runtime:
+        one = replace(one, runtime=slow * one.runtime)
     subprocess.run(["rm", "-rf", "--one-file-system", root], check=True)
-    expected = undisturbed(base, directory, one.nodes)
-    began = time.monotonic()
+    began, load = time.monotonic(), os.getloadavg()[0]
     stage = root / "results/short" / STAGE
     stage.mkdir(parents=True)
     if one.volume_mb:  # before the hosts are there, which would not see it otherwise
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={one.volume_mb}m", "tmpfs", stage], check=True)
     try:
-        with Cluster(directory / "slurm", requeue_delay=5, **one.cluster) as cluster:
-            outcome = suffer(one, base, root, cluster, expected)
+        with Cluster(directory / f"slurm{number}", requeue_delay=5, **one.cluster) as cluster:
+            outcome = suffer(one, base, root, cluster, expected[one.nodes])
+    except ClusterError as error:
+        print(f"{name}: {error}", flush=True)
+        return False
     finally:
         if one.volume_mb:
             subprocess.run(["umount", "--lazy", stage], check=True)
-    print(f"{one.name}: {time.monotonic() - began:.0f} s, {outcome.lost} steps lost", flush=True)
-    for line in outcome.problems:
-        print(f"    {line}", flush=True)
-    if not outcome.problems:
-        keep_row(one, row(one, outcome, root))
+    wall = time.monotonic() - began
+    print(f"{name}: {wall:.0f} s, {outcome.lost} steps lost", *outcome.problems, sep="\n    ", flush=True)
+    run = {"fault": name, "commit": git(ROOT, "rev-parse", "--short", "HEAD"), "cores": os.cpu_count()}
+    run |= {"load": round(load, 1), "wall": round(wall)} | asdict(outcome) | {"seconds": round(outcome.seconds, 1)}
+    for words in ("read", "problems"):
+        run[words] = [re.sub(r"\s+", " ", line.replace(f"{root}/", "")) for line in run[words]]
+    with FIGURES.open("a") as figures:
+        figures.write(f"{json.dumps(run)}\n")
+    write_table(known())
     return not outcome.problems
 
 
@@ -106,24 +150,49 @@ def undisturbed(base: Workflow, directory: Path, nodes: int) -> str:
     return known.read_text()
 
 
-def row(one: Fault, outcome: Outcome, root: Path) -> str:
-    """A fault's row of the table."""
-    read = [re.sub(r"\s+", " ", line.replace(f"{root}/", "")).replace("|", "\\|") for line in outcome.read]
-    figures = (one.nodes, outcome.lost, f"{outcome.seconds:.0f}", outcome.attempts, outcome.jobs, outcome.calls)
+def known() -> list[dict[str, Any]]:
+    """The runs made so far."""
+    return [json.loads(line) for line in FIGURES.read_text().splitlines()] if FIGURES.exists() else []
+
+
+def write_table(runs: list[dict[str, Any]]) -> None:
+    """Make the table of these runs."""
+    by_fault = {name: [run for run in runs if run["fault"] == name and not run["problems"]] for name in FAULTS}
+    rows = [row(FAULTS[name], found) for name, found in by_fault.items() if found]
+    faulty = [
+        f"- {FAULTS[run['fault']].what}, at a load of {run['load']}: {shortened('; '.join(run['problems']), 300)}"
+        for run in runs
+        if run["problems"]
+    ]
+    head = HEAD.format(
+        complete=sum(len(found) >= RUNS for found in by_fault.values()),
+        cores=spread(run["cores"] for run in runs),
+        walls=f"{spread(run['wall'] for run in runs)} s",
+        loads=spread(run["load"] for run in runs),
+    )
+    below = ["", "Not as it should be:", "", *faulty] if faulty else []
+    TABLE.write_text("\n".join([head, COLUMNS, "|" + " --- |" * 8, *rows, *below, ""]))
+
+
+def row(one: Fault, runs: list[dict[str, Any]]) -> str:
+    """A fault's row of the table: each figure once where the runs agree."""
+    figures = []
+    for name in ("lost", "seconds", "attempts", "jobs", "calls"):
+        values = [f"{run[name]:.0f}" for run in runs]
+        figures.append(
+            values[0] if len(values) > 1 and len(set(values)) == 1 and name != "seconds" else ", ".join(values)
+        )
+    read = [line.replace("|", "\\|") for line in runs[-1]["read"]]
     told = "<br>".join(f"`{line}`" for line in read) or "nothing: the stage stays one job"
-    return f"| {one.what} | {' | '.join(map(str, figures))} | {told} |"
+    return f"| {one.what} | {one.nodes} | {' | '.join(figures)} | {told} |"
 
 
-def keep_row(one: Fault, line: str) -> None:
-    """Put a row into the table, in the order of the list."""
-    known = {}
-    for old in TABLE.read_text().splitlines() if TABLE.exists() else ():
-        cells = old.split(" | ", 2)
-        if old.startswith("| ") and len(cells) == 3:
-            known[cells[0], cells[1]] = old
-    known["| " + one.what, str(one.nodes)] = line
-    rows = [known[key] for each in FAULTS.values() if (key := ("| " + each.what, str(each.nodes))) in known]
-    TABLE.write_text("\n".join([HEAD, COLUMNS, "|" + " --- |" * 8, *rows, ""]))
+def spread(values: Iterable[float]) -> str:
+    """The least and the greatest."""
+    values = sorted(values)
+    return (
+        f"{values[0]:g} to {values[-1]:g}" if values and values[0] < values[-1] else f"{values[0]:g}" if values else "-"
+    )
 
 
 if __name__ == "__main__":

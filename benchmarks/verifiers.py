@@ -1,6 +1,10 @@
 """How many responses a second each environment's verifier checks, on two cores.
 
     python benchmarks/verifiers.py > benchmarks/verifiers.md
+    python benchmarks/verifiers.py --before CHECKOUT > benchmarks/verifiers.md
+
+The second also measures the code of another checkout, by turns, and compares the processors' time that a check takes,
+which other work on the machine changes less than checks a second.
 
 Every row is made here, as published ones are shaped, and answered by turns rightly and wrongly. No response is checked
 twice. What runs in confined processes is asked by two threads, as a step's rollouts are; the rest by one.
@@ -8,6 +12,7 @@ twice. What runs in confined processes is asked by two threads, as a step's roll
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,12 +21,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(
+    0, sys.argv[2] if sys.argv[1:2] == ["--measure"] else str(Path(__file__).parents[1])
+)  # see `measure_in`
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.registry import SPECS, check_row
 
+ROOT = Path(__file__).parents[1]
 SECONDS = 5.0
+ROUNDS = 2
 CORES = 2
 Row = dict[str, Any]
 Make = Callable[[int], tuple[Row, str]]
@@ -143,8 +152,18 @@ BENCHES: list[tuple[str, Environment, Make]] = [
 ]
 
 
-def measure(environment: Environment, make: Make) -> tuple[float, float]:
-    """Checks a second and the mean reward, over some seconds."""
+def processor_seconds() -> float:
+    """What this process and those it has started have used."""
+    spent = sum(os.times()[:2])
+    for children in Path("/proc/self/task").glob("*/children"):
+        for child in children.read_text().split():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            spent += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return spent
+
+
+def measure(environment: Environment, make: Make) -> tuple[float, float, float]:
+    """Checks a second, the mean reward and the milliseconds of processors that a check takes, over some seconds."""
     verifier = SPECS[environment]
     row, _ = make(0)
     if problem := check_row(row | {"agent_ref": {"name": environment}}):
@@ -152,28 +171,56 @@ def measure(environment: Environment, make: Make) -> tuple[float, float]:
     with ThreadPoolExecutor(CORES) as pool:
         spread = pool.map if verifier.confined else map
         list(spread(lambda number: verifier.verify(*make(number)), range(-2 * CORES, 0)))  # the servers start
-        started, rewards = time.monotonic(), []
+        started, spent, rewards = time.monotonic(), processor_seconds(), []
         while time.monotonic() - started < SECONDS:
             done = len(rewards)
             rewards += spread(lambda number: verifier.verify(*make(number)), range(done + 1, done + 1 + 8 * CORES))
-        return len(rewards) / (time.monotonic() - started), sum(rewards) / len(rewards)
+        took, spent = time.monotonic() - started, processor_seconds() - spent
+        return len(rewards) / took, sum(rewards) / len(rewards), 1000 * spent / len(rewards)
+
+
+def measure_in(checkout: Path, number: int) -> tuple[float, float, float]:
+    """`measure` of a bench with the code of a checkout, in a process of its own."""
+    command = [sys.executable, __file__, "--measure", str(checkout), str(number)]
+    return tuple(json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
 
 
 def main() -> None:
     """Print the table."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(*BENCHES[int(sys.argv[3])][1:])))
+        return
+    before = Path(sys.argv[2]).resolve() if sys.argv[1:2] == ["--before"] else None
     print(
         "How many responses a second each verifier checks. Made by `python benchmarks/verifiers.py`, "
-        f"{CORES} CPU cores, load\n{os.getloadavg()[0]:.1f} before it started; half of the responses are wrong.\n"
+        f"{CORES} CPU cores, load\n{os.getloadavg()[0]:.1f} before it started; half of the responses are wrong."
     )
-    print("| environment | | in a confined process | checks a second | mean reward |")
-    print("| --- | --- | --- | --- | --- |")
-    for what, environment, make in BENCHES:
+    if before is not None:
+        print(
+            f"The last column compares with {commit(before)}, by turns {ROUNDS} times: the processors' time of a check "
+            "there, divided by\nthat of a check here."
+        )
+    print("\n| environment | | in a confined process | checks a second | mean reward |", "ratio |" if before else "")
+    print("| --- | --- | --- | --- | --- |", "--- |" if before else "")
+    for number, (what, environment, _) in enumerate(BENCHES):
         if environment is Environment.REASONING_GYM and find_spec("reasoning_gym") is None:
             continue
-        rate, reward = measure(environment, make)
+        rounds = [
+            (measure_in(ROOT, number), measure_in(before, number) if before else None)
+            for _ in range(ROUNDS if before else 1)
+        ]
+        rate, reward, _ = max(here for here, _ in rounds)
+        ratio = sum(there[2] for _, there in rounds) / sum(here[2] for here, _ in rounds) if before else 0
         confined = "yes" if SPECS[environment].confined and what != "json" else ""
-        print(f"| `{environment}` | {what} | {confined} | {rate:,.0f} | {reward:.2f} |", flush=True)
+        last = f" {ratio:.2f} |" if before else ""
+        print(f"| `{environment}` | {what} | {confined} | {rate:,.0f} | {reward:.2f} |{last}", flush=True)
+
+
+def commit(checkout: Path) -> str:
+    """The short name of a checkout's commit."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return f"`{subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()}`"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from tests.slurm.cluster import Cluster
 SUBMITTED = re.compile(r"Job ([\w-]+) has been submitted with SLURM jobid (\d+)")
 GROUPED = re.compile(r" {8}jobid: (\d+)")
 FINISHED = re.compile(r"Finished jobid: (\d+) ")
+FAILED = re.compile(r"SLURM-job '(\d+)' failed")
 STARTED = re.compile(r"Started? JobId=(\d+) |JobId=(\d+) .*NodeList=")
 ENDED = re.compile(r"_job_complete: JobId=(\d+) done")
 EVERY = 0.05
@@ -49,7 +50,7 @@ class SlurmTimes:
 
 
 class Call:
-    """A call of Snakemake, and when it said that each of its Slurm jobs was submitted and finished."""
+    """A call of Snakemake, and when it said that each of its Slurm jobs was submitted, and had finished or failed."""
 
     def __init__(self, root: Path, environment: dict[str, str], *arguments: str) -> None:
         self.submitted: dict[int, float] = {}
@@ -81,12 +82,14 @@ class Call:
                 grouped = []
             elif (found := FINISHED.search(line)) and found[1] in slurm_job:
                 self.finished[slurm_job[found[1]]] = now
+            elif found := FAILED.search(line):
+                self.finished.setdefault(int(found[1]), now)
 
-    def wait(self) -> None:
-        """Return once it ended well."""
+    def wait(self, fails: bool = False) -> None:
+        """Return once it ended well, or as a call ends whose job `fails`."""
         status = self._process.wait()
         self._thread.join()
-        if status != 0:
+        if status != fails:
             raise SystemExit("".join(self.output[-80:]))
 
 

@@ -7,12 +7,13 @@ from snakemake.exceptions import WorkflowError
 
 sys.path.insert(0, workflow.basedir)
 
-from scripts.errors import UserError
+from scripts.errors import UserError, explain_refusal
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.images.settings import load_images
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.prepare import prepare
+from scripts.stage.consistency import judge_again, refuse_damage
 from scripts.stage.paths import MODEL
 from scripts.stage.stage import Stage
 
@@ -28,9 +29,13 @@ try:
     SCORED = RECIPE.scored_stages()
     IMAGES = load_images(Path(IMAGES_FILE))
     if workflow.is_main_process:
+        refuse_damage(RECIPE, Path(RESULTS))
         sync_configs(RECIPE, Path(RESULTS))
+        judge_again(RECIPE, Path(RESULTS))
 except UserError as error:
     raise WorkflowError(str(error)) from None
+except PermissionError as error:
+    raise WorkflowError(explain_refusal(error)) from None
 
 LIGHT = light_resources(SITE)
 CONVERTED = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]

@@ -14,12 +14,13 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from scripts.errors import UserError, run_program
-from scripts.files import read_json, write_text
+from scripts.files import write_text
 from scripts.lineage.chain import Chain, Link, export_of, read_chain
 from scripts.lineage.text import chain_text
-from scripts.model.hugging_face import tensors_of
+from scripts.model.hugging_face import config_of, tensors_of
 from scripts.recipe.resolve import config_text
 from scripts.recipe.settings import leaves
+from scripts.records import Evaluation, ExportRecord, Gate, Manifest, read_if_there
 from scripts.stage.provenance import step_text, words_of_skipped
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -66,10 +67,10 @@ def _without_folders(text: str, chain: Chain) -> str:
     return text
 
 
-def _evaluation(link: Link, exported: dict[str, Any]) -> dict[str, Any] | None:
+def _evaluation(link: Link, exported: ExportRecord) -> Evaluation | None:
     path = link.paths.evaluation
-    evaluation = read_json(path) if path.is_file() else None
-    if evaluation and evaluation["content"] != exported["content"]:
+    evaluation = read_if_there(path, Evaluation)
+    if evaluation and evaluation.get("content") != exported["content"]:
         raise UserError(f"{path}: scores another export than {link.paths.directory / 'hf'}; snakemake {path}")
     return evaluation
 
@@ -111,7 +112,7 @@ def _results(evaluation: dict[str, Any]) -> Iterator[EvalResult]:
             dataset_type=name,
             dataset_name=f"held-out rows of {name}",
             dataset_split="validation",
-            dataset_args={"rows": entry["rows"]},
+            dataset_args={"rows": entry.get("rows")},
             metric_type="mean_reward",
             metric_name="mean reward, 0 to 1",
             metric_value=entry["after"],
@@ -123,8 +124,7 @@ def _blends(chain: Chain) -> Iterator[dict[str, Any]]:
     for link in chain.links.values():
         if not (data := link.record.get("data")):
             continue
-        path = link.blend / "manifest.json"
-        manifest = read_json(path) if path.is_file() else {}
+        manifest = read_if_there(link.blend / "manifest.json", Manifest) or {}
         source = data["source"] or {"name": "unrecorded", "revision": "unrecorded"}
         is_folder = source["revision"] == FOLDER
         yield {
@@ -156,7 +156,7 @@ def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
 
 def _model(folder: Path) -> dict[str, Any]:
     """Size and kind of the exported model, by its own files."""
-    config, tensors = read_json(folder / "config.json"), tensors_of(folder)
+    config, tensors = config_of(folder), tensors_of(folder)
     return {
         "parameters": sum(math.prod(shape) for _, shape in tensors.values()),
         "types": sorted({dtype for dtype, _ in tensors.values()}),
@@ -170,7 +170,7 @@ def _limits(chain: Chain, evaluation: dict[str, Any] | None) -> Iterator[str]:
     if evaluation is None:
         yield "No held-out scores were taken."
     else:
-        rows = sum(entry["rows"] for entry in evaluation["environments"].values())
+        rows = sum(entry.get("rows", 0) for entry in evaluation["environments"].values())
         yield (
             f"The scores are mean rewards of the training's own environments on {rows} held-out rows; they say nothing "
             "of other tasks."
@@ -178,9 +178,9 @@ def _limits(chain: Chain, evaluation: dict[str, Any] | None) -> Iterator[str]:
         for name, entry in evaluation["environments"].items():
             if entry["before"] is not None and entry["after"] < entry["before"]:
                 yield f"{name} scores lower after the last stage ({entry['before']:.3f} to {entry['after']:.3f})."
-    gate = chain.last.paths.gate
-    if gate.is_file() and (verdict := read_json(gate)["verdict"]) != "pass":
-        yield f"The last stage did not meet all its success criteria: {verdict}."
+    gate = read_if_there(chain.last.paths.gate, Gate)
+    if gate and gate["verdict"] != "pass":
+        yield f"The last stage did not meet all its success criteria: {gate['verdict']}."
     for blend in _blends(chain):
         if blend["trained_on"]:
             yield f"{blend['trained_on']} held-out prompts of blend {blend['blend']} are trained on too."

@@ -1,13 +1,26 @@
 """The exceptions that a user is meant to read, and how a program ends with them."""
 
+import grp
 import os
+import pwd
 import signal
+import stat
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from scripts.credentials import without_credentials
 
 
 class UserError(Exception):
-    """Something a person can put right: the message says what, where (file, line, key) and what to do."""
+    """Something a person can put right: the message says what, where (file, line, key) and what to do.
+
+    It holds no credential, whatever was quoted in it.
+    """
+
+    def __init__(self, message: object) -> None:
+        super().__init__(without_credentials(str(message)))
 
 
 class CutOffError(UserError):
@@ -21,6 +34,44 @@ class ExhaustedError(CutOffError):
 def shortened(text: str, length: int) -> str:
     """A text of at most so many characters, for a message; dots stand for what is left out."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
+def explain_refusal(error: OSError) -> str:
+    """What the system refused to do with a file; where others may not use it, whose it is, its mode and what to do."""
+    path = Path(os.path.realpath(str(error.filename)))
+    if not isinstance(error, PermissionError):
+        return f"{error.filename}: {error.strerror}"
+    there = [folder for folder in [*reversed(path.parents), path] if os.path.lexists(folder)]
+    is_new = there[-1] != path
+    closed = next((folder for folder in there if folder.is_dir() and not os.access(folder, os.X_OK)), None)
+    if closed or (not is_new and not os.access(path, os.R_OK)):
+        barred, verb = closed or path, "enter" if closed else "read"
+    else:
+        barred = path if not is_new and not os.access(path, os.W_OK) else there[-1 if is_new else -2]
+        verb = "write to"
+        if os.access(barred, os.W_OK):
+            return f"{error.filename}: {error.strerror}"
+    state = barred.stat()
+    me, owner, group = _user(os.geteuid()), _user(state.st_uid), _group(state.st_gid)
+    folder = barred if barred.is_dir() else barred.parent
+    is_shared = state.st_gid in {os.getegid(), *os.getgroups()}
+    regroup = "" if is_shared else f"chgrp -R GROUP {folder} (a group of you both) and "
+    return (
+        f"{barred}: {me} may not {verb} it: it is {owner}'s, of group {group}, mode {stat.S_IMODE(state.st_mode):04o}; "
+        f"let {owner} say {regroup}chmod -R g+rwX {folder}, and all who share the tree umask 002"
+    )
+
+
+def _user(number: int) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    return f"user {number}"
+
+
+def _group(number: int) -> str:
+    with suppress(KeyError):
+        return grp.getgrgid(number).gr_name
+    return str(number)
 
 
 def run_program(main: Callable[[], int | None]) -> None:
@@ -42,5 +93,5 @@ def run_program(main: Callable[[], int | None]) -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        sys.exit(f"error: {error.filename}: {error.strerror}")
+        sys.exit(f"error: {explain_refusal(error)}")
     sys.exit(status or 0)

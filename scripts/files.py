@@ -1,18 +1,20 @@
 """Files that are whole or absent, and their fingerprints."""
 
+import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-import socket
+import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from scripts.errors import UserError
+from scripts.errors import UserError, explain_refusal
+from scripts.processes import is_marked_running, process_mark
 
 
 def amount(count: float) -> str:
@@ -71,13 +73,25 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """A disk that is full or read-only, met while the block writes a file, is a UserError."""
+    """A disk that is full or read-only, or a refusal, met while the block writes a file, is a UserError."""
     try:
         yield
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename:
+            raise UserError(explain_refusal(error)) from error
         raise UserError(
             f"{path}: cannot be written ({error.strerror}); make room and check that {path.parent} is writable"
         ) from error
+
+
+def check_readable(directory: Path) -> None:
+    """UserError where this user may not read a file of a directory: whose it is, its mode, what to do.
+
+    Libraries say of such a file that it is not there.
+    """
+    for path in directory.iterdir():
+        if path.is_file() and not os.access(path, os.R_OK):
+            raise UserError(explain_refusal(PermissionError(errno.EACCES, "not readable", str(path))))
 
 
 @contextmanager
@@ -88,8 +102,7 @@ def filled_by_program(target: Path) -> Iterator[Path]:
     """
     with _temporary(target) as fresh:
         yield fresh
-        with fresh.open("rb") as file:
-            os.fsync(file.fileno())
+        _settle(fresh)
         fresh.replace(target)
         fsync_directory(target.parent)
 
@@ -136,15 +149,15 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 def _hidden_name(path: Path) -> Path:
     """A hidden name beside a path that says which process on which host made it."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    return path.with_name(f".{path.name}.{process_mark()}.{secrets.token_hex(4)}.tmp")
 
 
 def _remove_leftovers(path: Path) -> None:
     """Remove the temporary files of this path that killed processes of this host left."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(socket.gethostname())}\.(\d+)\.[0-9a-f]+\.tmp")
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.(.+)\.[0-9a-f]+\.tmp")
     for entry in path.parent.iterdir():
         match = pattern.fullmatch(entry.name)
-        if match and not Path("/proc", match[1]).exists():
+        if match and is_marked_running(match[1]) is False:
             _remove(entry)
 
 
@@ -197,14 +210,34 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Make the files and names below a directory durable; links are not followed."""
+    """Make the files and names below a directory durable, and let the umask say who may read them.
+
+    Links are not followed.
+    """
     for folder, _, names in os.walk(directory):
         for name in names:
-            path = Path(folder, name)
-            if not path.is_symlink():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+            if not Path(folder, name).is_symlink():
+                _settle(Path(folder, name))
         fsync_directory(Path(folder))
+
+
+def _settle(path: Path) -> None:
+    """Make a file that a program wrote durable, and as open as the umask lets a new file be.
+
+    Libraries that write to a temporary file first (safetensors) leave it to its owner alone.
+    """
+    with path.open("rb") as file:
+        state = os.fstat(file.fileno())
+        wanted = state.st_mode | 0o666 & ~umask()
+        if wanted != state.st_mode and state.st_uid == os.geteuid():
+            os.fchmod(file.fileno(), stat.S_IMODE(wanted))
+        os.fsync(file.fileno())
+
+
+def umask() -> int:
+    """What this process keeps from the mode of new files; read without setting it, which would be every thread's."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.search(r"^Umask:\s*(\d+)$", status, re.MULTILINE)[1], 8)
 
 
 def describe_files(directory: Path) -> dict[str, dict[str, Any]]:

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from scripts.errors import UserError, run_program
-from scripts.files import read_json, write_json
+from scripts.files import write_json
 from scripts.lineage.chain import Link, read_chain
+from scripts.records import Evaluation, read_if_there
+from scripts.stage.metrics import SCHEMA
+from scripts.stage.tables import read_table
 
 if TYPE_CHECKING:
     import wandb
@@ -39,7 +42,7 @@ def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[st
             _use(run, _checkpoint(wandb, chain.links[parent]))
         if link.blend:
             _use(run, _splits(wandb, link))
-        _log_metrics(run, pd.read_parquet(link.paths.metrics))
+        _log_metrics(run, read_table(link.paths.metrics, SCHEMA).to_pandas())
         run.summary.update(_scores(link.paths.evaluation))
         run.log_artifact(_checkpoint(wandb, link))
     finally:
@@ -119,7 +122,7 @@ def _log_metrics(run: "wandb.Run", metrics: pd.DataFrame) -> None:
 
 def _scores(path: Path) -> dict[str, float]:
     """The held-out scores, where a stage has some."""
-    evaluation = read_json(path) if path.is_file() else {"environments": {}}
+    evaluation = read_if_there(path, Evaluation) or {"environments": {}}
     return {
         f"held_out/{name}/{when}": entry[when]
         for name, entry in evaluation["environments"].items()

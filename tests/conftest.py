@@ -26,7 +26,9 @@ class Scheduling(LoadScopeScheduling):
             return "containers" if "nemo_rl" in file else "cluster"
         if re.search(r"test_(algorithms|multinode|trl_\w+|hugging_face|judges|own_environment|probe)\.", file):
             return "trl"
-        return "chain" if "tests/browser/" in file or re.search(r"test_(chain|edits|resume)\.", file) else file
+        return (
+            "chain" if "tests/browser/" in file or re.search(r"test_(chain|colleagues|edits|resume)\.", file) else file
+        )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -85,8 +85,11 @@ def serve(answer: Callable[[Messages], str | Fault], delay: float = 0.0, togethe
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128  # of connections that wait, where a probe asks for many verdicts at once
+
+    server = Server(("127.0.0.1", 0), Handler)
     judge.base_url = f"http://127.0.0.1:{server.server_address[1]}/v1"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()

@@ -10,7 +10,7 @@ import pyarrow as pa
 from scripts.data.fill import fill_blend
 from scripts.data.source_record import origin_of
 from scripts.data.synthesize import write_source
-from scripts.evaluate.results import SCHEMA, evaluation_record, write_rollouts
+from scripts.evaluate.results import evaluation_record, write_rollouts
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.stage.attempts import begin_attempt, end_attempt
@@ -19,6 +19,7 @@ from scripts.stage.provenance import code_revision, record_of
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.rundir import identity_in, newest_checkpoint, open_run_directory, seal_checkpoint
 from scripts.stage.stage import Stage
+from scripts.stage.tables import ROLLOUTS
 from tests.conftest import SHORT
 
 STEPS = 3
@@ -71,7 +72,7 @@ def make_stage(results: Path, name: str, byte: int) -> None:
     export_checkpoint(paths.ckpt, paths.directory / "hf")
     write_metrics(run / "metrics.jsonl", paths.metrics, STEPS)
     rollouts = scored("math", 20, 10, 10 + 2 * byte) + scored("genrm", 10, 5, 5 - byte)
-    table = pa.Table.from_pylist(rollouts, schema=SCHEMA)
+    table = pa.Table.from_pylist(rollouts, schema=ROLLOUTS)
     write_rollouts(table, paths.rollouts)
     evaluation = evaluation_record(read_json(paths.export_record), table, {"temperature": 0.0})
     write_json(paths.evaluation, evaluation)

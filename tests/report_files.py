@@ -11,6 +11,7 @@ import yaml
 from scripts.files import write_json
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.metrics import SCHEMA
+from tests.stages import checkpoint_record
 
 MATH, MCQA = "math_with_judge_simple_agent", "mcqa_simple_agent"
 
@@ -73,10 +74,9 @@ def write_stage(results: Path, stage: str, parent: str | None = None, steps: int
     directory = results / stage
     write_metrics(directory / "metrics.parquet", [step(number) for number in range(1, steps + 1)])
     (directory / "config.yaml").write_text(yaml.safe_dump({"algorithm": "grpo", "backend": "trl", "seed": 1} | config))
-    parents = [{"stage": parent}] if parent else []
-    write_json(
-        directory / "ckpt/record.json", {"stage": stage, "step": steps, "identity": f"id-{stage}", "parents": parents}
-    )
+    parents = [{"stage": parent, "step": 1, "identity": f"id-{parent}", "content": "0"}] if parent else []
+    record = checkpoint_record(stage, steps, identity=f"id-{stage}", parents=parents)
+    write_json(directory / "ckpt/record.json", record)
     write_json(directory / "preflight.json", {"stage": stage, "epochs": 1})
     write_json(directory / "eval.json", evaluation(stage, 0.25 if parent else None))
     write_json(directory / "gate.json", {"stage": stage, "verdict": "warn"})
@@ -94,7 +94,7 @@ def write_stage(results: Path, stage: str, parent: str | None = None, steps: int
 
 def write_manifest(results: Path, blend: str = "rlvr1") -> Path:
     """manifest.json of a blend with two environments."""
-    split = {"rows": 4, "environments": {MATH: 3, MCQA: 1}}
+    split = {"rows": 4, "sha256": "0", "environments": {MATH: 3, MCQA: 1}}
     path = results / "data" / blend / "manifest.json"
     source = {"name": "synthetic", "revision": "synthetic-0"}
     write_json(path, {"blend": blend, "source": source, "train": split, "validation": split})

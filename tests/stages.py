@@ -13,6 +13,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
+from scripts.stage.identity import identity_of
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from tests.conftest import SHORT
@@ -77,9 +78,17 @@ def ready_stage(recipe: Recipe, results: Path, name: str, rows: list[dict[str, A
     described = {"rows": len(rows), "sha256": sha256_file(stage.train_split)}
     write_json(stage.manifest, {"train": described, "validation": described})
     if stage.parent:
-        write_json(stage.parent.paths.record, {"files": {}})
+        write_json(stage.parent.paths.record, checkpoint_record(stage.parent.name))
         write_json(stage.parent.paths.gate, {"stage": stage.parent.name, "verdict": "pass"})
     return stage
+
+
+def checkpoint_record(stage: str, step: int = 1, files: dict[str, int] | None = None, **more: Any) -> dict[str, Any]:
+    """A ckpt/record.json of made-up hashes; `files`: sizes by name."""
+    facts = dict.fromkeys(("config", "train_split", "validation_split", "parent_export"), "0")
+    described = {name: {"bytes": size, "sha256": "0"} for name, size in (files or {}).items()}
+    record = {"stage": stage, "step": step, "identity": identity_of(facts), "facts": facts, "parents": []}
+    return record | {"files": described} | more
 
 
 def checkpoint(run: Path, step: int) -> Path:

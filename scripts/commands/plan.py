@@ -16,7 +16,7 @@ from scripts.stage.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate,
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, steps_left, tree_bytes
 
-WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains", "fresh": "fresh"}
+WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains", "fresh": "fresh", "damaged": "damaged"}
 LARGEST = 3
 
 
@@ -120,8 +120,8 @@ def _time(estimates: list[Estimate]) -> str:
 
 def _counts(plan: list[Planned]) -> str:
     again = sum(stage.state.publishes_again for stage in plan)
-    fresh = sum(stage.state.state == "fresh" for stage in plan)
-    counts = {"to train": len(plan) - again - fresh, "to publish": again, "fresh": fresh}
+    fresh, damaged = (sum(stage.state.state == state for stage in plan) for state in ("fresh", "damaged"))
+    counts = {"to train": len(plan) - again - fresh - damaged, "to publish": again, "fresh": fresh, "damaged": damaged}
     return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
 

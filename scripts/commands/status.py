@@ -24,7 +24,7 @@ def status_text(project: Project) -> str:
 def _row(status: StageStatus, site: Site) -> list[str]:
     at = (
         ""
-        if status.state in ("new", "waiting", "stale")
+        if status.state in ("new", "waiting", "stale", "damaged")
         else f"{status.step}/{'?' if status.planned is None else status.planned}"
     )
     slurm = ["" if status.nodes is None else str(status.nodes), status.job or ""] if site.slurm else []

@@ -27,7 +27,8 @@ from scripts.data.parallel import default_workers, in_order
 from scripts.data.source_record import differs_from_record, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
-from scripts.files import open_atomically, read_json, temporary_directory, write_json
+from scripts.files import open_atomically, temporary_directory, write_json
+from scripts.records import SourceRecord, read_if_there
 
 if TYPE_CHECKING:
     from scripts.recipe.reasoning import Reasoning
@@ -160,7 +161,12 @@ def _reasoning(text: str) -> "Reasoning":
 def main() -> None:
     """Command line of the pass from source to splits."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.fill", description=__doc__.split("\n")[0])
-    parser.add_argument("--source", type=Path, required=True, help="blend as published (JSONL), record.json beside it")
+    parser.add_argument(
+        "--source",
+        type=Path,
+        required=True,
+        help="blend as published (JSONL); a record.json beside it tells its origin",
+    )
     parser.add_argument("--tables", type=Path, help="folder of the external tables (default: tables/ beside the blend)")
     parser.add_argument("--holdout", type=_holdout, required=True, help="rows at the end, or their share")
     parser.add_argument("--test", type=int, default=0, help="rows before those that become a test split")
@@ -172,16 +178,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for the splits and manifest.json")
     arguments = parser.parse_args()
     source, output = arguments.source, arguments.output
-    record = read_json(source.with_name("record.json"))
+    record = read_if_there(source.with_name("record.json"), SourceRecord)
     described = fill_blend(
         source,
         arguments.tables or source.with_name("tables"),
         output,
         is_rewarded=not arguments.unrewarded,
-        hashes={path: described["xxh3"] for path, described in record["files"].items()},
+        hashes={path: described["xxh3"] for path, described in record["files"].items()} if record else None,
         **{key: getattr(arguments, key) for key in ("holdout", "test", "sample", "reasoning", "seed", "workers")},
     )
-    write_json(output / "manifest.json", {"blend": output.name, "source": origin_of(record, source.stem), **described})
+    folder = {"name": str(source.parent.absolute()), "revision": "folder"}  # as of a source of that kind
+    origin = origin_of(record, source.stem) if record else folder
+    write_json(output / "manifest.json", {"blend": output.name, "source": origin, **described})
 
 
 if __name__ == "__main__":

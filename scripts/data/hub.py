@@ -8,16 +8,18 @@ import re
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_url
 from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
-from huggingface_hub.utils import WeakFileLock, build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-from scripts.data.hub_cache import HubFile, Snapshot, cached_snapshot, is_commit
+from scripts.credentials import without_credentials
+from scripts.data.hub_cache import SILENCE_SECONDS, HubFile, Snapshot, cached_snapshot, is_commit
 from scripts.data.hub_errors import (
     FAILURES,
     TOKEN,
@@ -38,6 +40,7 @@ SAME_REPOSITORY = ("nvidia/Nemotron-3-Super-RL-Training-Blends", "nvidia/Nemotro
 WAITS = (2, 4, 8, 16, 32, 60, 60)
 LONGEST_WAIT = 600
 REPORT_SECONDS = 30
+WAIT_SECONDS = 1
 
 T = TypeVar("T")
 
@@ -55,6 +58,7 @@ class HubClient:
 
     def __init__(self) -> None:
         self._stop = threading.Event()
+        self._bringing: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
     def stop(self) -> None:
         """End what the threads do, as soon as they look."""
@@ -139,23 +143,35 @@ class HubClient:
         if file.pointer.exists():
             say(f"{file}: {amount(file.size)}, already in the cache")
             return
-        for path in (file.lock, file.blob, file.pointer):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(file.lock):
-            if file.blob.exists():
-                say(f"{file}: {amount(file.size)}, already in the cache under another name")
-            else:
-                what = f"{file.name} of {file.snapshot}"
-                try:
-                    self._retry(what, lambda: self._stream(file), lambda: file.bytes_here)
-                except FAILURES as error:
-                    raise explain(error, what, file.snapshot.repository) from None
-                file.part.replace(file.blob)
+        what = f"{file.name} of {file.snapshot}"
+        with explain_write_errors(file.blob), self._bringing[file.blob]:
+            file.blob.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._retry(what, lambda: self._bring(file), lambda: file.came)
+            except FAILURES as error:
+                raise explain(error, what, file.snapshot.repository) from None
+            file.forget_parts()
             file.publish()
+
+    def _bring(self, file: HubFile) -> None:
+        """Let the cache have the content: from the hub, or from another process that brings it already."""
+        told = None
+        while not file.blob.exists():
+            other = file.claim()
+            if other is None:
+                self._stream(file)
+                file.part.replace(file.blob)
+                return
+            if other != told:
+                say(f"{file}: another process brings it; waiting for {other}")
+                told = other
+            if self._stop.wait(WAIT_SECONDS):
+                raise Stopped
+        say(f"{file}: {amount(file.size)}, already in the cache under another name")
 
     def _stream(self, file: HubFile) -> None:
         """Append to what came so far until the file has its size."""
-        have = file.bytes_here if file.bytes_here <= file.size else 0
+        have = file.came if file.came <= file.size else 0
         if have == file.size > 0:
             return
         headers = build_hf_headers() | {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -169,18 +185,21 @@ class HubClient:
                 have = 0
             say(f"{file}: {amount(file.size)}" + (f", going on after {amount(have)}" if have else ""))
             self._write(file, response, have)
-        if file.bytes_here < file.size:
-            raise EndedEarly(f"ended after {file.bytes_here} of {file.size} bytes")
+        if file.came < file.size:
+            raise EndedEarly(f"ended after {file.came} of {file.size} bytes")
 
     def _write(self, file: HubFile, response: httpx2.Response, have: int) -> None:
         started = reported = time.monotonic()
-        first = have
+        first, last = have, time.time()
         with explain_write_errors(file.part):
             target = file.part.open("ab" if have else "wb", buffering=0)
         with target:
             for chunk in response.iter_bytes():
                 if self._stop.is_set():
                     raise Stopped
+                if time.time() - last > SILENCE_SECONDS / 2:
+                    raise EndedEarly("this process stood still, and another may have taken over what it wrote")
+                last = time.time()
                 view = memoryview(chunk)
                 while view:
                     with explain_write_errors(file.part):
@@ -221,7 +240,7 @@ class HubClient:
 
 def say(line: str) -> None:
     """One line of progress on stderr, whole even when several threads speak."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{without_credentials(line)}\n")
     sys.stderr.flush()
 
 

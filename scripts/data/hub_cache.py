@@ -3,12 +3,17 @@
 ``blobs/<etag>`` are the contents, ``snapshots/<commit>/<file>`` links to them, ``refs/<branch>`` the commit that a
 branch last meant. An ETag is the SHA-256 of the content, or git's SHA-1 of a small file, so what lies there can be
 verified without the hub.
+
+huggingface_hub's locks are left alone: on Lustre, GPFS and some NFS every caller gets them (its PR 4228), and where the
+disk has no flock a killed download holds them for ever. What came of a content so far lies under a name that says which
+process brings it, so two processes never write to one file, and a dead one's is taken over by a rename.
 """
 
 import os
-import secrets
+import time
 from contextlib import suppress
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,11 @@ from huggingface_hub import constants
 from huggingface_hub.file_download import REGEX_COMMIT_HASH, REGEX_SHA256
 from huggingface_hub.utils.sha import git_hash
 
-from scripts.files import link_or_copy
+from scripts.errors import UserError
+from scripts.files import filled_by_program, link_or_copy, write_text
+from scripts.processes import is_marked_running, process_mark
+
+SILENCE_SECONDS = 1800.0  # after which another host's download is dead; it never waits as long between two bytes
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,9 @@ class Snapshot:
         if self.names is None:
             return
         reference = self.folder / "refs" / self.revision
-        with suppress(OSError):
+        with suppress(UserError, OSError):
             if self.revision != self.commit:
-                reference.parent.mkdir(parents=True, exist_ok=True)
-                fresh = reference.with_name(f"{reference.name}.{secrets.token_hex(4)}.tmp")
-                fresh.write_text(self.commit)
-                fresh.replace(reference)
+                write_text(reference, self.commit)
         with suppress(OSError):
             if self.asked != self.repository:
                 _folder(self.asked).symlink_to(self.folder.name)
@@ -86,29 +92,63 @@ class HubFile:
 
     @property
     def part(self) -> Path:
-        """Where the cache has what came of the content so far."""
-        return self.blob.with_name(f"{self.etag}.incomplete")
+        """What this process has brought of the content so far."""
+        return self.blob.with_name(f"{self.etag}.{process_mark()}.incomplete")
 
     @property
-    def lock(self) -> Path:
-        """The lock that whoever downloads the content holds."""
-        folder = self.snapshot.folder
-        return folder.with_name(".locks") / folder.name / f"{self.etag}.lock"
+    def came(self) -> int:
+        """How much of it this process has brought."""
+        return self.part.stat().st_size if self.part.exists() else 0
+
+    @property
+    def parts(self) -> dict[Path, int]:
+        """What any process has brought of it, with its bytes, the most first."""
+        sizes = {}
+        for path in self.blob.parent.glob(f"{escape(self.etag)}.*.*.*.*.incomplete"):
+            with suppress(FileNotFoundError):
+                sizes[path] = path.stat().st_size
+        return dict(sorted(sizes.items(), key=lambda part: (-part[1], part[0])))
 
     @property
     def bytes_here(self) -> int:
-        """How much of the content has come."""
+        """How much of the content has come, whoever brought it."""
         if self.pointer.exists() or self.blob.exists():
             return self.size
-        return self.part.stat().st_size if self.part.exists() else 0
+        return max(self.parts.values(), default=0)
+
+    def claim(self) -> Path | None:
+        """Become the process that brings the content; the part of a living one that is further, where there is one.
+
+        What a dead process brought becomes this one's, to go on from.
+        """
+        while True:
+            self.part.touch()
+            try:
+                for path in self.parts:
+                    if path == self.part:
+                        return None
+                    if _is_alive(path):
+                        return path
+                    if os.access(path, os.W_OK):
+                        path.replace(self.part)
+                        return None
+            except FileNotFoundError:  # another process took it
+                continue
+
+    def forget_parts(self) -> None:
+        """Remove what this process and dead ones brought of a content that is there."""
+        for path in self.parts:
+            with suppress(FileNotFoundError, PermissionError):
+                if path == self.part or not _is_alive(path):
+                    path.unlink()
 
     def publish(self) -> None:
         """Let the snapshot have its file, whose content is there."""
-        self.pointer.unlink(missing_ok=True)
-        try:
-            self.pointer.symlink_to(os.path.relpath(self.blob, self.pointer.parent))
-        except OSError:
-            link_or_copy(self.blob, self.pointer)
+        with filled_by_program(self.pointer) as fresh:
+            try:
+                fresh.symlink_to(os.path.relpath(self.blob, self.pointer.parent))
+            except OSError:
+                link_or_copy(self.blob, fresh)
 
     def is_intact(self, described: dict[str, Any]) -> bool:
         """Whether the file in the cache, as scripts.data.source_record.describe_file sees it, is the hub's."""
@@ -127,6 +167,12 @@ class HubFile:
 
     def __str__(self) -> str:
         return f"{self.snapshot.repository}/{self.name}"
+
+
+def _is_alive(part: Path) -> bool:
+    """Whether the process that a part names still brings it: known on its host, elsewhere told by its last write."""
+    running = is_marked_running(part.name.partition(".")[2].removesuffix(".incomplete"))
+    return time.time() - part.stat().st_mtime < SILENCE_SECONDS if running is None else running
 
 
 def cached_snapshot(repository: str, revision: str, files: list[str]) -> Snapshot | None:

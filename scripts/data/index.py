@@ -14,7 +14,8 @@ from typing import Any
 
 from scripts.data.source_record import origin_of
 from scripts.errors import UserError
-from scripts.files import open_atomically, read_json, write_json
+from scripts.files import open_atomically, write_json
+from scripts.records import SourceRecord, read_record
 
 FILES = ("train-split.jsonl", "val-split.jsonl", "check.json", "manifest.json")
 
@@ -51,7 +52,7 @@ def write_index(
     `rows` are those that the loader takes for training and for validation; `checked` is the rest of ``check.json``. No
     environment of Gym rewards such rows, so the manifest names none.
     """
-    origin = origin_of(read_json(record), output.name)
+    origin = origin_of(read_record(record, SourceRecord), output.name)
     sides = {}
     with open_atomically(output / "train-split.jsonl", output / "val-split.jsonl") as files:
         for name, file, lines, count in zip(("train", "validation"), files, (train, validation), rows, strict=True):

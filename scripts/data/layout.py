@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import run_program
-from scripts.files import canonical_json, read_json, replace_directory, sha256_text, write_json
+from scripts.files import canonical_json, replace_directory, sha256_text, write_json
+from scripts.records import Manifest, read_record
 
 SIDES = {"train": "train", "val": "validation", "test": "test"}
 
 
 def lay_out(manifest: Path, output: Path) -> dict[str, Any]:
     """Make `output` hold links to the splits that lie beside `manifest`, and a manifest, which is returned."""
-    known = read_json(manifest)
+    known = read_record(manifest, Manifest)
     sides = {name: known[side] for name, side in SIDES.items() if known.get(side, {}).get("rows")}
     described = {
         **{name: str(output.absolute() / name / "data.jsonl") if name in sides else "" for name in SIDES},

@@ -107,6 +107,12 @@ CHARTS = (
         {"judge_unread_share": ""},
         "Share of the judges' answers that could not be read; each counts as no reward.",
     ),
+    Chart(
+        "Responses that could not be judged",
+        "share",
+        {"unjudged_share": ""},
+        "Share of a step's responses on which the verifier failed or took too long; each earns 0.",
+    ),
     Chart("Time of a step", "seconds", {"seconds": ""}, "Wall time, generation and update together."),
     Chart(
         "Time of a step by phase",

@@ -5,14 +5,15 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow.parquet as pq
-
 from scripts.errors import run_program
 from scripts.evaluate.bootstrap import LEAST_ROWS
-from scripts.files import read_json, write_json
+from scripts.files import write_json
 from scripts.recipe.criteria import HELD_OUT, STEP_METRICS, Criterion
 from scripts.recipe.load import load_recipe
+from scripts.records import Evaluation, read_record
+from scripts.stage.metrics import SCHEMA
 from scripts.stage.step_criteria import judge_steps
+from scripts.stage.tables import read_table
 
 
 class Result(NamedTuple):
@@ -152,8 +153,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="gate.json")
     arguments = parser.parse_args()
     criteria = load_recipe(arguments.recipe).stages[arguments.stage].gate
-    steps = pq.read_table(arguments.metrics).to_pylist()
-    evaluation = read_json(arguments.evaluation) if arguments.evaluation else None
+    steps = read_table(arguments.metrics, SCHEMA).to_pylist()
+    evaluation = read_record(arguments.evaluation, Evaluation) if arguments.evaluation else None
     results = [judge(criterion, steps, evaluation) for criterion in criteria]
     record = criteria_record(arguments.stage, criteria, results)
     for row in record["criteria"]:

@@ -1,12 +1,14 @@
 """Responses of a policy in Hugging Face format to rows, in this process."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from scripts.data.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
-from scripts.model.load import tokenizer_of
+from scripts.model.load import load_model, load_processor, tokenizer_of
+from scripts.stage.consistency import exported_model
 
 BATCH = 256
 
@@ -17,6 +19,12 @@ class Rollout(NamedTuple):
     text: str
     tokens: int
     is_cut: bool
+
+
+def load_export(record: Path) -> tuple[PreTrainedModel, Any]:
+    """The model that an export's record names, and its tokenizer or processor."""
+    folder = exported_model(record)
+    return load_model(folder), load_processor(folder)
 
 
 @torch.inference_mode()

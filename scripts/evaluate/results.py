@@ -10,25 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.evaluate.bootstrap import Change, changes
-from scripts.files import open_atomically, read_json, sha256_file, write_json
+from scripts.files import open_atomically, sha256_file, write_json
+from scripts.records import ExportRecord, read_record
+from scripts.stage.tables import ROLLOUTS
 
-SCHEMA = pa.schema(
-    [
-        pa.field("environment", pa.string()),
-        pa.field("split", pa.string(), metadata={"about": "the blend whose validation split holds the row"}),
-        pa.field("line", pa.int64(), metadata={"about": "of the row in that split, from 1"}),
-        pa.field("prompt", pa.string(), metadata={"about": "its last user message, for reading"}),
-        pa.field("response_before", pa.string(), metadata={"about": "of what the stage started from; null: not kept"}),
-        pa.field("response_after", pa.string(), metadata={"about": "of the stage's export; null: not kept"}),
-        pa.field("reward_before", pa.float64(), metadata={"about": "0 to 1; null: it was not scored on this row"}),
-        pa.field("reward_after", pa.float64()),
-        pa.field("reward_first", pa.float64(), metadata={"about": "of the first stage of the chain that was scored"}),
-        pa.field("tokens_before", pa.int64()),
-        pa.field("tokens_after", pa.int64()),
-        pa.field("cut_before", pa.bool_(), metadata={"about": "whether the response is cut at the length limit"}),
-        pa.field("cut_after", pa.bool_()),
-    ]
-)
 KEPT = ("response", "reward", "tokens", "cut")
 BEFORE, AFTER, FIRST = "reward_before", "reward_after", "reward_first"
 
@@ -72,8 +57,8 @@ def _table(answers: list[Answer], before: dict[tuple[str, int], tuple[str, dict[
     for answer in answers:
         prompt, columns = before.get((answer.split, answer.line), (None, {}))
         row = answer._asdict() | _kept(answer, "after") | (columns if prompt == answer.prompt else {})
-        rows.append({name: row.get(name) for name in SCHEMA.names})
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+        rows.append({name: row.get(name) for name in ROLLOUTS.names})
+    return pa.Table.from_pylist(rows, schema=ROLLOUTS)
 
 
 def _kept(answer: Answer, when: str) -> dict[str, Any]:
@@ -124,7 +109,11 @@ def write_results(
 ) -> None:
     """Write rollouts.parquet and eval.json, with `more` keys, and print the mean; `export` is hf/record.json."""
     write_rollouts(table, rollouts)
-    record = evaluation_record(read_json(export), table, decoding) | more | {"rollouts": sha256_file(rollouts)}
+    record = (
+        evaluation_record(read_record(export, ExportRecord), table, decoding)
+        | more
+        | {"rollouts": sha256_file(rollouts)}
+    )
     write_json(output, record)
     print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
 

@@ -1,25 +1,27 @@
 """Held-out scores of a stage's export by environment, beside those of what the stage started from."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from transformers import logging as transformers_logging
 
-from scripts.data.prompts import prompt_for_reading
+from scripts.data.prompts import prompt_for_reading, render_prompt
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
-from scripts.evaluate.generate import rollouts
+from scripts.evaluate.generate import load_export, rollouts
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
-from scripts.model.load import load_export
 from scripts.model.random_init import fresh_model
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.registry import check_row, register, scores
+from scripts.rewards.registry import check_row, contract_of, register, scores
+from scripts.rewards.row import PromptRow, problem_of
+from scripts.rewards.verdict import Unjudged, described
+from scripts.stage.tables import ROLLOUTS, read_table
 
 
 def answer_rows(
@@ -27,7 +29,8 @@ def answer_rows(
 ) -> list[Answer]:
     """A policy's response to every row of the validation splits and what it earns, in the order of the rows.
 
-    A split bears the name of its folder, which is that of its blend; UserError where two have the same.
+    A split bears the name of its folder, which is that of its blend; UserError where two have the same, and for a row
+    that cannot be scored.
     """
     if len({split.resolve().parent.name for split in splits}) < len(splits):
         raise UserError(
@@ -36,16 +39,40 @@ def answer_rows(
     rows, origins = [], []
     for split in splits:
         for number, _, row in read_rows(split):
-            if problem := check_row(row, judges.roles if judges else (), held_out=True):
-                raise UserError(f"{split}:{number}: {problem}")
+            environment = environment_of(row, split, number)
+            if problem := _problem(row, processor, judges):
+                raise UserError(
+                    f"{split}:{number}: {problem}; a row that cannot be scored must leave the split, or its blend "
+                    "evaluation.blends"
+                )
             rows.append(row)
-            origins.append((environment_of(row, split, number), split.resolve().parent.name, number))
+            origins.append((environment, split.resolve().parent.name, number))
     responses = rollouts(model, processor, rows, **decoding)
     rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], judges)
     return [
         Answer(*origin, prompt_for_reading(row), reward, *response)
         for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
     ]
+
+
+def _problem(row: dict[str, Any], processor: Any, judges: JudgeClients | None) -> str | None:
+    """Why a row cannot be answered and scored, or None; a blend may allow rows that break their contract."""
+    try:
+        problem = check_row(row, judges.roles if judges else (), held_out=True)
+        render_prompt(row, processor)
+        prompt_for_reading(row)
+    except Exception as error:
+        return problem_of(row, contract_of(row["agent_ref"]["name"]) or PromptRow) or described(error)
+    return problem
+
+
+def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
+    """How many of the responses could not be judged, and which was the first; None: all were."""
+    unjudged = [answer for answer in answers if isinstance(answer.reward, Unjudged)]
+    if not unjudged:
+        return None
+    first = unjudged[0]
+    return {"responses": len(unjudged), "first": f"{first.split}, row {first.line}: {first.reward.why}"}
 
 
 def judges_of(recipe: Path | None) -> JudgeClients | None:
@@ -94,12 +121,20 @@ def main() -> None:
         return answer_rows(model, processor, arguments.validation, decoding, judges)
 
     after = answers(*load_export(arguments.export))
+    unjudged = count_unjudged(after)
+    if unjudged:
+        print(
+            f"warning: {unjudged['responses']} of {len(after)} responses could not be judged and earn 0; the first, to "
+            f"{unjudged['first']}",
+            file=sys.stderr,
+        )
     if arguments.parent_rollouts is not None:
-        table = beside_parent(after, pq.read_table(arguments.parent_rollouts))
+        table = beside_parent(after, read_table(arguments.parent_rollouts, ROLLOUTS))
     else:
         start = load_export(arguments.model) if arguments.model else fresh_model(read_config(arguments.config))
         table = beside_model(after, answers(*start))
-    write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output)
+    counted = {"unjudged": unjudged} if unjudged else {}
+    write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output, **counted)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,13 @@ The executor (scripts.snakemake.executor) writes it at every query, so that othe
 query, each job has a file of its own, written at its submission.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from scripts.files import write_json
 
@@ -63,8 +64,8 @@ def read_call(name: str) -> dict[str, JobRecord]:
     """The jobs of one call of Snakemake, by id; none when it has no file yet."""
     path = FOLDER / f"{name}.json"
     try:
-        return {entry["id"]: JobRecord(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))}
-    except (FileNotFoundError, ValueError, TypeError):
+        return {job.id: job for job in msgspec.json.decode(path.read_bytes(), type=list[JobRecord])}
+    except (OSError, RecursionError, msgspec.MsgspecError):
         return {}
 
 
@@ -80,6 +81,16 @@ def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
     record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", now, "", "", results)
     write_json(FOLDER / f"{name}.{job_id}.json", [asdict(record)])
+
+
+def note_success(name: str, job_id: str) -> None:
+    """Keep that a job has ended well, of which Slurm was not asked."""
+    path, known = FOLDER / f"{name}.json", read_call(name)
+    if record := (read_call(f"{name}.{job_id}") | known).get(job_id):
+        asked = path.stat().st_mtime if known else time.time()
+        ended = replace(record, state="COMPLETED", end=time.strftime("%Y-%m-%dT%H:%M:%S"))
+        write_call(name, known | {job_id: ended})
+        os.utime(path, times=(asked, asked))
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:

@@ -25,6 +25,7 @@ from scripts.launch.slurm import client_environment
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 20.0
+LOOK_SECONDS = 1.0  # between two looks into the folder that all nodes share, as long as the stage trains
 SHOWN_LINES = 15
 # The whole cluster ends at once, so that no head is left to drain a node.
 SETTINGS = {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
@@ -83,11 +84,11 @@ def watch(ray: subprocess.Popen, directory: Path) -> str | None:
     terminated: list[float] = []  # when SIGTERM came
     signal.signal(signal.SIGTERM, lambda *_: terminated.append(time.monotonic()))
     while not (directory / "stop").exists() and directory.exists():
-        if ray.poll() is not None:
-            return None if terminated else f"Ray ended with exit status {ray.returncode}"
         if terminated and time.monotonic() - terminated[0] > GRACE_SECONDS:
             return None
-        time.sleep(0.2)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = ray.wait(LOOK_SECONDS)
+            return None if terminated else f"Ray ended with exit status {status}"
     return None
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import read_json
 from scripts.recipe.resolve import read_values
+from scripts.records import CheckpointRecord, ExportRecord, Parent, Record, read_if_there, read_record
 from scripts.stage.paths import StagePaths
 
 
@@ -21,7 +21,7 @@ class Link:
     """
 
     paths: StagePaths
-    record: dict[str, Any]
+    record: CheckpointRecord | Parent
     content: str | None
     on_disk: bool
 
@@ -53,8 +53,11 @@ class Link:
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
-        """That config, where it is there."""
-        return read_values(self.config) if self.on_disk and self.config.is_file() else None
+        """That config, where it is there and whole."""
+        try:
+            return read_values(self.config) if self.on_disk else None
+        except UserError:
+            return None
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def _published_stage(path: Path) -> StagePaths:
 def read_chain(path: Path) -> Chain:
     """The chain of a published checkpoint."""
     stage, links = _published_stage(path), {}
-    record = read_json(stage.record)
+    record = read_record(stage.record, CheckpointRecord)
     exported = _export_of(stage, record["identity"])
     _collect(Link(stage, record, exported and exported["content"], on_disk=True), links)
     return Chain(links)
@@ -95,19 +98,27 @@ def _collect(link: Link, links: dict[str, Link]) -> None:
     links[link.name] = link
 
 
-def _parent_link(stage: StagePaths, recorded: dict[str, Any]) -> Link:
+def _parent_link(stage: StagePaths, recorded: Parent) -> Link:
     """The link of a parent, by its own record where that is still of the checkpoint that its child recorded."""
-    record = read_json(stage.record) if stage.record.is_file() else {}
-    is_same = record.get("identity") == recorded["identity"]
+    record = readable(stage.record, CheckpointRecord)
+    is_same = record is not None and record["identity"] == recorded["identity"]
     return Link(stage, record if is_same else recorded, recorded["content"], on_disk=is_same)
 
 
-def _export_of(stage: StagePaths, identity: str) -> dict[str, Any] | None:
+def readable(path: Path, kind: type[Record]) -> Record | None:
+    """A record that is there and whole; the verification tells of damage."""
+    try:
+        return read_if_there(path, kind)
+    except UserError:
+        return None
+
+
+def _export_of(stage: StagePaths, identity: str) -> ExportRecord | None:
     """The stage's hf/record.json, where it is of this checkpoint."""
-    exported = read_json(stage.export_record) if stage.export_record.is_file() else {}
-    return exported if exported.get("identity") == identity else None
+    exported = readable(stage.export_record, ExportRecord)
+    return exported if exported and exported["identity"] == identity else None
 
 
-def export_of(link: Link) -> dict[str, Any] | None:
+def export_of(link: Link) -> ExportRecord | None:
     """The export of a link, where one is there."""
     return _export_of(link.paths, link.record["identity"])

@@ -33,8 +33,7 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
         yield "seed", str(record["seed"])
     if record.get("release"):
         yield "release", " ".join(f"{name} {version}" for name, version in sorted(record["release"].items()))
-    if data := record.get("data"):
-        facts = record["facts"]
+    if (data := record.get("data")) and (facts := record.get("facts")):
         splits = f"train {facts['train_split'][:16]}, validation {facts['validation_split'][:16]}"
         dataset, *tables = datasets_of(data)
         yield "data", f"{data['blend']} of {dataset}; {splits}; manifest {data['manifest'][:16]}"

@@ -1,23 +1,22 @@
 """Whether what lies on disk is what the records of a chain say: every hash, and every hash of hashes."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
 from scripts.errors import UserError
-from scripts.files import canonical_json, read_json, sha256_text
-from scripts.lineage.chain import Chain, Link, export_of
+from scripts.files import canonical_json, sha256_text
+from scripts.lineage.chain import Chain, Link, export_of, readable
 from scripts.recipe.resolve import read_values
-from scripts.stage.identity import identity_of
-from scripts.stage.publish import export_name
+from scripts.records import Files, SourceRecord
+from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export
+from scripts.stage.paths import StagePaths
 
 CHUNK_BYTES = 4 << 20
 SHOWN_FROM_SECONDS = 2.0
-MEGATRON = "megatron"
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,8 @@ class Verification:
 def verify(chain: Chain) -> Verification:
     """Compare all that the chain's records tell with what lies on disk. A file of several names is read once."""
     links = chain.links.values()
-    problems = [line for link in links for line in _contradictions(link)]
-    return _compare([item for link in links for item in _files_of(link)], problems)
+    problems = dict.fromkeys(line for link in links for line in _contradictions(link))
+    return _compare([item for link in links for item in _files_of(link)], list(problems))
 
 
 def verify_export(link: Link) -> Verification:
@@ -106,8 +105,8 @@ def _files_of(link: Link) -> Iterator[Recorded]:
     yield Recorded(link.blend / "val-split.jsonl", None, facts["validation_split"], record)
     yield Recorded(manifest, None, link.record["data"]["manifest"], record)
     source = link.blend.with_name("source")
-    if (source / "record.json").is_file():
-        yield from _listed(read_json(source / "record.json")["files"], source, source / "record.json")
+    if described := readable(source / "record.json", SourceRecord):
+        yield from _listed(described["files"], source, source / "record.json")
 
 
 def _exported(link: Link) -> Iterator[Recorded]:
@@ -117,7 +116,7 @@ def _exported(link: Link) -> Iterator[Recorded]:
         yield from _listed(exported["files"], folder, link.paths.export_record)
 
 
-def _listed(files: dict[str, Any], folder: Path, record: Path) -> Iterator[Recorded]:
+def _listed(files: Files, folder: Path, record: Path) -> Iterator[Recorded]:
     for name, described in files.items():
         yield Recorded(folder / name, described["bytes"], described["sha256"], record)
 
@@ -126,33 +125,39 @@ def _contradictions(link: Link) -> Iterator[str]:
     """Where the records contradict each other, or the config is not what was trained."""
     record = link.paths.record
     if not link.on_disk:
-        what = "is of another checkpoint" if record.is_file() else "missing"
-        yield f"{record}: {what}; the stage after it started from {link.record['identity']}, step {link.record['step']}"
+        what = next(
+            _told(of_checkpoint, link), f"{record}: {'is of another checkpoint' if record.exists() else 'missing'}"
+        )
+        yield f"{what}; the stage after it started from {link.record['identity']}, step {link.record['step']}"
         return
-    facts = link.record["facts"]
-    if identity_of(facts) != link.record["identity"]:
-        yield f"{record}: its facts hash to {identity_of(facts)}, but it calls itself {link.record['identity']}"
-    for parent in link.record["parents"]:
-        if parent["content"] != facts["parent_export"]:
-            yield f"{record}: starts from {facts['parent_export']}, but names {parent['content']} as {parent['stage']}"
+    yield from _told(of_checkpoint, link)
     model = link.record.get("model")
-    if model and model["content"] != facts["parent_export"]:
-        yield f"{record}: starts from {facts['parent_export']}, but names {model['content']} as {model['name']}"
+    if model and model["content"] != link.record["facts"]["parent_export"]:
+        starts = link.record["facts"]["parent_export"]
+        yield f"{record}: starts from {starts}, but names {model['content']} as {model['name']}"
     try:
-        if sha256_text(canonical_json(read_values(link.config))) != facts["config"]:
+        if sha256_text(canonical_json(read_values(link.config))) != link.record["facts"]["config"]:
             yield f"{link.config}: not the config that {record} says was trained"
-    except UserError:
+    except (UserError, ValueError):
         yield f"{link.config}: missing or unreadable ({record} says what it hashes to)"
+    if link.blend is not None:
+        yield from damage(link.blend.with_name("source") / "record.json", SourceRecord)
     yield from _export_contradictions(link)
+
+
+def _told(contradictions: Callable[[StagePaths], Iterator[str]], link: Link) -> Iterator[str]:
+    """The contradictions of a link's record, or that it is damaged."""
+    try:
+        yield from contradictions(link.paths)
+    except UserError as error:
+        yield str(error)
 
 
 def _export_contradictions(link: Link) -> Iterator[str]:
     path, exported = link.paths.export_record, export_of(link)
+    yield from _told(of_export, link)
     if exported is None:
         if link.content is not None:
             yield f"{path}: missing, or of another checkpoint; the stage after it started from {link.content}"
-        return
-    if export_name(exported["files"]) != exported["content"]:
-        yield f"{path}: its files do not hash to its content {exported['content']}"
-    if exported["content"] != link.content:
+    elif exported["content"] != link.content:
         yield f"{path}: has the content {exported['content']}, but the stage after it started from {link.content}"

@@ -1,13 +1,13 @@
 """Whether a folder is a whole model in Hugging Face's format: shards, sizes, vocabulary, tokenizer, config, code."""
 
-import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from huggingface_hub import parse_local_safetensors_file_metadata
 from huggingface_hub.errors import SafetensorsParsingError
 
 from scripts.errors import UserError
+from scripts.records import DAMAGE, Record, parse_record, read_bytes
 
 INDEX = "model.safetensors.index.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -26,6 +26,32 @@ PATTERNS = (
     "*.py",
 )
 NOT_ITS_OWN = ("consolidated*",)  # the same weights in another format
+
+
+class Part(TypedDict):
+    """What is read of a part of a model's config."""
+
+    vocab_size: NotRequired[int]
+
+
+class ModelConfig(Part):
+    """What is read of a model's config.json."""
+
+    architectures: NotRequired[list[str] | None]
+    model_type: NotRequired[str]
+    max_position_embeddings: NotRequired[int | None]
+    auto_map: NotRequired[dict[str, str | list[str | None]]]
+    text_config: NotRequired[Part | None]
+    llm_config: NotRequired[Part | None]
+
+
+class TensorIndex(TypedDict):
+    """What is read of the index of a model's shards."""
+
+    weight_map: NotRequired[dict[str, str]]
+    metadata: NotRequired[dict[str, Any]]
+
+
 A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", "lm_head.weight")
 
 
@@ -41,7 +67,7 @@ def check_model(folder: Path, like: Path | None = None) -> None:
     A shard is whole when its size is what its own header says; contents are not read. A model whose weights lie
     elsewhere, as Megatron's, tells no tensors.
     """
-    config = _read_json(folder / "config.json")
+    config = config_of(folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise UserError(f"{folder}: has none of {', '.join(TOKENIZERS)}, so the next stage finds no tokenizer")
     if lacking := next((name for name in _own_code(config) if not (folder / name).is_file()), None):
@@ -63,14 +89,14 @@ def check_model(folder: Path, like: Path | None = None) -> None:
             raise UserError(f"{folder}: {name} has the shape {shape}, but {wanted[name][1]} in {like} ({dtype})")
 
 
-def _own_code(config: dict[str, Any]) -> set[str]:
+def _own_code(config: ModelConfig) -> set[str]:
     """The files of a model's own code that its config names; what it takes from a repository is not among them."""
     named = config.get("auto_map", {}).values()
     classes = [name for value in named for name in (value if isinstance(value, list) else [value]) if name]
     return {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}
 
 
-def _check_vocabulary(folder: Path, config: dict[str, Any], tensors: dict[str, tuple[str, list[int]]]) -> None:
+def _check_vocabulary(folder: Path, config: ModelConfig, tensors: dict[str, tuple[str, list[int]]]) -> None:
     """UserError when a matrix has more or fewer rows than the vocabulary has tokens: Megatron pads it in training."""
     parts = [config, *(config.get(name) or {} for name in ("text_config", "llm_config"))]
     tokens = next((part["vocab_size"] for part in parts if "vocab_size" in part), None)
@@ -85,7 +111,7 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], tensors: dict[str, t
 def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
     """Type and shape of every tensor, by name; UserError where the index and the shards do not agree."""
     index = folder / INDEX
-    placed = _read_json(index).get("weight_map") if index.exists() else None
+    placed = _read(index, TensorIndex).get("weight_map") if index.exists() else None
     shards = sorted(set(placed.values())) if placed else sorted(path.name for path in folder.glob("*.safetensors"))
     if not shards:
         raise UserError(f"{folder}: no *.safetensors")
@@ -116,8 +142,13 @@ def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
-def _read_json(path: Path) -> Any:
+def config_of(folder: Path) -> "ModelConfig":
+    """The model's config.json."""
+    return _read(folder / "config.json", ModelConfig)
+
+
+def _read(path: Path, kind: type[Record]) -> Record:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return parse_record(read_bytes(path), kind)
+    except (FileNotFoundError, *DAMAGE) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None

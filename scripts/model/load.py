@@ -13,9 +13,12 @@ from transformers import (
     PreTrainedModel,
 )
 
+from scripts.files import check_readable
+
 
 def load_model(folder: Path) -> PreTrainedModel:
     """The model in float32."""
+    check_readable(folder)
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     return kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
@@ -25,12 +28,6 @@ def load_processor(folder: Path) -> Any:
     """The processor of a model that sees, the tokenizer of one that does not."""
     kind = AutoProcessor if (folder / "processor_config.json").exists() else AutoTokenizer
     return kind.from_pretrained(folder, local_files_only=True)
-
-
-def load_export(record: Path) -> tuple[PreTrainedModel, Any]:
-    """The model of an export, named by its hf/record.json, and its tokenizer or processor."""
-    folder = record.with_name("model")
-    return load_model(folder), load_processor(folder)
 
 
 def tokenizer_of(processor: Any) -> Any:

@@ -35,6 +35,8 @@ STEP_METRICS = {
     "entropy_ratio": StepMetric("ratio", "entropy"),
     "final_masked_share": StepMetric("final", "masked_share"),
     "max_masked_share": StepMetric("max", "masked_share"),
+    "final_unjudged_share": StepMetric("final", "unjudged_share"),
+    "max_unjudged_share": StepMetric("max", "unjudged_share"),
 }
 
 

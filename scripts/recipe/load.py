@@ -10,7 +10,7 @@ from scripts.recipe.settings import merge
 from scripts.recipe.site import Site
 from scripts.recipe.stage import DEFAULT_BACKEND
 from scripts.recipe.strict import nearest
-from scripts.recipe.yaml_file import line_of, read_yaml, repository_root, validate
+from scripts.recipe.yaml_file import line_of, read_yaml, refuse_credentials, repository_root, validate
 
 
 def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -> Recipe:
@@ -68,11 +68,13 @@ def load_site(path: Path, recipe: Recipe) -> Site:
 def load_config(path: Path, over: dict[str, Any]) -> Config:
     """The config in a YAML file; the values of `over` stand in for the file's."""
     data, node = read_yaml(path)
+    refuse_credentials(over, path)
     return validate(Config, (data or {}) | over, path, node)
 
 
 def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> Config:
     """Check the values that Snakemake read from config.yaml and the command line."""
+    refuse_credentials(values, Path(source))
     return validate(Config, values, Path(source), None)
 
 

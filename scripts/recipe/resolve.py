@@ -7,10 +7,11 @@ import yaml
 from pydantic import ValidationError
 
 from scripts.errors import UserError
-from scripts.files import read_json, sha256_file, write_text
+from scripts.files import sha256_file, write_text
 from scripts.recipe.recipe import STAGES, Recipe
 from scripts.recipe.stage import TrainingConfig
 from scripts.recipe.yaml_file import repository_root
+from scripts.records import Manifest, read_bytes, read_if_there
 
 
 def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
@@ -47,16 +48,19 @@ def read_config(path: Path) -> TrainingConfig:
     """Read a resolved config that Stagecoach wrote."""
     try:
         return training_config(read_values(path))
-    except (KeyError, ValidationError) as error:
+    except (KeyError, TypeError, ValidationError) as error:
         raise UserError(f"{path}: no readable training config ({error}); start Snakemake, which writes it") from None
 
 
 def read_values(path: Path) -> dict[str, Any]:
     """The plain values of a resolved config, whichever commit of Stagecoach wrote it."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        values = yaml.safe_load(read_bytes(path).decode())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path}: no readable training config ({error}); start Snakemake, which writes it") from None
+    if not isinstance(values, dict) or not all(isinstance(values.get(key), str) for key in ("algorithm", "backend")):
+        raise UserError(f"{path}: no training config, which has an algorithm and a backend; start Snakemake")
+    return values
 
 
 def training_config(values: dict[str, Any]) -> TrainingConfig:
@@ -66,7 +70,8 @@ def training_config(values: dict[str, Any]) -> TrainingConfig:
 
 def rows_of_manifest(manifest: Path) -> int | None:
     """The rows of the training split that a manifest tells of; None when there is no manifest."""
-    return read_json(manifest)["train"].get("rows") if manifest.exists() else None
+    splits = read_if_there(manifest, Manifest)
+    return splits["train"].get("rows") if splits else None
 
 
 def sync_configs(recipe: Recipe, results: Path) -> list[str]:
@@ -78,7 +83,7 @@ def sync_configs(recipe: Recipe, results: Path) -> list[str]:
     written = []
     for stage in recipe.stages:
         path, text = results / stage / "config.yaml", config_text(resolve_stage(recipe, stage).values())
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)
             written.append(stage)
     return written

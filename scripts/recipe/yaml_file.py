@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from scripts.credentials import find_credentials
 from scripts.errors import UserError
 from scripts.recipe.strict import nearest
 
@@ -38,11 +39,29 @@ def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
     try:
         node = _compose(text)
         _refuse_duplicate_keys(path, node)
-        return yaml.load(text, _FAST_LOADER), node  # noqa: S506 (it is a safe loader)
+        data = yaml.load(text, _FAST_LOADER)  # noqa: S506 (it is a safe loader)
+        refuse_credentials(data, path, node)
+        return data, node
+    except RecursionError:
+        raise UserError(f"{path}: an alias stands within what it names; write out what is meant") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
+def refuse_credentials(data: Any, path: Path, node: yaml.Node | None = None) -> None:
+    """UserError, without an echo, where settings hold a password, token or key."""
+    lines = []
+    for location, kind in find_credentials(data):
+        line = line_of(node, location, data)
+        lines.append(
+            f"{path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}: holds {kind}, not shown here; "
+            "settings are copied into records, logs and command lines: take it out, put it into the environment "
+            "(HF_TOKEN, WANDB_API_KEY, a judge's api_key_variable), and make a new one where others could read this"
+        )
+    if lines:
+        raise UserError("\n  ".join(lines))
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -58,6 +77,8 @@ def _refuse_duplicate_keys(path: Path, node: yaml.Node | None) -> None:
         seen: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise UserError(f"{path}:{line}: a list or mapping stands where a key must; name the key")
             if key.value in seen:
                 raise UserError(
                     f"{path}:{line}: key {key.value} stands twice (also in line {seen[key.value]}); keep one"

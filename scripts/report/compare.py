@@ -47,7 +47,7 @@ def compare(runs: dict[str, dict[str, StagePaths]]) -> list[ComparedStage]:
 
 def _compare(name: str, stages: dict[str, StagePaths]) -> ComparedStage:
     metrics = {run: records.metrics_of(stage) for run, stage in stages.items()}
-    scores = records.scores_side_by_side([records.read_optional(stage.evaluation) for stage in stages.values()])
+    scores = records.scores_side_by_side([records.evaluation_of(stage) for stage in stages.values()])
     return ComparedStage(
         name,
         rows={run: summarise_stage(stage) for run, stage in stages.items()},

@@ -1,11 +1,11 @@
 """The page of held-out scores of every environment over the chain, as a heat map."""
 
 import argparse
+import sys
 from pathlib import Path
-from typing import Any
 
-from scripts.errors import run_program
-from scripts.files import read_json
+from scripts.errors import UserError, run_program
+from scripts.records import Evaluation, read_record
 from scripts.report.page import write_page
 from scripts.report.records import scores_side_by_side
 
@@ -22,7 +22,7 @@ def colour(share: float) -> tuple[str, str]:
     return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.5 else "#fff"
 
 
-def write_environments_page(evaluations: list[dict[str, Any]], output: Path) -> None:
+def write_environments_page(evaluations: list[Evaluation], output: Path) -> None:
     """Write the heat map; its scale goes from 0 to 1, or to the highest score where that is above 1."""
     table = scores_side_by_side(evaluations)
     top = max([1.0, *(score.after for row in table.values() for score in row if score)])
@@ -37,13 +37,24 @@ def write_environments_page(evaluations: list[dict[str, Any]], output: Path) -> 
     )
 
 
+def readable(paths: list[Path]) -> list[Evaluation]:
+    """The evaluations in these files; one that is damaged is told of and left out."""
+    found = []
+    for path in paths:
+        try:
+            found.append(read_record(path, Evaluation))
+        except UserError as error:
+            print(error, file=sys.stderr)
+    return found
+
+
 def main() -> None:
     """Command line of the heat map."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.environments", description=__doc__)
     parser.add_argument("--evaluations", type=Path, nargs="+", required=True, help="eval.json of the stages, in order")
     parser.add_argument("--output", type=Path, required=True, help="HTML")
     arguments = parser.parse_args()
-    write_environments_page([read_json(path) for path in arguments.evaluations], arguments.output)
+    write_environments_page(readable(arguments.evaluations), arguments.output)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,21 @@
 """The overview of a run: the graph of its stages, a row for each, what they cost, and a part for each with its gate."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from scripts.drawing.graph import Box, graph_svg
-from scripts.errors import run_program
-from scripts.files import read_json
+from scripts.errors import UserError, run_program
+from scripts.records import CheckpointRecord, Evaluation, read_record
 from scripts.report.cost import Cost, cost_of
 from scripts.report.page import number_text, write_page
-from scripts.report.records import criteria_of, is_trained, metrics_of, read_optional, scores_of, settings_of
+from scripts.report.records import criteria_of, evaluation_of, is_trained, metrics_of, scores_of, settings_of
 from scripts.report.summary import summarise_stage
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
 
+PARTS = ("rows", "costs", "algorithms", "criteria", "extremes")
 MARKS = {"pass": "✓", "warn": "!", "stop": "■"}
 
 
@@ -22,24 +24,39 @@ def write_overview(results: Path, parents: dict[str, str], output: Path) -> None
 
     Stages that are not trained yet appear with how far they have come.
     """
-    stages = {name: StagePaths(results / name) for name in parents}
-    trained = {name: stage for name, stage in stages.items() if is_trained(stage)}
-    costs = {name: cost_of(stage.run, metrics_of(stage)["seconds"]) for name, stage in trained.items()}
-    progress = {name: _progress(stage, costs.get(name)) for name, stage in stages.items()}
-    rows = {name: summarise_stage(stage) for name, stage in trained.items()}
+    progress, trained = {}, {}
+    for name in parents:
+        stage = StagePaths(results / name)
+        try:
+            if is_trained(stage):
+                trained[name] = _shown(stage)
+            progress[name] = _progress(stage, trained[name]["costs"] if name in trained else None)
+        except UserError as error:
+            trained.pop(name, None)
+            progress[name] = f"damaged: {error}"
+            print(error, file=sys.stderr)
+    shown = {part: {name: parts[part] for name, parts in trained.items()} for part in PARTS}
+    verdicts = {name: row["gate"] for name, row in shown["rows"].items()}
     write_page(
         output,
         "overview.html",
         run=results.resolve().name,
         parents=parents,
         progress=progress,
-        graph=_graph(parents, progress, {name: row["gate"] for name, row in rows.items()}),
-        rows=rows,
-        costs=costs,
-        algorithms={name: settings_of(stage)["algorithm"] for name, stage in trained.items()},
-        criteria={name: criteria_of(stage) for name, stage in trained.items()},
-        extremes={name: _extremes(read_optional(stage.evaluation)) for name, stage in trained.items()},
+        graph=_graph(parents, progress, verdicts),
+        **shown,
     )
+
+
+def _shown(stage: StagePaths) -> dict[str, Any]:
+    """What the page tells of a trained stage."""
+    return {
+        "rows": summarise_stage(stage),
+        "costs": cost_of(stage.run, metrics_of(stage)["seconds"]),
+        "algorithms": settings_of(stage)["algorithm"],
+        "criteria": criteria_of(stage),
+        "extremes": _extremes(evaluation_of(stage)),
+    }
 
 
 def _graph(parents: dict[str, str], progress: dict[str, str], verdicts: dict[str, str | None]) -> str:
@@ -76,14 +93,14 @@ def _progress(stage: StagePaths, cost: Cost | None) -> str:
     if cost is None:
         entries = recent_steps(stage.run)
         return f"unfinished, step {entries[-1]['step']}" if entries else "not trained yet"
-    record = read_json(stage.record)
+    record = read_record(stage.record, CheckpointRecord)
     steps, ended = record["step"], record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
     words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{number_text(cost.hours)} h"
     return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
 
 
-def _extremes(evaluation: dict[str, Any] | None) -> str:
+def _extremes(evaluation: Evaluation | None) -> str:
     """Which environments a stage changed most, in words; nothing where that is not known."""
     known = [score for score in scores_of(evaluation) if score.change is not None and score.name != "mean"]
     if not known:

@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from scripts.drawing.chart import interval
 from scripts.drawing.curves import short_name
-from scripts.errors import UserError
-from scripts.files import read_json
 from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
+from scripts.records import CheckpointRecord, Criteria, Evaluation, JudgedCriterion, Scores, read_if_there, read_record
+from scripts.stage.metrics import SCHEMA
 from scripts.stage.paths import StagePaths
+from scripts.stage.tables import read_table
 
 
 def is_trained(stage: StagePaths) -> bool:
@@ -23,15 +23,13 @@ def is_trained(stage: StagePaths) -> bool:
 
 def parent_of(stage: StagePaths) -> StagePaths | None:
     """The stage that this one started from, whose folder lies beside."""
-    parents = read_json(stage.record)["parents"]
+    parents = read_record(stage.record, CheckpointRecord)["parents"]
     return stage.sibling(parents[0]["stage"]) if parents else None
 
 
 def metrics_of(stage: StagePaths) -> pd.DataFrame:
     """One row a step."""
-    if not stage.metrics.exists():
-        raise UserError(f"{stage.metrics}: no such file; ask Snakemake for it: snakemake {stage.metrics}")
-    return pd.read_parquet(stage.metrics)
+    return read_table(stage.metrics, SCHEMA).to_pandas()
 
 
 def settings_of(stage: StagePaths) -> dict[str, Any]:
@@ -39,14 +37,15 @@ def settings_of(stage: StagePaths) -> dict[str, Any]:
     return dict(leaves(read_values(stage.config)))
 
 
-def read_optional(path: Path) -> Any:
-    """A record, where it is there."""
-    return read_json(path) if path.exists() else None
+def evaluation_of(stage: StagePaths) -> Evaluation | None:
+    """Its held-out scores, where a recipe takes some."""
+    return read_if_there(stage.evaluation, Evaluation)
 
 
-def criteria_of(stage: StagePaths) -> list[dict[str, Any]]:
+def criteria_of(stage: StagePaths) -> list[JudgedCriterion]:
     """Each of the gate's criteria with its value and outcome."""
-    return (read_optional(stage.criteria) or {"criteria": []})["criteria"]
+    judged = read_if_there(stage.criteria, Criteria)
+    return judged["criteria"] if judged else []
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class Score:
         return interval(self.change, self.low, self.high, reach)
 
 
-def scores_of(evaluation: dict[str, Any] | None) -> list[Score]:
+def scores_of(evaluation: Evaluation | None) -> list[Score]:
     """The scores of an eval.json, an entry an environment, and the mean last; none where there is none."""
     if evaluation is None:
         return []
@@ -86,7 +85,7 @@ def scores_of(evaluation: dict[str, Any] | None) -> list[Score]:
     return [_score(name, entry) for name, entry in entries.items()]
 
 
-def _score(name: str, entry: dict[str, Any]) -> Score:
+def _score(name: str, entry: Scores) -> Score:
     before, after = entry["before"], entry["after"]
     change = {"value": None if before is None else after - before} | (entry.get("change") or {})
     first = entry.get("change_from_first") or {}
@@ -94,7 +93,7 @@ def _score(name: str, entry: dict[str, Any]) -> Score:
     return Score(short_name(name), entry.get("rows"), before, after, *bounds)
 
 
-def scores_side_by_side(evaluations: list[dict[str, Any] | None]) -> dict[str, list[Score | None]]:
+def scores_side_by_side(evaluations: list[Evaluation | None]) -> dict[str, list[Score | None]]:
     """The scores of each environment, an entry an evaluation, None where it was not scored; the mean last."""
     columns = [{score.name: score for score in scores_of(evaluation)} for evaluation in evaluations]
     names = dict.fromkeys(name for scores in columns for name in scores)

@@ -9,12 +9,13 @@ import pandas as pd
 
 from scripts.drawing.curves import columns_by_name, figures_of, short_name
 from scripts.errors import run_program, shortened
-from scripts.files import read_json
+from scripts.records import Manifest, Preflight, read_if_there, read_record
 from scripts.report import records
 from scripts.report.cost import cost_of
 from scripts.report.page import write_page
 from scripts.report.summary import summarise_stage
 from scripts.stage.paths import StagePaths
+from scripts.stage.tables import ROLLOUTS, read_table
 
 SAMPLES = 4
 LONGEST_TEXT = 1500
@@ -22,9 +23,9 @@ LONGEST_TEXT = 1500
 
 def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
     """Write the page of a stage that is trained; `manifest` is that of its blend."""
-    settings, metrics, blend = records.settings_of(stage), records.metrics_of(stage), read_json(manifest)
-    parent, scores = records.parent_of(stage), records.scores_of(records.read_optional(stage.evaluation))
-    rollouts = pd.read_parquet(stage.rollouts) if stage.rollouts.exists() else None
+    settings, metrics, blend = records.settings_of(stage), records.metrics_of(stage), read_record(manifest, Manifest)
+    parent, scores = records.parent_of(stage), records.scores_of(records.evaluation_of(stage))
+    rollouts = read_table(stage.rollouts, ROLLOUTS).to_pandas() if stage.rollouts.exists() else None
     write_page(
         output,
         "stage.html",
@@ -41,7 +42,7 @@ def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
         rollouts=0 if rollouts is None else len(rollouts),
         data=composition(blend),
         manifest=blend,
-        preflight=records.read_optional(stage.preflight) or {},
+        preflight=read_if_there(stage.preflight, Preflight) or {},
     )
 
 
@@ -76,18 +77,17 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"environment": short_name(row["environment"])}
 
 
-def composition(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+def composition(manifest: Manifest) -> list[dict[str, Any]]:
     """Rows of each environment in both splits, and its share of the training split, the largest first."""
-    train, validation = manifest["train"], manifest["validation"]
-    names = {*train["environments"], *validation["environments"]}
+    train, validation = (manifest[split].get("environments", {}) for split in ("train", "validation"))
     rows = [
         {
             "environment": short_name(name),
-            "train": train["environments"].get(name, 0),
-            "validation": validation["environments"].get(name, 0),
-            "share": train["environments"].get(name, 0) / max(1, train["rows"]),
+            "train": train.get(name, 0),
+            "validation": validation.get(name, 0),
+            "share": train.get(name, 0) / max(1, manifest["train"].get("rows", 0)),
         }
-        for name in names
+        for name in {*train, *validation}
     ]
     return sorted(rows, key=lambda row: (-row["train"], row["environment"]))
 

@@ -1,21 +1,25 @@
 """summary.csv: one row a stage."""
 
 import argparse
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from scripts.errors import run_program
-from scripts.files import open_atomically, read_json
+from scripts.errors import UserError, run_program
+from scripts.files import open_atomically
+from scripts.records import CheckpointRecord, Evaluation, Gate, read_if_there, read_record
 from scripts.report.cost import cost_of
-from scripts.report.records import metrics_of, read_optional
+from scripts.report.records import evaluation_of, metrics_of
 from scripts.stage.paths import StagePaths
 
 
 def summarise_stage(stage: StagePaths) -> dict[str, Any]:
     """A stage's row, from the records in its folder; empty cells are what its algorithm does not measure."""
-    record, gate, metrics = read_json(stage.record), read_optional(stage.gate), metrics_of(stage)
+    record, gate = read_record(stage.record, CheckpointRecord), read_if_there(stage.gate, Gate)
+    metrics = metrics_of(stage)
     cost = cost_of(stage.run, metrics["seconds"])
     first, last = metrics.iloc[0], metrics.iloc[-1]
     return {
@@ -33,12 +37,12 @@ def summarise_stage(stage: StagePaths) -> dict[str, Any]:
         "response_length_last": last["response_length_mean"],
         "truncation_last": last["truncation_rate"],
         "loss_last": last["loss"],
-        **held_out(read_optional(stage.evaluation)),
+        **held_out(evaluation_of(stage)),
         "gate": gate and gate["verdict"],
     }
 
 
-def held_out(evaluation: dict[str, Any] | None) -> dict[str, Any]:
+def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
     """The cells that a stage's held-out scores fill; empty where a recipe takes none or has none to compare."""
     if evaluation is None:
         return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
@@ -55,13 +59,23 @@ def held_out(evaluation: dict[str, Any] | None) -> dict[str, Any]:
     }
 
 
+def rows_of(stages: Iterable[StagePaths]) -> Iterator[dict[str, Any]]:
+    """A row a stage; one with a damaged record is told of, and its row says no more than that."""
+    for stage in stages:
+        try:
+            yield summarise_stage(stage)
+        except UserError as error:
+            print(error, file=sys.stderr)
+            yield {"stage": stage.name, "gate": "damaged"}
+
+
 def main() -> None:
     """Command line of the summary."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.summary", description=__doc__)
     parser.add_argument("--stages", type=Path, nargs="+", required=True, help="stage directories, in the chain's order")
     parser.add_argument("--output", type=Path, required=True, help="summary.csv")
     arguments = parser.parse_args()
-    table = pd.DataFrame([summarise_stage(StagePaths(directory)) for directory in arguments.stages])
+    table = pd.DataFrame(rows_of(map(StagePaths, arguments.stages)))
     with open_atomically(arguments.output) as (file,):
         table.to_csv(file, index=False, float_format="%.6g")
 

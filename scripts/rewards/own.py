@@ -22,6 +22,7 @@ from typing import Any
 from scripts.errors import UserError, shortened
 from scripts.rewards.messages import last_question
 from scripts.rewards.spec import Answers
+from scripts.rewards.verdict import VerifierError
 
 Row = dict[str, Any]
 FUNCTIONS = {"verify": ("row", "response"), "compare": ("row", "responses"), "check": ("row",), "good_answer": ("row",)}
@@ -104,7 +105,7 @@ class OwnEnvironment:
         try:
             return self._functions[name](row, *arguments)
         except (Exception, SystemExit) as error:
-            raise self._error(name, f"raised at {self._place_and_cause(error)}", row) from error
+            raise self._error(name, f"raised at {self._place_and_cause(error)}", row, VerifierError) from error
 
     def _text(self, name: str, row: Row) -> str | None:
         value = self._call(name, row) if name in self._functions else None
@@ -117,10 +118,10 @@ class OwnEnvironment:
             raise self._error(name, f"returned {value!r}, which is no finite number", row)
         return float(value)
 
-    def _error(self, name: str, says: str, row: Row) -> UserError:
+    def _error(self, name: str, says: str, row: Row, kind: type[UserError] = UserError) -> UserError:
         question = " ".join(last_question(row).split())
         asks = shortened(question, SHOWN)
-        return UserError(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
+        return kind(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
 
     def _place_and_cause(self, error: BaseException) -> str:
         """Where in the file it was raised, and what."""

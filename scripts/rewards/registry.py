@@ -9,16 +9,21 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
+from scripts.errors import UserError, shortened
 from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Role
 from scripts.rewards import environments
 from scripts.rewards.judge import JudgeClients
+from scripts.rewards.messages import last_question
 from scripts.rewards.own import OwnEnvironment
-from scripts.rewards.row import PromptRow
+from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
+from scripts.rewards.verdict import NotJudged, Unjudged, VerifierError, described
 
 Row = dict[str, Any]
+HARMLESS = "A word or two."
+SHOWN = 60
 
 SPECS: dict[str, EnvironmentSpec] = {
     name: spec
@@ -56,17 +61,49 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def score(row: Row, response: str) -> float:
-    """The held-out score of one response, 0 to 1."""
-    return SPECS[row["agent_ref"]["name"]].verify(row, response)
+    """The held-out score of one response, 0 to 1; Unjudged for one that cannot be judged.
+
+    UserError where not the response is to blame, but the row or the environment's own code.
+    """
+    verify = SPECS[row["agent_ref"]["name"]].verify
+    try:
+        return verify(row, response)
+    except Exception as error:
+        return _unjudged(error, row, partial(verify, row, HARMLESS))
 
 
 def reward_group(row: Row, responses: list[str]) -> list[float]:
-    """The rewards of one prompt's rollouts, in their order."""
+    """The rewards of one prompt's rollouts, in their order; as `score`."""
     spec = SPECS[row["agent_ref"]["name"]]
-    if spec.compare is not None:
+    if spec.compare is None:
+        verify = partial(score, row)
+        return list(_threads().map(verify, responses) if spec.confined else map(verify, responses))
+    try:
         return spec.compare(row, responses)
-    verify = partial(spec.verify, row)
-    return list(_threads().map(verify, responses) if spec.confined else map(verify, responses))
+    except Exception as error:
+        return [_unjudged(error, row, partial(spec.compare, row, [HARMLESS] * len(responses)))] * len(responses)
+
+
+def _unjudged(error: Exception, row: Row, judge_harmless: Callable[[], Any]) -> Unjudged:
+    """The reward of a response that ended its verifier, which `judge_harmless` calls again with another one.
+
+    What ends that call too is no fault of the response, and a UserError.
+    """
+    if isinstance(error, NotJudged):
+        return Unjudged(str(error))
+    if isinstance(error, UserError) and not isinstance(error, VerifierError):
+        raise error
+    try:
+        judge_harmless()
+    except (NotJudged, UserError) as as_well:
+        if isinstance(as_well, UserError):
+            raise
+    except Exception as as_well:
+        name, asks = row["agent_ref"]["name"], shortened(" ".join(last_question(row).split()), SHOWN)
+        raise UserError(
+            f"{name}: {described(as_well)} whatever the response (the row that asks {asks!r}); mend or remove the row"
+        ) from as_well
+    return Unjudged(described(error))
 
 
 def reward_groups(groups: list[tuple[Row, list[str]]], judges: JudgeClients | None = None) -> list[list[float]]:
@@ -80,14 +117,30 @@ def reward_groups(groups: list[tuple[Row, list[str]]], judges: JudgeClients | No
 async def _reward_group_by_judge(
     judged: JudgeVerifier, row: Row, responses: list[str], judges: JudgeClients
 ) -> list[float]:
-    if judged.compare is not None:
+    if judged.compare is None:
+        return list(await asyncio.gather(*(_score_by_judge(judged, row, response, judges) for response in responses)))
+    try:
         return await judged.compare(row, responses, judges)
-    return list(await asyncio.gather(*(judged.verify(row, response, judges) for response in responses)))
+    except Exception as error:
+        return [_unjudged(error, row, partial(_refuse_broken, row))] * len(responses)
+
+
+async def _score_by_judge(judged: JudgeVerifier, row: Row, response: str, judges: JudgeClients) -> float:
+    try:
+        return await judged.verify(row, response, judges)
+    except Exception as error:
+        return _unjudged(error, row, partial(_refuse_broken, row))
+
+
+def _refuse_broken(row: Row) -> None:
+    """ValueError for a row that breaks its contract; no judge is asked about a harmless response."""
+    if problem := problem_of(row, contract_of(row["agent_ref"]["name"])):
+        raise ValueError(problem)
 
 
 def scores(answered: list[tuple[Row, str]], judges: JudgeClients | None = None) -> list[float]:
     """The held-out scores of rows with one response each, 0 to 1; as `reward_groups`."""
-    return _apply(answered, judges, score, lambda judged, *given: judged.verify(*given))
+    return _apply(answered, judges, score, _score_by_judge)
 
 
 def judged_by(name: str, judges: JudgeClients | None) -> JudgeVerifier | None:
@@ -117,7 +170,8 @@ def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) ->
     name = row["agent_ref"]["name"]
     spec = SPECS.get(name, EnvironmentSpec())
     if spec.judged is not None and spec.judged.role in roles:
-        return spec.judged.check_held_out(row) if held_out else None
+        problem = spec.judged.check_held_out(row) if held_out else None
+        return problem or (spec.check(row) if spec.confined else None)
     if spec.verify is not None:
         return spec.check(row)
     if spec.judged is None:

@@ -1,32 +1,31 @@
 """Runs a function on untrusted input, each call in a confined process of its own, on all cores.
 
-A few servers for each function (`python -m scripts.rewards.sandbox module:function`) import its module once, and call
-its `warm_up`, if it has one, for what every call would have to work out anew. For every call they fork a process, which
-`scripts.rewards.confine` locks up before it looks at the input. The servers get none of our environment but the way to
-Python's libraries, and end with the process that started them.
+A few servers for each function (`scripts.rewards.sandbox_server`) fork a process for every call. A server never holds
+an input, since all that it forks could find it there: the caller writes it to a file in memory, sends the descriptor
+and reads itself, up to a limit, what the call left. The servers get none of our environment but the way to Python's
+libraries, and end with the process that started them.
 """
 
-import gc
-import importlib
 import json
 import os
-import select
+import socket
+import struct
 import subprocess
 import sys
-import tempfile
-import traceback
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from queue import LifoQueue
 from typing import Any, Literal
 
 from scripts.errors import UserError
-from scripts.rewards.confine import confine, prepare, unavailable
+from scripts.rewards.confine import unavailable
 
-MEMORY = 4 * 1024**3
-OUTPUT = 64 * 1024**2
+MEBIBYTE = 1024**2
+NESTING = 100
+_START_SECONDS = 300.0
+_GRACE_SECONDS = 10.0
 _ROOT = Path(__file__).parents[2]
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -36,13 +35,22 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
+ERROR_LENGTH = 2000
+TIME_LIMIT = struct.Struct("=d")
+STATUS = struct.Struct("=?i")  # whether it ended in time, and its exit status
+READY, RETURNED, RAISED = b"ready", b"returned ", b"raised "
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call went: `value` is what the function returned (JSON), `error` why it did not return."""
+    """How a call went: `value` is what the function returned (JSON), `error` why it did not return.
 
-    ended: Literal["returned", "raised", "killed", "timeout"]
+    `ended` says how: it returned; it raised; its process died or was killed (memory, a signal, an early exit, more
+    output than was asked for); it took too long; or the call was lost, by what it was given or by its server, and says
+    nothing of the input.
+    """
+
+    ended: Literal["returned", "raised", "killed", "timeout", "lost"]
     value: Any = None
     output: str = ""
     error: str = ""
@@ -60,20 +68,22 @@ class Sandbox:
         for _ in range(cores()):
             self._idle.put(None)
 
-    def call(self, *arguments: Any, stdin: str = "", seconds: float = 10.0) -> Outcome:
-        """Call the function in a confined process that lives `seconds` at most.
+    def call(self, *arguments: Any, stdin: str = "", seconds: float = 10.0, size: int = MEBIBYTE) -> Outcome:
+        """Call the function in a confined process that lives `seconds` and leaves `size` bytes of each kind at most.
 
-        Raises UserError where this machine cannot confine it, and RuntimeError when its server ends.
+        Raises UserError where this machine cannot confine it, and nothing for what its input is or does.
         """
         server = self._idle.get()
         try:
             if server is None or server.has_ended():
                 server = _Server(self._command)
-            return server.call(arguments, stdin, seconds)
-        except BaseException:
+            return server.call(arguments, stdin, seconds, size)
+        except BaseException as error:
             if server is not None:
                 server.stop()
             server = None
+            if isinstance(error, Exception) and not isinstance(error, UserError):
+                return Outcome("lost", error=f"{type(error).__name__}: {error}")
             raise
         finally:
             self._idle.put(server)
@@ -94,27 +104,52 @@ class _Server:
     def __init__(self, command: list[str]) -> None:
         if reason := unavailable():
             raise UserError(reason)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "scripts.rewards.sandbox", *command],
-            cwd=_ROOT,
-            env=_ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,
-        )
-
-    def call(self, arguments: tuple[Any, ...], stdin: str, seconds: float) -> Outcome:
-        request = json.dumps({"arguments": arguments, "stdin": stdin, "seconds": seconds})
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        hidden = json.dumps([str(path) for path in (Path.cwd(), _ROOT, *_home())])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "scripts.rewards.sandbox_server", hidden, *command],
+                cwd=_ROOT,
+                env=_ENVIRONMENT,
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         try:
-            print(request, file=self._process.stdin, flush=True)
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
+            answer = self._answer(_START_SECONDS)
+            if answer != READY:
+                raise UserError(f"untrusted code cannot be confined on this machine: {answer.decode()}")
+        except BaseException:
+            self.stop()
+            raise
+
+    def call(self, arguments: tuple[Any, ...], stdin: str, seconds: float, size: int) -> Outcome:
+        request = json.dumps(arguments).encode()
+        files = [os.memfd_create("call") for _ in range(4)]
+        try:
+            for file, data in zip(files, (request, stdin.encode("utf-8", "surrogateescape")), strict=False):
+                with open(file, "wb", closefd=False) as opened:
+                    opened.write(data)
+                os.lseek(file, 0, os.SEEK_SET)
+            socket.send_fds(self._connection, [TIME_LIMIT.pack(seconds)], files)
+            in_time, status = STATUS.unpack(self._answer(seconds + _GRACE_SECONDS))
+            output, result = (read_file(file, size) for file in files[2:])
+        finally:
+            for file in files:
+                os.close(file)
+        if not in_time:
+            return Outcome("timeout", output=output.decode("utf-8", "replace"), error=f"ran longer than {seconds:g} s")
+        return _outcome(status, output, result, size)
+
+    def _answer(self, seconds: float) -> bytes:
+        self._connection.settimeout(seconds)
+        try:
+            answer = self._connection.recv(4096)
+        except TimeoutError as error:
+            raise TimeoutError(f"a sandbox's server has not answered for {seconds:g} s") from error
         if not answer:
-            raise RuntimeError(f"a sandbox's server ended with status {self._process.wait()}")
-        return Outcome(**json.loads(answer))
+            raise OSError(f"a sandbox's server ended with status {self._process.wait(_GRACE_SECONDS)}")
+        return answer
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -122,88 +157,45 @@ class _Server:
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._connection.close()
 
 
-def serve(function: Callable[..., Any]) -> None:
-    """Answer one call a line until the input ends."""
-    prepare()
-    gc.freeze()
-    for line in sys.stdin:
-        print(json.dumps(asdict(_call(function, **json.loads(line)))), flush=True)
-
-
-def _call(function: Callable[..., Any], arguments: list[Any], stdin: str, seconds: float) -> Outcome:
-    files = [os.memfd_create(name) for name in ("stdin", "stdout", "value")]
+def _home() -> list[Path]:
     try:
-        with os.fdopen(os.dup(files[0]), "wb") as file:
-            file.write(stdin.encode("utf-8", "surrogateescape"))
-        os.lseek(files[0], 0, os.SEEK_SET)
-        child = os.fork()
-        if child == 0:
-            _run_confined(function, arguments, files, seconds)
-        status = _wait(child, seconds)
-        if status is None:
-            return Outcome("timeout", output=_read(files[1]), error=f"ran longer than {seconds:g} s")
-        outcome = _read(files[2])
-        if status != 0 or not outcome:
-            return Outcome("killed", output=_read(files[1]), error=f"ended with status {status}")
-        return Outcome(output=_read(files[1]), **json.loads(outcome))
-    finally:
-        for file in files:
-            os.close(file)
+        return [Path.home()]
+    except RuntimeError:  # a user without a name
+        return []
 
 
-def _wait(child: int, seconds: float) -> int | None:
-    """The child's exit status (minus the signal that killed it); None when it had to be killed for its time."""
-    handle = os.pidfd_open(child)
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    in_time = bool(poll.poll(seconds * 1000))
-    os.close(handle)
-    if not in_time:
-        os.kill(child, 9)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status) if in_time else None
+def read_file(file: int, size: int) -> bytes:
+    """The first `size` bytes and one more, to tell that there are more."""
+    return os.pread(file, min(os.fstat(file).st_size, size + 1), 0)
 
 
-def _read(file: int) -> str:
-    size = os.fstat(file).st_size
-    return os.pread(file, size, 0).decode("utf-8", "replace")
+def _outcome(status: int, output: bytes, result: bytes, size: int) -> Outcome:
+    """What a process left that ended by itself; all of it is the input's word and no more than data."""
+    text = output[:size].decode("utf-8", "replace")
+    if max(len(output), len(result)) > size:
+        return Outcome("killed", output=text, error=f"left more than {size} bytes")
+    if status == 0 and result.startswith(RAISED):
+        return Outcome("raised", output=text, error=result[len(RAISED) :].decode("utf-8", "replace")[:ERROR_LENGTH])
+    if status == 0 and result.startswith(RETURNED):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(result[len(RETURNED) :])
+            if not _nests_deeper(value, NESTING):
+                return Outcome("returned", value, text)
+        return Outcome("killed", output=text, error="returned what is no JSON, or nests too deep")
+    return Outcome("killed", output=text, error=f"ended with status {status}")
 
 
-def _run_confined(function: Callable[..., Any], arguments: list[Any], files: list[int], seconds: float) -> None:
-    """In the child: never returns, and runs nothing of the input before it is locked up."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for number, file in enumerate((files[0], files[1], nowhere, files[2])):
-            os.dup2(file, number)
-        os.closerange(4, 256)
-        sys.stdin = os.fdopen(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="replace", closefd=False)
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="replace", closefd=False)
-        confine(cpu_seconds=int(seconds) + 2, memory=MEMORY, output=OUTPUT)
-        text = json.dumps({"ended": "returned", "value": function(*arguments)})
-    except BaseException as error:  # nothing of the call may leave this process but its outcome
-        text = json.dumps({"ended": "raised", "error": "".join(traceback.format_exception_only(error)).strip()})
-    try:
-        if not sys.stdout.closed:
-            sys.stdout.flush()
-        os.pwrite(3, text.encode("utf-8", "replace"), 0)
-    finally:
-        os._exit(0)
-
-
-def main() -> None:
-    """Serve the function that the command line names, after importing the modules named behind it."""
-    module, name = sys.argv[1].split(":")
-    function = getattr(importlib.import_module(module), name)
-    for imported in sys.argv[2:]:
-        importlib.import_module(imported)
-    getattr(sys.modules[module], "warm_up", lambda: None)()
-    with tempfile.TemporaryDirectory() as empty:
-        os.chdir(empty)
-        serve(function)
-
-
-if __name__ == "__main__":
-    main()
+def _nests_deeper(value: Any, levels: int) -> bool:
+    level = [value]
+    while level and levels > 0:
+        level = [
+            part
+            for inner in level
+            if isinstance(inner, (list, dict))
+            for part in (inner.values() if isinstance(inner, dict) else inner)
+        ]
+        levels -= 1
+    return bool(level)

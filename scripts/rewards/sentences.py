@@ -17,7 +17,7 @@ _INNER_STOPS = (
     r"[A-Za-z]\.[A-Za-z]\.(?:[A-Za-z]\.)?",
     rf"(?<= )(?:Inc|Ltd|Jr|Sr|Co)\.(?! {_STARTERS})",
 )
-_OPENING_QUOTE = re.compile(r'(?<![^\s(\[{<])"')
+_OPENING_QUOTE = re.compile(r'(?<![^\s(\[{<])"|(?<=^")"')
 _TOKEN = re.compile(
     r"\.\.\.|--|``|''|\w+(?=n['’]t\b)|n['’]t\b|['’](?:s|re|ve|ll|d|m)\b|\w+(?:[-.,:/@]\w+)*|\S", re.IGNORECASE
 )

@@ -45,6 +45,20 @@ class Answers:
     nothing_is_right: bool = False
 
 
+@dataclass(frozen=True)
+class CheapAnswer:
+    """An answer that says nothing of its prompt, and which some rows of an environment pay, as NeMo-Gym does.
+
+    `text` is what a row is answered with, None where it cannot be paid; `paid`, what it earns and where; `remedy`, what
+    a row needs so that it is not.
+    """
+
+    what: str
+    text: Callable[[Row], str | None]
+    paid: str
+    remedy: str
+
+
 def spaced(text: str) -> dict[str, str]:
     """An allowed form of the right answer."""
     return {"white space around the right answer": f"\n  {text} \n"}
@@ -57,7 +71,7 @@ class EnvironmentSpec:
     `verify` scores one response, 0 to 1; without it only a judge or NeMo-Gym rewards the rows. `compare`, where an
     environment has it, rewards all rollouts of one prompt together and stands in for `verify` in training. `check` says
     why they could not score responses to a row that obeys the contract. `confined` says that `verify` waits for a
-    process of its own, so that several at once use all cores.
+    process of its own, so that several at once use all cores. `cheap` lists the answers that it pays too easily.
     """
 
     row: type[PromptRow] = PromptRow
@@ -67,3 +81,4 @@ class EnvironmentSpec:
     confined: bool = False
     judged: JudgeVerifier | None = None
     answers: Callable[[Row], Answers] = lambda row: Answers()
+    cheap: tuple[CheapAnswer, ...] = ()

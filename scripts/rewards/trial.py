@@ -1,11 +1,9 @@
 """What one environment pays for responses made from its rows, how long that takes, and what is wrong with it."""
 
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import fmean, median, pvariance
 from typing import Any, NamedTuple
@@ -15,9 +13,12 @@ from scripts.recipe.probe import Probe
 from scripts.rewards.judge import JudgeClients, JudgeUnavailable
 from scripts.rewards.probe_responses import ProbeResponse
 from scripts.rewards.registry import SPECS, judged_by, reward_groups
+from scripts.rewards.time_limit import TooSlow, time_limit
+from scripts.rewards.verdict import Unjudged
 
 SLOW, PATIENCE = 5, 30
 SHOWN = 80
+ENOUGH = 20  # rows of which more than half have one right answer by more than chance
 
 
 class SampledRow(NamedTuple):
@@ -63,6 +64,8 @@ class Trial:
         self.name, self.probe, self.judges, self.judged = name, probe, judges, judged is not None
         self.compares = (judged or SPECS[name]).compare is not None
         self.groups: list[list[Tried]] = []
+        self.further: list[list[Tried]] = []
+        self.rows = 0
         self.seconds: list[tuple[float, str]] = []
 
     def run(self, sampled: SampledRow, responses: list[ProbeResponse]) -> None:
@@ -74,7 +77,15 @@ class Trial:
             rewards = self._rewards(sampled, responses)
         else:
             rewards = [self._rewards(sampled, [response])[0] for response in responses]
+        self.rows += 1
         self.groups.append([Tried(sampled.place, *paid) for paid in zip(responses, rewards, strict=True)])
+
+    def run_cheap(self, sampled: SampledRow, responses: list[ProbeResponse]) -> None:
+        """Reward answers that the environment is known to pay too easily, in a row that nothing else is tried on."""
+        self.rows += 1
+        if any(response.kind == "cheap" for response in responses):
+            rewards = self._rewards(sampled, responses)
+            self.further.append([Tried(sampled.place, *paid) for paid in zip(responses, rewards, strict=True)])
 
     def _rewards(self, sampled: SampledRow, responses: list[ProbeResponse]) -> list[float]:
         count = len(responses)
@@ -83,7 +94,7 @@ class Trial:
         limit = PATIENCE * self.probe.seconds_per_check * count
         started = time.monotonic()
         try:
-            with _time_limit(None if self.judged else limit):
+            with time_limit(None if self.judged else limit):
                 (rewards,) = reward_groups([(sampled.row, [response.text for response in responses])], self.judges)
         except TooSlow:
             raise UserError(
@@ -94,8 +105,6 @@ class Trial:
             raise JudgeUnavailable(f"{what}, the reward probe got no verdict: {error}") from None
         except UserError as error:
             raise UserError(f"{what}: {error}") from None
-        except Exception as error:
-            raise UserError(f"{what}: the verifier raised {type(error).__name__}: {error}") from error
         self.seconds.append(((time.monotonic() - started) / count, what))
         return rewards
 
@@ -106,13 +115,13 @@ class Trial:
     def _of(self, kind: str) -> list[float]:
         return [tried.reward for tried in self._tried if tried.response.kind == kind]
 
-    def describe(self, rows: int) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """What was paid, on the whole and for each kind of response."""
         paid: dict[str, dict[str, list[float]]] = {}
         for tried in self._tried:
             paid.setdefault(tried.response.kind, {}).setdefault(tried.response.what, []).append(tried.reward)
         return {
-            "rows": rows,
+            "rows": len(self.groups),
             **spread([[tried.reward for tried in group] for group in self.groups]),
             "by_kind": {
                 kind: {what: round(fmean(values), 6) for what, values in by_what.items()}
@@ -120,9 +129,29 @@ class Trial:
             },
         }
 
+    def add_constant(self, found: ProbeFindings, right: list[tuple[str, str]]) -> None:
+        """Warn where one answer is right in most rows; `right`: places of rows, and their right answers."""
+        if len(right) < ENOUGH:
+            return
+        (answer, count), *_ = Counter(good for _, good in right).most_common(1)
+        if count > len(right) / 2:
+            first = next(place for place, good in right if good == answer)
+            found.warnings.append(
+                f"{self.name}: the same answer, {shortened(answer, SHOWN)!r}, is right in {count} of {len(right)} "
+                f"rows, {count / len(right):.0%} (the first: {first}); add rows with other answers, or accept that "
+                "a policy which always says this earns as much"
+            )
+
     def add_findings(self, found: ProbeFindings) -> None:
         """Add what is wrong with what was paid, and how long it took."""
         self._add_time(found)
+        unjudged = [tried for tried in self._tried if isinstance(tried.reward, Unjudged)]
+        if unjudged:
+            first = unjudged[0]
+            found.warnings.append(
+                f"{self.name} cannot judge {len(unjudged)} of {len(self._tried)} responses, which earn 0 (the first: "
+                f"{first.place}, {first.response.what}, {first.reward.why})"
+            )
         good, bad = self._of("good"), self._of("bad")
         everything = [tried.reward for tried in self._tried]
         if good and len(set(everything)) == 1:
@@ -139,6 +168,7 @@ class Trial:
                 "rows expect, or the verifier"
             )
         self._add_overpaid(found)
+        self._add_cheap(found)
         self._add_underpaid(found)
 
     def _add_time(self, found: ProbeFindings) -> None:
@@ -159,7 +189,7 @@ class Trial:
 
     def _add_overpaid(self, found: ProbeFindings) -> None:
         """Responses that deserve nothing are worth no more than a wrong answer."""
-        for what, held in self._against(self._most_for_nothing, lambda response: response.if_paid is not None):
+        for what, held in self._against(self._most_for_nothing, _deserves_nothing):
             paid = [(tried, most) for tried, most in held if tried.reward > most]
             if not paid:
                 continue
@@ -170,6 +200,28 @@ class Trial:
             )
             stops = tried.response.if_paid == "stop" and len(paid) > self.probe.tolerated_share * len(held)
             (found.problems if stops else found.warnings).append(says)
+
+    def _add_cheap(self, found: ProbeFindings) -> None:
+        """Answers that say nothing of the prompt are paid nothing; those paid in the same rows are one warning."""
+        warned: list[tuple[int, list[tuple[Tried, float]], list[str]]] = []
+        for what, held in self._against(self._most_for_nothing, lambda response: response.kind == "cheap"):
+            paid = [(tried, most) for tried, most in held if tried.reward > most]
+            places = {tried.place for tried, _ in paid}
+            same = next((also for _, others, also in warned if places <= {tried.place for tried, _ in others}), None)
+            if same is not None:
+                same += [what] if paid else []
+            elif paid:
+                warned.append((self.rows if paid[0][0].response.remedy else len(held), paid, []))
+        for rows, paid, also in warned:
+            tried, most = paid[0]
+            remedy = tried.response.remedy or "let the verifier refuse it"
+            others = f", and there {', '.join(also)} as well" if also else ""
+            found.warnings.append(
+                f"{self.name} pays {tried.response.what}, which says nothing of the prompt, in {len(paid)} of {rows} "
+                f"rows, {len(paid) / rows:.0%} (the first: {tried.place}, {tried.reward:g}, where {most:g} is the most "
+                f"it may earn){others}; {remedy}, drop these rows, "
+                "or accept it (docs/environments.md, cheap answers)"
+            )
 
     def _add_underpaid(self, found: ProbeFindings) -> None:
         """Other forms of the right answer, which the environment allows, are worth as much."""
@@ -189,7 +241,7 @@ class Trial:
     ) -> Iterable[tuple[str, list[tuple[Tried, float]]]]:
         """Responses by what they are, each with the bound of its row; rows without a bound are left out."""
         held: dict[str, list[tuple[Tried, float]]] = {}
-        for group in self.groups:
+        for group in sorted([*self.groups, *self.further], key=_line):
             bound = bound_of(group)
             for tried in group if bound is not None else ():
                 if is_held(tried.response):
@@ -208,6 +260,15 @@ class Trial:
         return None if self.compares or self.judged or good is not None else 0.0
 
 
+def _line(group: list[Tried]) -> int:
+    """The number of a group's row in its split."""
+    return int(group[0].place.rpartition(":")[2])
+
+
+def _deserves_nothing(response: ProbeResponse) -> bool:
+    return response.if_paid is not None and response.kind != "cheap"
+
+
 def _good(group: list[Tried]) -> float | None:
     """What the right answer earns."""
     return next((tried.reward for tried in group if tried.response.kind == "good"), None)
@@ -215,39 +276,10 @@ def _good(group: list[Tried]) -> float | None:
 
 def spread(groups: list[list[float]]) -> dict[str, Any]:
     """How rewards are spread, each group's being those of one prompt."""
-    rewards = [reward for group in groups for reward in group]
+    rewards = [float(reward) for group in groups for reward in group]
     return {
         "responses": len(rewards),
         "mean": round(fmean(rewards), 6),
         "variance": round(pvariance(rewards), 6),
         "zero_variance_share": round(fmean(len(set(group)) == 1 for group in groups), 6),
     }
-
-
-class TooSlow(BaseException):
-    """A check did not end in time; no verifier's own handler catches it."""
-
-
-@contextmanager
-def _time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise TooSlow in the main thread when a block has not ended; elsewhere, and for None, there is no limit.
-
-    Not by an alarm: math-verify sets its own.
-    """
-    if seconds is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGUSR1, stop)
-    timer = threading.Timer(seconds, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)

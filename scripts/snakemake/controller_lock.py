@@ -11,7 +11,7 @@ import os
 import socket
 from pathlib import Path
 
-from scripts.stage.owner import process_start
+from scripts.processes import is_running, process_start
 
 
 def remove_dead_lock(directory: Path) -> list[str]:
@@ -29,7 +29,7 @@ def remove_dead_lock(directory: Path) -> list[str]:
             continue
         if host != socket.gethostname():
             elsewhere.append(f"process {pid} on {host}")
-        elif process_start(pid) == start:
+        elif is_running(pid, start):
             alive.append(pid)
         else:
             dead.append(note)
@@ -39,7 +39,7 @@ def remove_dead_lock(directory: Path) -> list[str]:
         lines = [f"locked, perhaps by {', '.join(elsewhere)}; if that is dead: snakemake --unlock"]
     elif locks and dead and not alive:
         lines = ["removed the lock of a Snakemake that was killed"]
-        dead += locks
+        dead = [*locks, *dead]
     for path in dead:
         path.unlink(missing_ok=True)
     mine = [socket.gethostname(), os.getpid(), process_start(os.getpid())]

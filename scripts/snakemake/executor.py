@@ -1,31 +1,42 @@
 """Snakemake's Slurm executor with corrections of our own; docs/upstream.md lists what they correct.
 
-States are asked of squeue, with or without an accounting database. While Slurm's controller is away no job is
-forgotten, and submissions wait for it. ``--seconds-between-status-checks`` is the most that lies between two questions.
-Of a job that failed the program's log is shown, and Slurm's only where the program has left none.
+A job that ended well says so by its mark (scripts.snakemake.marks), which is looked for every second. Slurm is asked
+about the others, by squeue, with or without an accounting database: ``--seconds-between-status-checks`` lie between two
+questions, and fewer only where a mark tells of a failure. While Slurm's controller is away no job is forgotten, and
+submissions wait for it. Of a job that failed the program's log is shown, and Slurm's only where the program has left
+none. The job's script starts its step itself, where the plugin has a Snakemake of its own do so.
 """
 
+import asyncio
+import shlex
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import snakemake_executor_plugin_slurm as plugin
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards
+from snakemake_executor_plugin_slurm_jobstep import get_cpu_setting, get_gpu_setting, get_node_setting
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from scripts.errors import UserError
-from scripts.launch.jobs import FORMAT, note_submission, parse_squeue, read_call, write_call
+from scripts.launch.jobs import FORMAT, note_submission, note_success, parse_squeue, read_call, write_call
 from scripts.launch.slurm import ENDED_STATES, ask, show
+from scripts.snakemake.marks import make_mark, read_mark, remove_marks, write_mark
 
 # What sbatch says when surely nothing was submitted.
 UNREACHED = ("Unable to contact slurm controller", "Connection refused")
 SUBMISSION_RETRY_SECONDS = 1800.0
 RETRY_EVERY_SECONDS = 10.0
+LOOK_EVERY_SECONDS = 1.0
+# How long after a mark of failure Slurm is asked: by then it knows what became of the job.
+SETTLING_SECONDS = 2.0
 MAY_BE_REQUEUED = {"NODE_FAIL", "PREEMPTED"}
 UNKNOWN = "UNKNOWN"
 
@@ -34,36 +45,83 @@ class Executor(plugin.Executor):
     """The plugin's executor under the plugin's name and settings; `results` is the folder whose stages it trains."""
 
     results = ""
+    cores = "all"  # those of the node, not of this host
 
-    def __post_init__(self, test_mode: bool = False) -> None:
-        super().__post_init__(test_mode)
+    def __init__(self, workflow: Any, logger: Any) -> None:
         self.ending = threading.Event()
+        self.marks: dict[JobExecutorInterface, Path] = {}
+        self.ask_at = 0.0
+        super().__init__(workflow, logger)  # its thread may ask for these at once
 
     def shutdown(self) -> None:
         """End, without waiting on for a controller that is away."""
         self.ending.set()
         super().shutdown()
+        remove_marks(self.run_uuid)
+
+    def additional_general_args(self) -> str:
+        """Nothing, for the Snakemake inside a job runs it as one on its own machine would."""
+        return super().additional_general_args() if self.array_jobs else ""
+
+    def format_job_exec(self, job: JobExecutorInterface) -> str:
+        """The job's script: its step, and the mark of its end; the plugin's own where jobs share a script."""
+        command = super().format_job_exec(job)
+        if self.array_jobs:
+            return command
+        self.marks[job] = mark = make_mark(self.run_uuid)
+        gpus = get_gpu_setting(job)
+        settings = f"{get_cpu_setting(job, bool(gpus))} {gpus} {get_node_setting(job)}"
+        marking = shlex.join([sys.executable, "-m", "scripts.snakemake.marks", str(mark)])
+        return f"{marking} srun -n1 --cpu-bind=q {settings} {command}"
+
+    async def sleep(self) -> None:
+        """Wait until Slurm is to be asked, a job has left a mark, or Snakemake ends."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_SECONDS)
+            marked = any(_mark_of(job)[1] is not None for job in list(self.active_jobs))
+            if marked or self.ending.is_set() or time.monotonic() >= self.ask_at:
+                return
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
         """Report the jobs that have ended, and give back the others."""
-        states = job_states(self.run_uuid, self.results) if active_jobs else {}
-        some_ended = not active_jobs
-        for job in active_jobs:
-            state = states.get(job.external_jobid, "RUNNING")
-            if state not in ENDED_STATES | {UNKNOWN}:
+        unknown = [job for job in active_jobs if not self._has_succeeded(job)]
+        if unknown and time.monotonic() < self.ask_at:
+            for job in unknown:
                 yield job
-                continue
-            some_ended = True
-            if state == "COMPLETED" and not self.workflow.executor_settings.keep_successful_logs:
-                job.aux["slurm_logfile"].unlink(missing_ok=True)
-            if state in ("COMPLETED", UNKNOWN):
-                self.report_job_success(job)
-            else:
-                self._report_end(job, state)
-        longest = self.workflow.remote_execution_settings.seconds_between_status_checks
+            return
         first = self.workflow.executor_settings.init_seconds_before_status_checks
-        wait = first if some_ended else self.next_seconds_between_status_checks + 10
-        self.next_seconds_between_status_checks = min(wait, longest)
+        most = self.workflow.remote_execution_settings.seconds_between_status_checks
+        begun = {job.external_jobid for job in unknown if _mark_of(job)[0]}
+        states = job_states(self.run_uuid, self.results) if unknown else {}
+        self.ask_at = time.monotonic() + (most if unknown else min(first, most))
+        for job in unknown:
+            state = states.get(job.external_jobid, "RUNNING")
+            if state == "COMPLETED":
+                self._report_success(job)
+            elif state == UNKNOWN:
+                self.report_job_success(job)
+            elif state in ENDED_STATES:
+                self._report_end(job, state)
+            else:
+                if state == "PENDING" and job.external_jobid in begun:  # requeued; the last allocation may still run
+                    write_mark(job.aux["mark"], "")
+                yield job
+
+    def _has_succeeded(self, job: SubmittedJobInfo) -> bool:
+        """Whether the job's mark says that it ended well, which is then reported; of a failure Slurm is asked soon."""
+        _, status = _mark_of(job)
+        if status == 0:
+            note_success(self.run_uuid, job.external_jobid)
+            self._report_success(job)
+        elif status is not None:
+            write_mark(job.aux["mark"], "")
+            self.ask_at = min(self.ask_at, time.monotonic() + SETTLING_SECONDS)
+        return status == 0
+
+    def _report_success(self, job: SubmittedJobInfo) -> None:
+        if not self.workflow.executor_settings.keep_successful_logs:
+            job.aux["slurm_logfile"].unlink(missing_ok=True)
+        self.report_job_success(job)
 
     def _report_end(self, job: SubmittedJobInfo, state: str) -> None:
         has_own_log = any(Path(log).is_file() and Path(log).stat().st_size for log in job.job.log)
@@ -74,6 +132,7 @@ class Executor(plugin.Executor):
     def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
         comment = f"rule_{job_info.job.name}_wildcards_{get_job_wildcards(job_info.job)}"
         note_submission(self.run_uuid, job_info.external_jobid, comment, self.results)
+        job_info.aux["mark"] = self.marks.pop(job_info.job, None)
         super()._report_job_submission_threadsafe(job_info)
 
     def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
@@ -103,6 +162,11 @@ def use_executor(results: Path) -> None:
     ExecutorPluginRegistry().get_plugin("slurm").executor = Executor
 
 
+def _mark_of(job: SubmittedJobInfo) -> tuple[bool, int | None]:
+    mark = job.aux.get("mark")
+    return read_mark(mark, job.external_jobid) if mark else (False, None)
+
+
 def job_states(call: str, results: str) -> dict[str, str]:
     """The state of every job of a call of Snakemake by its id; empty while Slurm does not answer.
 
@@ -115,9 +179,12 @@ def job_states(call: str, results: str) -> dict[str, str]:
     except UserError:
         return {}
     seen = parse_squeue(answer, results)
-    for job_id in known.keys() - seen.keys():
-        state = known[job_id].state
-        seen[job_id] = replace(known[job_id], state=state if state in ENDED_STATES else accounted_state(job_id))
+    for job_id, record in known.items():
+        if record.state == "COMPLETED":
+            seen[job_id] = record
+        elif job_id not in seen:
+            state = record.state if record.state in ENDED_STATES else accounted_state(job_id)
+            seen[job_id] = replace(record, state=state)
     write_call(call, seen)
     states = {job_id: record.state for job_id, record in seen.items()}
     for job_id, state in states.items():

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
+from scripts.files import check_readable
 from scripts.recipe.site import Site
 from scripts.snakemake.ancient import correct_ancient
 from scripts.snakemake.controller_lock import remove_dead_lock
@@ -35,6 +36,8 @@ def prepare(workflow: Any, results: Path, site: Site) -> int:
     call = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
     correct_ancient()
     if workflow.is_main_process:
+        if (records := Path(".snakemake/metadata")).is_dir():  # Snakemake leaves them to its user and group
+            check_readable(records)
         for line in remove_dead_lock(Path(".snakemake")):
             print(line, file=sys.stderr)
         Retries(results, call, site.slurm is not None).install()

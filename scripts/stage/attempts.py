@@ -9,6 +9,7 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.launch.slurm import own_job_id
+from scripts.records import Attempt, read_lines
 
 
 def begin_attempt(
@@ -45,18 +46,13 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
     `time` is when it began and `ended` when it ended (None: killed), in seconds since the epoch.
     """
     attempts: list[dict[str, Any]] = []
-    path = run / "attempts.jsonl"
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
+    for entry in read_lines(run / "attempts.jsonl", Attempt):
         if entry["event"] == "begin":
             kept = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image")
             begun = {"from": entry["step"], "outcome": "killed", "ended": None}
             attempts.append(begun | {key: entry.get(key) for key in kept})
         elif attempts:
-            attempts[-1] |= {"to": entry["step"], "outcome": entry["outcome"], "ended": entry.get("time")}
+            attempts[-1] |= {"to": entry["step"], "outcome": entry.get("outcome", "killed"), "ended": entry["time"]}
     return attempts
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from scripts.files import amount, read_json
 from scripts.recipe.model import RandomModel
 from scripts.recipe.stage import Checkpointing
+from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
 from scripts.stage.rundir import checkpoints
 from scripts.stage.stage import Stage
 
@@ -17,7 +18,9 @@ def checkpoint_bytes(stage: Stage) -> int:
     For a pretrained model 14 bytes a parameter: 2 of the weights in bfloat16, 12 of the optimizer. 0: nobody knows.
     """
     if stage.parent is not None:
-        return sum(entry["bytes"] for entry in read_json(stage.parent.paths.record)["files"].values())
+        return sum(
+            entry["bytes"] for entry in read_record(stage.parent.paths.record, CheckpointRecord)["files"].values()
+        )
     model = stage.recipe.model
     if isinstance(model, RandomModel):
         return 3 * 4 * parameters(model)
@@ -61,9 +64,6 @@ def shortage(stage: Stage) -> str | None:
 def _held(stage: Stage) -> int:
     """The checkpoints of this very config and data that the run directory holds; the parent may not be exported yet."""
     run = stage.paths.run
-    if not (run / "identity.json").exists():
-        return 0
-    held = read_json(run / "identity.json")
-    now = {"config": stage.config.content, "train_split": read_json(stage.manifest)["train"]["sha256"]}
-    is_same = all(held[fact] == value for fact, value in now.items())
-    return len(checkpoints(run)) if is_same else 0
+    held, splits = read_if_there(run / "identity.json", RunIdentity), read_record(stage.manifest, Manifest)
+    now = stage.config.content, splits["train"]["sha256"]
+    return len(checkpoints(run)) if held and (held["config"], held["train_split"]) == now else 0

@@ -18,12 +18,17 @@ from scripts.files import write_text
 from scripts.stage.progress import LIVE_PAGE, RECENT_STEPS, read_log, step_seconds
 
 PERIOD_SECONDS = 10.0
+LARGEST_SHARE = 0.02
 TEMPLATE = Path(__file__).with_suffix(".html")
 
 
 @contextmanager
 def live_page(stage: str, run: Path, planned: int, period: float = PERIOD_SECONDS) -> Iterator[None]:
-    """Keep a run directory's live page up to date while the block runs; written at most once in `period` seconds."""
+    """Keep a run directory's live page up to date while the block runs.
+
+    It is written at most once in `period` seconds, and less often where that would take more than a fiftieth of the
+    time: the page of a long training takes longer to draw.
+    """
     over = threading.Event()
     writer = threading.Thread(target=_keep_writing, args=(stage, run, planned, period, over), daemon=True)
     writer.start()
@@ -35,9 +40,10 @@ def live_page(stage: str, run: Path, planned: int, period: float = PERIOD_SECOND
 
 
 def _keep_writing(stage: str, run: Path, planned: int, period: float, over: threading.Event) -> None:
-    seen, has_failed = None, False
+    seen, has_failed, pause = None, False, period
     while True:
-        is_over = over.wait(period)
+        is_over = over.wait(pause)
+        began = time.monotonic()
         try:
             changed = _changed_at(run / "metrics.jsonl")
             if changed is not None and (is_over or changed != seen):
@@ -49,6 +55,7 @@ def _keep_writing(stage: str, run: Path, planned: int, period: float, over: thre
             has_failed = True
         if is_over:
             return
+        pause = max(period, (time.monotonic() - began) / LARGEST_SHARE)
 
 
 def _changed_at(log: Path) -> int | None:

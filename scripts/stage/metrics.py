@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from scripts.errors import UserError, run_program
-from scripts.files import open_atomically, read_json
+from scripts.files import open_atomically
+from scripts.records import CheckpointRecord, read_record
 from scripts.stage.progress import read_log
 
 ABOUT = {
@@ -30,6 +31,7 @@ ABOUT = {
     "valid_samples": "samples that were not masked out",
     "masked_share": "share of the samples that were masked out",
     "judge_unread_share": "share of the judges' answers without a verdict",
+    "unjudged_share": "share of responses that could not be judged, which earn 0; null: not measured",
     "environment_rewards": "mean by environment",
     "timing": "seconds by phase, in the backend's words",
 }
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("--log", type=Path, required=True, help="the run directory's metrics.jsonl")
     parser.add_argument("--output", type=Path, required=True, help="metrics.parquet")
     arguments = parser.parse_args()
-    write_metrics(arguments.log, arguments.output, read_json(arguments.record)["step"])
+    write_metrics(arguments.log, arguments.output, read_record(arguments.record, CheckpointRecord)["step"])
 
 
 if __name__ == "__main__":

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from scripts.files import read_json, sha256_file, write_json
+from scripts.files import sha256_file, write_json
 from scripts.model.hugging_face import model_files
 from scripts.recipe.model import PretrainedModel
+from scripts.records import ModelFiles, SourceOfModel, read_if_there
 
 SOURCE, SEEN = "source.json", "seen.json"
 
@@ -16,24 +17,22 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
     Called whenever Snakemake reads the workflow. Files are hashed again only where size or time stamp changed.
     """
     source = {"model": model.model_dump(mode="json", exclude={"megatron"}), "changed": _changed(model, directory)}
-    path = directory / SOURCE
-    if not path.exists() or read_json(path) != source:
-        write_json(path, source)
+    if read_if_there(directory / SOURCE, SourceOfModel) != source:
+        write_json(directory / SOURCE, source)
 
 
 def note_files(folder: Path, directory: Path) -> None:
     """Remember the files of a folder as they are exported now."""
     files = {path.name: _version(path) | {"sha256": sha256_file(path)} for path in model_files(folder)}
-    source = read_json(directory / SOURCE) if (directory / SOURCE).exists() else {}
-    write_json(directory / SEEN, {"changed": source.get("changed"), "files": files})
+    source = read_if_there(directory / SOURCE, SourceOfModel)
+    write_json(directory / SEEN, {"changed": source["changed"] if source else None, "files": files})
 
 
 def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
     """The hashes of a folder's files since one of them is another than was exported; None before that."""
-    seen = directory / SEEN
-    if model.folder is None or not seen.exists() or not model.folder.is_dir():
+    noted = read_if_there(directory / SEEN, ModelFiles)
+    if noted is None or model.folder is None or not model.folder.is_dir():
         return None
-    noted = read_json(seen)
     files = {}
     for path in model_files(model.folder):
         known, version = noted["files"].get(path.name, {}), _version(path)
@@ -43,7 +42,7 @@ def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
     if hashes != {name: file["sha256"] for name, file in noted["files"].items()}:
         return hashes
     if files != noted["files"]:
-        write_json(seen, noted | {"files": files})
+        write_json(directory / SEEN, noted | {"files": files})
     return noted["changed"]
 
 

@@ -23,6 +23,8 @@ import psutil
 
 from scripts.errors import UserError
 from scripts.launch.slurm import has_ended, own_job_id
+from scripts.processes import is_running, pid_namespace, process_start
+from scripts.records import Owner, read_if_there
 
 HEARTBEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0
@@ -80,10 +82,8 @@ def _silence(owner_file: Path, only_read: bool = False) -> float:
 def read_owner(owner_file: Path) -> dict[str, Any] | None:
     """The owner's record, or None when nobody holds it."""
     try:
-        return json.loads(owner_file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError:
+        return read_if_there(owner_file, Owner)
+    except UserError:
         return {}
 
 
@@ -102,6 +102,7 @@ def is_alive(owner_file: Path, only_read: bool = False) -> bool:
     On its own host it does when a process of that id started when the owner did. On another host, or in a container
     with process ids of its own, it does not when its Slurm job has ended (or is this very job, requeued), and otherwise
     does while its heartbeat is younger than five minutes. With `only_read`, Slurm is not asked and nothing is written.
+    Nor is Slurm asked of another user's job, which it may hide (PrivateData) and say that it knows none.
     """
     owner = read_owner(owner_file)
     if owner is None:
@@ -109,10 +110,19 @@ def is_alive(owner_file: Path, only_read: bool = False) -> bool:
     if owner.get("host") == socket.gethostname() and owner.get("boot") != _boot():
         return False
     if _is_local(owner):
-        return process_start(owner["pid"]) == owner["process_start"]
-    if (job := owner.get("slurm_job")) and (job == own_job_id() or (not only_read and has_ended(job))):
+        return is_running(owner["pid"], owner["process_start"])
+    if (job := owner.get("slurm_job")) and job == own_job_id():
+        return False
+    if job and not only_read and _is_own_file(owner_file) and has_ended(job):
         return False
     return _silence(owner_file, only_read) < SILENCE_SECONDS
+
+
+def _is_own_file(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
 
 
 def _take(owner_file: Path, token: str) -> bool:
@@ -144,7 +154,7 @@ def _take(owner_file: Path, token: str) -> bool:
 
 def _is_local(owner: dict[str, Any]) -> bool:
     """Whether this process sees the owner's in its process table."""
-    return (owner.get("host"), owner.get("pid_namespace")) == (socket.gethostname(), _pid_namespace())
+    return (owner.get("host"), owner.get("pid_namespace")) == (socket.gethostname(), pid_namespace())
 
 
 def _link(owner_file: Path, token: str) -> bool:
@@ -155,7 +165,7 @@ def _link(owner_file: Path, token: str) -> bool:
         "pid": os.getpid(),
         "process_start": process_start(os.getpid()),
         "boot": _boot(),
-        "pid_namespace": _pid_namespace(),
+        "pid_namespace": pid_namespace(),
         "slurm_job": own_job_id(),
         "since": time.time(),
         "token": token,
@@ -181,25 +191,12 @@ def _beat(owner_file: Path, token: str, stop: threading.Event) -> None:
             print(f"{owner_file.parent}: {describe(read_owner(owner_file))} took over; ending at once", flush=True)
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
-                    process.kill()
+                    if process.name() != "tee":  # of the rule: writes down what was just said, and ends with this one
+                        process.kill()
             os._exit(1)
         os.utime(owner_file)
-
-
-def process_start(pid: int) -> int | None:
-    """Clock ticks after boot at which a process started; None when there is none (or only its zombie)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
 
 
 def _boot() -> str:
     """An identifier that changes when the host is started again."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-
-
-def _pid_namespace() -> str:
-    """What tells apart containers of one host, whose process ids mean different processes."""
-    return str(Path("/proc/self/ns/pid").readlink())

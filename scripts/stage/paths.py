@@ -68,6 +68,10 @@ class StagePaths:
         """The exported model, a link to a folder named by its content."""
         return self.directory / "hf/model"
 
+    def exported(self, content: str) -> Path:
+        """The folder of an exported model."""
+        return self.directory / "exports" / content
+
     @property
     def metrics(self) -> Path:
         """One row a training step."""

@@ -12,11 +12,13 @@ from scripts.data.rows import environment_of, key_of, read_rows
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import TrainingConfig
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.probe_responses import probe_responses
-from scripts.rewards.registry import answers_of, check_row
+from scripts.rewards.probe_responses import known_cheap, other_cheap, probe_responses
+from scripts.rewards.registry import SPECS, answers_of, check_row
 from scripts.rewards.trial import ProbeFindings, SampledRow, Trial
 
 BYTES_PER_TOKEN = 4
+CHEAP_ROWS = 40  # rows of an environment that its known cheap answers are tried on
+SLOW = 4  # other cheap answers are tried on one in so many of the probe's rows where a check is a process
 
 
 def judges_of(settings: Any) -> JudgeClients | None:
@@ -63,6 +65,8 @@ def try_rewards(
 ) -> ProbeFindings:
     """Try the rewards of sampled rows on responses made from them; `longest`: characters of a response.
 
+    All are made from `probe.rows` rows of an environment; from the others only what it is known to pay too easily.
+
     UserError when a verifier fails or does not return; JudgeUnavailable when a judge does not answer.
     """
     found = ProbeFindings()
@@ -70,10 +74,24 @@ def try_rewards(
         trial = Trial(name, probe, judges)
         answers = [answers_of(sampled.row) for sampled in rows]
         right = [known.good for known in answers if known.good is not None]
-        for sampled, known in zip(rows, answers, strict=True):
-            trial.run(sampled, probe_responses(sampled.row, known, right, longest))
-        found.record[name] = trial.describe(len(rows))
+        step = max(1, len(rows) // probe.rows)
+        every = step * (SLOW if SPECS[name].confined else 1)
+        for number, (sampled, known) in enumerate(zip(rows, answers, strict=True)):
+            cheap = known_cheap(sampled.row, SPECS[name].cheap)
+            responses = probe_responses(sampled.row, known, right, longest)
+            if number % step == 0 and number < step * probe.rows:
+                others = other_cheap(known.good, cheap) if number % every == 0 else []
+                trial.run(sampled, [*responses, *cheap, *others])
+            elif not trial.compares and not trial.judged:
+                trial.run_cheap(sampled, [*[bad for bad in responses if bad.kind == "bad"][:1], *cheap])
+        found.record[name] = trial.describe()
         trial.add_findings(found)
+        told = [
+            (sampled.place, known.good)
+            for sampled, known in zip(rows, answers, strict=True)
+            if known.good is not None and not known.any_text_is_right
+        ]
+        trial.add_constant(found, told)
     return found
 
 

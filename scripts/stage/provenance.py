@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from scripts.data.placeholders import TABLES
-from scripts.files import canonical_json, read_json, sha256_file, sha256_text
+from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.recipe.yaml_file import repository_root
+from scripts.records import CheckpointRecord, ExportRecord, Manifest, SourceRecord, read_if_there, read_record
 from scripts.stage.attempts import read_attempts
 from scripts.stage.stage import Stage
 
@@ -103,7 +104,7 @@ def _pretrained(stage: Stage) -> dict[str, Any]:
     record = stage.parent_export_record
     if stage.parent is not None or record is None:
         return {}
-    exported = read_json(record)
+    exported = read_record(record, ExportRecord)
     return {"model": {**exported["source"], "content": exported["content"]}}
 
 
@@ -131,8 +132,8 @@ def words_of_skipped(record: dict[str, Any]) -> str:
 
 def _data_of(manifest: Path) -> dict[str, Any]:
     """The blend, its dataset, the revisions of the tables that filled its placeholders, and its manifest's SHA-256."""
-    splits, record = read_json(manifest), manifest.parents[1] / "source/record.json"
-    revisions = read_json(record).get("tables", {}) if record.is_file() else {}
+    splits, source = read_record(manifest, Manifest), manifest.parents[1] / "source/record.json"
+    revisions = (read_if_there(source, SourceRecord) or {}).get("tables", {})
     tables = sorted({TABLES[name].repository for name in splits.get("placeholders", {}) if name in TABLES})
     return {
         "blend": manifest.parent.name,
@@ -149,8 +150,8 @@ def parents_of(export: Path | None) -> list[dict[str, Any]]:
     """
     if export is None:
         return []
-    exported, record = read_json(export), export.parents[1] / "ckpt/record.json"
-    published = read_json(record) if record.is_file() else {}
+    exported = read_record(export, ExportRecord)
+    published = read_if_there(export.parents[1] / "ckpt/record.json", CheckpointRecord) or {}
     is_same = published.get("identity") == exported["identity"]
     origins = {key: published[key] for key in OF_PARENT if key in published} if is_same else {}
     return [{key: exported[key] for key in ("stage", "step", "identity", "content")} | origins]

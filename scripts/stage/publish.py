@@ -11,11 +11,11 @@ from scripts.files import (
     describe_files,
     fsync_directory,
     link_or_copy,
-    read_json,
     replace_directory,
     sha256_text,
     write_json,
 )
+from scripts.records import CheckpointRecord, Files, read_record
 from scripts.stage.rundir import FILES, Checkpoint
 
 EXPORT_PATTERNS = (
@@ -38,7 +38,7 @@ def publish_checkpoint(checkpoint: Checkpoint, ckpt: Path, record: dict[str, Any
     """
     with replace_directory(ckpt) as fresh:
         (fresh / "weights").symlink_to(os.path.relpath(checkpoint.path.resolve(), ckpt.parent.resolve() / ckpt.name))
-        write_json(fresh / "record.json", record | {"files": read_json(checkpoint.path / FILES)})
+        write_json(fresh / "record.json", record | {"files": read_record(checkpoint.path / FILES, Files)})
 
 
 def export_checkpoint(ckpt: Path, hf: Path) -> None:
@@ -47,7 +47,7 @@ def export_checkpoint(ckpt: Path, hf: Path) -> None:
     The directory's name is a hash of its files, so a path never means two different models. A file whose size or
     hash is not what the checkpoint's record says is a UserError.
     """
-    record = read_json(ckpt / "record.json")
+    record = read_record(ckpt / "record.json", CheckpointRecord)
     weights = ckpt / "weights"
     chosen = sorted(path for pattern in EXPORT_PATTERNS for path in weights.glob(pattern))
     if not any(path.suffix == ".safetensors" for path in chosen):

@@ -6,9 +6,9 @@ is read where nothing may be asked of a checkpoint: by Snakemake, the plan and t
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from scripts.files import read_json, write_json
+from scripts.files import write_json
+from scripts.records import ReachedStep, Reaches, read_if_there
 
 RECORD = "reach.json"
 
@@ -24,7 +24,7 @@ class Reach:
 def noted_reach(run: Path, start: int) -> Reach | None:
     """How far an attempt from the checkpoint of step `start` gets (0: without one); None: nothing is noted."""
     noted = _noted(run).get(str(start))
-    return Reach(**noted) if noted else None
+    return Reach(noted["step"], noted["is_end"]) if noted else None
 
 
 def note_reach(run: Path, start: int, reach: Reach) -> None:
@@ -44,6 +44,5 @@ def last_step(run: Path, start: int, planned: int) -> int:
     return min(planned, reach.step) if reach and reach.is_end else planned
 
 
-def _noted(run: Path) -> dict[str, dict[str, Any]]:
-    path = run / RECORD
-    return read_json(path) if path.exists() else {}
+def _noted(run: Path) -> dict[str, ReachedStep]:
+    return read_if_there(run / RECORD, Reaches) or {}

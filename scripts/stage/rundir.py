@@ -11,7 +11,6 @@
     run.<identity>/             a run directory set aside because the stage now trains something else
 """
 
-import json
 import re
 import shutil
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from scripts.errors import UserError
 from scripts.files import (
     describe_files,
     fsync_directory,
-    read_json,
     replace_directory,
     sha256_file,
     sync_tree,
@@ -31,6 +29,7 @@ from scripts.files import (
 )
 from scripts.recipe.resolve import config_text
 from scripts.recipe.stage import TrainingConfig
+from scripts.records import ADVICE, Files, RunIdentity, read_if_there, read_record
 
 _STEP = re.compile(r"step_(\d+)")
 FILES = "files.json"
@@ -55,7 +54,7 @@ def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: 
         return
     if run.exists():
         if owner is None and any(run.iterdir()):
-            raise UserError(f"{run}: holds files but no identity.json, so nobody knows what it trained; move it away")
+            raise UserError(f"{run}: holds files but no identity.json; {ADVICE[RunIdentity]}")
         if owner is None:
             run.rmdir()
         else:
@@ -72,8 +71,8 @@ def open_run_directory(run: Path, identity: str, facts: dict[str, Any], config: 
 
 def identity_in(run: Path) -> str | None:
     """The identity that a run directory bears, or None when it is not there or bears none."""
-    record = run / "identity.json"
-    return read_json(record)["identity"] if record.exists() else None
+    record = read_if_there(run / "identity.json", RunIdentity)
+    return record["identity"] if record else None
 
 
 def run_of(run: Path, identity: str) -> Path:
@@ -131,8 +130,8 @@ def damage_of(path: Path) -> str | None:
     if not (path / FILES).is_file():
         return f"has no {FILES}, so it was never whole"
     try:
-        listed = json.loads((path / FILES).read_text(encoding="utf-8"))
-    except ValueError:
+        listed = read_record(path / FILES, Files)
+    except UserError:
         return f"{FILES} is damaged"
     for name, described in listed.items():
         file = path / name

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from scripts.files import read_json
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.records import ExportRecord, Facts, read_if_there
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.rundir import run_of
@@ -75,8 +75,11 @@ class Stage:
 
     @property
     def parent_export(self) -> Path | None:
-        """The exported model that it starts from; None: it starts from a model that its config describes."""
-        return self._origin.export if self._origin else None
+        """The exported model that its facts name; None: it starts from a model that its config describes."""
+        if self._origin is None:
+            return None
+        record = read_if_there(self._origin.export_record, ExportRecord)
+        return self._origin.exported(record["content"]) if record else self._origin.export
 
     @cached_property
     def config(self) -> TrainingConfig:
@@ -94,7 +97,7 @@ class Stage:
         return self.config.planned_step(self.rows)
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """The hashes of all that may change its weights; its manifest and its parent's export have to be there."""
         return stage_facts(self.config, self.manifest, self.parent_export_record)
 
@@ -112,5 +115,5 @@ class Stage:
     @property
     def exported_identity(self) -> str | None:
         """The identity of the checkpoint that its export was made from; None: there is no export."""
-        record = self.paths.export_record
-        return read_json(record)["identity"] if record.exists() else None
+        record = read_if_there(self.paths.export_record, ExportRecord)
+        return record["identity"] if record else None

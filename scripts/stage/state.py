@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import read_json
 from scripts.launch.jobs import LatestJob
 from scripts.launch.slurm import ENDED_STATES
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, read_values
 from scripts.recipe.settings import leaves
+from scripts.records import CheckpointRecord, RunIdentity, read_if_there, read_record
 from scripts.stage.attempts import read_attempts
+from scripts.stage.consistency import damage_of_blend, damage_of_stage
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.provenance import words_of_skipped
@@ -41,10 +42,11 @@ class StageState:
 
     `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
     (steps of this very identity lie in a run directory), stale (it was published, but something that may change its
-    weights did) or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the
-    stage is done where its data end before that, and `skipped` says so. `run` is the run directory that bears this
-    identity, `start` the step of its newest checkpoint, `changed` what differs from what the run directory trained;
-    `trains_other`: who trains it trains something else.
+    weights did), damaged (one of its records is, so nothing is done until that is mended) or new. `planned` is None
+    while nobody knows how many rows there are; `end` is the step at which the stage is done where its data end before
+    that, and `skipped` says so. `run` is the run directory that bears this identity, `start` the step of its newest
+    checkpoint, `changed` what differs from what the run directory trained; `trains_other`: who trains it trains
+    something else.
     """
 
     stage: str
@@ -63,7 +65,7 @@ class StageState:
     @property
     def left(self) -> int | None:
         """Steps still to train; None while the planned step is not known."""
-        if self.state == "fresh":
+        if self.state in ("fresh", "damaged"):
             return 0
         return None if self.last is None else max(0, self.last - self.start)
 
@@ -88,9 +90,14 @@ def all_states(recipe: Recipe, results: Path, jobs: dict[str, LatestJob] | None 
     for name in recipe.stage_order():
         stage, parent = Stage(recipe, results, name), recipe.stages[name].parent
         blocked = parent if parent is not None and parent not in settled else None
-        states[name] = stage_state(stage, blocked, (jobs or {}).get(name))
-        if states[name].identity and stage.exported_identity == states[name].identity:
-            settled.add(name)
+        try:
+            if problems := [*damage_of_stage(stage.paths), *damage_of_blend(stage.manifest)]:
+                raise UserError("; ".join(problems))
+            states[name] = stage_state(stage, blocked, (jobs or {}).get(name))
+            if states[name].identity and stage.exported_identity == states[name].identity:
+                settled.add(name)
+        except UserError as error:
+            states[name] = StageState(name, "damaged", None, note=str(error))
     return states
 
 
@@ -107,7 +114,7 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
     state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, state.planned))
     if owner is not None:
         return _held(state, owner, run)
-    record = read_json(stage.paths.record) if stage.paths.record.exists() else None
+    record = read_if_there(stage.paths.record, CheckpointRecord)
     if record is not None and record["identity"] == stage.identity and is_done(record, state.planned):
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
     if own_run == run:
@@ -163,7 +170,7 @@ def _steps(run: Path | None, planned: int | None) -> dict[str, Any]:
 def _changes(stage: Stage) -> tuple[str, ...]:
     """What differs between what the run directory trained and what the stage is now."""
     run = stage.paths.run
-    trained = read_json(run / "identity.json")
+    trained = read_record(run / "identity.json", RunIdentity)
     changed = [words for fact, words in FACTS.items() if trained[fact] != stage.facts[fact]]
     if trained["config"] != stage.facts["config"]:
         before, now = dict(leaves(read_values(run / "config.yaml"))), dict(leaves(stage.config.values()))
@@ -231,7 +238,7 @@ def _identity(
         return None
     try:
         return identity_of(stage_facts(read_config(config), manifest, export))
-    except (UserError, KeyError, TypeError):
+    except UserError:
         return None
 
 

@@ -27,8 +27,8 @@ class StageStatus:
     """What one stage is at.
 
     `state` is fresh, queued, starting, training, unfinished (it goes on from `step` when called for), trained (only to
-    be published), cancelled, failed, waiting, stale or new. `reward` and `kl` are those of `step`, `left` the seconds
-    to the planned step at the pace of the last steps, `nodes` and `job` those of the Slurm job that is at it.
+    be published), cancelled, failed, waiting, stale, damaged or new. `reward` and `kl` are those of `step`, `left` the
+    seconds to the planned step at the pace of the last steps, `nodes` and `job` those of the Slurm job that is at it.
     """
 
     stage: str
@@ -45,6 +45,8 @@ class StageStatus:
 
 def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = None) -> StageStatus:
     """What a stage is at; `latest` is what Slurm last said of its job."""
+    if state.state == "damaged":
+        return _at(state, state.state, 0, [], note=state.note)
     run = paths.run if state.state == "training" else state.run
     attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"] if run else []
     if state.state == "training":

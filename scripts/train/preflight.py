@@ -13,11 +13,13 @@ from scripts.backends.protocol import backend_of
 from scripts.data.lengths import token_lengths, tokenizer_at_hand
 from scripts.data.parallel import default_workers
 from scripts.errors import UserError, run_program
-from scripts.files import read_json, write_json
+from scripts.files import check_readable, write_json
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
+from scripts.records import Criteria, Gate, Manifest, read_record
+from scripts.stage.consistency import check_splits
 from scripts.stage.disk import shortage
-from scripts.stage.probe import judges_of, longest_response, sample_rows, try_rewards
+from scripts.stage.probe import CHEAP_ROWS, judges_of, longest_response, sample_rows, try_rewards
 from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of, stage_parser
 
@@ -32,8 +34,10 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     """
     name, settings, blend = stage.name, stage.settings, stage.recipe.blends[stage.settings.blend]
     problems = []
-    if stage.parent is not None and read_json(stage.parent.paths.gate)["verdict"] == "stop":
+    if stage.parent is not None and read_record(stage.parent.paths.gate, Gate)["verdict"] == "stop":
         problems.append(_why_parent_stops(stage.parent))
+    if stage.parent_export is not None and stage.parent_export.exists():
+        check_readable(stage.parent_export)
     if stage.rows < settings.rows_per_step:
         problems.append(
             f"{stage.manifest}: {stage.rows} training rows are fewer than the {settings.rows_per_step} of one step; "
@@ -41,6 +45,10 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         )
     if lacking := shortage(stage):
         problems.append(lacking)
+    try:
+        check_splits(stage.manifest)
+    except UserError as error:
+        problems.append(str(error))
     problems += backend_of(settings.backend).preflight(stage, site, python)
     if problems:
         raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
@@ -53,7 +61,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         "tokens": _token_lengths(stage) if blend.format == "jsonl" else None,
     }
     if probe := getattr(settings, "probe", None):
-        samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
+        samples = sample_rows(stage.train_split, max(probe.rows, CHEAP_ROWS), frozenset(blend.allow))
         found = try_rewards(samples, probe, judges_of(settings), longest_response(stage.config))
         found.report(name, probe.action)
         record["reward_probe"] = found.record
@@ -64,7 +72,7 @@ def _why_parent_stops(parent: Stage) -> str:
     """Which criteria stop, by how much, since when, and what to look at."""
     paths = parent.paths
     lines = [f"{paths.gate}: the gate of {parent.name} says stop; mend the stage or its gate in the recipe"]
-    for criterion in read_json(paths.criteria)["criteria"]:
+    for criterion in read_record(paths.criteria, Criteria)["criteria"]:
         if criterion["outcome"] != "stop":
             continue
         look = parent.results / criterion["figure"]
@@ -81,7 +89,7 @@ def _token_lengths(stage: Stage) -> dict[str, Any] | None:
     if tokenizer is None:
         return None
     described: dict[str, Any] = {"limit": limit}
-    splits = read_json(stage.manifest)
+    splits = read_record(stage.manifest, Manifest)
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
         found = token_lengths(path, splits[split]["rows"], tokenizer, limit, default_workers())
         for line, tokens in found.too_long[:SHOWN]:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
-from scripts.files import read_json, sha256_file
+from scripts.files import check_readable
 from scripts.launch.slurm import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_site
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
+from scripts.stage.consistency import check_splits, exported_model, of_export
 from scripts.stage.live import live_page
 from scripts.stage.owner import hold
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
@@ -63,6 +64,8 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
     ckpt, run = stage.paths.ckpt, stage.paths.run
     if ckpt.is_dir() and not any(ckpt.iterdir()):
         ckpt.rmdir()
+    if stage.parent and (problems := list(of_export(stage.parent.paths))):
+        raise UserError("\n".join(problems))
     with hold(stage.paths.owner, attempt.patience):
         open_run_directory(run, stage.identity, stage.facts, stage.config)
         backend_of(stage.config.backend).seal_finished(run)
@@ -100,7 +103,10 @@ def _train(
 ) -> Checkpoint | None:
     """Train up to the step of `aim`; the stage's last checkpoint, or None where it is to be continued."""
     run, planned, step = stage.paths.run, stage.planned, newest.step if newest else 0
-    _check_split(stage)
+    check_splits(stage.manifest)
+    if stage.parent_export_record:
+        check_readable(stage.parent_export)
+        exported_model(stage.parent_export_record)
     if aim.step == 0:
         raise UserError(f"{stage.name}: its data end before the first step; see {attempt.log}")
     if attempt.publish_only:
@@ -153,14 +159,6 @@ def _attempt(
             outcome = "finished" if aim.is_end or aim.step == stage.planned else "unfinished"
         end_attempt(run, step, outcome)
     return reached
-
-
-def _check_split(stage: Stage) -> None:
-    if sha256_file(stage.train_split) != read_json(stage.manifest)["train"]["sha256"]:
-        raise UserError(
-            f"{stage.train_split}: not the file that {stage.manifest} describes; delete both, and Snakemake splits "
-            "again"
-        )
 
 
 def requeue(run: Path, attempt: Attempt) -> None:

@@ -20,7 +20,7 @@ from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster, ClusterError
 
 STAGE = "rlvr1"
-STEPS, SAVE_PERIOD = 120, 10
+STEPS, SAVE_PERIOD = 80, 10
 SITE = "config/sites/test.yaml"
 ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED")
 
@@ -44,7 +44,7 @@ class Chain:
 
     def __init__(self, base: Workflow, root: Path, cluster: Cluster, nodes: int, runtime: int = 60, **slurm: Any):
         shutil.copytree(base.root, root, dirs_exist_ok=True, symlinks=True)
-        self.root, self.cluster, self.nodes = root, cluster, nodes
+        self.root, self.cluster, self.nodes, self.runtime = root, cluster, nodes, runtime
         self.directory = root / base.results.relative_to(base.root) / STAGE
         self.run = self.directory / "run"
         site = {
@@ -109,7 +109,7 @@ class Chain:
                 )
             )
 
-    def end(self, timeout: float = 400) -> int:
+    def end(self, timeout: float = 900) -> int:
         """Wait for Snakemake to end by itself; its exit status."""
         return self.calls[-1].wait(timeout)
 
@@ -129,7 +129,7 @@ class Chain:
 
     # What happens
 
-    def until(self, condition: Callable[[], Any], seconds: float = 300) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 600) -> Any:
         """Wait for a condition; what it returned."""
         deadline = time.monotonic() + seconds
         while not (result := condition()):
@@ -144,11 +144,11 @@ class Chain:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line)["step"] for line in lines if line.endswith("}\n")]
 
-    def until_step(self, step: int, seconds: float = 300) -> None:
+    def until_step(self, step: int, seconds: float = 600) -> None:
         """Wait until a step has been logged."""
         self.until(lambda: max(self.steps(), default=0) >= step, seconds)
 
-    def until_saved(self, step: int, seconds: float = 300) -> None:
+    def until_saved(self, step: int, seconds: float = 600) -> None:
         """Wait until a checkpoint of this step or a later one lies there."""
         self.until(lambda: any(it.step >= step for it in checkpoints(self.run)), seconds)
 

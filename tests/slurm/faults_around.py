@@ -93,6 +93,13 @@ def _lose(chain: Chain, place: int, how: str) -> None:
 SOON = {"slurmd_timeout": 10}
 
 
+def _start_slow_from_the_middle(chain: Chain) -> None:
+    """Train to the middle, and from there a step a second until it is resumed, or it may be done too soon."""
+    at_each_step(chain, f"time.sleep(state.global_step >= {MIDDLE} and self.job.resume_from is None)")
+    chain.start()
+    chain.until_step(MIDDLE)
+
+
 @fault("the first host killed", nodes=2, cluster=SOON)
 def first_host_killed(chain: Chain) -> None:
     _lose(chain, 0, "killed")
@@ -120,9 +127,7 @@ def other_host_cut_off(chain: Chain) -> None:
     cluster=SOON,
 )
 def only_host_cut_off(chain: Chain) -> None:
-    at_each_step(chain, "time.sleep(0.5)")  # or it is done before Slurm misses the host
-    chain.start()
-    chain.until_step(MIDDLE)
+    _start_slow_from_the_middle(chain)
     _lose(chain, 0, "cut off")
 
 
@@ -157,8 +162,9 @@ def controller_away_at_submission(chain: Chain) -> None:
 # Snakemake
 
 
-@fault("Snakemake killed while it trains, and started again", r"Slurm job 1 trains it; waiting", jobs=2)
+@fault("Snakemake killed while it trains, and started again", r"Slurm job 1 trains it; waiting", jobs=2, at_once=True)
 def snakemake_killed(chain: Chain) -> None:
+    _start_slow_from_the_middle(chain)
     chain.strike()
     chain.kill()
     chain.start()

@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 from scripts.stage.attempts import read_attempts
-from tests.slurm.chain import STAGE, Chain
+from tests.slurm.chain import STAGE, STEPS, Chain
 from tests.slurm.cluster import Cluster
 from tests.slurm.fault import MIDDLE, at_each_step, fault
 
@@ -151,7 +151,7 @@ AT_LIMIT = rf"{STAGE}: unfinished at step .* s are left before the deadline\); t
 
 
 def _pass_a_limit(chain: Chain) -> None:
-    as_fast_as_it_can = at_each_step(chain, "time.sleep(0.4)")
+    as_fast_as_it_can = at_each_step(chain, f"time.sleep({60 * chain.runtime / STEPS})")
     chain.start()
     chain.until(lambda: [it for it in read_attempts(chain.run) if it["outcome"] == "unfinished"])
     chain.strike()

@@ -10,16 +10,19 @@ import pytest
 
 from tests.conftest import ROOT
 
-BASE = {"errors", "files", "installed"}
+BASE = {"credentials", "errors", "files", "installed", "processes", "records"}
 RECIPE = BASE | {"recipe"}
 STAGE = RECIPE | {"drawing", "rewards", "data", "launch", "stage"}
 EVALUATE = STAGE | {"model", "evaluate"}
 BACKENDS = EVALUATE | {"backends"}
 MAY_IMPORT = {
-    "errors": set(),
+    "credentials": set(),
+    "errors": {"credentials"},
     "installed": set(),
     "drawing": set(),
-    "files": {"errors"},
+    "files": {"errors", "processes"},
+    "processes": set(),
+    "records": {"errors"},
     "recipe": BASE,
     "rewards": RECIPE,
     "data": RECIPE | {"rewards"},
@@ -30,7 +33,7 @@ MAY_IMPORT = {
     "report": RECIPE | {"drawing", "stage"},
     "lineage": RECIPE | {"drawing", "stage"},
     "card": RECIPE | {"model", "stage", "lineage"},
-    "track": BASE | {"lineage"},
+    "track": BASE | {"stage", "lineage"},
     "evaluate": EVALUATE,
     "backends": BACKENDS,
     "images": BACKENDS,

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 import xxhash
 import yaml
 from huggingface_hub import constants
+from huggingface_hub.utils import WeakFileLock
 
 from scripts.data import download, hub
 from scripts.data.download import fetch_source, tables_named
@@ -192,12 +194,12 @@ def test_the_command_fetches_with_a_token_that_no_other_host_no_log_and_no_recor
     assert MINE not in printed + said + (tmp_path / "source/record.json").read_text()
 
 
-def start_download(served, tmp_path, **environment) -> subprocess.Popen:
+def start_download(served, tmp_path, output="source", **environment) -> subprocess.Popen:
     """The command, on the short recipe with its blends at org/data."""
     text = yaml.safe_load(SHORT.read_text()) | {"source": {"kind": "hub", "repository": "org/data"}}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(text))
     command = [sys.executable, "-m", "scripts.data.download"]
-    command += ["--recipe", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / "source")]
+    command += ["--recipe", str(tmp_path / "recipe.yaml"), "--output", str(tmp_path / output)]
     variables = os.environ | {"HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "home")} | environment
     return subprocess.Popen(command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -296,26 +298,91 @@ def test_a_body_that_starts_anew_where_its_rest_was_asked_is_whole_all_the_same(
     assert len(served.asked("signed=1")) == 2
 
 
-def test_a_killed_download_leaves_nothing_half_made_and_the_next_goes_on_where_it_ended(served, tmp_path):
+def part_of(cache: Path, content: bytes, size: int = 1, process: subprocess.Popen | None = None) -> Path:
+    """What has come of a content, once that is so many bytes."""
+    deadline = time.monotonic() + 20
+    while True:
+        parts = [*cache.rglob(f"{hashlib.sha256(content).hexdigest()}.*.incomplete")]
+        if found := [part for part in parts if part.stat().st_size >= size]:
+            return found[0]
+        assert time.monotonic() < deadline and (process is None or process.poll() is None)
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def killed(served, tmp_path):
+    """A download that was killed in its midst: what had come of the content, and the content."""
     content = LARGE * 20
     served.repositories["org/data"].commit({"sft.jsonl": SMALL, "rlvr1.jsonl": content, "rlhf.jsonl": SMALL * 2})
     served.faults["GET storage"] = [Fault(seconds=0.1)]
     process = start_download(served, tmp_path)
-    deadline = time.monotonic() + 20
-    part = tmp_path / "home/hub/datasets--org--data/blobs" / f"{hashlib.sha256(content).hexdigest()}.incomplete"
-    while not part.exists() or part.stat().st_size == 0:
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.02)
+    part = part_of(tmp_path / "home/hub", content, process=process)
     process.kill()
     process.communicate()
+    assert not (tmp_path / "source").exists() and 0 < part.stat().st_size < len(content)
+    return part, content
+
+
+def test_a_killed_download_leaves_nothing_half_made_and_the_next_goes_on_where_it_ended(served, killed, tmp_path):
+    part, content = killed
     came = part.stat().st_size
-    assert not (tmp_path / "source").exists() and 0 < came < len(content)
     process = start_download(served, tmp_path)
     _, said = process.communicate()
     assert process.returncode == 0, said
     assert [headers.get("Range") for _, headers in served.asked("signed=1")] == [None, f"bytes={came}-"]
     assert (tmp_path / "source/rlvr1.jsonl").read_bytes() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "recipe.yaml", "source"]
+    assert not [*tmp_path.rglob("*.incomplete")]
+
+
+def test_what_a_process_of_another_host_brought_is_taken_over_once_it_has_long_been_silent(served, killed):
+    part, content = killed
+    etag, host, rest = part.name.split(".", 2)
+    elsewhere = part.rename(part.with_name(f"{etag}.{host}-too.{rest}"))
+    came = elsewhere.stat().st_size
+    snapshot = hub.Snapshot("org/data", "org/data", "main", "0" * 40, None)
+    file = hub.HubFile(snapshot, "rlvr1.jsonl", etag, len(content))
+    for silent, goes_on in ((1700, False), (1900, True)):
+        os.utime(elsewhere, (time.time() - silent,) * 2)
+        assert file.claim() == (None if goes_on else elsewhere)
+        assert (file.came, elsewhere.exists()) == ((came, False) if goes_on else (0, True))
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["ends", "is killed"])
+def test_what_another_process_brings_is_waited_for_and_gone_on_with_when_that(
+    is_killed, served, fetched, tmp_path, monkeypatch
+):
+    content, said = LARGE * 20, []
+    files = {"sft.jsonl": SMALL, "rlvr1.jsonl": content, "rlhf.jsonl": SMALL * 2, "a.jsonl": SMALL, "b.jsonl": content}
+    served.repositories["org/data"].commit(files)
+    served.faults["GET storage"] = [Fault(seconds=0.1 if is_killed else 0.02)]
+    other = start_download(served, tmp_path, "elsewhere")
+    part = part_of(tmp_path / "home/hub", content, process=other)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if "waiting for" in line and is_killed:
+            other.kill()
+
+    monkeypatch.setattr(hub, "say", say)
+    monkeypatch.setattr(hub, "WAIT_SECONDS", 0.05)
+    assert fetched()["files"]["b.jsonl"] == described(content)
+    assert f"org/data/b.jsonl: another process brings it; waiting for {part}" in said
+    other.communicate()
+    assert other.returncode == (-signal.SIGKILL if is_killed else 0)
+    ranges = [headers.get("Range") for _, headers in served.asked("signed=1")]
+    assert ranges[0] is None and len(ranges) == 1 + is_killed and None not in ranges[1:]
+    assert not [*tmp_path.rglob("*.incomplete")]
+
+
+def test_a_lock_that_a_killed_client_of_the_hub_left_on_a_disk_without_flock_is_not_waited_for(served, fetched):
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    locks = Path(constants.HF_HUB_CACHE, ".locks/datasets--org--data")
+    locks.mkdir(parents=True)
+    lock = locks / f"{hashlib.sha256(LARGE).hexdigest()}.lock"
+    with WeakFileLock(lock):
+        lock.write_text("7\nelsewhere\n")
+        assert fetched()["files"]["b.jsonl"] == described(LARGE)
 
 
 @pytest.mark.parametrize(
@@ -547,7 +614,7 @@ def test_a_disk_that_fills_up_while_a_file_comes_is_named_and_the_next_goes_on(
     monkeypatch.setattr(download, "_check_space", lambda *_: None)
     message = refusal(fetched)
     assert f"cannot be written ({os.strerror(errno.ENOSPC)}); make room" in message
-    (part,) = small_disk.rglob(f"{hashlib.sha256(LARGE * 10).hexdigest()}.incomplete")
+    part = part_of(small_disk, LARGE * 10)
     came = part.stat().st_size
     assert 0 < came < len(LARGE) * 10 and not (tmp_path / "source").exists()
     subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)

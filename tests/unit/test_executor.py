@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from scripts.launch.jobs import stage_jobs
 from scripts.launch.slurm import SlurmUnreachableError
 from scripts.snakemake import executor as executor_module
 from scripts.snakemake.executor import Executor, use_executor
+from scripts.snakemake.marks import make_mark, write_mark
 
 AWAY = "SLURM sbatch failed. The error message was 'Unable to contact slurm controller (connect failure)'."
 
@@ -26,7 +28,7 @@ def executor(tmp_path, monkeypatch):
     monkeypatch.setattr(plugin, "get_min_job_age", lambda: pytest.fail("the plugin's own query"))
     made = object.__new__(Executor)
     made.run_uuid, made.ending, made._main_event_loop = "call", threading.Event(), None
-    made.reported = []
+    made.reported, made.marks, made.ask_at, made.active_jobs, made.array_jobs = [], {}, 0.0, [], set()
     made.workflow = SimpleNamespace(
         executor_settings=SimpleNamespace(init_seconds_before_status_checks=10, keep_successful_logs=False),
         remote_execution_settings=SimpleNamespace(seconds_between_status_checks=20),
@@ -86,9 +88,70 @@ def test_the_time_between_two_questions_is_bounded_by_the_flag(executor, monkeyp
     waits = []
     still_active(executor)
     for _ in range(3):
-        waits.append(executor.next_seconds_between_status_checks)
+        waits.append(round(executor.ask_at - time.monotonic()))
+        executor.ask_at = 0.0
         still_active(executor, job("1"))
     assert waits == [10, 20, 20]
+
+
+def marked(job_id: str, text: str) -> SubmittedJobInfo:
+    """A job in whose mark this stands."""
+    made = job(job_id)
+    made.aux["mark"] = make_mark("call")
+    write_mark(made.aux["mark"], text)
+    return made
+
+
+def test_a_mark_of_success_is_believed_without_a_question(executor, monkeypatch):
+    monkeypatch.setattr(executor_module, "job_states", lambda *_: pytest.fail("Slurm was asked"))
+    executor.ask_at = time.monotonic() + 20
+    executor._report_job_submission_threadsafe(job("1"))
+    assert still_active(executor, marked("1", "1 0 0\n"), marked("2", "2 0\n"), job("3")) == ["2", "3"]
+    assert executor.reported[1:] == [("1", "success")]
+    (record,) = (record for _, record in stage_jobs(Path("results/short")))
+    assert (record.state, bool(record.end)) == ("COMPLETED", True), "who is not asked of Slurm has ended for others too"
+
+
+@pytest.mark.parametrize("text", ["", "1 0\n", "1 0 0", "7 0 0\n", "11 0 0\n"])
+def test_an_unfinished_mark_or_another_jobs_is_not_believed(executor, text):
+    executor.ask_at = time.monotonic() + 20
+    assert still_active(executor, marked("1", text)) == ["1"] and executor.reported == []
+
+
+def test_of_a_failure_slurm_is_asked_once_soon_and_its_word_counts(executor, monkeypatch):
+    questions = []
+    monkeypatch.setattr(executor_module, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr(executor_module, "show", lambda *_: {"ExitCode": "0:9", "NodeList": "node1"})
+    monkeypatch.setattr(executor_module, "job_states", lambda *_: questions.append(1) or {"1": "PENDING"})
+    executor.ask_at = time.monotonic() + 20
+    requeued = marked("1", "1 0 137\n")
+    for _ in range(3):
+        assert still_active(executor, requeued) == ["1"]
+    assert questions == [1], "the next question comes when it is due"
+    write_mark(requeued.aux["mark"], "1 1 137\n")
+    answer_states(monkeypatch, {"1": "OUT_OF_MEMORY"})
+    assert still_active(executor, requeued) == [] and "OUT_OF_MEMORY" in executor.reported[0][1]
+
+
+def test_once_slurm_shows_a_job_waiting_again_its_earlier_allocation_has_no_mark(executor, monkeypatch):
+    answer_states(monkeypatch, {"1": "PENDING", "2": "RUNNING"})
+    waiting, running = marked("1", "1 0\n"), marked("2", "2 0\n")
+    assert still_active(executor, waiting, running) == ["1", "2"]
+    assert (waiting.aux["mark"].read_text(), running.aux["mark"].read_text()) == ("", "2 0\n")
+
+
+def test_a_mark_is_seen_within_a_look_however_far_the_next_question(executor, monkeypatch):
+    monkeypatch.setattr(executor_module, "LOOK_EVERY_SECONDS", 0.01)
+    executor.ask_at = time.monotonic() + 20
+    executor.active_jobs.append(marked("1", "1 0\n"))
+    threading.Timer(0.2, write_mark, (executor.active_jobs[0].aux["mark"], "1 0 0\n")).start()
+    began = time.monotonic()
+    asyncio.run(executor.sleep())
+    assert 0.1 < time.monotonic() - began < 5
+    executor.active_jobs.clear()
+    executor.ending.set()
+    asyncio.run(executor.sleep())
+    assert time.monotonic() - began < 5, "nor does Snakemake's end wait for a question"
 
 
 def test_a_job_is_known_from_its_submission_on(executor):
@@ -127,7 +190,7 @@ def test_nothing_is_submitted_once_snakemake_ends(executor, monkeypatch):
 def test_the_plugin_calls_what_the_executor_overrides():
     own = {name for name in vars(Executor) if callable(vars(Executor)[name]) and not name.startswith("__")}
     overridden = {name for name in own if hasattr(plugin.Executor, name)}
-    assert own - overridden == {"_report_end", "_controller_answers"}
+    assert own - overridden == {"_report_end", "_report_success", "_has_succeeded", "_controller_answers"}
     called = {
         name for method in ("run_job", "run_array_jobs") for name in getattr(plugin.Executor, method).__code__.co_names
     }

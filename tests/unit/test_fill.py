@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scripts.data import blocks
 from scripts.data.fill import FILES, fill_blend
 from scripts.data.placeholders import TABLES, PlaceholderError, answer_text, fill_dapo, fill_skywork
-from scripts.data.source_record import xxh3_file
+from scripts.data.source_record import describe_file, xxh3_file
 from scripts.data.synthesize import TABLE_SCHEMA
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
@@ -439,7 +439,7 @@ def long_blend(tmp_path_factory):
     ]
     blend = folder / "blend.jsonl"
     blend.write_bytes(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-    files = {str(path.relative_to(folder)): {"xxh3": xxh3_file(path)} for path in [blend, *folder.rglob("*.parquet")]}
+    files = {str(path.relative_to(folder)): describe_file(path) for path in [blend, *folder.rglob("*.parquet")]}
     write_json(folder / "record.json", {"blends": {"blend": {"source": "here", "revision": "1"}}, "files": files})
     return blend
 
@@ -460,7 +460,7 @@ def test_the_program_writes_splits_and_manifest_and_tells_what_it_left_out(long_
     (folder / "tables").mkdir(parents=True)
     blend = folder / "blend.jsonl"
     blend.write_bytes(b'\n{"agent_ref": {"name": "x"}}\r\n' * 20)
-    files = {"blend.jsonl": {"xxh3": xxh3_file(blend)}}
+    files = {"blend.jsonl": describe_file(blend)}
     write_json(folder / "record.json", {"blends": {"blend": {"source": "here", "revision": "1"}}, "files": files})
     command = [sys.executable, "-m", "scripts.data.fill", "--source", str(blend), "--output", str(tmp_path / "mine")]
     done = subprocess.run([*command, "--holdout", "0.25"], cwd=ROOT, capture_output=True, text=True, check=True)

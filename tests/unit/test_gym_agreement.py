@@ -15,8 +15,9 @@ import pytest
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.environments import math
-from scripts.rewards.probe_responses import probe_responses
+from scripts.rewards.probe_responses import known_cheap, other_cheap, probe_responses
 from scripts.rewards.registry import SPECS, answers_of, check_row
+from tests.gym.cheap_rows import cheap_rows
 from tests.gym.deeds import call
 from tests.gym.responses import hard_responses
 from tests.gym.rows import TOOL_USE, Row, rows
@@ -152,14 +153,17 @@ def text_of(items: list[dict[str, Any]]) -> str:
 
 
 def pairs_of(environment: Environment, checkout: str | None) -> Iterator[Pair]:
-    ours = [(row, None) for row in rows() if row["agent_ref"]["name"] == environment]
+    cheaply = [row for _, row, _ in cheap_rows()]
+    ours = [(row, None) for row in [*rows(), *cheaply] if row["agent_ref"]["name"] == environment]
     for place, (row, rollout) in enumerate([*ours, *published(environment, checkout)]):
         assert check_row(row) is None, row
         if rollout is not None:
             items = rollout["response"]["output"]
             yield Pair(row, "a published rollout", text_of(items), items)
             continue
-        made = {it.what: it.text for it in probe_responses(row, answers_of(row), [], 300)}
+        known, cheap = answers_of(row), known_cheap(row, SPECS[environment].cheap)
+        probed = [*probe_responses(row, known, [], 300), *cheap, *other_cheap(known.good, cheap)]
+        made = {it.what: it.text for it in probed}
         for number, (what, text) in enumerate({**made, **hard_responses(row)}.items()):
             if (place + number) % SHARE.get(environment, 1) == 0:
                 yield Pair(row, what, text)

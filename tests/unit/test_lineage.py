@@ -18,6 +18,7 @@ from scripts.lineage.text import chain_text
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.stage.attempts import begin_attempt, end_attempt
+from scripts.stage.identity import identity_of
 from scripts.stage.provenance import code_revision, parents_of, trained_by
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
@@ -186,6 +187,12 @@ def flip(path) -> None:
     path.write_bytes(content)
 
 
+def retrained(record: dict) -> None:
+    """The record as of another training."""
+    facts = record["facts"] | {"config": "0"}
+    record.update(facts=facts, identity=identity_of(facts))
+
+
 DAMAGES = {
     "weights changed": (lambda results: flip(results / "rlvr1/ckpt/weights/model.safetensors"), "ckpt/weights/model.safetensors: has the SHA"),
     "weights gone": (lambda results: (results / "sft/ckpt/weights/optimizer.pt").unlink(), "weights/optimizer.pt: missing"),
@@ -195,11 +202,11 @@ DAMAGES = {
     "held-out rows changed": (lambda results: flip(results / "data/sft/val-split.jsonl"), "sft/val-split.jsonl: has the SHA"),
     "source changed": (lambda results: flip(results / "data/source/sft.jsonl"), "source/sft.jsonl: has the SHA"),
     "manifest changed": (lambda results: flip(results / "data/sft/manifest.json"), "sft/manifest.json: has the SHA"),
-    "config changed": (lambda results: (results / "sft/run/config.yaml").write_text("lr: 2\n"), "run/config.yaml: not the config"),
+    "config changed": (lambda results: (results / "sft/run/config.yaml").write_text("{algorithm: sft, backend: trl, lr: 2}\n"), "run/config.yaml: not the config"),
     "facts changed": (lambda results: rewrite(results / "rlvr1/ckpt/record.json", lambda r: r["facts"].update(config="0")), "its facts hash to"),
     "another parent": (lambda results: rewrite(results / "rlvr1/ckpt/record.json", lambda r: r["parents"][0].update(content="0")), "but names 0 as sft"),
     "export's list changed": (lambda results: rewrite(results / "sft/hf/record.json", lambda r: r["files"].pop("config.json")), "do not hash to its content"),
-    "parent trained anew": (lambda results: rewrite(results / "sft/ckpt/record.json", lambda r: r.update(identity="0" * 16)), "is of another checkpoint; the stage after it started from"),
+    "parent trained anew": (lambda results: rewrite(results / "sft/ckpt/record.json", retrained), "is of another checkpoint; the stage after it started from"),
     "parent gone": (lambda results: shutil.rmtree(results / "sft/ckpt"), "sft/ckpt/record.json: missing; the stage after it started from"),
 }  # fmt: skip
 

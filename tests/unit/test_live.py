@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.stage import live
 from scripts.stage.live import live_page, write_page
 from scripts.stage.progress import LIVE_PAGE
 
@@ -67,3 +68,18 @@ def test_a_page_of_ten_thousand_steps_takes_moments_and_stays_small(tmp_path):
     assert time.process_time() - start < 5
     text = (tmp_path / LIVE_PAGE).read_text()
     assert len(text) < 100_000 and "<b>" not in text
+
+
+def test_a_page_that_takes_long_to_draw_is_drawn_less_often(tmp_path, monkeypatch):
+    written = []
+
+    def draw_slowly(*_, **__):
+        written.append(time.monotonic())
+        log(tmp_path, {"step": len(written) + 1, "seconds": 1})
+        time.sleep(0.02)
+
+    monkeypatch.setattr(live, "write_page", draw_slowly)
+    log(tmp_path, {"step": 1, "seconds": 1})
+    with live_page("rlvr1", tmp_path, 4, period=0.01):
+        time.sleep(0.5)
+    assert written and len(written) <= 2  # at most one in a second, and the one at the end

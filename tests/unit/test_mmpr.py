@@ -86,7 +86,7 @@ def published(tmp_path):
 def prepare(tmp_path, published):
     """Prepares what is published, in a folder of its own; returns that folder."""
     record = tmp_path / "record.json"
-    write_json(record, {"blends": {"mpo": {"source": "OpenGVLab/MMPR", "revision": "0" * 40}}})
+    write_json(record, {"blends": {"mpo": {"source": "OpenGVLab/MMPR", "revision": "0" * 40}}, "files": {}})
 
     def run(folder: str = "results", write: bool = True, **options) -> Path:
         source = published.write() if write else published.folder
@@ -407,7 +407,10 @@ def prepare_tiny(tmp_path):
     """Prepares an MMPR-Tiny of these rows; returns the folder."""
     source, output = tmp_path / "source/vision", tmp_path / "results/data/vision"
     source.mkdir(parents=True)
-    write_json(tmp_path / "record.json", {"blends": {"vision": {"source": "OpenGVLab/MMPR-Tiny", "revision": "1"}}})
+    write_json(
+        tmp_path / "record.json",
+        {"blends": {"vision": {"source": "OpenGVLab/MMPR-Tiny", "revision": "1"}}, "files": {}},
+    )
     pack(source / "images.zip", {f"images/{number}.png": png(number) for number in range(40)})
 
     def run(rows: list[dict] | None = None, holdout: int = 3, threads: int = 2, sample: int | None = None) -> Path:
@@ -525,7 +528,9 @@ def test_the_releases_own_loaders_take_the_rows_that_the_manifests_count(prepare
     manifest = read_json(tiny / "manifest.json")
     assert {side: len(rows) for side, rows in sides.items()} == {side: manifest[side]["rows"] for side in sides}
     assert all(Path(row["images"][0]).is_file() for rows in sides.values() for row in rows)
-    write_json(tiny.parents[2] / "record.json", {"blends": {"mpo": {"source": "OpenGVLab/MMPR", "revision": "1"}}})
+    write_json(
+        tiny.parents[2] / "record.json", {"blends": {"mpo": {"source": "OpenGVLab/MMPR", "revision": "1"}}, "files": {}}
+    )
     output = prepare()
     sides = loader_of_release("mmpr", monkeypatch).prepare_mmpr_dataset(str(output / mmpr.META), "train")
     manifest = read_json(output / "manifest.json")

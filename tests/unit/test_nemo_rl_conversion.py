@@ -18,6 +18,7 @@ from scripts.model.hugging_face import INDEX, tensors_of
 from scripts.recipe.load import load_recipe, load_site
 from scripts.stage.stage import Stage
 from tests.conftest import ROOT
+from tests.stages import checkpoint_record
 from tests.unit.test_hugging_face import FIRST, SHARDS, write
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="envs/trl.txt is not installed")
@@ -36,7 +37,7 @@ def convert(tmp_path, monkeypatch):
     )
     (stage / "ckpt").mkdir()
     (stage / "ckpt/weights").symlink_to(checkpoint)
-    write_json(stage / "ckpt/record.json", {"stage": "rlvr1", "step": 6, "identity": "one"})
+    write_json(stage / "ckpt/record.json", checkpoint_record("rlvr1", 6))
     recipe = RECIPE.model_copy(
         update={"model": RECIPE.model.model_copy(update={"name": str(write(tmp_path / "model"))})}
     )

@@ -25,6 +25,7 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe, load_site
 from scripts.stage.stage import Stage
 from tests.conftest import ROOT
+from tests.stages import checkpoint_record
 from tests.unit.test_upstream import CHECKOUTS, PRODUCTION
 
 PYTHON = os.environ.get("STAGECOACH_NEMO_RL_PYTHON")
@@ -156,7 +157,7 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
     )
     (tmp_path / "rlvr1/ckpt").mkdir()
     (tmp_path / "rlvr1/ckpt/weights").symlink_to(step)
-    write_json(tmp_path / "rlvr1/ckpt/record.json", {"stage": "rlvr1", "step": 4, "identity": "one"})
+    write_json(tmp_path / "rlvr1/ckpt/record.json", checkpoint_record("rlvr1", 4))
     (tmp_path / "venvs").mkdir()
     (tmp_path / "venvs" / WORKER).symlink_to(venv)
 

@@ -25,11 +25,12 @@ from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe, load_site
 from scripts.report.environments import write_environments_page
 from scripts.report.summary import held_out
+from scripts.stage.publish import export_name
 from tests.conftest import ROOT
 
 MATH, GENRM = "math_with_judge_simple_agent", "genrm_simple_agent"
 KINDS = (("eval", "json"), ("rollouts", "parquet"))
-EXPORT = {"stage": "rlvr1", "step": 50, "content": "abc"}
+EXPORT = {"stage": "rlvr1", "step": 50, "identity": "0", "content": export_name({}), "files": {}}
 
 
 @pytest.fixture

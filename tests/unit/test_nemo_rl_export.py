@@ -15,6 +15,7 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.stage.stage import Stage
 from tests.conftest import ROOT
+from tests.stages import checkpoint_record
 from tests.unit.test_nemo_rl_command import launch
 
 RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
@@ -71,7 +72,7 @@ def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(ch
     recipe = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update={"name": str(model)})})
     (stage / "ckpt").mkdir()
     (stage / "ckpt/weights").symlink_to("../run/checkpoints/step_4")
-    record = {"stage": "rlvr1", "step": 4, "identity": "i", "files": {"config.yaml": {"bytes": 1, "sha256": "a"}}}
+    record = checkpoint_record("rlvr1", 4, files={"config.yaml": 1}, identity="i")
     (stage / "ckpt/record.json").write_text(json.dumps(record))
     (checkpoint / "policy/weights/iter_0000000").rename(checkpoint / "policy/weights/model")
     with pytest.raises(UserError, match="no weights of Megatron, which pretrained_checkpoint takes"):

@@ -252,9 +252,10 @@ class World:
         self.run, self.ckpt, self.call = self.stage.paths.run, self.stage.paths.ckpt, 1
         split = self.stage.train_split
         split.parent.mkdir(parents=True)
-        split.write_text("{}\n")
+        for file in (split, self.stage.validation_split):
+            file.write_text("{}\n")
         rows = {"sha256": sha256_file(split), "rows": batches * PROMPTS}
-        write_json(self.stage.manifest, {"train": rows, "validation": {"sha256": "v"}})
+        write_json(self.stage.manifest, {"train": rows, "validation": rows | {"rows": 1}})
         world = self
 
         class Steps:
@@ -277,7 +278,7 @@ class World:
         monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
         monkeypatch.setattr(BACKEND, "train", nemo_rl_backend.train)
         monkeypatch.setattr(trainer, "live_page", lambda *_: nullcontext())
-        monkeypatch.setattr(trainer, "code_revision", dict)
+        monkeypatch.setattr(trainer, "code_revision", lambda: None)
 
     def attempt(self) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)

@@ -1,6 +1,7 @@
 """A user's own environment is one Python file that the recipe names; what is wrong with it is said by file and row."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,6 +130,17 @@ def test_what_verify_does_wrong_is_named_with_the_row(own, body, says):
     with pytest.raises(UserError, match=says) as error:
         reward_group(row(3, "mine"), ["a"])
     assert "(the row that asks 'say 3 of them')" in str(error.value)
+
+
+def test_a_response_that_verify_was_not_made_for_is_worth_nothing_and_says_why(own):
+    own("def verify(row, response):\n    return int(response.isdigit()) and 1 / int(response)\n")
+    rewards = reward_group(row(3, "mine"), ["2", "0", "x"])
+    assert rewards == [0.5, 0.0, 0.0]
+    assert re.search(r"raised at .*mine.py:2: ZeroDivisionError", rewards[1].why) and not hasattr(rewards[2], "why")
+    own(
+        "def verify(row, response): return 1.0\ndef compare(row, responses): return [1 / len(text) for text in responses]\n"
+    )
+    assert all("ZeroDivisionError" in reward.why for reward in reward_group(row(3, "mine"), ["a", ""]))
 
 
 def test_compare_rewards_a_group_together_and_stands_in_for_verify(own):

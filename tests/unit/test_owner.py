@@ -132,3 +132,23 @@ def test_an_owner_that_was_taken_over_ends_at_once_with_what_it_started(tmp_path
     assert "on elsewhere (Slurm job 4712)" in (said := process.stdout.read()) and "took over; ending at once" in said
     assert owner_module.process_start(child) is None
     assert read_owner(tmp_path / "owner.json")["host"] == "elsewhere", "what is not ours is not removed"
+
+
+def test_the_last_words_of_an_owner_that_was_taken_over_are_written_down(tmp_path):
+    writer, log, owner_file = tmp_path / "tee", tmp_path / "log", tmp_path / "owner.json"
+    writer.write_text(f'#!/bin/bash\nread -r line\nread -rt 0.5 more\necho "$line" > {log}\n')
+    writer.chmod(0o755)
+    program = (
+        "import time\nfrom pathlib import Path\nfrom scripts.stage import owner\nowner.HEARTBEAT_SECONDS = 0.2\n"
+        f"with owner.hold(Path({str(owner_file)!r})):\n    time.sleep(60)\n"
+    )
+    shell = f'exec "$@" > >(exec {writer})'  # as the rule's tee, a child of the trainer
+    process = subprocess.Popen(["bash", "-c", shell, "bash", sys.executable, "-c", program], cwd=ROOT)
+    while (record := read_owner(owner_file)) is None:
+        time.sleep(0.05)
+    owner_file.write_text(json.dumps(record | {"token": "another"}))
+    assert process.wait(10) == 1
+    deadline = time.monotonic() + 5
+    while not (log.exists() and log.read_text().endswith("\n")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert "took over; ending at once" in log.read_text()

@@ -23,11 +23,14 @@ from scripts.snakemake.executor import job_states
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.owner import hold
 from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
+from scripts.stage.provenance import parents_of
+from scripts.stage.publish import export_name
 from scripts.stage.reach import Reach, note_reach
 from scripts.stage.rundir import open_run_directory, seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.state import is_trained, steps_left
 from tests.conftest import ROOT
+from tests.stages import checkpoint_record
 
 STAGES = ("sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
 
@@ -96,9 +99,11 @@ class Tree:
         for stage in stages:
             now = self.stage(stage)
             self.run(stage, now.planned)
-            record = {"stage": stage, "step": now.planned, "identity": now.identity}
-            write_json(now.paths.record, record)
-            write_json(now.paths.export_record, record | {"content": f"content of {now.identity}"})
+            files = {"model.safetensors": {"bytes": 7, "sha256": f"trained as {now.identity}"}}
+            record = {"stage": stage, "step": now.planned, "identity": now.identity, "files": files}
+            origins = {"facts": now.facts, "parents": parents_of(now.parent_export_record)}
+            write_json(now.paths.record, record | origins)
+            write_json(now.paths.export_record, record | {"content": export_name(files)})
 
     def attempt(self, stage: str, step: int, outcome: str | None, call: int = 7, job: str | None = None) -> None:
         """An attempt that began at a step and ended there; no outcome: it was killed."""
@@ -171,7 +176,9 @@ def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what
     assert is_trained(tree.stage("rlvr1")) and steps_left(tree.stage("rlvr1")) == 0
     assert re.fullmatch(r"rlvr1 +trained +9/12 .* to be published, its data end at step 9 of 12", tree.status("rlvr1"))
     assert "published again" in tree.plan("rlvr1")
-    record = {"stage": "rlvr1", "step": 9, "identity": json.loads((run / "identity.json").read_text())["identity"]}
+    stage = tree.stage("rlvr1")
+    record = checkpoint_record("rlvr1", 9, identity=stage.identity, facts=stage.facts)
+    record["parents"] = parents_of(stage.parent_export_record)
     write_json(tree.directory("rlvr1") / "ckpt/record.json", record)
     assert " trained " in tree.status("rlvr1"), "an earlier step is not the stage's last unless its record says so"
     ended = {"planned": 12, "rows_skipped": 48, "resumes": 2}

@@ -1,11 +1,12 @@
 """What is kept of Slurm's jobs between two questions, and what the executor makes of the answers."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from scripts.errors import UserError
-from scripts.launch.jobs import newest_job, note_submission, read_call
+from scripts.launch.jobs import newest_job, note_submission, note_success, read_call
 from scripts.launch.slurm import SlurmUnreachableError
 from scripts.snakemake import executor, orphans
 from scripts.snakemake.executor import job_states
@@ -84,6 +85,20 @@ def test_jobs_of_a_dead_call_that_still_run_or_wait_are_found_even_before_they_w
     assert find_orphans(Path("r")) == {"rlvr1": "1", "swe1": "3"}
     squeue["squeue"] = "9|RUNNING\n"
     assert find_orphans(Path("r")) == {}
+
+
+def test_a_job_whose_mark_told_of_its_success_stays_ended_and_slurm_was_not_asked_then(squeue):
+    squeue["squeue"] = line(1, "RUNNING") + line(2, "PENDING", "sft")
+    job_states("call", "r")
+    file = Path(".snakemake/stagecoach/slurm/call.json")
+    os.utime(file, times=(1000, 1000))
+    note_success("call", "1")
+    assert (newest_job(Path("r"), "rlvr1").state, file.stat().st_mtime) == ("COMPLETED", 1000)
+    squeue["squeue"] = line(1, "COMPLETING") + line(2, "RUNNING", "sft")
+    assert job_states("call", "r") == {"1": "COMPLETED", "2": "RUNNING"}
+    note_submission("call", "3", "rule_train_wildcards_swe1", "r")
+    note_success("call", "3")
+    assert newest_job(Path("r"), "swe1").state == "COMPLETED", "though Slurm was never asked about it"
 
 
 def test_a_submissions_note_goes_once_slurm_has_spoken_of_the_job(squeue):

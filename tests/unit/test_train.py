@@ -1,9 +1,7 @@
 """Run directories bear an identity and are never lost; a checkpoint counts when it is whole; publishing is all or nothing."""
 
 import json
-import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ from scripts.backends.protocol import Backend, TrainingJob, read_job, write_job
 from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, write_json
+from scripts.processes import process_mark
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.judges import Judge, Judges, JudgeServer
 from scripts.recipe.load import load_recipe
@@ -36,7 +35,7 @@ from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
-from tests.stages import ready_stage
+from tests.stages import checkpoint_record, ready_stage
 
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
 CONFIG = resolve_stage(RECIPE, "rlvr1")
@@ -87,12 +86,17 @@ def test_a_replaced_directory_is_the_old_one_or_the_new_one(tmp_path):
 
 
 def test_what_a_killed_process_left_beside_a_file_is_removed_by_the_next_writer(tmp_path):
-    dead, host = subprocess.Popen(["true"]), socket.gethostname()
-    dead.wait()
-    (tmp_path / f".file.{host}.{dead.pid}.00aa.tmp").write_text("half")
-    (tmp_path / f".file.{host}.{dead.pid}.00bb.tmp").mkdir()
-    (tmp_path / f".file.{host}.{os.getpid()}.00cc.tmp").write_text("another writer's, alive")
-    (tmp_path / f".file.elsewhere.{dead.pid}.00dd.tmp").write_text("another host's")
+    killed = subprocess.run(
+        [sys.executable, "-c", "from scripts.processes import process_mark; print(process_mark())"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    (tmp_path / f".file.{killed}.00aa.tmp").write_text("half")
+    (tmp_path / f".file.{killed}.00bb.tmp").mkdir()
+    (tmp_path / f".file.{process_mark()}.00cc.tmp").write_text("another writer's, alive")
+    (tmp_path / f".file.elsewhere.{killed.partition('.')[2]}.00dd.tmp").write_text("another host's")
     write_json(tmp_path / "file", {})
     assert sorted(path.name.split(".")[-2] for path in tmp_path.iterdir() if path.name != "file") == ["00cc", "00dd"]
 
@@ -114,8 +118,8 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
     def identity(seed=1, train="t", revision="r1", content="abc", note="") -> str:
         config = CONFIG.model_copy(update={"seed": seed})
         splits = {"train": {"sha256": train}, "validation": {"sha256": "v"}}
-        write_json(manifest, {"source": {"revision": revision}, **splits})
-        write_json(export, {"content": content, "step": len(note)})
+        write_json(manifest, {"source": {"name": "here", "revision": revision}, **splits})
+        write_json(export, {"stage": "sft", "step": len(note), "identity": "0", "content": content, "files": {}})
         return identity_of(stage_facts(config, manifest, export))
 
     first = identity()
@@ -560,7 +564,7 @@ def ready(tmp_path):
         parent = stage.parent.paths
         write_json(parent.gate, {"stage": "sft", "verdict": verdict})
         write_json(parent.criteria, {"criteria": CRITERIA})
-        write_json(parent.record, {"files": {"model.safetensors": {"bytes": parent_bytes}}})
+        write_json(parent.record, checkpoint_record("sft", files={"model.safetensors": parent_bytes}))
         return check_stage(stage)
 
     return check
@@ -573,7 +577,7 @@ def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready,
     assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
     each = {"p50": 1, "p90": 1, "p99": 1, "longest_seen": 1, "rows_counted": 40, "too_long": 0}
     assert tokens == {"limit": 96, "train": each, "validation": each}
-    assert "warning" not in capsys.readouterr().err
+    assert "trap 32" not in capsys.readouterr().err
 
 
 def test_preflight_warns_of_rows_that_are_too_long(ready, capsys):
@@ -610,10 +614,14 @@ def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
     assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4
 
 
+BOUND = {"metric": "max_kl", "environment": None, "value": 0.3, "high": None, "min": None, "max": 0.1, "action": "stop"}
 CRITERIA = [
-    {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None, "figure": "sft/stage.html"},
-    {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4, "figure": "sft/stage.html"},
-    {"outcome": "warn", "says": "max_grad_norm is 3", "low": None, "figure": "sft/stage.html"},
+    BOUND | {"step": 7, "figure": "sft/stage.html"} | outcome
+    for outcome in (
+        {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None},
+        {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4},
+        {"outcome": "warn", "says": "max_grad_norm is 3", "low": None},
+    )
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -44,7 +45,8 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
 def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
     from scripts.backends.trl.grpo import environment_reward, judges_of
 
-    row = {"agent_ref": {"name": "equivalence_llm_judge_simple_agent"}, "expected_answer": "4"}
+    agent = {"type": "responses_api_agents", "name": "equivalence_llm_judge_simple_agent"}
+    row = {"agent_ref": agent, "expected_answer": "4"}
     row["responses_create_params"] = {"input": "2 + 2?"}
     judges, logged = Judges(general=Judge(model="m")), defaultdict(list)
 
@@ -65,10 +67,44 @@ def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
         assert reward(judge.base_url, "four", "five", "six", "four") == [1.0, 0.0, 0.0, 1.0]
     (seconds,) = logged.pop("timing/rewards")
     assert seconds > 0
-    assert logged == {"environment/equivalence_llm_judge_simple_agent": [0.5, 0.5], "judge/unread": [0.5]}
+    assert logged == {
+        "environment/equivalence_llm_judge_simple_agent": [0.5, 0.5],
+        "judge/unread": [0.5],
+        "rewards/unjudged": [0.0],
+    }
+    with serve(lambda messages: "[[A=B]]") as judge:
+        assert reward(judge.base_url, "four", "no text of UTF-8: \ud800") == [1.0, 0.0]
+    assert logged["rewards/unjudged"] == [0.0, 0.5]
     with pytest.raises(JudgeUnavailable, match="start again when it answers"):
         reward(judge.base_url, "four", "five")
     assert clients(None) is None
+
+
+def test_what_cannot_be_judged_is_counted_and_a_rising_share_is_warned_of(capsys):
+    from scripts.backends.trl.grpo import environment_reward
+
+    row = {"agent_ref": {"name": "structured_outputs_simple_agent"}, "schema_type": "json"}
+    row["schema_str"] = json.dumps({"properties": {"a": {"multipleOf": 0.5}}})
+    reward, logged = environment_reward(2, split=Path("train-split.jsonl")), []
+
+    def step(bad: int) -> None:
+        answers = ['{"a": 2}'] * (200 - bad) + ['{"a": Infinity}'] * bad
+        log = dict.fromkeys(("rewards/unjudged",))
+        rewards = reward(
+            completions=answers, row=[json.dumps(row)] * 200, line=list(range(1, 201)), log_metric=log.__setitem__
+        )
+        assert rewards == [1.0] * (200 - bad) + [0.0] * bad
+        logged.append(log["rewards/unjudged"])
+
+    for bad in (0, 1, 1, 2, 0, 20):
+        step(bad)
+    assert logged == [0.0, 0.005, 0.005, 0.01, 0.0, 0.1]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith(
+        "warning: 0.2% of the responses of the last 2 steps could not be judged and earn 0; this step"
+    )
+    assert "train-split.jsonl:200: OverflowError: " in first
+    assert second.startswith("warning: 2.4% of the responses of the last 5 steps") and "jsonl:181: Overflow" in second
 
 
 def test_only_the_assistants_tokens_are_learnt():

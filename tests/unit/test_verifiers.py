@@ -22,7 +22,7 @@ from scripts.rewards.environments import (
     workplace_assistant,
 )
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
-from scripts.rewards.registry import SPECS, reward_group
+from scripts.rewards.registry import SPECS, reward_group, score
 from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
 
 # math_with_judge
@@ -44,7 +44,8 @@ def test_math_takes_the_delimiters_off(expected, response, reward):
 def test_math_a_response_that_asks_for_a_huge_number_ends_in_time(monkeypatch):
     monkeypatch.setattr(math, "SECONDS", 3.0)
     started = time.monotonic()
-    assert math.verify({"expected_answer": "7"}, r"\boxed{9^{9^{9^{9^9}}}}") == 0.0
+    reward = score({"agent_ref": {"name": Environment.MATH}, "expected_answer": "7"}, r"\boxed{9^{9^{9^{9^9}}}}")
+    assert reward == 0.0 and reward.why == "timeout: ran longer than 3 s"
     assert time.monotonic() - started < 30
     assert math.check({"expected_answer": " "}) is not None
 
@@ -166,7 +167,6 @@ TWO = {"exp_cal_state": {"0": wanted("before 1:45 pm"), "1": wanted("at 14:00", 
         ("", 0.0),
         ("no list", 0.0),
         ('[{"event_id": 0}]', 0.0),
-        ("[{" * 20_000, 0.0),
     ],
 )
 def test_calendar_all_events_are_where_they_are_wanted(response, reward):
@@ -332,7 +332,7 @@ def test_structured_outputs_the_arguments_of_a_call():
 def test_structured_outputs_bombs_end_in_time(row, response, monkeypatch):
     monkeypatch.setattr(structured_outputs, "SECONDS", 2.0)
     started = time.monotonic()
-    assert structured_outputs.verify(row, response) == 0.0
+    assert score(row | {"agent_ref": {"name": Environment.STRUCTURED_OUTPUTS}}, response) == 0.0
     assert time.monotonic() - started < 20
 
 

@@ -75,6 +75,12 @@ def test_an_interrupted_training_ends_with_the_same_bits(stages, trained):
     assert [step["step"] for step in logged(job.run)] == list(range(1, STEPS + 1))
 
 
+def test_a_checkpoint_does_not_grow_with_the_steps_before_it(trained):
+    _, straight = trained
+    state = json.loads((checkpoint(straight, STEPS) / "trainer_state.json").read_text())
+    assert state["global_step"] >= STEPS and state["log_history"] == []
+
+
 def test_every_weight_that_the_stage_uses_is_trained(stages, trained):
     name, straight = trained
     before, after = (

@@ -80,6 +80,34 @@ def test_plan_and_status_call_every_stage_fresh_whose_identity_is_the_recorded(r
         assert any(line.split()[:3] == [stage, "fresh", "2/2"] for line in status), status
 
 
+def test_without_snakemakes_notes_a_changed_gate_is_judged_again_and_nothing_trains(recorded):
+    recipe = recorded.root / "config/recipes/recorded.yaml"
+    text = recipe.read_text()
+    assert "max: 0.01" in text
+    for bound in ("0.001", "0.9"):  # the other way round, too
+        recipe.write_text(text.replace("max: 0.01", f"max: {bound}"))
+        jobs = recorded.planned_jobs()
+        assert jobs["gate"] == {"rlvr", "rlhf"} and not jobs["train"]
+    recorded.snakemake("results/recorded/rlvr/gate.json")
+    assert recorded_json("rlvr/gate.json")["verdict"] == "warn"
+    assert json.loads((recorded.results / "rlvr/gate.json").read_text())["verdict"] == "pass"
+    jobs = recorded.planned_jobs()
+    assert jobs["gate"] == {"rlhf"} and not jobs["train"]
+
+
+def test_an_altered_content_and_a_turned_link_are_told_before_anything_is_planned(noted):
+    record, link = noted.results / "sft/hf/record.json", noted.results / "sft/hf/model"
+    whole = record.read_text()
+    record.write_text(whole.replace(json.loads(whole)["content"], "0" * 16))
+    said = noted.snakemake("--dry-run", check=False)
+    assert "its files do not hash to its content" in said and "rule train" not in said and "Traceback" not in said
+    record.write_text(whole)
+    link.unlink()
+    link.symlink_to("../../rlvr/exports")
+    said = noted.snakemake("--dry-run", check=False)
+    assert "sft/hf/model: a link to" in said and "rule train" not in said and "Traceback" not in said
+
+
 def test_the_lineage_of_the_last_checkpoint_verifies(recorded):
     done = recorded.run("python", "-m", "scripts.commands", "lineage", "results/recorded/rlhf/ckpt", "--json")
     lineage = json.loads(done.stdout)

@@ -17,11 +17,11 @@ from scripts.backends.nemo_rl.runtime import Runtime, runtime_of, stages_of
 from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.errors import UserError
-from scripts.files import read_json
 from scripts.launch.slurm import Job
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.stage import TrainingConfig
+from scripts.records import ImageFile, read_if_there
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
@@ -75,7 +75,7 @@ class NemoRl(Backend):
         if not name.endswith(".sqsh"):
             return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
         record = Path(f"{name}.json")
-        made_from = read_json(record) if record.is_file() else {}
+        made_from = read_if_there(record, ImageFile) or {}
         return {
             "name": made_from.get("source") or Path(name).name,
             "digest": made_from.get("digest"),

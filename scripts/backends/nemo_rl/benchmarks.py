@@ -16,6 +16,8 @@ from scripts.files import read_json, read_tail, write_json
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.records import ExportRecord, read_record
+from scripts.stage.consistency import exported_model
 
 PROGRAM, CONFIGS = "examples/run_eval.py", "examples/configs/evals"
 CONFIG_OF = {  # by how a benchmark's name starts; the first counts
@@ -74,7 +76,11 @@ def read_result(results: Path, log: Path) -> dict[str, Any]:
 
 def run_benchmarks(recipe: Recipe, name: str, site: Site, export: Path, folder: Path) -> dict[str, Any]:
     """benchmarks.json: the results of all benchmarks that the recipe names, one after another."""
-    runtime, model, record = runtime_of(recipe, name, site), export.with_name("model").resolve(), read_json(export)
+    runtime, model, record = (
+        runtime_of(recipe, name, site),
+        exported_model(export).resolve(),
+        read_record(export, ExportRecord),
+    )
     if linked_weights(model):
         raise UserError(f"{model}: only a link to Megatron's weights; run_eval.py needs Hugging Face's format")
     results = {}

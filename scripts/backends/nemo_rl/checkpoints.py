@@ -14,6 +14,7 @@ import yaml
 from scripts.backends.nemo_rl.megatron import TRACKER, missing_file
 from scripts.errors import UserError
 from scripts.files import sha256_file, write_json
+from scripts.records import Files, read_record
 from scripts.stage.rundir import FILES, Checkpoint, checkpoints, step_of
 
 SMALL_BYTES = 1 << 20
@@ -86,8 +87,8 @@ def refuse_repeated_weights(run: Path) -> None:
 def _same_shard(before: Path, after: Path) -> str | None:
     """The largest shard of a checkpoint's weights, where the one before has the very same."""
     try:
-        old, new = (json.loads((path / FILES).read_text(encoding="utf-8")) for path in (before, after))
-    except FileNotFoundError:  # NeMo-RL has just removed one of them
+        old, new = (read_record(path / FILES, Files) for path in (before, after))
+    except UserError:  # NeMo-RL has just removed one of them
         return None
     shard = largest_shard({name: file["bytes"] for name, file in new.items()})
     return shard if shard is not None and old.get(shard) == new[shard] else None

@@ -18,10 +18,11 @@ from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError
-from scripts.files import describe_files, read_json, replace_directory
+from scripts.files import describe_files, replace_directory
 from scripts.model.hugging_face import check_model
 from scripts.recipe.model import MegatronCheckpoint, PretrainedModel
 from scripts.recipe.site import Site
+from scripts.records import CheckpointRecord, read_record
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
 
@@ -93,7 +94,7 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
             incoming.rename(target)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
-    publish_export(read_json(stage.paths.ckpt / "record.json"), files, hf)
+    publish_export(read_record(stage.paths.record, CheckpointRecord), files, hf)
 
 
 def linked_weights(model: Path) -> MegatronCheckpoint | None:
@@ -116,7 +117,7 @@ def link(stage: Stage) -> None:
         raise UserError(
             f"{ckpt}: no weights of Megatron, which pretrained_checkpoint takes; leave it out of the recipe"
         )
-    record = read_json(ckpt / "record.json")
+    record = read_record(stage.paths.record, CheckpointRecord)
     target = hf.parent / "exports" / export_name(record["files"])
     with replace_directory(target) as fresh:
         for path in sorted(model.iterdir()):

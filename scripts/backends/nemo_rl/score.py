@@ -11,8 +11,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.recipe import check_parallelism
 from scripts.backends.nemo_rl.cluster import RaySub
@@ -25,13 +23,16 @@ from scripts.data.prompts import prompt_for_reading
 from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.results import beside_parent, write_results
-from scripts.files import open_atomically, read_json, sha256_file
+from scripts.files import open_atomically, sha256_file
 from scripts.launch.slurm import Job, own_job
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.strict import nearest
+from scripts.records import Evaluation, read_record
+from scripts.stage.consistency import exported_model
 from scripts.stage.stage import Stage
+from scripts.stage.tables import ROLLOUTS, read_table
 
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
@@ -122,8 +123,8 @@ def is_comparable(parent_eval: Path | None, rows: dict[str, Any], decoding: dict
     """Whether the parent was scored on the same rows in the same way."""
     if parent_eval is None:
         return False
-    parent = read_json(parent_eval)
-    return (parent.get("validation"), parent["decoding"]) == (rows, decoding)
+    parent = read_record(parent_eval, Evaluation)
+    return (parent.get("validation"), parent.get("decoding")) == (rows, decoding)
 
 
 def main() -> None:
@@ -150,6 +151,7 @@ def main() -> None:
     tasks = folder / "rows.jsonl"
     launch = scoring_launch(recipe, name, site, arguments.export, split, folder, tasks)
     check_nodes(recipe, launch)
+    exported_model(arguments.export)
     requests, left_out = write_tasks(split, launch.runtime, tasks)
     for environment, rows in left_out.items():
         print(f"{name}: {rows} rows of {environment} left out: {recipe.release} compares them in training alone")
@@ -158,7 +160,7 @@ def main() -> None:
     responses = sum(request.responses for request in requests)
     rows = {"sha256": sha256_file(split), "responses": responses, "left_out": left_out}
     comparable = is_comparable(arguments.parent_eval, rows, decoding)
-    table = beside_parent(answers, pq.read_table(arguments.parent_rollouts) if comparable else None)
+    table = beside_parent(answers, read_table(arguments.parent_rollouts, ROLLOUTS) if comparable else None)
     write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output, validation=rows)
 
 

@@ -19,8 +19,9 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, UserError
-from scripts.files import read_json, write_json
+from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite
+from scripts.records import Startups, read_if_there
 from scripts.stage.reach import forget_beyond
 from scripts.stage.rundir import Checkpoint, newest_checkpoint
 from scripts.stage.step_criteria import refuse_divergence
@@ -84,8 +85,8 @@ def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
 
 
 def _startups(run: Path) -> list[float]:
-    path = run / STARTUP
-    return read_json(path)["seconds"] if path.exists() else []
+    noted = read_if_there(run / STARTUP, Startups)
+    return noted["seconds"] if noted else []
 
 
 class _Watch:

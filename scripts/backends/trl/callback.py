@@ -17,7 +17,7 @@ from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.step_criteria import refuse_divergence
 
 ENVIRONMENT_PREFIX = "environment/"
-UNREAD_VERDICTS = "judge/unread"
+UNREAD_VERDICTS, UNJUDGED = "judge/unread", "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 LOG_NAMES = {
     "reward": "reward_mean",
@@ -32,6 +32,7 @@ LOG_NAMES = {
     "grad_norm": "grad_norm",
     "learning_rate": "lr",
     UNREAD_VERDICTS: "judge_unread_share",
+    UNJUDGED: "unjudged_share",
 } | {name: name for name in MISMATCH}
 
 
@@ -83,7 +84,11 @@ class StageCallback(TrainerCallback):
         return self.job.stop.is_due(longest_step, max(self.save_seconds, default=longest_step))
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        """Add the step to the log, and say now and then where the stage stands."""
+        """Add the step to the log, and say now and then where the stage stands.
+
+        The Trainer's own history of all steps would be kept in memory and in every checkpoint; this log replaces it.
+        """
+        state.log_history.clear()
         if "loss" not in logs or rank() != 0:
             return
         now, step = time.monotonic(), state.global_step // self.updates

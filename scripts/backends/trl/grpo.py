@@ -1,8 +1,11 @@
 """Group relative policy optimisation, by TRL's GRPOTrainer; each group is rewarded by its row's environment."""
 
 import json
+import sys
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +14,13 @@ from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.callback import ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS, UNREAD_VERDICTS
+from scripts.backends.trl.callback import (
+    ENVIRONMENT_PREFIX,
+    REWARD_SECONDS,
+    ROLLOUT_SECONDS,
+    UNJUDGED,
+    UNREAD_VERDICTS,
+)
 from scripts.backends.trl.setup import (
     adapters,
     expand_pictures,
@@ -28,7 +37,10 @@ from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import reward_groups
+from scripts.rewards.verdict import Unjudged
+from scripts.stage.step_criteria import WINDOW
 
+LEAST_ALARM = 0.01
 Completion = str | list[dict[str, Any]]
 
 
@@ -57,7 +69,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         prepare_engine()
     trainer = trainer_class(
         model=model,
-        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, judges_of(job))],
+        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, judges_of(job), job.train_split)],
         args=_arguments(job),
         train_dataset=_dataset(rows, prompts, pictures),
         processing_class=processor,
@@ -72,10 +84,10 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
 
 def _dataset(rows: list[dict[str, Any]], prompts: list[str], pictures: list[list[str]]) -> Dataset:
     """The rows as TRL takes them: prompts in the chat template, or messages with their pictures where there are any."""
-    texts = [json.dumps(row) for row in rows]
+    columns = {"row": [json.dumps(row) for row in rows], "line": list(range(1, len(rows) + 1))}
     if not any(pictures):
-        return Dataset.from_list([{"prompt": prompt, "row": text} for prompt, text in zip(prompts, texts, strict=True)])
-    columns = {"messages": [json.dumps(prompt_of(row)) for row in rows], "pictures": pictures, "row": texts}
+        return Dataset.from_dict({"prompt": prompts} | columns)
+    columns |= {"messages": [json.dumps(prompt_of(row)) for row in rows], "pictures": pictures}
     return Dataset.from_dict(columns).with_transform(_with_pictures)
 
 
@@ -85,6 +97,7 @@ def _with_pictures(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         "prompt": [_without_pictures(json.loads(text)) for text in batch["messages"]],
         "images": [[open_picture(uri) for uri in uris] for uris in batch["pictures"]],
         "row": batch["row"],
+        "line": batch["line"],
     }
 
 
@@ -187,16 +200,24 @@ def judges_of(job: TrainingJob) -> JudgeClients | None:
     return JudgeClients(settings, job.settings.judge_servers) if settings else None
 
 
-def environment_reward(group_size: int, judges: JudgeClients | None = None) -> Callable[..., list[float]]:
+def environment_reward(
+    group_size: int, judges: JudgeClients | None = None, split: Path | None = None
+) -> Callable[..., list[float]]:
     """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
 
-    It takes a step's completions (of this rank) and their rows as JSON, and logs each group's mean reward under the
-    name of its environment; TRL averages what is logged over the groups of all ranks. Of the judges' answers it logs
-    the share that could not be read, and of the rewards how long they took.
+    It takes a step's completions (of this rank), their rows as JSON and these rows' lines in `split`, and logs each
+    group's mean reward under the name of its environment; TRL averages what is logged over the groups of all ranks. Of
+    the judges' answers it logs the share that could not be read, of the rewards how long they took, and of the
+    responses the share that could not be judged, of which it also warns.
     """
+    alarm = UnjudgedAlarm()
 
     def reward(
-        completions: list[Completion], row: list[str], log_metric: Callable[[str, float], None], **_: Any
+        completions: list[Completion],
+        row: list[str],
+        log_metric: Callable[[str, float], None],
+        line: Sequence[int] = (),
+        **_: Any,
     ) -> list[float]:
         groups = [
             (json.loads(row[start]), [_text(completion) for completion in completions[start : start + group_size]])
@@ -209,9 +230,39 @@ def environment_reward(group_size: int, judges: JudgeClients | None = None) -> C
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
         if judges is not None and (share := judges.unread_share()) is not None:
             log_metric(UNREAD_VERDICTS, share)
-        return [value for group in rewards for value in group]
+        values = [value for group in rewards for value in group]
+        unjudged = [
+            f"{split}:{line[place] if line else '?'}: {value.why}"
+            for place, value in enumerate(values)
+            if isinstance(value, Unjudged)
+        ]
+        log_metric(UNJUDGED, len(unjudged) / len(values))
+        alarm.hear(unjudged, len(values))
+        return values
 
     return reward
+
+
+class UnjudgedAlarm:
+    """Warns of the first response of a training that cannot be judged, and whenever their share has doubled."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._warn_from = 0.0
+
+    def hear(self, unjudged: list[str], responses: int) -> None:
+        """Take in a step's responses: how many, and which could not be judged."""
+        self._steps.append((len(unjudged), responses))
+        share = sum(count for count, _ in self._steps) / sum(count for _, count in self._steps)
+        if not unjudged or share < self._warn_from:
+            return
+        self._warn_from = 2 * max(share, LEAST_ALARM)
+        print(
+            f"warning: {share:.1%} of the responses of the last {len(self._steps)} steps could not be judged and earn "
+            f"0; this step's first, to {unjudged[0]}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _text(completion: Completion) -> str:

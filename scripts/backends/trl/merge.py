@@ -12,8 +12,9 @@ from peft import PeftModel
 from transformers import AutoConfig, PreTrainedModel
 
 from scripts.errors import UserError
-from scripts.files import describe_files, link_or_copy, read_json, replace_directory
+from scripts.files import describe_files, link_or_copy, replace_directory
 from scripts.model.load import load_model
+from scripts.records import CheckpointRecord, read_record
 from scripts.stage.publish import EXPORT_PATTERNS, publish_export, settle_export
 from scripts.stage.stage import Stage
 
@@ -26,7 +27,7 @@ WEIGHTS = "adapter_model.safetensors"
 def export_merged(stage: Stage) -> None:
     """Make the stage's export hold the merged model; UserError where the checkpoint is not what its record lists."""
     ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
-    record, weights = read_json(ckpt / "record.json"), ckpt / "weights"
+    record, weights = read_record(ckpt / "record.json", CheckpointRecord), ckpt / "weights"
     _check_adapter(weights, record["files"])
     base = load_model(stage.parent_export)
     model, found = merge(base, weights, _own_type(stage.parent_export))

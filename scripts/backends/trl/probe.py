@@ -17,9 +17,8 @@ from transformers import logging as transformers_logging
 
 from scripts.backends.trl.settings import GrpoConfig, GrpoSettings
 from scripts.errors import UserError, run_program
-from scripts.evaluate.generate import Rollout, rollouts
+from scripts.evaluate.generate import Rollout, load_export, rollouts
 from scripts.files import write_json
-from scripts.model.load import load_export
 from scripts.model.random_init import fresh_model
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.probe import Probe

@@ -9,8 +9,10 @@ from msgspec import Meta, Struct
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.row import PromptRow, broken
-from scripts.rewards.spec import Answers, EnvironmentSpec
+from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec
+from scripts.rewards.verdict import NotJudged
 
+LONGEST_TIME, MOST_STARTS = 20, 1000
 _LIST_OF_OBJECTS = re.compile(r"\[\s*\{")
 _TIME = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?(am|pm)?\s*")
 _WRITTEN = r"\s*\d+(:\d+)?\s*(am|pm)\s*|\s*\d+:\d+\s*"
@@ -67,7 +69,7 @@ def verify(row: dict[str, Any], response: str) -> float:
 
 def minutes(time: str) -> int:
     """Minutes since midnight of 14:30, 10am or 2:15pm; ValueError for anything else."""
-    match = _TIME.fullmatch(time)
+    match = _TIME.fullmatch(time) if len(time) <= LONGEST_TIME else None
     if match is None or not (match[2] or match[3]):
         raise ValueError(f"{time!r} is no time of day")
     hour, minute, half = int(match[1]), int(match[2] or 0), match[3]
@@ -77,7 +79,10 @@ def minutes(time: str) -> int:
 
 
 def _schedule(response: str) -> list[dict[str, Any]]:
-    for match in _LIST_OF_OBJECTS.finditer(response):
+    """The first JSON list of objects; NotJudged where too many that begin are none, each of which is read anew."""
+    for count, match in enumerate(_LIST_OF_OBJECTS.finditer(response)):
+        if count == MOST_STARTS:
+            raise NotJudged(f"more than {MOST_STARTS} lists that are not JSON")
         try:
             return json.JSONDecoder().raw_decode(response, match.start())[0]
         except (ValueError, RecursionError):
@@ -130,4 +135,10 @@ def answers(row: dict[str, Any]) -> Answers:
     return Answers(any_text_is_right=not row["exp_cal_state"])
 
 
-ENVIRONMENTS = {Environment.CALENDAR: EnvironmentSpec(CalendarRow, verify, answers=answers)}
+_NOTHING_EXPECTED = CheapAnswer(
+    "`no`",
+    lambda row: None if row["exp_cal_state"] else "no",
+    "1 where `exp_cal_state` is empty",
+    "expect an event in exp_cal_state",
+)
+ENVIRONMENTS = {Environment.CALENDAR: EnvironmentSpec(CalendarRow, verify, answers=answers, cheap=(_NOTHING_EXPECTED,))}

@@ -1,6 +1,7 @@
 """code_gen: the last code block of the response passes all unit tests (LiveCodeBench's format, arXiv:2403.07974).
 
-A program is Python. Every test runs it anew in a confined process (`scripts.rewards.sandbox`) of 10 seconds and 4 GiB.
+A program is Python. Every test runs it anew in a confined process (`scripts.rewards.sandbox`) of 10 seconds and 4 GiB,
+which is given the input alone: what it printed or returned is compared here with what is expected.
 """
 
 import atexit
@@ -8,9 +9,7 @@ import contextlib
 import json
 import math
 import threading
-from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
-from itertools import starmap
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -18,8 +17,9 @@ from msgspec import Meta, Struct
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.row import PromptRow, broken, parse
-from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.sandbox import MEBIBYTE, Outcome, sandbox
+from scripts.rewards.spec import CheapAnswer, EnvironmentSpec
+from scripts.rewards.verdict import NotJudged
 
 SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
@@ -69,7 +69,8 @@ def verify(row: dict[str, Any], response: str) -> float:
 
     Without ``fn_name`` a test is the standard input and the output that is expected, compared by lines, a line as
     text or else as numbers. With it, a test is the arguments, one JSON value a line, and the value that the function
-    (or the method of a class ``Solution``) is to return. No code block or a ``<think>`` in the answer is 0.0.
+    (or the method of a class ``Solution``) is to return. No code block or a ``<think>`` in the answer is 0.0, and so
+    is a program that fails, dies or takes too long; NotJudged where its process was lost.
     """
     code = last_code_block(response)
     if not code or "<think>" in response or "</think>" in response:
@@ -92,37 +93,48 @@ def last_code_block(response: str) -> str:
 
 
 def _program_passes(code: str, _: None, given: str, expected: str) -> bool:
-    outcome = sandbox("scripts.rewards.environments.code_gen:run_program", *_STARRED).call(
-        code, stdin=given, seconds=SECONDS
-    )
+    outcome = _call("run_program", code, stdin=given, expected=expected)
     return outcome.ended == "returned" and same_output(outcome.output, expected)
 
 
 def _function_passes(code: str, name: str, given: str, expected: str) -> bool:
     arguments = [json.loads(line) for line in given.split("\n")]
-    outcome = sandbox("scripts.rewards.environments.code_gen:call_function", *_STARRED).call(
-        code, name, arguments, seconds=SECONDS
-    )
+    outcome = _call("call_function", code, name, arguments, expected=expected)
     return outcome.ended == "returned" and same_value(outcome.value, json.loads(expected))
+
+
+def _call(function: str, *arguments: Any, expected: str, stdin: str = "") -> Outcome:
+    outcome = sandbox(f"scripts.rewards.environments.code_gen:{function}", *_STARRED).call(
+        *arguments, stdin=stdin, seconds=SECONDS, size=_size(expected)
+    )
+    if outcome.ended == "lost":
+        raise NotJudged(f"lost: {outcome.error}")
+    return outcome
+
+
+def _size(expected: str) -> int:
+    """How many bytes may still be equal to what is expected: white space and digits may be more."""
+    return MEBIBYTE + 8 * len(expected.encode())
 
 
 def same_output(output: str, expected: str) -> bool:
     """Whether two outputs have the same lines, white space around them aside; lines of numbers go by value."""
-    lines, expected_lines = output.strip().split("\n"), expected.strip().split("\n")
-    return len(lines) == len(expected_lines) and all(starmap(_same_line, zip(lines, expected_lines, strict=True)))
+    output, expected = output.strip(), expected.strip()
+    if output.count("\n") != expected.count("\n"):  # a text of nothing but line ends is not split
+        return False
+    return all(map(_same_line, output.split("\n"), expected.split("\n")))
 
 
 def _same_line(line: str, expected: str) -> bool:
     if line.strip() == expected.strip():
         return True
+    numbers, expected_numbers = line.split(), expected.split()
+    if len(numbers) != len(expected_numbers):
+        return False
     try:
-        return list(_decimals(line)) == list(_decimals(expected))
+        return all(Decimal(number) == Decimal(wanted) for number, wanted in zip(numbers, expected_numbers, strict=True))
     except InvalidOperation:
         return False
-
-
-def _decimals(line: str) -> Iterator[Decimal]:
-    return map(Decimal, line.split())
 
 
 def same_value(value: Any, expected: Any) -> bool:
@@ -164,6 +176,14 @@ def _execute(code: str) -> dict[str, Any]:
     return names
 
 
+_NOTHING_DONE = CheapAnswer(
+    "a program that does nothing",
+    lambda row: "```\npass\n```",
+    "1 where every output of `unit_tests` is empty",
+    "expect some output in each unit test",
+)
 ENVIRONMENTS = {
-    Environment.CODE_GEN: EnvironmentSpec(CodeGenRow, verify, check=lambda row: unavailable(), confined=True)
+    Environment.CODE_GEN: EnvironmentSpec(
+        CodeGenRow, verify, check=lambda row: unavailable(), confined=True, cheap=(_NOTHING_DONE,)
+    )
 }

@@ -7,7 +7,7 @@ from msgspec import Meta
 from scripts.recipe.environment import Environment
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
 from scripts.rewards.row import PromptRow, Text, broken
-from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
+from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
 
 
 class InstructionFollowingRow(PromptRow, kw_only=True):
@@ -99,6 +99,14 @@ def _words(wanted: dict[str, list[dict[str, Any]]]) -> list[str]:
     return words
 
 
+_ONE = CheapAnswer(
+    "`1`",
+    lambda row: "1",
+    "1 where every instruction forbids something or sets a limit; a share of them with `grading_mode: fraction`",
+    "ask for something in instruction_id_list, such as keywords or a number of sentences",
+)
 ENVIRONMENTS = {
-    Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(InstructionFollowingRow, verify, check=check, answers=answers)
+    Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(
+        InstructionFollowingRow, verify, check=check, answers=answers, cheap=(_ONE,)
+    )
 }

@@ -7,10 +7,12 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from scripts.recipe.environment import Environment
+from scripts.rewards.confine import unavailable
 from scripts.rewards.response import first_label, last_boxed, split_reasoning
 from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, spaced
+from scripts.rewards.verdict import NotJudged, value_of
 
 if TYPE_CHECKING:  # the sandbox imports this module, and asks no judge
     from scripts.rewards.judge import JudgeClients
@@ -38,15 +40,15 @@ class NsToolsRow(MathRow, kw_only=True):
 def verify(row: dict[str, Any], response: str) -> float:
     """1.0 if math-verify finds in the response (boxed answers first) a value equal to ``expected_answer``, else 0.0.
 
-    0.0 too after 10 seconds: what sympy is asked to compute is the response's choice. An integer that is all of the
+    NotJudged after 10 seconds: what sympy is asked to compute is the response's choice. An integer that is all of the
     response needs no math-verify.
     """
     return _verify(row["expected_answer"], response)
 
 
 def check(row: dict[str, Any]) -> str | None:
-    """Why no answer could be right, or None."""
-    return None if row["expected_answer"].strip() else "expected_answer is empty"
+    """Why no answer could be right or found to be, or None."""
+    return unavailable() if row["expected_answer"].strip() else "expected_answer is empty"
 
 
 @lru_cache(maxsize=65536)
@@ -54,7 +56,7 @@ def _verify(expected: str, response: str) -> float:
     integer = _BOXED_INTEGER.fullmatch(response)
     if integer and _INTEGER.fullmatch(expected):
         return float(int(integer[1]) == int(expected))
-    return sandbox("scripts.rewards.environments.math:equal").call(expected, response, seconds=SECONDS).value or 0.0
+    return value_of(sandbox("scripts.rewards.environments.math:equal").call(expected, response, seconds=SECONDS))
 
 
 def equal(expected: str, response: str) -> float:
@@ -90,8 +92,14 @@ async def verify_by_judge(row: dict[str, Any], response: str, judges: "JudgeClie
     The judge is shown the last box, or the whole text where there is none.
     """
     text = split_reasoning(response)[1]
-    reward = await asyncio.to_thread(verify, row, text)
-    if reward > 0.5 or not judges.settings.math_with_judge.should_use_judge:
+    asks_judge = judges.settings.math_with_judge.should_use_judge
+    try:
+        reward = await asyncio.to_thread(verify, row, text)
+    except NotJudged:
+        if not asks_judge:
+            raise
+        reward = 0.0
+    if reward > 0.5 or not asks_judge:
         return reward
     expected, answer = row["expected_answer"], last_boxed(text) or text
     ask = partial(judges.question, "math_with_judge", question=row["question"])

@@ -12,7 +12,6 @@ from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
 
 Options = dict[str, str]
 _BOXED_LETTER = re.compile(r"\\boxed\{[^A-Za-z]*([A-Z])[^A-Za-z]*\}")
-_BOX = re.compile(r"\\boxed\{([^}]*)\}")
 _ANSWER_COLON = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
 _OTHER_SCRIPTS = str.maketrans(dict(zip("أبجدঅবডঢＡＢＣＤ", (f" {letter}" for letter in "ABCD" * 3), strict=True)))
 
@@ -77,8 +76,9 @@ def _strict_boxed(text: str, options: Options) -> str | None:
 def _lenient_boxed(text: str, options: Options) -> str | None:
     if letter := _strict_boxed(text, options):
         return letter
-    box = _BOX.search(text)
-    content = _fold(box[1]) if box else ""
+    _, _, rest = text.partition(r"\boxed{")
+    inside, closed, _ = rest.partition("}")
+    content = _fold(inside) if closed else ""
     found = [letter for letter, option in options.items() if _fold(option) and _fold(option) in content]
     return found[0] if len(found) == 1 else None
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from scripts.recipe.environment import Environment
 from scripts.rewards.response import last_boxed, unwrap_text
 from scripts.rewards.row import PromptRow, Text
-from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
+from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
 
 NEARLY_EQUAL = 0.98
 LONGEST = 4000
@@ -164,9 +164,42 @@ def _number(text: str) -> str:
 
 def answers(row: dict[str, Any]) -> Answers:
     """The expected answer where its mode reads it."""
-    answer, mode = row["expected_answer"], row.get("extraction_mode", "final_answer")
-    right = {"boxed": rf"\boxed{{{answer}}}", "final_answer": f"Answer: {answer}"}.get(mode, answer)
+    right = _written(row, row["expected_answer"])
     return Answers(right, allowed=spaced(right))
 
 
-ENVIRONMENTS = {Environment.STRING_MATCH: EnvironmentSpec(StringMatchRow, verify, check=check, answers=answers)}
+def _written(row: dict[str, Any], answer: str) -> str:
+    """An answer where the row's mode reads it."""
+    forms = {"boxed": rf"\boxed{{{answer}}}", "final_answer": f"Answer: {answer}"}
+    return forms.get(row.get("extraction_mode", "final_answer"), answer)
+
+
+def _run_together(row: dict[str, Any]) -> str | None:
+    expected = row["expected_answer"].strip()
+    is_list = re.fullmatch(r"\d+(,\d+)+", expected) and not re.fullmatch(r"\d{1,3}(,\d{3})+", expected)
+    return _written(row, expected.replace(",", "")) if is_list else None
+
+
+_EMPTY_BOX = CheapAnswer(
+    r"`\boxed{}`",
+    lambda row: r"\boxed{}",
+    "1 where `expected_answer` is a unit alone",
+    "expect the number with its unit, or set case_sensitive",
+)
+_DIGITS = CheapAnswer(
+    "`12` for `1,2`",
+    _run_together,
+    "1 where `expected_answer` is a list of numbers without spaces",
+    "write lists with spaces in expected_answer, or set case_sensitive",
+)
+_YEAR = CheapAnswer(
+    "`1950`",
+    lambda row: None if row["expected_answer"].strip() == "1950" else _written(row, "1950"),
+    "0.98 where `expected_answer` is a number from 1931 to 1969",
+    "set case_sensitive where a number must be exact",
+)
+ENVIRONMENTS = {
+    Environment.STRING_MATCH: EnvironmentSpec(
+        StringMatchRow, verify, check=check, answers=answers, cheap=(_EMPTY_BOX, _DIGITS, _YEAR)
+    )
+}

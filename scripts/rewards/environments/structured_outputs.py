@@ -19,10 +19,12 @@ from msgspec import Struct
 from referencing.exceptions import Unresolvable
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.response import parse_calls
+from scripts.rewards.confine import unavailable
+from scripts.rewards.response import as_call, parse_calls
 from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import Answers, EnvironmentSpec
+from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec
+from scripts.rewards.verdict import value_of
 
 SECONDS = 10.0
 _SLOW = ("attern", "uniqueItems", "contains", "$ref")  # by these a schema can keep a JSON validator busy
@@ -47,19 +49,23 @@ def verify(row: dict[str, Any], response: str) -> float:
         if key and key not in calls[0].arguments:
             return 0.0
         kind, response = "json", json.dumps(calls[0].arguments[key] if key else calls[0].arguments)
-    if kind == "json" and not any(word in schema for word in _SLOW):
+    if not _may_be_slow(kind, schema):
         return obeys(kind, schema, response)
     confined = sandbox("scripts.rewards.environments.structured_outputs:obeys")
-    return confined.call(kind, schema, response, seconds=SECONDS).value or 0.0
+    return value_of(confined.call(kind, schema, response, seconds=SECONDS))
 
 
 def check(row: dict[str, Any]) -> str | None:
-    """Why the row's schema cannot be used, or None."""
+    """Why the row's schema cannot be used here, or None."""
     try:
         _validator(row["schema_str"])
     except SchemaError as error:
         return f"schema_str is no JSON schema: {error.message}"
-    return None
+    return unavailable() if _may_be_slow(row.get("schema_type", "json"), row["schema_str"]) else None
+
+
+def _may_be_slow(kind: str, schema: str) -> bool:
+    return kind != "json" or any(word in schema for word in _SLOW)
 
 
 def obeys(kind: str, schema_text: str, text: str) -> float:
@@ -244,9 +250,41 @@ def _instance(schema: dict[str, Any]) -> Any:
     return makers[kind]()
 
 
+def _in(*kinds: str, text: str, paid: str) -> CheapAnswer:
+    """An answer that earns 1 in rows of some formats."""
+
+    def answer(row: dict[str, Any]) -> str | None:
+        return text if row.get("response_mode") != "tool_call" and row.get("schema_type", "json") in kinds else None
+
+    where = f"1 in {', '.join(kinds)} where `schema_str` {paid}"
+    return CheapAnswer(f"`{text}`", answer, where, "ask for more in schema_str (required properties, minItems)")
+
+
+def _call_of_nothing(row: dict[str, Any]) -> str | None:
+    if row.get("response_mode") != "tool_call":
+        return None
+    offered = [tool["name"] for tool in row["responses_create_params"].get("tools") or ()]
+    name, key = row.get("tool_name") or next(iter(offered), "call"), row.get("tool_payload_key")
+    nothing: Any = [] if json.loads(row["schema_str"]).get("type") == "array" else {}
+    return as_call(name, {key: nothing} if key else {})
+
+
+_CHEAP = (
+    _in("json", "yaml", text="[]", paid="is of a list without minItems"),
+    _in("json", "yaml", text="{}", paid="is of an object without properties, or these stand in `anyOf`"),
+    _in("yaml", "csv", text="hello", paid="is of a list without minItems (csv) or of a string (yaml)"),
+    _in("xml", text="<r/>", paid="is of an object without properties, or these stand in `anyOf`, or of a list"),
+    _in("toml", text="# c", paid="is of an object without properties, or these stand in `anyOf`"),
+    CheapAnswer(
+        "`[tool()]`, with `[]` or `{}` where it has a payload",
+        _call_of_nothing,
+        "1 with `response_mode: tool_call` where `schema_str` is of a list without minItems, or of an empty object",
+        "ask for more in schema_str (required properties, minItems)",
+    ),
+)
 ENVIRONMENTS = {
     Environment.STRUCTURED_OUTPUTS: EnvironmentSpec(
-        StructuredOutputsRow, verify, check=check, confined=True, answers=answers
+        StructuredOutputsRow, verify, check=check, confined=True, answers=answers, cheap=_CHEAP
     ),
     "structured_outputs_v3_simple_agent": EnvironmentSpec(StructuredOutputsRow),
     "structured_outputs_v4_simple_agent": EnvironmentSpec(StructuredOutputsRow),

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from scripts.recipe.environment import Environment
 from scripts.rewards.response import FunctionCall, as_call, parse_calls
 from scripts.rewards.row import PromptRow, Text, parse
-from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
+from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
 
 
 class MessageAction(Struct, tag="message"):
@@ -157,8 +157,50 @@ def answers(row: dict[str, Any]) -> Answers:
     )
 
 
+def _filled_in(row: dict[str, Any], text: str) -> str | None:
+    """The expected calls with what the prompt tells of them: a text for each, else the first value of its type."""
+    calls = _calls(row["expected_action"])
+    tools = {tool["name"]: tool.get("parameters") or {} for tool in row["responses_create_params"].get("tools") or ()}
+    if not calls or any(call.name not in tools for call in calls):
+        return None
+    made = []
+    for call in calls:
+        known = tools[call.name].get("properties") or {}
+        required = tools[call.name].get("required") or []
+        made.append(as_call(call.name, {name: _plain_value(known.get(name) or {}, text) for name in required}))
+    return "\n".join(made) if '"' + text in "".join(made) else None
+
+
+def _plain_value(schema: dict[str, Any], text: str) -> Any:
+    if schema.get("enum"):
+        return schema["enum"][0]
+    return {"integer": 0, "number": 0.0, "boolean": True, "array": [], "object": {}}.get(str(schema.get("type")), text)
+
+
+_LOOSELY_COMPARED = "where the longer strings of the expected call {} and its other arguments are the first that fit"
+_ANY_MESSAGE = CheapAnswer(
+    "`a`",
+    lambda row: "a" if row["expected_action"]["type"] == "message" else None,
+    "1 where a `message` is expected",
+    "let few rows expect a message",
+)
+_CALL_OF_X = CheapAnswer(
+    '`[tool(argument="x x")]`',
+    partial(_filled_in, text="x x"),
+    f"1 {_LOOSELY_COMPARED.format('are compared with threshold 0')}",
+    "expect an argument of a single word, or a number",
+)
+_CALL_OF_STOP_WORDS = CheapAnswer(
+    '`[tool(argument="the a of to in and for is")]`',
+    partial(_filled_in, text="the a of to in and for is"),
+    f"1 {_LOOSELY_COMPARED.format('have enough of these words')}",
+    "expect an argument of a single word, or a number",
+)
+
+
 def _spec(threshold: float) -> EnvironmentSpec:
-    return EnvironmentSpec(ToolUseRow, partial(verify, threshold=threshold), answers=answers)
+    cheap = (_ANY_MESSAGE, _CALL_OF_STOP_WORDS) if threshold else (_ANY_MESSAGE, _CALL_OF_X)
+    return EnvironmentSpec(ToolUseRow, partial(verify, threshold=threshold), answers=answers, cheap=cheap)
 
 
 ENVIRONMENTS = {
@@ -167,6 +209,9 @@ ENVIRONMENTS = {
     Environment.SEARCH_PIVOT: _spec(threshold=0.3),
     Environment.SWE_PIVOT: _spec(threshold=0.0),
     Environment.PARALLEL_TOOL_USE: EnvironmentSpec(
-        ParallelToolUseRow, partial(verify_parallel, threshold=0.1), answers=answers
+        ParallelToolUseRow,
+        partial(verify_parallel, threshold=0.1),
+        answers=answers,
+        cheap=(_ANY_MESSAGE, _CALL_OF_STOP_WORDS),
     ),
 }

@@ -9,7 +9,7 @@ from msgspec import Struct
 from scripts.recipe.environment import Environment
 from scripts.rewards.response import as_call, parse_calls
 from scripts.rewards.row import PromptRow, Text, broken, parse
-from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
+from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
 from scripts.rewards.workplace import TOOLS, run
 
 
@@ -71,4 +71,11 @@ def answers(row: dict[str, Any]) -> Answers:
     return Answers(right, allowed=spaced(right), other_rows_are_wrong=False)
 
 
-ENVIRONMENTS = {Environment.WORKPLACE: EnvironmentSpec(WorkplaceAssistantRow, verify, check=check, answers=answers)}
+_NOTHING_EXPECTED = CheapAnswer(
+    "`no`", lambda row: "no", "1 where `ground_truth` changes nothing", "expect a call that changes something"
+)
+ENVIRONMENTS = {
+    Environment.WORKPLACE: EnvironmentSpec(
+        WorkplaceAssistantRow, verify, check=check, answers=answers, cheap=(_NOTHING_EXPECTED,)
+    )
+}

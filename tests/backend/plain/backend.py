@@ -7,6 +7,7 @@ from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.data.prompts import render
 from scripts.data.rows import read_rows
 from scripts.model.load import load_model, load_processor
+from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
 
 
@@ -38,6 +39,7 @@ class Plain(Backend):
                 for part in (model, tokenizer):
                     part.save_pretrained(saved)
                 seal_checkpoint(saved, job.run, step)
+                prune_checkpoints(job.run, job.settings.checkpointing)
             if stops:
                 return
 

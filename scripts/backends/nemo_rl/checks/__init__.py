@@ -21,7 +21,6 @@ CHECKS: tuple[Callable[[StageContext], Iterator[Finding]], ...] = (
     site.check_paths,
     site.check_checkout,
     site.check_images,
-    site.check_secrets,
     recipe.check_environments,
     recipe.check_parallelism,
     recipe.check_rows_and_steps,

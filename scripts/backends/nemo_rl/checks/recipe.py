@@ -8,7 +8,7 @@ from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.backends.protocol import Finding
-from scripts.files import read_json
+from scripts.records import Manifest, read_record
 
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 GYM = "3rdparty/Gym-workspace/Gym"
@@ -63,8 +63,8 @@ def check_environments(context: StageContext) -> Iterator[Finding]:
     """Some environments need the sandbox; others have no rows, because what is published is a part of the data."""
     if not context.stage.manifest.exists():
         return
-    splits = read_json(context.stage.manifest)
-    names = {name for split in ("train", "validation") for name in splits[split]["environments"]}
+    splits = read_record(context.stage.manifest, Manifest)
+    names = {name for split in ("train", "validation") for name in splits[split].get("environments", {})}
     sandboxed = sorted(filter(SANDBOXED.search, names))
     if sandboxed and not context.settings.sandbox:
         yield context.error(21, f"{', '.join(sandboxed)} need the sandbox; set sandbox: true")

@@ -144,12 +144,3 @@ def check_images(context: StageContext) -> Iterator[Finding]:
             )
         else:
             yield context.warning(37, f"image {image} would be imported on every node; import it once to a .sqsh file")
-
-
-def check_secrets(context: StageContext) -> Iterator[Finding]:
-    """Tokens belong into the environment of whoever starts Snakemake."""
-    places = {"the site's environment": context.site.environment, "its environment": context.settings.environment}
-    for where, variables in places.items():
-        for name in variables:
-            if re.search(r"TOKEN|SECRET|PASSWORD|API_KEY", name):
-                yield context.error(41, f"{name} stands in {where}, a file; export it in your shell instead")

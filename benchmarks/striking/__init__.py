@@ -1,0 +1,1 @@
+"""What benchmarks/kills.py strikes with, and the chains that it strikes."""

@@ -1,0 +1,114 @@
+"""The kinds of chains that are struck: what trains, and where."""
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+COPIED = ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs")
+RUN = "struck"
+SAVE_PERIOD = 3
+CLUSTER_SITE = {
+    "name": "test",
+    "threads": 1,
+    "slurm": {
+        "partition": "batch",
+        "margin": 15,
+        "object_store_mb": 100,
+        "light": {"cpus": 1, "mem_mb": 2000, "runtime": 10},
+    },
+}
+ON_CLUSTER = (
+    *("--profile", "profiles/slurm", "--latency-wait", "5"),
+    *("--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2"),
+)
+
+
+def light_recipe(children: int) -> dict:
+    """The chain of backend `light`, with so many stages that start from its first."""
+    recipe = yaml.safe_load((HERE / "light/recipe.yaml").read_text())
+    recipe["stages"] = dict(list(recipe["stages"].items())[: 1 + children])
+    used = {stage["blend"] for stage in recipe["stages"].values()}
+    recipe["blends"] = {name: blend for name, blend in recipe["blends"].items() if name in used}
+    return recipe
+
+
+def trl_recipe(stages: tuple[str, ...] = ("sft", "rlvr1", "rlhf")) -> dict:
+    """The tests' short chain with a checkpoint every three steps."""
+    recipe = yaml.safe_load((ROOT / "tests/short.yaml").read_text())
+    recipe["stages"] = {name: recipe["stages"][name] for name in stages}
+    recipe["blends"] = {name: recipe["blends"][name] for name in stages}
+    recipe["defaults"]["grpo"]["grpo"]["max_num_steps"] = 9
+    recipe["defaults"]["grpo"]["checkpointing"] = {"save_period": SAVE_PERIOD}
+    recipe["stages"]["sft"]["checkpointing"] = {"save_period": SAVE_PERIOD}
+    return recipe
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A chain, and how often what is struck in it.
+
+    `aim`: how often a start of a program is to be struck, `aims`: by the first word of its name. `at_random`: the share
+    of the calls of Snakemake with strikes at random times, which lie `seconds` apart. `repeats`: starts of a training
+    that are struck in one call of Snakemake, at most.
+    """
+
+    says: str
+    recipe: dict
+    slurm: bool = False
+    nodes: int = 1
+    aim: float = 0.75
+    aims: dict[str, float] = field(default_factory=dict)
+    at_random: float = 0.2
+    seconds: tuple[float, float] = (1, 6)
+    repeats: int = 5
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages of its chain."""
+        return tuple(self.recipe["stages"])
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What Snakemake is told besides its targets."""
+        return ("--keep-going", *(ON_CLUSTER if self.slurm else ()))
+
+    def prepare(self, root: Path, repository: Path) -> None:
+        """A copy of the repository (or of another copy) with the kind's recipe and site, and what strikes in it."""
+        root.mkdir(parents=True)
+        for part in COPIED:
+            source = repository / part
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, root / part)
+        shutil.copytree(HERE / "light", root / "scripts/backends/light", dirs_exist_ok=True)
+        shutil.copy(HERE / "sitecustomize.py", root)
+        stages = {name: {"nodes": self.nodes} for name in self.stages} if self.nodes > 1 else {}
+        (root / "config/recipes/struck.yaml").write_text(yaml.safe_dump(self.recipe, sort_keys=False))
+        (root / "config/sites/test.yaml").write_text(yaml.safe_dump(CLUSTER_SITE | {"stages": stages}))
+        site = "test" if self.slurm else "laptop"
+        (root / "config/config.yaml").write_text(
+            f"recipe: config/recipes/struck.yaml\nsite: config/sites/{site}.yaml\nrun: {RUN}\n"
+        )
+
+
+SELDOM = {"snakemake": 0.25, "data.synthesize": 0.5}
+KINDS = {
+    "light": Kind("a training without torch, on this machine", light_recipe(6), aims=SELDOM | {"train.run": 0.9}),
+    "trl": Kind("trl, on this machine", trl_recipe(), aims=SELDOM | {"train.run": 0.9}, seconds=(2, 12)),
+    "slurm": Kind(
+        "a training without torch, Slurm jobs on three hosts", light_recipe(2), slurm=True, aims=SELDOM, seconds=(2, 12)
+    ),
+    "ranks": Kind(
+        "trl, each stage on two hosts of Slurm by Ray",
+        trl_recipe(("sft", "rlvr1")),
+        slurm=True,
+        nodes=2,
+        aim=0.3,
+        aims=SELDOM | {"ray": 0.6, "backends.trl.driver": 0.6, "train.run": 0.6},
+        at_random=0.4,
+        seconds=(5, 30),
+        repeats=2,
+    ),
+}

@@ -1,0 +1,1 @@
+"""Backend `light`: a training without torch, for benchmarks of what surrounds it."""

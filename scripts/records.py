@@ -1,0 +1,409 @@
+"""The records that Stagecoach writes, as types, and how each is read: damage is one message and never a traceback.
+
+A type names the keys that readers use. Keys that it does not name are kept, so that records of earlier and of later
+commits are read alike.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
+
+import msgspec
+
+from scripts.errors import UserError
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Record = TypeVar("Record")
+
+
+class File(TypedDict):
+    """Size and hash of a file; the hash of a large one may not be known."""
+
+    bytes: Count
+    sha256: str | None
+
+
+Files = dict[str, File]
+
+
+class SourceFile(File):
+    """A file of a downloaded source."""
+
+    xxh3: str
+
+
+class Origin(TypedDict):
+    """Who served a blend, and at which revision."""
+
+    source: str
+    revision: str
+
+
+class SourceRecord(TypedDict):
+    """data/source/record.json."""
+
+    blends: dict[str, Origin]
+    tables: NotRequired[dict[str, str]]
+    files: dict[str, SourceFile]
+
+
+class Dataset(TypedDict):
+    """A dataset with its revision."""
+
+    name: str
+    revision: str
+
+
+class Split(TypedDict):
+    """One split of a blend."""
+
+    sha256: str
+    rows: NotRequired[Count]
+    bytes: NotRequired[Count]
+    environments: NotRequired[dict[str, Count]]
+    duplicates: NotRequired[Count]
+    prompts_trained_on: NotRequired[Count]
+
+
+class Manifest(TypedDict):
+    """manifest.json of a blend."""
+
+    train: Split
+    validation: Split
+    test: NotRequired[Split]
+    source: NotRequired[Dataset | None]
+    placeholders: NotRequired[dict[str, Count]]
+
+
+class Facts(TypedDict):
+    """The hashes of all that may change a stage's weights."""
+
+    config: str
+    train_split: str
+    validation_split: str
+    parent_export: str | None
+
+
+class RunIdentity(Facts):
+    """run/identity.json."""
+
+    identity: str
+
+
+class Data(TypedDict):
+    """What a stage was trained on."""
+
+    blend: str
+    source: Dataset | None
+    tables: dict[str, str | None]
+    manifest: str
+
+
+class Code(TypedDict):
+    """A revision of Stagecoach."""
+
+    commit: str | None
+    dirty: bool | None
+    scripts: str
+
+
+class Image(TypedDict):
+    """A container image."""
+
+    name: str
+    digest: str | None
+    sha256: str | None
+
+
+class Span(TypedDict):
+    """The first and last of the steps that this code and image trained."""
+
+    steps: tuple[int, int]
+    code: Code | None
+    image: Image | None
+
+
+class DataEnded(TypedDict):
+    """A stage whose data ended before its planned step."""
+
+    planned: Count
+    rows_skipped: Count
+    resumes: Count
+
+
+class ModelSource(TypedDict):
+    """Where a pretrained model is from; `content` is its export's."""
+
+    name: str
+    revision: str | None
+    content: NotRequired[str]
+
+
+class SourceOfModel(TypedDict):
+    """model/source.json: what a pretrained model's export is made from; see scripts.stage.model_source."""
+
+    model: dict[str, Any]
+    changed: dict[str, str] | None
+
+
+class SeenFile(TypedDict):
+    """A file of a model's folder when it was exported."""
+
+    bytes: Count
+    modified: int
+    sha256: str
+
+
+class ModelFiles(TypedDict):
+    """model/seen.json."""
+
+    changed: dict[str, str] | None
+    files: dict[str, SeenFile]
+
+
+class Origins(TypedDict, total=False):
+    """Where a checkpoint comes from."""
+
+    facts: Facts
+    seed: int | None
+    release: dict[str, str] | None
+    data: Data
+    data_ended: DataEnded
+    trained_by: list[Span]
+    parents: list["Parent"]
+    model: ModelSource
+
+
+class Parent(Origins):
+    """What a checkpoint's record tells of the stage that it starts from."""
+
+    stage: str
+    step: Count
+    identity: str
+    content: str
+
+
+class CheckpointRecord(Origins):
+    """ckpt/record.json."""
+
+    stage: str
+    step: Count
+    identity: str
+    facts: Facts
+    parents: list[Parent]
+    files: Files
+
+
+class ExportRecord(TypedDict):
+    """hf/record.json; `source` where it is that of a pretrained model, `merged` where adapters were merged into it."""
+
+    source: NotRequired[ModelSource]
+    merged: NotRequired[dict[str, Any]]
+
+    stage: str
+    step: Count
+    identity: str
+    content: str
+    files: Files
+
+
+class ReachedStep(TypedDict):
+    """How far an attempt gets; see scripts.stage.reach."""
+
+    step: Count
+    is_end: bool
+
+
+Reaches = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], ReachedStep]
+
+
+class Attempt(TypedDict):
+    """A line of attempts.jsonl."""
+
+    event: Literal["begin", "end"]
+    step: Count
+    time: float
+    outcome: NotRequired[str]
+    call: NotRequired[int]
+    host: NotRequired[str]
+    slurm_job: NotRequired[str | None]
+    nodes: NotRequired[Count]
+    gpus: NotRequired[Count]
+    code: NotRequired[Code | None]
+    image: NotRequired[Image | None]
+
+
+class Step(TypedDict):
+    """A line of metrics.jsonl."""
+
+    step: Count
+    seconds: NotRequired[float | None]
+    reward_mean: NotRequired[float | None]
+    response_length_mean: NotRequired[float | None]
+    loss: NotRequired[float | None]
+    kl: NotRequired[float | None]
+    environment_rewards: NotRequired[dict[str, float | None] | None]
+    timing: NotRequired[dict[str, float | None] | None]
+
+
+class Owner(TypedDict):
+    """owner.json, the lock of a run directory."""
+
+    host: str
+    pid: int
+    since: float
+    process_start: NotRequired[int | None]
+    boot: NotRequired[str]
+    pid_namespace: NotRequired[str]
+    slurm_job: NotRequired[str | None]
+    token: NotRequired[str]
+
+
+class Change(TypedDict):
+    """A difference of held-out scores with its intervals."""
+
+    value: float
+    low: float
+    high: float
+    joint_low: NotRequired[float]
+    joint_high: NotRequired[float]
+
+
+class Scores(TypedDict):
+    """Held-out scores before and after a stage."""
+
+    before: float | None
+    after: float
+    change: Change | None
+    rows: NotRequired[Count]
+    change_from_first: NotRequired[Change | None]
+
+
+class Evaluation(TypedDict):
+    """eval.json."""
+
+    stage: str
+    environments: dict[str, Scores]
+    mean: Scores
+    content: NotRequired[str]
+    decoding: NotRequired[dict[str, Any]]
+
+
+class Gate(TypedDict):
+    """gate.json."""
+
+    verdict: Literal["pass", "warn", "stop"]
+
+
+class JudgedCriterion(TypedDict):
+    """A criterion of a gate and what it came to."""
+
+    metric: str
+    environment: str | None
+    value: float | None
+    low: float | None
+    high: float | None
+    min: float | None
+    max: float | None
+    action: str
+    outcome: str
+    step: int | None
+    says: str
+    figure: str | None
+    against: NotRequired[str | None]
+
+
+class Criteria(TypedDict):
+    """criteria.json."""
+
+    criteria: list[JudgedCriterion]
+    verdict: NotRequired[str]
+
+
+class Preflight(TypedDict):
+    """preflight.json."""
+
+    epochs: NotRequired[Count]
+
+
+class Startups(TypedDict):
+    """How long a driver's starts took, noted in its run directory."""
+
+    seconds: list[float]
+
+
+class ImageFile(TypedDict, total=False):
+    """The record beside an image's file."""
+
+    source: str
+    digest: str | None
+    sha256: str
+
+
+DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)
+AGAIN = "delete it, and Snakemake makes it again"
+ADVICE = {
+    CheckpointRecord: "delete it, and Snakemake publishes the checkpoint again, without training",
+    ExportRecord: "delete it, and Snakemake exports the checkpoint again",
+    RunIdentity: (
+        "nobody knows what the directory trained: write the file again (the identity and facts of ckpt/record.json, "
+        "where the stage is published from this directory), or move the directory away, and the stage trains anew"
+    ),
+    Reaches: "delete it; the next attempt works it out again",
+    SourceRecord: "delete it, and Snakemake fetches the source again",
+    Files: "delete the checkpoint's directory, and training resumes from the one before",
+}
+
+
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """A record that Stagecoach wrote; UserError with the file, what is wrong and what to do where it is damaged."""
+    try:
+        return parse_record(read_bytes(path), kind)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise UserError(f"{path}: a link to nothing; {ADVICE.get(kind, AGAIN)}") from None
+        raise UserError(f"{path}: no such file; ask Snakemake for it: snakemake {path}") from None
+    except DAMAGE as error:
+        raise UserError(f"{path}: damaged ({error}); {ADVICE.get(kind, AGAIN)}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; FileNotFoundError where nothing is there, UserError where it cannot be read."""
+    try:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: not a file but a {'folder' if path.is_dir() else 'device or pipe'}; move it away")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); whose is it, and may you read it?") from None
+
+
+def parse_record(text: bytes, kind: type[Record]) -> Record:
+    """The JSON value of a record, all of its keys; ValueError or RecursionError where it is none of this kind."""
+    value = msgspec.json.decode(text)
+    msgspec.convert(value, kind)
+    return value
+
+
+def read_if_there(path: Path, kind: type[Record]) -> Record | None:
+    """A record; None where there is none."""
+    return read_record(path, kind) if path.exists() or path.is_symlink() else None
+
+
+def read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
+    """The records in a file of JSON lines, or none where there is none; see `parse_lines`."""
+    if path.exists():
+        yield from parse_lines(read_bytes(path).decode(errors="replace").splitlines(), kind)
+
+
+def parse_lines(lines: Iterable[str], kind: type[Record]) -> Iterator[Record]:
+    """The records in lines of JSON. A line that a kill cut, or that is damaged, is passed over."""
+    for line in lines:
+        try:
+            value = json.loads(line)  # which reads NaN, as a diverging step logs it
+            msgspec.convert(value, kind)
+        except DAMAGE:
+            continue
+        yield value

@@ -1,0 +1,191 @@
+"""The system calls that untrusted code may make, as a seccomp filter: what is not named here is refused.
+
+The filter is written out in classic BPF, which the kernel loads without a privilege; a library (libseccomp) would be
+one more thing of the system that clusters do not have.
+"""
+
+import os
+import platform
+import socket
+import struct
+from errno import ENOSYS, ENOTTY, EPERM
+from functools import cache
+
+ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# name: numbers on x86_64 and on aarch64; None where the architecture has no such call
+_ALLOWED = {
+    "read": (0, 63),
+    "write": (1, 64),
+    "close": (3, 57),
+    "close_range": (436, 436),
+    "pread64": (17, 67),
+    "pwrite64": (18, 68),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "preadv": (295, 69),
+    "pwritev": (296, 70),
+    "preadv2": (327, 286),
+    "pwritev2": (328, 287),
+    "lseek": (8, 62),
+    "stat": (4, None),
+    "fstat": (5, 80),
+    "lstat": (6, None),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "access": (21, None),
+    "faccessat": (269, 48),
+    "faccessat2": (439, 439),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+    "getdents": (78, None),
+    "getdents64": (217, 61),
+    "getcwd": (79, 17),
+    "dup": (32, 23),
+    "dup2": (33, None),
+    "dup3": (292, 24),
+    "pipe": (22, None),
+    "pipe2": (293, 59),
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "select": (23, None),
+    "pselect6": (270, 72),
+    "epoll_create": (213, None),
+    "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21),
+    "epoll_wait": (232, None),
+    "epoll_pwait": (281, 22),
+    "epoll_pwait2": (441, 441),
+    "recvfrom": (45, 207),
+    "shutdown": (48, 210),
+    "getsockname": (51, 204),
+    "brk": (12, 214),
+    "mmap": (9, 222),
+    "munmap": (11, 215),
+    "mprotect": (10, 226),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "rt_sigpending": (127, 136),
+    "rt_sigtimedwait": (128, 137),
+    "rt_sigsuspend": (130, 133),
+    "sigaltstack": (131, 132),
+    "restart_syscall": (219, 128),
+    "pause": (34, None),
+    "alarm": (37, None),
+    "setitimer": (38, 103),
+    "getitimer": (36, 102),
+    "futex": (202, 98),
+    "set_robust_list": (273, 99),
+    "rseq": (334, 293),
+    "sched_yield": (24, 124),
+    "sched_getaffinity": (204, 123),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "gettimeofday": (96, 169),
+    "time": (201, None),
+    "times": (100, 153),
+    "getrusage": (98, 165),
+    "getrlimit": (97, 163),
+    "sysinfo": (99, 179),
+    "uname": (63, 160),
+    "getcpu": (309, 168),
+    "getrandom": (318, 278),
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "gettid": (186, 178),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+}
+_OPEN, _OPENAT, _CLONE, _FCNTL, _IOCTL = (2, None), (257, 56), (56, 220), (72, 25), (16, 29)
+_PRLIMIT, _SOCKETPAIR, _SENDTO = (302, 261), (53, 199), (44, 206)
+_FIRST_CALL_OF_LINUX_5 = 424  # from here on libraries ask for calls that the kernel may lack, and do without
+_FIRST_X32_CALL = 0x40000000
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_CLONE_THREAD, _FLAGS_OF_THREADS = 0x10000, 0x7D0F00
+_DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
+_DESCRIPTOR_REQUESTS = (0x5421, 0x5450, 0x5451)  # FIONBIO, FIONCLEX, FIOCLEX
+_RLIMIT_STACK = 3
+_STREAM = socket.SOCK_STREAM | 0x80800  # and its flags: close-on-exec, non-blocking
+
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
+_ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
+
+Instruction = tuple[int, int, int, int]
+
+
+@cache
+def filter_program() -> bytes:
+    """The instructions for this machine's architecture: each a code, two jumps and an operand."""
+    column = list(ARCHITECTURES).index(platform.machine())
+    allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE | EPERM)
+
+    def when(numbers: tuple[int | None, ...], *then: Instruction) -> list[Instruction]:
+        number = numbers[column]
+        return [] if number is None else [(_IF_EQUAL, 0, len(then), number), *then]
+
+    def one_of(values: tuple[int, ...]) -> list[Instruction]:
+        return [step for value in values for step in ((_IF_EQUAL, 0, 1, value), allow)]
+
+    def open_for_reading(flags: int) -> list[Instruction]:
+        return [_argument(flags), (_IF_ANY_BIT, 0, 1, _WRITING), refuse, allow]
+
+    code = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_IF_EQUAL, 1, 0, ARCHITECTURES[platform.machine()]),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_IF_AT_LEAST, 0, 1, _FIRST_X32_CALL),
+        (_RETURN, 0, 0, _KILL),
+        *when(_OPENAT, *open_for_reading(2)),
+        *when(_OPEN, *open_for_reading(1)),
+        *when(
+            _CLONE,
+            _argument(0),
+            (_IF_ANY_BIT, 0, 1, ~_FLAGS_OF_THREADS & 0xFFFFFFFF),
+            refuse,
+            (_IF_ANY_BIT, 0, 1, _CLONE_THREAD),
+            allow,
+            refuse,
+        ),
+        *when(_FCNTL, _argument(1), *one_of(_DESCRIPTOR_COMMANDS), refuse),
+        *when(_IOCTL, _argument(1), *one_of(_DESCRIPTOR_REQUESTS), (_RETURN, 0, 0, _REFUSE | ENOTTY)),
+        *when(
+            _PRLIMIT,
+            *(_argument(0), (_IF_EQUAL, 1, 0, 0), refuse),  # of this process
+            *(_argument(1), (_IF_EQUAL, 0, 1, _RLIMIT_STACK), allow),
+            *(_argument(2), (_IF_EQUAL, 1, 0, 0), refuse),  # the new limit: none
+            *(_argument(2, high=True), (_IF_EQUAL, 1, 0, 0), refuse),
+            allow,
+        ),
+        *when(
+            _SOCKETPAIR,
+            *(_argument(0), (_IF_EQUAL, 1, 0, socket.AF_UNIX), refuse),
+            *(_argument(1), (_IF_ANY_BIT, 0, 1, ~_STREAM & 0xFFFFFFFF), refuse),
+            allow,
+        ),
+        *when(
+            _SENDTO,
+            *(_argument(4), (_IF_EQUAL, 1, 0, 0), refuse),  # the address: none
+            *(_argument(4, high=True), (_IF_EQUAL, 1, 0, 0), refuse),
+            allow,
+        ),
+    ]
+    for numbers in _ALLOWED.values():
+        code += when(numbers, allow)
+    code += [(_IF_AT_LEAST, 0, 1, _FIRST_CALL_OF_LINUX_5), (_RETURN, 0, 0, _REFUSE | ENOSYS), refuse]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
+
+
+def _argument(place: int, high: bool = False) -> Instruction:
+    """Load the low or the high half of a call's argument."""
+    return (_LOAD, 0, 0, 16 + 8 * place + 4 * high)

@@ -1,0 +1,77 @@
+"""The mark that a Slurm job leaves of its end, so that nobody need ask Slurm whether it ended well.
+
+Snakemake's side makes an empty file for each submission and looks into it every second. The job's script runs this
+module around its step: first it writes which allocation it is (job and restart), and as its last act, the step's exit
+status after that, unless another allocation of the job has begun meanwhile or Snakemake's side has emptied the file.
+A mark is a help alone: whoever finds none asks Slurm.
+
+The file is there before the job and is written in place, because NFS caches names, and that there is none, for up to a
+minute, but compares a file with the server whenever it is opened.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from scripts.launch.slurm import client_environment
+
+FOLDER = Path(".snakemake/stagecoach/marks")
+KEPT_SECONDS = 10 * 86400.0
+# What a program in the step may want to know, and srun does not tell it again.
+ABOUT_SUBMISSION = ("SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST")
+
+
+def make_mark(call: str) -> Path:
+    """An empty mark for a job that a call of Snakemake is about to submit."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    descriptor, path = tempfile.mkstemp(prefix=f"{call}.", dir=FOLDER.absolute())
+    os.close(descriptor)
+    return Path(path)
+
+
+def read_mark(mark: Path, job_id: str) -> tuple[bool, int | None]:
+    """Whether an allocation of the job has begun, and the exit status with which that one has ended."""
+    try:
+        text = mark.read_text(encoding="utf-8")
+    except OSError:
+        return False, None
+    job, _, *status = text.split() if text.endswith("\n") else ("", "")
+    return job == job_id, int(status[0]) if job == job_id and status else None
+
+
+def write_mark(mark: Path, text: str) -> None:
+    """Write into a mark, if it is still there."""
+    with suppress(OSError), mark.open("r+", encoding="utf-8") as file:
+        file.truncate()
+        file.write(text)
+
+
+def remove_marks(call: str) -> None:
+    """Remove the marks of a call of Snakemake, and those that killed ones left long ago."""
+    for mark in FOLDER.glob("*"):
+        with suppress(OSError):
+            if mark.name.startswith(f"{call}.") or time.time() - mark.stat().st_mtime > KEPT_SECONDS:
+                mark.unlink()
+
+
+def main() -> int:
+    """Run the command after the mark's path as the job's only step; its exit status."""
+    mark, command = Path(sys.argv[1]), sys.argv[2:]
+    signal.signal(signal.SIGTERM, lambda *_: None)  # Slurm sends it to the step as well, which ends by it or not
+    allocation = f"{os.environ['SLURM_JOB_ID']} {os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    write_mark(mark, f"{allocation}\n")
+    told = {name: os.environ[name] for name in ABOUT_SUBMISSION if name in os.environ}
+    status = subprocess.call(command, env=client_environment() | told)
+    with suppress(OSError):
+        if mark.read_text(encoding="utf-8") == f"{allocation}\n":
+            write_mark(mark, f"{allocation} {status}\n")
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Records held against what they describe, before they make anything stale and before anything is trained from them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import UserError
+from scripts.files import sha256_file
+from scripts.recipe.criteria import HELD_OUT
+from scripts.recipe.recipe import Recipe
+from scripts.records import (
+    ADVICE,
+    AGAIN,
+    CheckpointRecord,
+    Criteria,
+    Evaluation,
+    ExportRecord,
+    Facts,
+    Gate,
+    Manifest,
+    Preflight,
+    RunIdentity,
+    SourceRecord,
+    read_if_there,
+    read_record,
+)
+from scripts.stage.identity import identity_of
+from scripts.stage.paths import MODEL, StagePaths
+from scripts.stage.publish import export_name
+from scripts.stage.rundir import step_of
+
+MEGATRON = "megatron"  # in an export that only stands for a checkpoint: a link to its policy/weights
+HASHED_BYTES = 16 << 20
+EXPORTS = "Snakemake exports the checkpoint again"
+SPLITS = "delete both, and Snakemake splits again"
+
+
+def refuse_damage(recipe: Recipe, results: Path) -> None:
+    """UserError that lists every record of a run that is damaged, or is not of what it describes.
+
+    Nothing large is read: names, links, sizes, and hashes of what the records hold.
+    """
+    problems = list(damage(results / "data/source/record.json", SourceRecord))
+    for blend in recipe.blends:
+        problems += damage_of_blend(results / "data" / blend / "manifest.json")
+    for stage in (*recipe.stages, MODEL):
+        problems += damage_of_stage(StagePaths(results / stage))
+    if problems:
+        raise UserError("\n".join(["records are damaged, so nothing is done:", *dict.fromkeys(problems)]))
+
+
+def damage_of_stage(paths: StagePaths) -> list[str]:
+    """What is wrong with the records of a stage, a line each."""
+    others = {paths.evaluation: Evaluation, paths.gate: Gate, paths.criteria: Criteria, paths.preflight: Preflight}
+    problems = [line for path, kind in others.items() for line in damage(path, kind)]
+    for contradictions in (_of_run, of_checkpoint, of_export):
+        try:
+            problems += contradictions(paths)
+        except UserError as error:
+            problems.append(str(error))
+    if paths.metrics.exists() and not _is_parquet(paths.metrics):
+        problems.append(f"{paths.metrics}: damaged (no Parquet file); {AGAIN}")
+    return problems
+
+
+def damage(path: Path, kind: type) -> Iterator[str]:
+    """What is wrong with a record, in a line; nothing where it is whole or not there."""
+    try:
+        read_if_there(path, kind)
+    except UserError as error:
+        yield str(error)
+
+
+def _is_parquet(path: Path) -> bool:
+    """Whether a file begins and ends as Parquet does."""
+    if not path.is_file() or path.stat().st_size < 12:
+        return False
+    with path.open("rb") as file:
+        start = file.read(4)
+        file.seek(-4, os.SEEK_END)
+        return start == file.read(4) == b"PAR1"
+
+
+def damage_of_blend(manifest: Path) -> Iterator[str]:
+    """Where a manifest is damaged, or its splits have other sizes."""
+    yield from (problems := list(damage(manifest, Manifest)))
+    known = None if problems else read_if_there(manifest, Manifest)
+    for path, split in _splits(manifest, known) if known else ():
+        size = split.get("bytes")
+        if size is not None and path.is_file() and path.stat().st_size != size:
+            yield f"{path}: has {path.stat().st_size} bytes, but {manifest} says {size}; {SPLITS}"
+
+
+def _splits(manifest: Path, known: Manifest) -> list[tuple[Path, dict]]:
+    return [
+        (manifest.with_name("train-split.jsonl"), known["train"]),
+        (manifest.with_name("val-split.jsonl"), known["validation"]),
+    ]
+
+
+def check_splits(manifest: Path) -> None:
+    """UserError when the splits are not, to the byte, those that a manifest describes."""
+    for path, split in _splits(manifest, read_record(manifest, Manifest)):
+        if sha256_file(path) != split["sha256"]:
+            raise UserError(f"{path}: not the file that {manifest} describes; {SPLITS}")
+
+
+def _of_run(paths: StagePaths) -> Iterator[str]:
+    """Whether the run directory's identity is the hash of its facts."""
+    path = paths.run / "identity.json"
+    if (held := read_if_there(path, RunIdentity)) is not None:
+        facts = {name: held[name] for name in Facts.__annotations__}
+        if identity_of(facts) != held["identity"]:
+            says = f"its facts hash to {identity_of(facts)}, but it says {held['identity']}"
+            yield f"{path}: {says}; {ADVICE[RunIdentity]}"
+
+
+def of_checkpoint(paths: StagePaths) -> Iterator[str]:
+    """Where a checkpoint's record contradicts itself or the checkpoint that it lies beside."""
+    record = read_if_there(paths.record, CheckpointRecord)
+    if record is None:
+        return
+    path, again, facts = paths.record, ADVICE[CheckpointRecord], record["facts"]
+    if identity_of(facts) != record["identity"]:
+        yield f"{path}: its facts hash to {identity_of(facts)}, but it calls itself {record['identity']}; {again}"
+    for parent in record["parents"]:
+        if parent["content"] != facts["parent_export"]:
+            names = f"names {parent['content']} as {parent['stage']}"
+            yield f"{path}: starts from {facts['parent_export']}, but {names}; {again}"
+    weights = paths.ckpt / "weights"
+    if weights.is_symlink() and step_of(weights.readlink()) not in (record["step"], -1):
+        yield f"{path}: is of step {record['step']}, but {weights} is a link to {weights.readlink()}; {again}"
+
+
+def of_export(paths: StagePaths) -> Iterator[str]:
+    """Where an export's record contradicts itself or the model that it lies beside."""
+    record = read_if_there(paths.export_record, ExportRecord)
+    if record is None:
+        return
+    path, again, content = paths.export_record, ADVICE[ExportRecord], record["content"]
+    if export_name(record["files"]) != content:
+        yield f"{path}: its files do not hash to its content {content}; {again}"
+    elif paths.export.is_symlink() and paths.export.readlink().name != content:
+        target = paths.export.readlink()
+        yield f"{paths.export}: a link to {target}, but {path} names {content}; delete both, and {EXPORTS}"
+
+
+def exported_model(export_record: Path) -> Path:
+    """The folder of the model that an export's record names; UserError where it does not hold that model.
+
+    It is the folder named by its content, wherever the link beside the record points. Sizes are compared, and hashes of
+    files up to 16 MB; `stagecoach lineage` compares all.
+    """
+    paths = StagePaths(export_record.parents[1])
+    record = read_record(export_record, ExportRecord)
+    if problems := list(of_export(paths)):
+        raise UserError("\n".join(problems))
+    folder = paths.exported(record["content"])
+    root = (folder / MEGATRON).resolve().parents[1] if (folder / MEGATRON).exists() else folder
+    for name, described in record["files"].items():
+        file, size = root / name, described["bytes"]
+        if not file.is_file():
+            problem = "is missing"
+        elif file.stat().st_size != size:
+            problem = f"has {file.stat().st_size} bytes instead of {size}"
+        elif size <= HASHED_BYTES and described["sha256"] and sha256_file(file) != described["sha256"]:
+            problem = "has the right size but other content"
+        else:
+            continue
+        raise UserError(f"{file}: {problem}, by {export_record}; delete {folder} and the record, and {EXPORTS}")
+    return folder
+
+
+def judge_again(recipe: Recipe, results: Path) -> None:
+    """Have a gate judged again whose verdict is not of the criteria that the recipe has now.
+
+    Snakemake sees that by itself where it has its notes of the last call. Where a tree was copied without them, the
+    verdict is given a time before that of the metrics it judged, which no other rule looks at.
+    """
+    for name, stage in recipe.stages.items():
+        paths = StagePaths(results / name)
+        judged, gate = read_if_there(paths.criteria, Criteria), read_if_there(paths.gate, Gate)
+        if judged is None or gate is None or not paths.metrics.exists():
+            continue
+        then = [_bounds(**criterion) for criterion in judged["criteria"]]
+        now = [_bounds(**criterion.model_dump()) for criterion in stage.gate]
+        if then == now and judged.get("verdict", gate["verdict"]) == gate["verdict"]:
+            continue
+        before = paths.metrics.stat().st_mtime_ns - 1_000_000_000
+        if paths.criteria.stat().st_mtime_ns > before:
+            with suppress(PermissionError):
+                os.utime(paths.criteria, ns=(before, before))
+
+
+def _bounds(metric: str, environment: str | None, against: str | None, **rest: Any) -> tuple[Any, ...]:
+    """What a criterion asks for, whether the recipe or a verdict's record says it."""
+    is_held_out = metric in HELD_OUT
+    of = environment if metric == "held_out_change" else None
+    return metric, of, against if is_held_out else None, rest["min"], rest["max"], rest["action"]

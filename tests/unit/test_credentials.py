@@ -1,0 +1,130 @@
+"""A password, token or key in a recipe, site or config is refused with its place, and is shown nowhere."""
+
+import re
+
+import pytest
+import yaml
+
+from scripts.credentials import credential_in, without_credentials
+from scripts.errors import UserError
+from scripts.recipe.load import load_config, load_recipe, load_site, parse_config
+from tests.conftest import ROOT, SHORT
+
+CANARY = "CanaryOf5tagecoach42"
+FORMS = {
+    "a password in an address": f"https://user:{CANARY}@hub.example.org/org/data",
+    "a user's token in an address": f"https://{CANARY}@hub.example.org/org/data",
+    "a password with a slash": f"https://user:a/{CANARY}@hub.example.org/org/data",
+    "a password of another scheme": f"docker://user:{CANARY}@registry.example.org/image",
+    "a key in an address": f"https://judge.example.org/v1?api_key={CANARY}",
+    "a second key in an address": f"https://judge.example.org/v1?version=2&access_token={CANARY}",
+    "the hub": f"hf_{CANARY}",
+    "OpenAI": f"sk-proj-{CANARY}",
+    "NVIDIA": f"nvapi-{CANARY}",
+    "GitHub": f"ghp_{CANARY}",
+    "GitLab": f"glpat-{CANARY}",
+    "AWS": "AKIACANARYCANARYCANA",
+    "Google": f"AIza{CANARY}{CANARY}",
+    "Weights & Biases": f"wandb_v1_{CANARY}",
+    "a signed token": f"eyJhbGciOi.eyJzdWIiOi.{CANARY}",
+    "a bearer token": f"Authorization: Bearer {CANARY}",
+    "a setting of a driver": f"++env.gym.policy_api_key={CANARY}",
+}
+RIGHT = [
+    *("https://judge.example.org:8000/v1", "https://host:8000/@scope/package", "https://host/v1?version=2"),
+    *("ssh://git@github.com/org/repository.git", "git@github.com:org/repository.git", "nvidia/Nemotron-3-Super"),
+    *("/data/hf_models/base", "hf_transfer", "sk-learn", "the bearer of bad news", "0123456789abcdef" * 4),
+    *("nvcr.io/nvidia/nemo-rl:v0.7.0@sha256:abcdef", "++policy.tokenizer.eos_token=</s>", "++judge.api_key=EMPTY"),
+    "++judge.api_key=${oc.env:OPENAI_API_KEY}",
+]
+RECIPE_PLACES = (
+    *("description", "note", "source.repository", "source.revision", "source.path", "blends.sft.file", "model.name"),
+    *("tables.org/data", "environments.mine", "stages.rlvr1.judges.prompts.genrm", "stages.rlvr1.blend"),
+    *("stages.rlvr1.judge_servers.genrm.base_url", "stages.rlvr1.judge_servers.genrm.api_key_variable", "no.such.key"),
+    "stages.rlvr1.environment.LEVEL",
+)
+SITE_PLACES = ("description", "environment.LEVEL", "mounts.0", "nemo_rl.images.train", "vllm_python", "slurm.account")
+CONFIG_PLACES = ("recipe", "site", "results", "model", "tracking.entity", "run")
+
+
+def put(values: dict, place: str, value: str) -> dict:
+    """The values with another one at a place."""
+    *path, last = place.split(".")
+    inner = values
+    for key in path:
+        inner = inner.setdefault(key, {}) if isinstance(inner.get(key, {}), dict) else inner
+    inner[last] = value
+    return values
+
+
+@pytest.fixture
+def refusal(tmp_path):
+    """What is said of a file with a text."""
+
+    def refuse(load, text: str, *arguments) -> str:
+        path = tmp_path / "settings.yaml"
+        path.write_text(text)
+        with pytest.raises(UserError) as error:
+            load(path, *arguments)
+        return str(error.value).replace(str(path), "FILE")
+
+    return refuse
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    ("load", "file", "places"),
+    [
+        (load_recipe, SHORT, RECIPE_PLACES),
+        (load_site, ROOT / "config/sites/laptop.yaml", SITE_PLACES),
+        (load_config, ROOT / "config/config.yaml", CONFIG_PLACES),
+    ],
+    ids=["recipe", "site", "config"],
+)
+def test_whatever_the_place_it_is_named_and_the_value_not_shown(form, load, file, places, refusal):
+    more = [{}] if load is load_config else [load_recipe(SHORT)] if load is load_site else []
+    for place in places:
+        text = yaml.safe_dump(put(yaml.safe_load(file.read_text()), place, form))
+        message = refusal(load, text, *more)
+        assert re.fullmatch(rf"FILE:\d+: {re.escape(place)}: holds .*, not shown here; .*", message), message
+        assert CANARY not in message and form not in message
+
+
+def test_a_variable_that_is_called_a_token_or_key_is_refused_whatever_its_value(refusal):
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "MY_TOKEN2"):
+        message = refusal(load_recipe, yaml.safe_dump({"stages": {"sft": {"environment": {name: "plain"}}}}))
+        assert message.startswith(f"FILE:4: stages.sft.environment.{name}: holds a credential, by its name")
+        assert "plain" not in message
+
+
+def test_a_key_an_unknown_word_and_broken_yaml_are_told_of_without_it(refusal):
+    token = f"hf_{CANARY}"
+    texts = [f"{token}: 1\n", f"stages: {{{token}: {{}}}}\n", f"name: !{token} x\n", f"a: *{token}\n"]
+    texts += [f"{token}: 1\n{token}: 2\n", f"name: [{token}\n", f'name: "{token}\\q"\n', f"? {{a: {token}}}\n: 1\n"]
+    texts.append(f"a: &{token} [*{token}]\n")
+    for text in texts:
+        assert CANARY not in refusal(load_recipe, text)
+
+
+def test_what_is_said_on_the_command_line_is_refused_alike():
+    for act in (
+        lambda form: parse_config({"results": form}),
+        lambda form: load_config(ROOT / "config/config.yaml", {"model": form}),
+    ):
+        for form in FORMS.values():
+            with pytest.raises(UserError) as error:
+                act(form)
+            assert CANARY not in str(error.value) and form not in str(error.value)
+
+
+def test_what_only_looks_like_it_passes():
+    for value in RIGHT:
+        assert credential_in(value) is None and without_credentials(value) == value
+        parse_config({"recipe": value, "site": "s"})
+
+
+def test_a_message_for_people_never_holds_it():
+    for form in FORMS.values():
+        if "api_key=" in form and "://" not in form:
+            continue  # by its name alone, in settings
+        assert CANARY not in str(UserError(f"{form}: no such file"))

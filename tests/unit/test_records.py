@@ -1,0 +1,300 @@
+"""A damaged record is one message, records are held against what they describe, and nothing else is read or loaded."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts.commands.plan import plan_text
+from scripts.commands.project import Project
+from scripts.commands.status import status_text
+from scripts.data.fill import main as fill_program
+from scripts.errors import UserError
+from scripts.files import read_json, write_json
+from scripts.lineage.chain import read_chain
+from scripts.lineage.text import chain_text
+from scripts.lineage.verify import verify
+from scripts.recipe.criteria import Criterion
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.resolve import sync_configs
+from scripts.records import (
+    CheckpointRecord,
+    Evaluation,
+    ExportRecord,
+    Gate,
+    Manifest,
+    RunIdentity,
+    SourceRecord,
+    read_record,
+)
+from scripts.report.environments import readable, write_environments_page
+from scripts.report.overview import write_overview
+from scripts.report.stage import write_stage_page
+from scripts.report.summary import rows_of
+from scripts.stage.consistency import exported_model, judge_again, refuse_damage
+from scripts.stage.paths import StagePaths
+from scripts.stage.rundir import identity_in, open_run_directory
+from scripts.stage.stage import Stage
+from scripts.stage.stop import StopRequest
+from scripts.train.run import Attempt, train_stage
+from tests.conftest import ROOT, SHORT
+from tests.damages import damaged, damages, paths_within, replaced
+
+RECIPE = load_recipe(SHORT)
+SITE = load_site(ROOT / "config/sites/laptop.yaml", RECIPE)
+KINDS = {
+    "sft/ckpt/record.json": CheckpointRecord,
+    "rlvr1/hf/record.json": ExportRecord,
+    "rlvr1/run/identity.json": RunIdentity,
+    "rlvr1/eval.json": Evaluation,
+    "rlvr1/gate.json": Gate,
+    "data/rlvr1/manifest.json": Manifest,
+    "data/source/record.json": SourceRecord,
+}
+LEAST = 105
+GATE = [Criterion(metric="final_truncation_rate", max=0.5, action="stop")]
+
+
+@pytest.fixture(scope="module")
+def finished_chain(tmp_path_factory, made):
+    """The published stages with the configs of the recipe, in a folder that tests leave as they found it."""
+    results = tmp_path_factory.mktemp("finished") / "short"
+    shutil.copytree(made, results, symlinks=True)
+    sync_configs(RECIPE, results)
+    return results
+
+
+def alter(path: Path, **values) -> None:
+    write_json(path, read_json(path) | values)
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_of_any_value_of_any_type_at_any_place_a_record_is_read_or_it_is_one_message(made, tmp_path, name):
+    record, path = read_json(made / name), tmp_path / "record.json"
+    refused = 0
+    for place in paths_within(record):
+        for by in (None, 7, 1.5, "text", [], {}, [[]], {"key": [{}]}, True):
+            path.write_text(json.dumps(replaced(record, place, by)))
+            try:
+                read_record(path, KINDS[name])
+            except UserError as error:
+                refused += 1
+                assert str(error).startswith(f"{path}: damaged (") and "\n" not in str(error)
+    assert refused
+
+
+def commands(results: Path, pages: Path) -> dict:
+    """What each command does with a folder of results."""
+    stages = {"sft": "", "rlvr1": "sft"}
+
+    def report() -> None:
+        write_overview(results, stages, pages / "overview.html")
+        list(rows_of(StagePaths(results / name) for name in stages))
+        write_environments_page(
+            readable([results / name / "eval.json" for name in stages]), pages / "environments.html"
+        )
+        write_stage_page(StagePaths(results / "rlvr1"), results / "data/rlvr1/manifest.json", pages / "stage.html")
+
+    def lineage() -> None:
+        chain = read_chain(results / "rlvr1/ckpt")
+        chain_text(chain)
+        verify(chain)
+
+    return {
+        "plan": lambda: plan_text(Project(RECIPE, SITE, results)),
+        "status": lambda: status_text(Project(RECIPE, SITE, results)),
+        "snakemake": lambda: refuse_damage(RECIPE, results),
+        "report": report,
+        "lineage": lineage,
+    }
+
+
+def test_no_damage_of_any_record_ends_a_command_but_by_one_message(finished_chain, tmp_path):
+    every = [*damages(finished_chain, "rlvr1", "rlvr1", 4), *damages(finished_chain, "sft", "sft", 40)]
+    tried = every[:: len(every) // (LEAST + 5)]
+    assert len(tried) >= LEAST
+    calls = commands(finished_chain, tmp_path)
+    for command in calls.values():
+        command()  # without a damage all go through
+    for number, damage in enumerate(tried):
+        with damaged(finished_chain / damage.file, damage.make):
+            for name, command in calls.items():
+                if name == "report" and number % 4:  # it draws, which takes a moment
+                    continue
+                try:
+                    command()
+                except UserError as error:
+                    assert name in ("snakemake", "report", "lineage"), f"{name} does not go on: {damage}"
+                    assert str(finished_chain) in str(error), damage
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user can be taken on by root alone")
+def test_a_record_that_may_not_be_read_is_told_with_what_to_look_at(finished_chain):
+    path = finished_chain / "rlvr1/hf/record.json"
+    mode = path.stat().st_mode
+    path.chmod(0o600)
+    for folder in (finished_chain, *finished_chain.parents):
+        if folder.owner() == "root" and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o755)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(UserError, match=r"rlvr1/hf/record.json: cannot be read \(Permission denied\)"):
+            read_record(path, ExportRecord)
+    finally:
+        os.seteuid(0)
+        path.chmod(mode)
+
+
+def test_status_and_plan_show_a_damaged_stage_and_go_on_with_the_others(chain):
+    project, record = Project(RECIPE, SITE, chain), chain / "rlvr1/hf/record.json"
+    whole = record.read_text()
+    for text_of in (status_text, plan_text):
+        record.write_text(whole)
+        before = {line.split()[0]: line.split() for line in text_of(project).splitlines() if line}
+        record.write_text("[]")
+        lines = {line.split()[0]: line for line in text_of(project).splitlines() if line}
+        assert lines["sft"].split() == before["sft"]
+        assert lines["rlvr1"].split()[1] == "damaged" and "delete it, and Snakemake exports" in lines["rlvr1"]
+
+
+def test_the_summary_and_the_heat_map_leave_out_what_is_damaged_and_say_so(chain, capsys):
+    (chain / "sft/gate.json").write_text('{"verdict": []}')
+    (chain / "sft/eval.json").write_text("{}")
+    assert [row["gate"] for row in rows_of(StagePaths(chain / name) for name in ("sft", "rlvr1"))] == [
+        "damaged",
+        "warn",
+    ]
+    (kept,) = readable([chain / name / "eval.json" for name in ("sft", "rlvr1")])
+    assert kept["stage"] == "rlvr1"
+    said = capsys.readouterr().err
+    assert "sft/gate.json: damaged" in said and "sft/eval.json: damaged" in said
+
+
+def test_the_lineage_takes_a_damaged_parent_from_what_its_child_recorded(chain, capsys):
+    whole = chain_text(read_chain(chain / "rlvr1/ckpt"))
+    (chain / "sft/ckpt/record.json").write_text("null")
+    found = read_chain(chain / "rlvr1/ckpt")
+    assert chain_text(found).splitlines()[:8] == whole.splitlines()[:8]
+    assert any("sft/ckpt/record.json: damaged" in problem for problem in verify(found).problems)
+
+
+def test_a_run_directory_without_and_with_a_damaged_identity_gets_the_same_advice(chain):
+    stage = Stage(RECIPE, chain, "rlvr1")
+    path, said = stage.paths.run / "identity.json", []
+    before = read_json(path)
+    path.write_text("{}")
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"write the file again .* or move the directory away") as refusal:
+            open_run_directory(stage.paths.run, stage.identity, stage.facts, stage.config)
+        said.append(str(refusal.value).partition(";")[2])
+        path.unlink(missing_ok=True)
+    assert said[0] == said[1]
+    record = read_json(stage.paths.record)
+    write_json(path, {"identity": record["identity"], **record["facts"]})  # the advice
+    assert identity_in(stage.paths.run) == before["identity"]
+
+
+# --- records and what they describe ---
+
+
+def link_to_another(results: Path) -> None:
+    link = results / "sft/hf/model"
+    link.unlink()
+    link.symlink_to("../../rlvr1/exports/" + read_json(results / "rlvr1/hf/record.json")["content"])
+
+
+def longer_split(results: Path) -> None:
+    with (results / "data/rlvr1/train-split.jsonl").open("a") as file:
+        file.write("{}\n")
+
+
+CONTRADICTIONS = {
+    "content": (lambda results: alter(results / "sft/hf/record.json", content="0" * 16), "do not hash to its content"),
+    "link": (link_to_another, "sft/hf/model: a link to"),
+    "identity": (lambda results: alter(results / "sft/ckpt/record.json", identity="0" * 16), "its facts hash to"),
+    "step": (lambda results: alter(results / "sft/ckpt/record.json", step=2), "is of step 2, but"),
+    "run": (lambda results: alter(results / "sft/run/identity.json", config="0"), "its facts hash to"),
+    "split": (longer_split, "train-split.jsonl: has"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_an_altered_record_is_told_before_it_makes_anything_stale(chain, name):
+    sync_configs(RECIPE, chain)
+    refuse_damage(RECIPE, chain)
+    spoil, words = CONTRADICTIONS[name]
+    spoil(chain)
+    with pytest.raises(UserError, match=words):
+        refuse_damage(RECIPE, chain)
+
+
+@pytest.mark.parametrize("name", ["content", "link"])
+def test_nothing_trains_from_an_export_that_is_not_the_recorded_one_and_the_run_directory_stays(chain, name):
+    sync_configs(RECIPE, chain)
+    stage = Stage(RECIPE, chain, "rlvr1", is_written=True)
+    CONTRADICTIONS[name][0](chain)
+    before = sorted(path.name for path in stage.paths.directory.iterdir())
+    with pytest.raises(UserError, match=CONTRADICTIONS[name][1]):
+        train_stage(stage, Attempt(), StopRequest())
+    assert sorted(path.name for path in stage.paths.directory.iterdir()) == before
+
+
+def test_what_is_loaded_is_the_folder_that_the_facts_name_with_the_recorded_files(chain):
+    stage, record = Stage(RECIPE, chain, "rlvr1"), chain / "sft/hf/record.json"
+    folder = chain / "sft/exports" / stage.facts["parent_export"]
+    assert stage.parent_export == exported_model(record) == folder
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for content, words in (
+        (whole + b"0", "bytes instead of"),
+        (whole[:-1] + b"\1", "other content"),
+        (None, "missing"),
+    ):
+        weights.unlink(missing_ok=True)
+        if content is not None:
+            weights.write_bytes(content)
+        with pytest.raises(UserError, match=rf"model.safetensors: .*{words}"):
+            exported_model(record)
+
+
+# --- gates ---
+
+
+def judged(results: Path, verdict: str = "pass", **criterion) -> Path:
+    """The criteria.json of a stage that was judged by what the recipe says, or by another criterion."""
+    own = [each.model_dump() for each in GATE]
+    rest = {"value": None, "low": None, "high": None, "outcome": "pass", "step": None, "says": "", "figure": None}
+    path = results / "sft/criteria.json"
+    write_json(path, {"verdict": verdict, "criteria": [each | rest | criterion for each in own]})
+    return path
+
+
+def test_a_verdict_on_other_criteria_than_the_recipes_is_older_than_what_it_judged(chain):
+    metrics = (chain / "sft/metrics.parquet").stat().st_mtime_ns
+    recipe = RECIPE.model_copy(update={"stages": {"sft": RECIPE.stages["sft"].model_copy(update={"gate": GATE})}})
+    judge_again(recipe, chain)  # a stage that was not judged
+    for changed in ({}, {"max": 0.123}, {"min": 0.0}, {"action": "warn"}):
+        path = judged(chain, **changed)
+        judge_again(recipe, chain)
+        assert (path.stat().st_mtime_ns < metrics) == bool(changed)
+    path = judged(chain, verdict="stop")  # the gate.json beside it says pass
+    judge_again(recipe, chain)
+    assert path.stat().st_mtime_ns < metrics
+
+
+# --- data ---
+
+
+def test_a_blend_is_filled_by_hand_without_a_record_of_its_source(tmp_path, monkeypatch):
+    blend = tmp_path / "mine.jsonl"
+    blend.write_text('{"agent_ref": {"name": "x"}}\n' * 12)
+    options = ["fill", "--source", str(blend), "--holdout", "2", "--output", str(tmp_path / "splits")]
+    monkeypatch.setattr("sys.argv", options)
+    fill_program()
+    manifest = read_json(tmp_path / "splits/manifest.json")
+    assert manifest["source"] == {"name": str(tmp_path), "revision": "folder"} and manifest["train"]["rows"] == 10
