@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 from scripts.files import amount, read_json
+from scripts.model.hugging_face import tensors_of
 from scripts.recipe.model import RandomModel
 from scripts.recipe.stage import Checkpointing
 from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
@@ -13,10 +14,13 @@ from scripts.stage.stage import Stage
 
 
 def checkpoint_bytes(stage: Stage) -> int:
-    """Bytes of one checkpoint: the parent's; for a fresh model, its parameters in float32 with AdamW's two moments.
+    """Bytes of one checkpoint: the parent's; else the model's parameters in float32 with AdamW's two moments.
 
-    For a pretrained model 14 bytes a parameter: 2 of the weights in bfloat16, 12 of the optimizer. 0: nobody knows.
+    For a pretrained model of NeMo-RL 14 bytes a parameter: 2 of the weights in bfloat16, 12 of the optimizer. 0: nobody
+    knows, as of adapters.
     """
+    if getattr(getattr(stage.config, "policy", None), "lora", None) is not None:
+        return 0
     if stage.parent is not None:
         return sum(
             entry["bytes"] for entry in read_record(stage.parent.paths.record, CheckpointRecord)["files"].values()
@@ -24,6 +28,8 @@ def checkpoint_bytes(stage: Stage) -> int:
     model = stage.recipe.model
     if isinstance(model, RandomModel):
         return 3 * 4 * parameters(model)
+    if stage.parent_export is not None:
+        return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())
     index = Path(model.name, "model.safetensors.index.json")
     return 7 * read_json(index)["metadata"]["total_size"] if index.is_file() else 0
 
