@@ -264,7 +264,9 @@ def test_a_judge_is_asked_as_the_stage_would_and_its_outage_is_its_own_message()
 
     with serve(lambda messages: "[[A!=B]]") as judge:
         assert any("pays 0 for each of" in problem for problem in probe(judge.base_url).problems)
-    with pytest.raises(JudgeUnavailable, match=r"split:[12]: equiv.*, the reward probe got no verdict: the general judge"):
+    with pytest.raises(
+        JudgeUnavailable, match=r"split:[12]: equiv.*, the reward probe got no verdict: the general judge"
+    ):
         probe(judge.base_url)
     assert try_rewards(sampled(rows), Probe(), None, 100).record == {}
 

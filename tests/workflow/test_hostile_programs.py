@@ -240,7 +240,9 @@ def found(request) -> dict[str, list[str]]:
 def _can_run(options: dict[str, Any], python: str) -> bool:
     try:
         return (
-            subprocess.run([python, "-c", "import tests.workflow.test_hostile_programs"], check=False, **options).returncode
+            subprocess.run(
+                [python, "-c", "import tests.workflow.test_hostile_programs"], check=False, **options
+            ).returncode
             == 0
         )
     except PermissionError:
