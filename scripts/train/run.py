@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
-from scripts.files import check_readable
+from scripts.files import check_readable, remove_leftovers
 from scripts.launch.slurm import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_site
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
@@ -68,6 +68,7 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         raise UserError("\n".join(problems))
     with hold(stage.paths.owner, attempt.patience):
         open_run_directory(run, stage.identity, stage.facts, stage.config)
+        remove_leftovers(run)
         backend_of(stage.config.backend).seal_finished(run)
         newest = newest_checkpoint(run, stage.planned)
         step = newest.step if newest else 0
