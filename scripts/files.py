@@ -126,7 +126,7 @@ def replace_directory(target: Path) -> Iterator[Path]:
         yield fresh
         sync_tree(fresh)
         if target.exists():
-            old = _hidden_name(target)
+            old = hidden_name(target)
             target.rename(old)
             fresh.rename(target)
             shutil.rmtree(old)
@@ -140,14 +140,14 @@ def _temporary(path: Path) -> Iterator[Path]:
     """Yield a hidden name beside a path; what stands there is removed at the end, or by the next call after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
-    temporary = _hidden_name(path)
+    temporary = hidden_name(path)
     try:
         yield temporary
     finally:
         _remove(temporary)
 
 
-def _hidden_name(path: Path) -> Path:
+def hidden_name(path: Path) -> Path:
     """A hidden name beside a path that says which process on which host made it."""
     return path.with_name(f".{path.name}.{process_mark()}.{secrets.token_hex(4)}.tmp")
 

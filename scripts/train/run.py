@@ -23,6 +23,7 @@ from scripts.stage.owner import hold
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.reach import Reach
+from scripts.stage.retention import finish_removals
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step, open_run_directory
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
@@ -68,7 +69,9 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         raise UserError("\n".join(problems))
     with hold(stage.paths.owner, attempt.patience):
         open_run_directory(run, stage.identity, stage.facts, stage.config)
+        remove_leftovers(stage.paths.owner.parent, stage.paths.owner.name)
         remove_leftovers(run)
+        finish_removals(run)
         backend_of(stage.config.backend).seal_finished(run)
         newest = newest_checkpoint(run, stage.planned)
         step = newest.step if newest else 0

@@ -438,12 +438,18 @@ def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_retu
     assert read_json(train.paths.record)["step"] == 4
 
 
-def test_what_a_killed_attempt_left_in_the_run_directory_is_gone_though_nothing_is_left_to_train(train, killed):
+def test_what_a_killed_attempt_left_half_done_is_gone_though_nothing_is_left_to_train(train, killed):
     train()
-    left = train.paths.run / f".live.html.{killed}.00aa.tmp"
-    left.write_text("half a page")
+    left = [
+        train.paths.run / f".live.html.{killed}.00aa.tmp",
+        train.paths.owner.with_name(f".owner.json.{killed}.0b.tmp"),
+    ]
+    left += [train.paths.run / "checkpoints/removing_step_2/config.json"]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("half a file")
     train()
-    assert len(train.jobs) == 1 and not left.exists()
+    assert len(train.jobs) == 1 and not any(path.exists() for path in (*left, left[-1].parent))
 
 
 def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(train):
