@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from scripts.errors import UserError
-from scripts.files import hidden_name
+from scripts.files import hidden_name, remove_leftovers
 from scripts.launch.slurm import has_ended, own_job_id
 from scripts.processes import is_running, pid_namespace, process_start
 from scripts.records import Owner, read_if_there
@@ -40,6 +40,7 @@ def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
     after that. A dead process's lock is taken over.
     """
     owner_file.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(owner_file.parent, owner_file.name)
     announced, token, since = False, secrets.token_hex(8), time.monotonic()
     while not _take(owner_file, token):
         owner = read_owner(owner_file)
