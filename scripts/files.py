@@ -126,7 +126,7 @@ def replace_directory(target: Path) -> Iterator[Path]:
         yield fresh
         sync_tree(fresh)
         if target.exists():
-            old = _hidden_name(target)
+            old = hidden_name(target)
             target.rename(old)
             fresh.rename(target)
             shutil.rmtree(old)
@@ -139,23 +139,24 @@ def replace_directory(target: Path) -> Iterator[Path]:
 def _temporary(path: Path) -> Iterator[Path]:
     """Yield a hidden name beside a path; what stands there is removed at the end, or by the next call after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(path)
-    temporary = _hidden_name(path)
+    remove_leftovers(path.parent, path.name)
+    temporary = hidden_name(path)
     try:
         yield temporary
     finally:
         _remove(temporary)
 
 
-def _hidden_name(path: Path) -> Path:
+def hidden_name(path: Path) -> Path:
     """A hidden name beside a path that says which process on which host made it."""
     return path.with_name(f".{path.name}.{process_mark()}.{secrets.token_hex(4)}.tmp")
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove the temporary files of this path that killed processes of this host left."""
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(.+)\.[0-9a-f]+\.tmp")
-    for entry in path.parent.iterdir():
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove the temporary files, of one name or of all, that killed processes of this host left in a folder."""
+    here = re.escape(process_mark().rsplit(".", 2)[0])
+    pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.({here}\.\d+\.\d+)\.[0-9a-f]+\.tmp")
+    for entry in folder.iterdir():
         match = pattern.fullmatch(entry.name)
         if match and is_marked_running(match[1]) is False:
             _remove(entry)

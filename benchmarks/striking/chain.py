@@ -236,15 +236,21 @@ class Chain:
     def count_lost_steps(self, strikes: list[Strike]) -> None:
         """Charge each return to an earlier step to the first strike after the last step that was logged before it.
 
-        Later strikes hit a training that had logged nothing since, so there was nothing more to lose.
+        Later strikes hit a training that had logged nothing since, so there was nothing more to lose. One at the log
+        itself may have let a line more be written.
         """
+
+        def order(strike: Strike) -> tuple[int, bool]:
+            is_at_log = f"{stage}/run/metrics.jsonl" in (strike["event"] or "")
+            return strike["logged"].get(stage, 0) + is_at_log, strike["signal"] == "SIGKILL"
+
         for strike in strikes:
             strike["lost"] = 0
         for stage in self.kind.stages:
             for place, (before, after) in enumerate(pairwise(self.steps(stage)), start=1):
                 if after <= before:
                     earlier = [strike for strike in strikes if strike["logged"].get(stage, 0) <= place]
-                    guilty = max(earlier, key=lambda it: (it["logged"].get(stage, 0), it["signal"] == "SIGKILL"))
+                    guilty = max(earlier, key=order)
                     guilty["lost"] += before - after + 1
 
     def check(self, quiet: "Chain", strikes: list[Strike]) -> None:

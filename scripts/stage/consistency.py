@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import sha256_file
+from scripts.files import check_readable, sha256_file
 from scripts.recipe.criteria import HELD_OUT
 from scripts.recipe.recipe import Recipe
 from scripts.records import (
@@ -85,8 +85,11 @@ def _is_parquet(path: Path) -> bool:
 
 def damage_of_blend(manifest: Path) -> Iterator[str]:
     """Where a manifest is damaged, or its splits have other sizes."""
-    yield from (problems := list(damage(manifest, Manifest)))
-    known = None if problems else read_if_there(manifest, Manifest)
+    try:
+        known = read_if_there(manifest, Manifest)
+    except UserError as error:
+        yield str(error)
+        return
     for path, split in _splits(manifest, known) if known else ():
         size = split.get("bytes")
         if size is not None and path.is_file() and path.stat().st_size != size:
@@ -158,6 +161,8 @@ def exported_model(export_record: Path) -> Path:
     if problems := list(of_export(paths)):
         raise UserError("\n".join(problems))
     folder = paths.exported(record["content"])
+    if folder.is_dir():
+        check_readable(folder)
     root = (folder / MEGATRON).resolve().parents[1] if (folder / MEGATRON).exists() else folder
     for name, described in record["files"].items():
         file, size = root / name, described["bytes"]

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from scripts.errors import UserError
+from scripts.files import hidden_name, remove_leftovers
 from scripts.launch.slurm import has_ended, own_job_id
 from scripts.processes import is_running, pid_namespace, process_start
 from scripts.records import Owner, read_if_there
@@ -39,6 +40,7 @@ def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
     after that. A dead process's lock is taken over.
     """
     owner_file.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(owner_file.parent, owner_file.name)
     announced, token, since = False, secrets.token_hex(8), time.monotonic()
     while not _take(owner_file, token):
         owner = read_owner(owner_file)
@@ -66,7 +68,7 @@ def _silence(owner_file: Path, only_read: bool = False) -> float:
 
     By the file server's clock, which takes a write to learn, or by this host's for who may `only_read`.
     """
-    clock = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.clock")
+    clock = hidden_name(owner_file)
     try:
         beat = owner_file.stat().st_mtime
         if only_read:
@@ -159,7 +161,7 @@ def _is_local(owner: dict[str, Any]) -> bool:
 
 def _link(owner_file: Path, token: str) -> bool:
     """Make the owner file, whole, if there is none."""
-    mine = owner_file.with_name(f".{owner_file.name}.{secrets.token_hex(4)}.mine")
+    mine = hidden_name(owner_file)
     record = {
         "host": socket.gethostname(),
         "pid": os.getpid(),

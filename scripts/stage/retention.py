@@ -16,8 +16,7 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
     """
     if checkpointing.keep_last_k is None:
         return []
-    for leftover in (run / "checkpoints").glob("removing_*"):
-        shutil.rmtree(leftover)
+    finish_removals(run)
     found = checkpoints(run)
     newest = found[-checkpointing.keep_last_k :]
     kept = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]} | _published(run)
@@ -26,6 +25,12 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
         renamed = checkpoint.path.rename(checkpoint.path.with_name(f"removing_{checkpoint.path.name}"))
         shutil.rmtree(renamed)
     return [checkpoint.step for checkpoint in removed]
+
+
+def finish_removals(run: Path) -> None:
+    """Remove what a kill left of checkpoints that were being removed."""
+    for leftover in (run / "checkpoints").glob("removing_*"):
+        shutil.rmtree(leftover)
 
 
 def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> list[Checkpoint]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
-from scripts.files import check_readable
+from scripts.files import remove_leftovers
 from scripts.launch.slurm import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_site
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
@@ -23,6 +23,7 @@ from scripts.stage.owner import hold
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.reach import Reach
+from scripts.stage.retention import finish_removals
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step, open_run_directory
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
@@ -68,6 +69,8 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         raise UserError("\n".join(problems))
     with hold(stage.paths.owner, attempt.patience):
         open_run_directory(run, stage.identity, stage.facts, stage.config)
+        remove_leftovers(run)
+        finish_removals(run)
         backend_of(stage.config.backend).seal_finished(run)
         newest = newest_checkpoint(run, stage.planned)
         step = newest.step if newest else 0
@@ -105,7 +108,6 @@ def _train(
     run, planned, step = stage.paths.run, stage.planned, newest.step if newest else 0
     check_splits(stage.manifest)
     if stage.parent_export_record:
-        check_readable(stage.parent_export)
         exported_model(stage.parent_export_record)
     if aim.step == 0:
         raise UserError(f"{stage.name}: its data end before the first step; see {attempt.log}")

@@ -21,7 +21,7 @@ def hashes_of(recipe: Path, folder: Path) -> dict[str, dict[str, str]]:
     """By stage: the hash of its config.yaml's text, and its identity on data and a parent of fixed hashes."""
     manifest, export = folder / "manifest.json", folder / "record.json"
     write_json(manifest, SPLITS)
-    write_json(export, {"content": "3" * 16})
+    write_json(export, {"stage": "parent", "step": 1, "identity": "0" * 16, "content": "3" * 16, "files": {}})
     loaded, hashes = load_recipe(recipe), {}
     for name, stage in loaded.stages.items():
         config = resolve_stage(loaded, name)

@@ -79,6 +79,20 @@ EXPLAINED = [
     ),
     Explained("a response of nothing, or of white space alone, earns nothing here", lambda it: not it.text.strip()),
     Explained(
+        "a program is run as it stands here; there one that names a class Solution is run as that, whatever it reads",
+        lambda it: (
+            of(it, Environment.CODE_GEN)
+            and "class Solution" in it.text
+            and not it.row["verifier_metadata"]["unit_tests"].get("fn_name")
+        ),
+    ),
+    Explained(
+        "a call in the text is XML here, and there no text where the server reads calls",
+        lambda it: (
+            of(it, Environment.STRUCTURED_OUTPUTS) and "<tool_call>" in it.text and it.row.get("schema_type") == "xml"
+        ),
+    ),
+    Explained(
         "sentences are split by rules here, by a trained model there",
         lambda it: of(it, Environment.INSTRUCTION_FOLLOWING) and "sentence" in str(instructions(it.row)),
     ),

@@ -85,14 +85,19 @@ def test_a_replaced_directory_is_the_old_one_or_the_new_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["ckpt"]
 
 
-def test_what_a_killed_process_left_beside_a_file_is_removed_by_the_next_writer(tmp_path):
-    killed = subprocess.run(
+@pytest.fixture
+def killed() -> str:
+    """The mark of a process that is gone."""
+    return subprocess.run(
         [sys.executable, "-c", "from scripts.processes import process_mark; print(process_mark())"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     ).stdout.strip()
+
+
+def test_what_a_killed_process_left_beside_a_file_is_removed_by_the_next_writer(tmp_path, killed):
     (tmp_path / f".file.{killed}.00aa.tmp").write_text("half")
     (tmp_path / f".file.{killed}.00bb.tmp").mkdir()
     (tmp_path / f".file.{process_mark()}.00cc.tmp").write_text("another writer's, alive")
@@ -431,6 +436,20 @@ def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_retu
     train()
     assert len(train.jobs) == 2  # published again, not trained
     assert read_json(train.paths.record)["step"] == 4
+
+
+def test_what_a_killed_attempt_left_half_done_is_gone_though_nothing_is_left_to_train(train, killed):
+    train()
+    left = [
+        train.paths.run / f".live.html.{killed}.00aa.tmp",
+        train.paths.owner.with_name(f".owner.json.{killed}.0b.tmp"),
+    ]
+    left += [train.paths.run / "checkpoints/removing_step_2/config.json"]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("half a file")
+    train()
+    assert len(train.jobs) == 1 and not any(path.exists() for path in (*left, left[-1].parent))
 
 
 def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(train):

@@ -28,7 +28,7 @@ from scripts.stage.publish import export_checkpoint, publish_checkpoint  # noqa:
 from scripts.stage.rundir import Checkpoint  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.ranks import StopAt  # noqa: E402
-from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
+from tests.stages import Stages, checkpoint, checkpoint_record, logged, weights_hash  # noqa: E402
 
 SFT_STEPS, STEPS, STOP = 60, 4, 2
 PAIR = {"prompt": "2 or 3?", "chosen": "3", "rejected": "2"}
@@ -108,8 +108,7 @@ def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
 def test_an_export_sees_without_the_run_directory(stages, trained, tmp_path):
     name, straight = trained
     sealed = Checkpoint(STEPS, checkpoint(straight, STEPS))
-    record = {"stage": name, "step": sealed.step, "identity": "0" * 16, "facts": {}, "parents": []}
-    publish_checkpoint(sealed, tmp_path / "ckpt", record)
+    publish_checkpoint(sealed, tmp_path / "ckpt", checkpoint_record(name, sealed.step))
     export_checkpoint(tmp_path / "ckpt", tmp_path / "hf")
     model, processor = (load(tmp_path / "hf/model") for load in (load_model, load_processor))
     rows = [row for blend in ("text", "vision") for _, _, row in read_rows(stages.split(blend))][::7]

@@ -65,7 +65,7 @@ def test_a_colleague_goes_on_with_a_killed_run_and_who_may_not_write_is_told_who
     refused = tree.run(*at_home(tree, EVE, "snakemake", "--dry-run", ckpt), check=False)
     assert refused.returncode == 1 and "Traceback" not in refused.stdout
     assert re.search(
-        rf"/\.snakemake/\S+: user {EVE} may not \w+( to)? it: it is user {ANN}'s.*mode 0660", refused.stdout
+        rf"/\.snakemake/\S+: user {EVE} may not \w+( to)? it: it is user {ANN}'s.*mode 06[46][04]", refused.stdout
     )
     tree.run(*at_home(tree, BOB, "snakemake", ckpt))
     assert json.loads((tree.results / "rlvr1/ckpt/record.json").read_text())["step"] == 6

@@ -150,8 +150,10 @@ def test_a_stage_whose_parent_trains_first_is_not_taken_for_trained(copied):
 
 
 def test_a_stage_that_fails_for_its_own_reason_fails_once_and_points_to_its_log(copied):
-    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
-    (copied.results / "sft/hf/model/config.json").resolve().write_text("{")
+    copied.edit(
+        "max_total_sequence_length: 64\n      optimizer: {lr: 1.0e-3}",
+        "max_total_sequence_length: 14\n      optimizer: {lr: 1.0e-3}",
+    )
     output = copied.snakemake("results/short/rlvr1/ckpt", check=False)
     assert "rlvr1: not tried again: it failed for a reason of its own" in output
     assert "see results/short/rlvr1/logs/attempts.log" in output
