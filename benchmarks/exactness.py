@@ -45,22 +45,25 @@ class Setting:
     policy: dict[str, Any] | None = None
     placing: dict[str, Any] | None = None
     micro: int | None = None
+    stages: tuple[str, ...] = ("sft", "dpo", "rlvr1")
 
 
 SETTINGS = (
     Setting("all weights"),
     Setting("all weights, micro-batches", micro=2),
     Setting("LoRA", policy=LORA),
-    Setting("bfloat16", policy=BF16),
-    Setting("bfloat16, LoRA", policy=BF16 | LORA),
+    Setting("bfloat16", policy=BF16, stages=("sft", "rlvr1")),
+    Setting("bfloat16, LoRA", policy=BF16 | LORA, stages=("sft",)),
     Setting("copies", 2),
     Setting("FSDP2", 2, placing=SHARES),
-    Setting("FSDP2, micro-batches", 2, placing=SHARES, micro=2),
-    Setting("FSDP2, weights kept for the backward pass", 2, placing=SHARES | {"reshard_after_forward": False}),
-    Setting("FSDP2, activation checkpointing", 2, placing=SHARES | {"activation_checkpointing": True}),
+    Setting("FSDP2, micro-batches", 2, placing=SHARES, micro=2, stages=("sft",)),
+    Setting(
+        "FSDP2, weights kept for the backward pass", 2, None, SHARES | {"reshard_after_forward": False}, stages=("sft",)
+    ),
+    Setting("FSDP2, activation checkpointing", 2, None, SHARES | {"activation_checkpointing": True}, stages=("sft",)),
     Setting("FSDP2, LoRA", 2, LORA, SHARES),
-    Setting("FSDP2, bfloat16", 2, BF16, SHARES),
-    Setting("FSDP2, bfloat16, LoRA", 2, BF16 | LORA, SHARES),
+    Setting("FSDP2, bfloat16", 2, BF16, SHARES, stages=("sft", "rlvr1")),
+    Setting("FSDP2, bfloat16, LoRA", 2, BF16 | LORA, SHARES, stages=("sft", "rlvr1")),
 )
 
 
@@ -173,7 +176,7 @@ def main() -> None:
         for stage in arguments.stages:
             alone: dict[str, list[float]] = {}
             for setting in SETTINGS:
-                if arguments.settings in setting.name:
+                if stage in setting.stages and arguments.settings in setting.name:
                     rows.append(compare(trainings, stage, setting, alone))
                     print(f"| {' | '.join(rows[-1])} |", flush=True)
     if arguments.output:
