@@ -56,7 +56,10 @@ class Dtensor(Strict):
     enabled: bool = Field(
         False, description="FSDP2: each process holds a share of weights, gradients and moments; false: a copy of all."
     )
-    cpu_offload: bool = Field(False, description="Those shares wait in the node's memory.")
+    cpu_offload: bool = Field(False, description="A GPU's shares wait in the node's memory (not tried on a GPU).")
+    reshard_after_forward: bool = Field(
+        True, description="Weights are gathered again for the backward pass; false: kept since the forward (ZeRO-2)."
+    )
     activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ from PIL import Image
 from transformers import BitsAndBytesConfig
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithms import Dtensor
+from scripts.backends.trl.sharding import is_sharded, sharding_arguments
 from scripts.data.prompts import Messages, pictures_of
 from scripts.data.rows import read_rows
 from scripts.errors import UserError
@@ -52,26 +52,14 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "log_level_replica": "error",
         # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.
         "ddp_find_unused_parameters": not placing.activation_checkpointing,
-        **(_sharding(placing) if placing.enabled else {}),
+        **(sharding_arguments(job) if is_sharded(job) else {}),
     }
 
 
-def _sharding(placing: Dtensor) -> dict[str, Any]:
-    """Trainer's options of FSDP2; checkpoints hold whole weights, so any number of processes may go on from them."""
-    config = {"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT", "cpu_offload": placing.cpu_offload}
-    return {"fsdp": "full_shard auto_wrap", "fsdp_config": config}
-
-
 def shares_of(job: TrainingJob) -> tuple[int, int]:
-    """Rows that a process takes at once, and how often for one update; UserError where no even shares are."""
-    settings = job.settings.policy
+    """Rows that a process takes at once, and how often for one update."""
     share = job.config.rows_per_update // job.ranks
-    micro = min(settings.train_micro_batch_size or share, share)
-    if share % micro:
-        raise UserError(
-            f"{job.stage}: policy.train_micro_batch_size is {micro}, but {share} rows of an update fall to each of "
-            f"{job.ranks} processes, which is no multiple of it"
-        )
+    micro = min(job.settings.policy.train_micro_batch_size or share, share)
     return micro, share // micro
 
 
