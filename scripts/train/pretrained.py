@@ -270,6 +270,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results/tiny")
     arguments = parser.parse_args()
     transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     recipe = load_recipe(arguments.recipe, model=arguments.model or None)
     export_pretrained(recipe.model, StagePaths(arguments.results / MODEL).export_record.parent)
 
