@@ -62,6 +62,11 @@ class Training(Strict):
         return False
 
     @property
+    def goes_on_with_adapters(self) -> bool:
+        """Whether it trains its parent's adapters on, instead of starting from the parent's merged model."""
+        return False
+
+    @property
     def max_length(self) -> int:
         """Tokens of a row's prompt and response together, at most."""
         raise NotImplementedError

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from scripts.backends.trl.lora import Lora
 from scripts.recipe.reasoning import Share
 from scripts.recipe.strict import Strict, invalid
 
@@ -33,21 +34,6 @@ class Generation(Strict):
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_new_tokens: PositiveInt
-
-
-class Lora(Strict):
-    """Low-rank adapters (arXiv:2106.09685), by peft: what they are laid over stays as the parent left it."""
-
-    dim: PositiveInt = Field(8, description="Rank.")
-    alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: list[str] = Field([], description="Names of the linear layers; none: all of them but the output's.")
-    exclude_modules: list[str] = Field([])
-    quantization: Literal["nf4"] | None = Field(
-        None,
-        description="Hold what the adapters are laid over in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes on a "
-        "GPU (not tried on one).",
-    )
 
 
 class Dtensor(Strict):

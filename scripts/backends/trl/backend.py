@@ -12,9 +12,12 @@ from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster,
 from scripts.backends.trl.devices import devices_of, offloads, processes_on
 from scripts.data.rows import key_of, read_rows
 from scripts.recipe.judges import roles_of
+from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import Site
 from scripts.rewards.registry import check_row, register
+from scripts.stage.consistency import exported_model
+from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.versions import problem_of
 
@@ -41,9 +44,15 @@ class Trl(Backend):
         check_shares(stage.name, stage.config, stage.settings, nodes, nodes * processes_on(site))
 
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
-        """Export the published checkpoint; adapters are merged into what they were laid over."""
+        """Export the published checkpoint; adapters are merged into what they lie over.
+
+        What descends from a pretrained model keeps its config, tokenizer and generation settings.
+        """
+        like = None
+        if stage.parent_export_record and isinstance(stage.recipe.model, PretrainedModel):
+            like = exported_model(stage.parent_export_record)
         if stage.config.policy.lora is None:
-            super().export(stage, site, log, as_it_is)
+            export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like)
         else:
             import_module("scripts.backends.trl.merge").export_merged(stage)
 

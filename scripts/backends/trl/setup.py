@@ -5,6 +5,7 @@ from typing import Any
 
 from PIL import Image
 from transformers import BitsAndBytesConfig
+from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.sharding import is_sharded, sharding_arguments
@@ -63,8 +64,13 @@ def shares_of(job: TrainingJob) -> tuple[int, int]:
     return micro, share // micro
 
 
-def start_options(job: TrainingJob) -> dict[str, Any]:
-    """What the parent's model is loaded with: in the precision that what is not trained is computed in."""
+def start_options(job: TrainingJob) -> dict[str, Any] | None:
+    """What TRL loads the parent's model with; None where `model_and_processor` has given it the model itself."""
+    return None if job.parent_model is None or job.parent_adapter else _loading(job)
+
+
+def _loading(job: TrainingJob) -> dict[str, Any]:
+    """What a model is loaded with: in the precision that what is not trained is computed in."""
     policy = job.config.policy
     frozen = policy.lora is not None and policy.precision == "bfloat16"
     options: dict[str, Any] = {"dtype": "bfloat16" if frozen else "float32"}
@@ -78,9 +84,9 @@ def start_options(job: TrainingJob) -> dict[str, Any]:
 
 
 def adapters(job: TrainingJob) -> Any:
-    """peft's config of the adapters that are trained; None where all weights are."""
+    """peft's config of the adapters to make; None where all weights are trained, or the parent's adapters."""
     lora = job.config.policy.lora
-    if lora is None:
+    if lora is None or lora.from_parent:
         return None
     from peft import LoraConfig  # noqa: PLC0415 - only where adapters are trained
 
@@ -88,17 +94,27 @@ def adapters(job: TrainingJob) -> Any:
         r=lora.dim,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=lora.target_modules or "all-linear",
+        target_modules=lora.target_modules or ([] if lora.target_parameters else "all-linear"),
+        target_parameters=lora.target_parameters or None,
         exclude_modules=lora.exclude_modules or None,
         task_type="CAUSAL_LM",
     )
 
 
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
-    """The model to start from (a path, or for a stage without a parent a fresh one) and its tokenizer or processor."""
+    """The model to start from (a path, a fresh one, or one with its parent's adapters) and its tokenizer or processor.
+
+    Of adapters that it is given TRL keeps a copy as the reference, so that is the parent and not what they lie over.
+    """
     if job.parent_model is None:
         return fresh_model(job.config)
-    return str(job.parent_model), load_processor(job.parent_model)
+    model: Any = str(job.parent_model)
+    if job.parent_adapter is not None:
+        from peft import PeftModel  # noqa: PLC0415 - only where adapters are trained
+
+        base = create_model_from_path(model, device_map=None, **_loading(job))
+        model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
+    return model, load_processor(job.parent_model)
 
 
 def pictures_by_row(job: TrainingJob, conversations: list[Messages], processor: Any) -> list[list[str]]:
