@@ -55,10 +55,20 @@ class Dtensor(Strict):
         return self
 
 
+class SequencePacking(Strict):
+    """How the rows of a micro-batch lie in it. May change no weight but for rounding."""
+
+    enabled: bool = Field(
+        False,
+        description="One after the other without padding, none seeing another; false: padded to the longest. With "
+        "attn_implementation eager or sdpa the memory grows with the square of the micro-batch's tokens.",
+    )
+
+
 class Policy(Strict):
     """What the policies of all algorithms have in common."""
 
-    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg")
+    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
     """Settings that change no weight but for rounding."""
     ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora")
     """Settings that a resolved config has only where they are not the default."""
@@ -82,6 +92,7 @@ class SftPolicy(Policy):
     """The policy of a supervised stage."""
 
     train_global_batch_size: PositiveInt = Field(description="Rows a step.")
+    sequence_packing: SequencePacking = SequencePacking()
 
 
 class PreferencePolicy(Policy):

@@ -1,18 +1,13 @@
-"""What the trainers of every algorithm of backend `trl` start from: arguments, model, processor, rows."""
+"""What the trainers of every algorithm of backend `trl` start from: arguments, model, processor."""
 
-from itertools import islice
 from typing import Any
 
-from PIL import Image
 from transformers import BitsAndBytesConfig
 from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.sharding import is_sharded, sharding_arguments
-from scripts.data.prompts import Messages, pictures_of
-from scripts.data.rows import read_rows
-from scripts.errors import UserError
-from scripts.model.load import load_processor, tokenizer_of
+from scripts.model.load import load_processor
 from scripts.model.random_init import fresh_model
 
 
@@ -115,26 +110,3 @@ def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
         base = create_model_from_path(model, device_map=None, **_loading(job))
         model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
     return model, load_processor(job.parent_model)
-
-
-def pictures_by_row(job: TrainingJob, conversations: list[Messages], processor: Any) -> list[list[str]]:
-    """The pictures that each row of the training split shows; UserError for the first one that the model cannot see."""
-    pictures = [pictures_of(messages) for messages in conversations]
-    if tokenizer_of(processor) is processor and any(pictures):
-        number = next(number for number, uris in enumerate(pictures, start=1) if uris)
-        raise UserError(f"{job.train_split}:{number}: shows a picture, but the recipe's model has no vision")
-    return pictures
-
-
-def expand_pictures(texts: list[str], processor: Any) -> list[str]:
-    """The texts with as many tokens in a picture's place as it has for the model; all are scaled to one size."""
-    token = getattr(processor, "image_token", None)
-    if token is None:
-        return texts
-    expanded = processor(text=[token], images=[Image.new("RGB", (1, 1))])["input_ids"][0]
-    return [text.replace(token, token * len(expanded)) for text in texts]
-
-
-def training_rows(job: TrainingJob, count: int) -> list[dict[str, Any]]:
-    """The first `count` rows of the training split in file order; the whole split when it has fewer."""
-    return [row for _, _, row in islice(read_rows(job.train_split), count)]
