@@ -204,8 +204,8 @@ def main() -> None:
     lines = [
         "# Backend `trl` beside bare TRL",
         "",
-        f"`python benchmarks/beside_trl.py` on {CORES} cores; a Qwen3 of 4 layers of 256, {STEPS} steps of {BATCH} rows,",
-        "by turns. Bounds: tokens a second at least 0.97, fixed cost at most 10 s more, memory at most 1.05.",
+        f"`python benchmarks/beside_trl.py` on {CORES} cores; a Qwen3 of 4 layers of 256, {STEPS} steps of {BATCH}",
+        "rows, by turns. Bounds: tokens a second at least 0.97, fixed cost at most 10 s more, memory at most 1.05.",
         "",
         "| stage | processes | tokens a second | bare TRL | ratio | fixed seconds | MB | bare TRL | ratio |",
         "| --- | ---: | --- | --- | ---: | --- | ---: | ---: | ---: |",
