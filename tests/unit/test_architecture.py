@@ -12,8 +12,8 @@ from tests.conftest import ROOT
 
 BASE = {"credentials", "errors", "files", "installed", "processes", "records"}
 RECIPE = BASE | {"recipe"}
-STAGE = RECIPE | {"drawing", "rewards", "data", "launch", "stage"}
-EVALUATE = STAGE | {"model", "evaluate"}
+STAGE = RECIPE | {"drawing", "rewards", "data", "launch", "model", "stage"}
+EVALUATE = STAGE | {"evaluate"}
 BACKENDS = EVALUATE | {"backends"}
 MAY_IMPORT = {
     "credentials": set(),
