@@ -13,7 +13,9 @@ class Optimizer(Strict):
     """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
 
     lr: PositiveFloat
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="After the warm-up; cosine and linear end at 0."
+    )
     lr_warmup_iters: int = Field(0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     adam_beta1: Share = 0.9

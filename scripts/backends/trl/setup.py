@@ -24,7 +24,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "output_dir": str(job.run / "saving"),
         "max_steps": job.max_num_steps * updates,
         "learning_rate": optimizer.lr,
-        "lr_scheduler_type": optimizer.schedule if optimizer.schedule == "cosine" else "constant_with_warmup",
+        "lr_scheduler_type": "constant_with_warmup" if optimizer.schedule == "constant" else optimizer.schedule,
         "warmup_steps": optimizer.lr_warmup_iters * updates,
         "weight_decay": optimizer.weight_decay,
         "adam_beta1": optimizer.adam_beta1,
