@@ -215,7 +215,7 @@ def row(name: str, algorithm: str, says: dict[str, Any], folder: Path, peak: int
 
 HEAD = """# Estimate and peak of a training's memory
 
-`python benchmarks/memory.py --output benchmarks/memory.md`, two CPU cores, torch {torch}, rows of {length} tokens.
+`python benchmarks/memory.py --output benchmarks/memory.md`, on two CPU cores, torch {torch}, rows of {length} tokens.
 MiB above what the process had before the model was loaded; the estimate without its allowance (docs/memory.md), which
 adds 25 % on a CPU, for what glibc keeps of freed memory (`kept_by_glibc`), and 5 % on a GPU.
 

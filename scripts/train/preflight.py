@@ -85,7 +85,9 @@ def _why_parent_stops(parent: Stage) -> str:
 
 def _token_lengths(stage: Stage) -> dict[str, Any] | None:
     """Tokens of a row in each split; None where no tokenizer is at hand. Rows that are too long are warned of."""
-    name, tokenizer, limit = stage.name, tokenizer_at_hand(stage.recipe.model), stage.config.max_length
+    name, limit, exported = stage.name, stage.config.max_length, stage.parent_export
+    is_there = exported is not None and (exported / "tokenizer.json").is_file()
+    tokenizer = str(exported / "tokenizer.json") if is_there else tokenizer_at_hand(stage.recipe.model)
     if tokenizer is None:
         return None
     described: dict[str, Any] = {"limit": limit}

@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
-from scripts.backends.trl.cluster import check_ranks, in_processes, on_cluster, train_apart
-from scripts.backends.trl.devices import devices_of
+from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster, train_apart
+from scripts.backends.trl.devices import devices_of, offloads, processes_on
 from scripts.backends.trl.fit import check_fits, device_of, load_of, parts_text, why_not
 from scripts.backends.trl.memory import need
 from scripts.data.rows import key_of, read_rows
 from scripts.files import amount
 from scripts.recipe.judges import roles_of
+from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import Site
-from scripts.recipe.stage import TrainingConfig
 from scripts.rewards.registry import check_row, register
+from scripts.stage.consistency import exported_model
+from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.versions import problem_of
 
@@ -33,21 +35,29 @@ class Trl(Backend):
         if allocation.site is not None:
             accelerator, processes = devices_of(allocation.site)
             job = replace(job, accelerator=accelerator, processes=processes)
+        check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
+        if allocation.site is not None:
             check_fits(job, allocation.site)
-        if job.ranks == 1:
+        if job.ranks == 1 and not offloads(job):
             import_module("scripts.backends.trl.train").train_rank(job)
         else:
             train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
 
-    def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
-        """UserError when a step cannot be shared out evenly among so many nodes."""
-        if nodes > 1:
-            check_ranks(stage, config, nodes, nodes)
+    def check_nodes(self, stage: Stage, site: Site) -> None:
+        """UserError when a step cannot be shared out evenly among the processes that the site's nodes have."""
+        nodes = site.resources_of(stage.name, stage.settings).nodes
+        check_shares(stage.name, stage.config, stage.settings, nodes, nodes * processes_on(site))
 
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
-        """Export the published checkpoint; adapters are merged into what they were laid over."""
+        """Export the published checkpoint; adapters are merged into what they lie over.
+
+        What descends from a pretrained model keeps its config, tokenizer and generation settings.
+        """
+        like = None
+        if stage.parent_export_record and isinstance(stage.recipe.model, PretrainedModel):
+            like = exported_model(stage.parent_export_record)
         if stage.config.policy.lora is None:
-            super().export(stage, site, log, as_it_is)
+            export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like)
         else:
             import_module("scripts.backends.trl.merge").export_merged(stage)
 
