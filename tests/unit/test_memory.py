@@ -218,6 +218,7 @@ def test_what_a_site_says_is_what_a_process_has():
     assert (gpus.ranks, gpus.capacity) == (16, 80 * 2**30)
     assert on(accelerator="auto").capacity is None
     assert on(processes=2, slurm={}, mem_mb=8000).capacity == 4e9
+    assert on(processes=2, slurm={}, mem_mb=0).capacity is None
     assert on(processes=2).capacity == on().capacity / 2
 
 
