@@ -74,7 +74,7 @@ SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
     ("llama-134M", "sft", {"rows": 2}),
     ("llama-134M", "sft", {"rows": 2, **BF16, **LORA}),
 ]
-LENGTH = 512
+LENGTH = 256
 
 
 def make_model(shape: dict[str, Any], folder: Path) -> None:
