@@ -16,12 +16,12 @@ from transformers import (
 from scripts.files import check_readable
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    """The model in float32."""
+def load_model(folder: Path, **options: Any) -> PreTrainedModel:
+    """The model, in float32 unless the options of transformers' `from_pretrained` say otherwise."""
     check_readable(folder)
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    return kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    return kind.from_pretrained(folder, local_files_only=True, **{"dtype": torch.float32} | options)
 
 
 def load_processor(folder: Path) -> Any:

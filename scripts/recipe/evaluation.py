@@ -1,6 +1,6 @@
 """How held-out scores are taken."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
@@ -42,6 +42,12 @@ class Evaluation(EvaluationBase, Sampling):
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
     judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
     judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
+
+    @property
+    def more_decoding(self) -> dict[str, Any]:
+        """How responses are decoded besides temperature and length, where anything is said of that."""
+        names = {*Sampling.model_fields, "chat_template_kwargs"} - {"temperature", "max_new_tokens"}
+        return self.model_dump(mode="json", include=names, exclude_defaults=True)
 
     @model_validator(mode="after")
     def _judges_are_served(self) -> "Evaluation":

@@ -10,6 +10,7 @@ from typing import Any
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.backends.trl.cluster import check_ranks, in_processes, on_cluster, train_apart
 from scripts.backends.trl.devices import devices_of
+from scripts.backends.trl.vllm_server import is_served, serving
 from scripts.data.rows import key_of, read_rows
 from scripts.recipe.judges import roles_of
 from scripts.recipe.resolve import own_environments
@@ -30,10 +31,13 @@ class Trl(Backend):
         if allocation.site is not None:
             accelerator, processes = devices_of(allocation.site)
             job = replace(job, accelerator=accelerator, processes=processes)
-        if job.ranks == 1:
+        if is_served(job):
+            with serving(job, allocation) as left:
+                _train_apart(*left)
+        elif job.ranks == 1:
             import_module("scripts.backends.trl.train").train_rank(job)
         else:
-            train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
+            _train_apart(job, allocation)
 
     def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
         """UserError when a step cannot be shared out evenly among so many nodes."""
@@ -61,6 +65,10 @@ class Trl(Backend):
         if stage.settings.blend in stage.recipe.evaluation_blends():
             checks.append(partial(check_row, roles=roles_of(stage.recipe.evaluation.judges), held_out=True))
         return problems + _unrewarded(stage.validation_split, allow, checks)
+
+
+def _train_apart(job: TrainingJob, allocation: Allocation) -> None:
+    train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
 
 
 def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:

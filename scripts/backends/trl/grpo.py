@@ -21,6 +21,7 @@ from scripts.backends.trl.callback import (
     UNJUDGED,
     UNREAD_VERDICTS,
 )
+from scripts.backends.trl.sampling import end_responses, sampling_arguments
 from scripts.backends.trl.setup import (
     adapters,
     expand_pictures,
@@ -34,6 +35,7 @@ from scripts.backends.trl.setup import (
 from scripts.backends.trl.vllm import mismatch, prepare_engine, vllm_arguments
 from scripts.data.prompts import open_picture, prompt_of, render_prompt
 from scripts.errors import UserError
+from scripts.evaluate.generate import ResponseEnds
 from scripts.model.load import tokenizer_of
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import reward_groups
@@ -56,7 +58,9 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
             f"{job.train_split}:{pictures.index([]) + 1}: shows no picture, but other rows do, which TRL cannot mix; "
             "give them a blend and a stage of their own"
         )
-    prompts = expand_pictures([render_prompt(row, processor) for row in rows], processor)
+    prompts = expand_pictures(
+        [render_prompt(row, processor, **policy.tokenizer.chat_template_kwargs) for row in rows], processor
+    )
     for number, ids in enumerate(tokenizer_of(processor)(prompts, add_special_tokens=False)["input_ids"], start=1):
         if len(ids) > longest_prompt:
             raise UserError(
@@ -76,6 +80,8 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         peft_config=adapters(job),
     )
     trainer.normalize_rewards = grpo.normalize_rewards
+    trainer.ends = end_responses(trainer, job.config)
+    trainer.filters_overlong = grpo.overlong_filtering
     if by_vllm:
         trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
         set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
@@ -118,9 +124,6 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     return GRPOConfig(
         steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
         num_generations=grpo.num_generations_per_prompt,
-        max_completion_length=policy.generation.max_new_tokens,
-        temperature=policy.generation.temperature,
-        top_p=policy.generation.top_p,
         beta=loss.reference_policy_kl_penalty,
         epsilon=loss.ratio_clip_min,
         epsilon_high=loss.ratio_clip_max,
@@ -128,12 +131,14 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
         loss_type="dapo" if loss.token_level_loss else "grpo",
         scale_rewards="group" if is_scaled_by_trl else "none",
-        mask_truncated_completions=grpo.overlong_filtering,
+        # TRL takes what ends at a text for cut; the trainer below does not.
+        mask_truncated_completions=grpo.overlong_filtering and not policy.generation.stop_strings,
         num_iterations=1,
         shuffle_dataset=False,
         remove_unused_columns=False,
         model_init_kwargs=start_options(job),
-        **(vllm_arguments(job.config) if job.config.samples_by_vllm else {}),
+        **sampling_arguments(job.config),
+        **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
         **shared_arguments(job),
     )
 
@@ -146,6 +151,8 @@ class MeasuringTrainer(GRPOTrainer):
     """
 
     corrects_sampling = False
+    filters_overlong = False
+    ends: ResponseEnds
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
         """Texts are in the chat template already, which prints a first token where the model wants one."""
@@ -153,10 +160,28 @@ class MeasuringTrainer(GRPOTrainer):
             return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
         return super()._tokenize_prompts(prompts)
 
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[list[list[int]], Any]:
+        is_half, self.args.bf16 = self.args.bf16, False  # or paged sampling leaves the weights that train in bfloat16
+        responses, logprobs = super()._generate_single_turn(*arguments, **options)
+        self.args.bf16 = is_half
+        if not self.use_vllm:
+            responses = [self.ends.without_padding(response) for response in responses]
+        return responses, logprobs
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        output = super()._generate(prompts)
+        self._is_cut = torch.tensor([self.ends.is_cut(ids) for ids in output[1]], device=self.accelerator.device)
+        share = self.accelerator.gather(self._is_cut).float().mean().item()
+        self._metrics["train"]["completions/clipped_ratio"][-1] = share
+        return output
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.monotonic()
         output = super()._generate_and_score_completions(inputs)
         self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
+        if self.filters_overlong and not self.mask_truncated_completions:
+            output["completion_mask"] = output["completion_mask"] * ~self._is_cut[:, None]
+            output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
         if self.use_vllm:
             measured = mismatch(
                 output["old_per_token_logps"], output["sampling_per_token_logps"], output["completion_mask"]

@@ -27,7 +27,8 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
     batch, longest = policy.train_global_batch_size, policy.max_total_sequence_length
     model, processor = model_and_processor(job)
     rows = training_rows(job, job.max_num_steps * batch)
-    pairs = tokenize_pairs([preference_of(row) for row in rows], tokenizer_of(processor))
+    preferences = [preference_of(row) for row in rows]
+    pairs = tokenize_pairs(preferences, tokenizer_of(processor), **policy.tokenizer.chat_template_kwargs)
     for number, pair in enumerate(pairs, start=1):
         length = len(pair["prompt_ids"]) + max(len(pair["chosen_ids"]), len(pair["rejected_ids"]))
         if length > longest:
@@ -68,16 +69,16 @@ def losses(settings: Dpo) -> tuple[list[str], list[float]]:
     return list(weighted), list(weighted.values())
 
 
-def tokenize_pairs(preferences: list[Preference], tokenizer: Any) -> list[dict[str, list[int]]]:
-    """Token ids of prompts, chosen and rejected answers in the tokenizer's chat template."""
+def tokenize_pairs(preferences: list[Preference], tokenizer: Any, **variables: Any) -> list[dict[str, list[int]]]:
+    """Token ids of prompts, chosen and rejected answers in the chat template, of which `variables` are set."""
 
     def ids(texts: list[str]) -> list[list[int]]:
         return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
-    prompts = [render(pair.prompt, tokenizer, add_generation_prompt=True) for pair in preferences]
+    prompts = [render(pair.prompt, tokenizer, add_generation_prompt=True, **variables) for pair in preferences]
     answers = {
         name: [
-            render([*pair.prompt, *getattr(pair, name)], tokenizer).removeprefix(prompt)
+            render([*pair.prompt, *getattr(pair, name)], tokenizer, **variables).removeprefix(prompt)
             for pair, prompt in zip(preferences, prompts, strict=True)
         ]
         for name in ("chosen", "rejected")

@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Any
 
 from PIL import Image
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, TrainingArguments
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithms import Dtensor
@@ -36,8 +36,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
         "data_seed": config.seed,
-        "gradient_checkpointing": False,  # activation_checkpointing in newer transformers, which know both
-        "activation_checkpointing": placing.activation_checkpointing,
+        **_checkpointing(placing.activation_checkpointing),
         "bf16": policy.precision == "bfloat16",
         "use_cpu": job.accelerator == "cpu",
         "dataloader_num_workers": 0,
@@ -54,6 +53,16 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "ddp_find_unused_parameters": not placing.activation_checkpointing,
         **(_sharding(placing) if placing.enabled else {}),
     }
+
+
+def _checkpointing(wanted: bool) -> dict[str, bool]:
+    """Trainer's option of activation checkpointing, which transformers below 5.20 know by its older name alone."""
+    known = "activation_checkpointing" in TrainingArguments.__dataclass_fields__
+    return (
+        {"gradient_checkpointing": False, "activation_checkpointing": wanted}
+        if known
+        else {"gradient_checkpointing": wanted}
+    )
 
 
 def _sharding(placing: Dtensor) -> dict[str, Any]:

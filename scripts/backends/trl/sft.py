@@ -29,7 +29,9 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
     model, processor = model_and_processor(job)
     rows = training_rows(job, job.max_num_steps * batch)
     pictures = pictures_by_row(job, [as_chat(row["messages"]) for row in rows], processor)
-    tokenized = tokenize_demonstrations(rows, processor, policy.max_total_sequence_length)
+    tokenized = tokenize_demonstrations(
+        rows, processor, policy.max_total_sequence_length, policy.tokenizer.chat_template_kwargs
+    )
     if tokenizer_of(processor) is not processor:
         tokenized = [row | {"pictures": uris} for row, uris in zip(tokenized, pictures, strict=True)]
     if job.ranks * shares_of(job)[1] > 1:
@@ -53,12 +55,17 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
     )
 
 
-def tokenize_demonstrations(rows: list[dict[str, Any]], processor: Any, max_length: int) -> list[dict[str, list[Any]]]:
-    """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt."""
-    tokenizer = tokenizer_of(processor)
+def tokenize_demonstrations(
+    rows: list[dict[str, Any]], processor: Any, max_length: int, variables: dict[str, Any] | None = None
+) -> list[dict[str, list[Any]]]:
+    """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt.
+
+    `variables` are those of the chat template.
+    """
+    variables, tokenizer = variables or {}, tokenizer_of(processor)
     conversations = [as_chat(row["messages"]) for row in rows]
-    prompts = [render(messages[:-1], processor, add_generation_prompt=True) for messages in conversations]
-    texts = [render(messages, processor) for messages in conversations]
+    prompts = [render(messages[:-1], processor, add_generation_prompt=True, **variables) for messages in conversations]
+    texts = [render(messages, processor, **variables) for messages in conversations]
     prompt_ids = tokenizer(expand_pictures(prompts, processor), add_special_tokens=False)["input_ids"]
     ids = tokenizer(expand_pictures(texts, processor), add_special_tokens=False)["input_ids"]
     return [
