@@ -32,10 +32,10 @@ def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel
     On `cpu`, on the GPUs of this node (`cuda`), or on those if there are any (`auto`).
     """
     folder = exported_model(record)
-    placed = {} if accelerator == "cpu" or not torch.cuda.is_available() else {"device_map": "auto"}
-    if accelerator == "cuda" and not placed:
+    on_gpus = accelerator != "cpu" and torch.cuda.is_available()
+    if accelerator == "cuda" and not on_gpus:
         raise UserError(f"the site's accelerator is cuda, but torch {torch.__version__} sees no GPU here")
-    return load_model(folder, dtype="auto", **placed), load_processor(folder)
+    return load_model(folder, "auto", "auto" if on_gpus else None), load_processor(folder)
 
 
 class ResponseEnds:

@@ -22,6 +22,7 @@ from requests.adapters import HTTPAdapter
 from safetensors.torch import save_file
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.ranks import rank
@@ -52,7 +53,7 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
         "vllm_importance_sampling_mode": mode,
         "vllm_importance_sampling_clip_max": loss.truncated_importance_sampling_ratio or math.inf,
     }
-    if not is_served(job):
+    if not is_served(job.settings):
         return options | {
             "vllm_tensor_parallel_size": cfg.tensor_parallel_size,
             "vllm_gpu_memory_utilization": cfg.gpu_memory_utilization or 0.3,
@@ -68,6 +69,20 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
         "vllm_server_base_url": server["url"],
         "vllm_group_port": server["group_port"],
     }
+
+
+def load_by_reload(generation: VLLMGeneration) -> None:
+    """Let a colocated engine load weights as it loads a checkpoint's.
+
+    TRL loads them one by one into the layers, which on CPUs with AVX-512 have packed theirs and cannot.
+    """
+
+    def load() -> None:
+        runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner
+        runner.reload_weights(weights_iterator=generation._iter_named_params())
+        generation.llm.reset_prefix_cache()
+
+    generation.sync_weights = load
 
 
 class ServerClient(VLLMClient):

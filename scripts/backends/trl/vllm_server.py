@@ -14,10 +14,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob
+from scripts.backends.trl.settings import TrlSettings
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.launch.ray_cluster import end_session
@@ -34,38 +34,52 @@ START_SECONDS = 1800
 SHOWN = 15
 
 
-def is_served(job: TrainingJob) -> bool:
-    """Whether a vLLM server samples the rollouts of this stage."""
-    return job.config.samples_by_vllm and not job.settings.policy.generation.colocated.enabled
+def is_served(settings: TrlSettings) -> bool:
+    """Whether a vLLM server samples the rollouts of a stage."""
+    return settings.samples_by_vllm and not settings.policy.generation.colocated.enabled
+
+
+def left_by_server(stage: str, settings: TrlSettings, nodes: int, processes: int, on_gpus: bool) -> tuple[int, int]:
+    """The nodes and processes on each that train beside a vLLM server, if there is one; UserError where none would."""
+    if not is_served(settings):
+        return nodes, processes
+    gpus = gpus_of_server(settings) if on_gpus else 0
+    if settings.policy.generation.colocated.resources.num_nodes:
+        nodes -= 1
+    else:
+        processes -= gpus
+    if nodes < 1 or processes < 1:
+        raise UserError(
+            f"{stage}: vLLM takes {'the only node' if nodes < 1 else f'{gpus} GPUs'} (policy.generation.colocated), "
+            "which leaves nothing to train on; give the stage more nodes, or vLLM less"
+        )
+    return nodes, processes
+
+
+def gpus_of_server(settings: TrlSettings) -> int:
+    """The GPUs that a vLLM server has to itself."""
+    generation = settings.policy.generation
+    return generation.colocated.resources.gpus_per_node or generation.vllm_cfg.tensor_parallel_size
 
 
 @contextmanager
-def serving(job: TrainingJob, allocation: Allocation) -> Iterator[tuple[TrainingJob, Allocation]]:
-    """What is left for the training of nodes and GPUs while a vLLM server runs on the others; it ends with the block.
+def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
+    """A vLLM server on GPUs of this node or on the last node of the job, which ends with the block.
 
-    UserError where nothing would be left or the server does not start.
+    UserError where it does not start.
     """
-    cfg, resources = job.settings.policy.generation.vllm_cfg, job.settings.policy.generation.colocated.resources
-    gpus = (resources.gpus_per_node or cfg.tensor_parallel_size) if job.accelerator == "cuda" else 0
+    gpus = gpus_of_server(job.settings) if job.accelerator == "cuda" else 0
     port, group_port = _free_port(), _free_port()
     prefix, host, environment = [], "127.0.0.1", {}
     log = job.run.parent / "logs" / "vllm_server.log"
-    if resources.num_nodes:
-        if allocation.job is None or job.nodes < 2:
-            raise UserError(f"{job.stage}: colocated.resources.num_nodes needs a Slurm job of two nodes or more")
-        *nodes, host = allocation.job.nodes
+    if job.settings.policy.generation.colocated.resources.num_nodes:
+        if allocation.job is None:
+            raise UserError(f"{job.stage}: policy.generation.colocated.resources.num_nodes needs a Slurm job")
+        host = allocation.job.nodes[-1]
         prefix = step_command(allocation.job, (host,), gpus, str(log.resolve()))
-        job = replace(job, nodes=job.nodes - 1)
-        allocation = replace(allocation, job=replace(allocation.job, nodes=tuple(nodes)))
     elif gpus:
-        if gpus >= job.processes:
-            raise UserError(
-                f"{job.stage}: of {job.processes} GPUs vLLM takes {gpus}, which leaves none to train on; see "
-                "policy.generation.colocated.resources"
-            )
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(job.processes)))
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[job.processes - gpus : job.processes])
-        job = replace(job, processes=job.processes - gpus)
     url, described = f"http://{host}:{port}", job.run / WAITING
     command = [*prefix, sys.executable, "-m", "scripts.backends.trl.vllm_server", *_options(job, host, port, gpus)]
     log.parent.mkdir(exist_ok=True)
@@ -81,7 +95,7 @@ def serving(job: TrainingJob, allocation: Allocation) -> Iterator[tuple[Training
     try:
         _wait_for(server, url, log, job)
         write_json(described, {"url": url, "group_port": group_port, "log": str(log)})
-        yield job, allocation
+        yield
     finally:
         end_session(server, grace=10)
         described.unlink(missing_ok=True)
