@@ -57,7 +57,7 @@ def test_the_sampler_and_its_versions_are_in_the_config_of_the_stage_that_it_sam
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"parent": None}, "policy.generation.backend vllm needs a parent"),
+        ({"parent": None}, "policy.generation.backend vllm starts from an export"),
         (
             {"policy": policy("transformers"), "loss_fn": {"use_importance_sampling_correction": True}},
             "use_importance_sampling_correction is for policy.generation.backend: vllm",

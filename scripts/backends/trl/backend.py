@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster, train_apart
-from scripts.backends.trl.devices import devices_of, offloads, processes_on
+from scripts.backends.trl.devices import devices_of, offloads
 from scripts.data.rows import key_of, read_rows
 from scripts.recipe.judges import roles_of
 from scripts.recipe.resolve import own_environments
@@ -38,7 +38,7 @@ class Trl(Backend):
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """UserError when a step cannot be shared out evenly among the processes that the site's nodes have."""
         nodes = site.resources_of(stage.name, stage.settings).nodes
-        check_shares(stage.name, stage.config, stage.settings, nodes, nodes * processes_on(site))
+        check_shares(stage.name, stage.config, stage.settings, nodes, nodes * site.processes_on_node)
 
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
         """Export the published checkpoint; adapters are merged into what they were laid over."""
