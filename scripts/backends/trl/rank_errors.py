@@ -28,7 +28,8 @@ def explain(failures: dict[int, Exception], place: Path) -> UserError:
     """
     explained = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and cause.for_user}
     gone = {rank: cause for rank, cause in failures.items() if not isinstance(cause, RankError)}
-    rank, cause = min((explained or gone or failures).items())
+    own = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and not cause.follows}
+    rank, cause = min((explained or gone or own or failures).items())
     if rank in explained:
         return (CutOffError if cause.cut_off else UserError)(f"{cause.text} (rank {rank} on {cause.host})")
     if rank in gone:
