@@ -16,11 +16,12 @@ from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.cluster import check_shares  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
+from scripts.backends.trl.rows import Line  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
-from scripts.data.examples import preference_of  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.evaluate.generate import rollouts  # noqa: E402
+from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.model.load import load_model, load_processor  # noqa: E402
 from scripts.model.random_init import make_tokenizer  # noqa: E402
 from scripts.stage.metrics import SCHEMA, write_metrics  # noqa: E402
@@ -182,7 +183,8 @@ def test_losses_without_a_weight_are_not_computed():
 
 def test_both_forms_of_a_preference_become_the_same_tokens():
     tokenizer = make_tokenizer()
-    first, second = tokenize_pairs([preference_of(PAIR), preference_of(RANKED)], tokenizer)
+    lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate((PAIR, RANKED), 1)]
+    first, second = tokenize_pairs(lines, tokenizer, max_length=64)
     assert first == second
     assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
         "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
@@ -191,18 +193,25 @@ def test_both_forms_of_a_preference_become_the_same_tokens():
     }
 
 
+def split_of(folder, rows):
+    """A training split of these rows, beside its manifest."""
+    split = folder / "rows.jsonl"
+    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    described = {"rows": len(rows), "sha256": sha256_file(split)}
+    write_json(folder / "manifest.json", {"train": described, "validation": described})
+    return split
+
+
 def test_a_pair_that_is_too_long_is_named(stages, tmp_path):
     job = stages.job("dpo", "dpo.long", STEPS, **stages.parent)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in (PAIR, PAIR | {"chosen": "3" * 90})))
+    rows = split_of(tmp_path, [PAIR, PAIR | {"chosen": "3" * 90}])
     with pytest.raises(UserError, match=r"rows.jsonl:2: prompt and answer have \d+ tokens, more than the 64"):
         train(replace(job, train_split=rows))
 
 
 def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
     (_, _, seen), (_, _, text) = (next(read_rows(stages.split(blend))) for blend in ("vision", "text"))
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in (seen, text)))
+    rows = split_of(tmp_path, [seen, text])
     job = stages.job("vision", "vision.mixed", STEPS, **stages.parent)
     with pytest.raises(UserError, match=r"rows.jsonl:2: shows no picture, but other rows do, which TRL cannot mix"):
         train(replace(job, train_split=rows))

@@ -17,6 +17,7 @@ from transformers import logging as transformers_logging
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import grpo, preferences, sft
 from scripts.backends.trl.callback import StageCallback, rng_files
+from scripts.backends.trl.fit import telling_out_of_memory
 from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares, sample_in_step, save_whole
 from scripts.errors import UserError
@@ -33,6 +34,7 @@ TRAINERS = {
 }
 
 
+@telling_out_of_memory
 def train_rank(job: TrainingJob) -> None:
     """Train a stage as one of `job.ranks` processes; torch.distributed is up where there are several."""
     if world_size() != job.ranks:
