@@ -34,6 +34,7 @@ STEPS = 6
 LORA = {"lora": {"dim": 4, "alpha": 8}}
 BF16 = {"precision": "bfloat16"}
 SHARES = {"enabled": True}
+RECOMPUTED = {"activation_checkpointing": True}
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,15 @@ class Setting:
 
 SETTINGS = (
     Setting("all weights"),
-    Setting("all weights, micro-batches", micro=2),
-    Setting("LoRA", policy=LORA),
+    Setting("micro-batches", micro=2, stages=("sft",)),
+    Setting("LoRA", policy=LORA, stages=("sft", "rlvr1")),
     Setting("bfloat16", policy=BF16, stages=("sft", "rlvr1")),
-    Setting("bfloat16, LoRA", policy=BF16 | LORA, stages=("sft",)),
-    Setting("copies", 2),
+    Setting("copies", 2, stages=("sft", "dpo")),
     Setting("FSDP2", 2, placing=SHARES),
-    Setting("FSDP2, micro-batches", 2, placing=SHARES, micro=2, stages=("sft",)),
-    Setting(
-        "FSDP2, weights kept for the backward pass", 2, None, SHARES | {"reshard_after_forward": False}, stages=("sft",)
-    ),
-    Setting("FSDP2, activation checkpointing", 2, None, SHARES | {"activation_checkpointing": True}, stages=("sft",)),
-    Setting("FSDP2, LoRA", 2, LORA, SHARES),
-    Setting("FSDP2, bfloat16", 2, BF16, SHARES, stages=("sft", "rlvr1")),
-    Setting("FSDP2, bfloat16, LoRA", 2, BF16 | LORA, SHARES, stages=("sft", "rlvr1")),
+    Setting("FSDP2, micro-batches, ZeRO-2", 2, None, SHARES | {"reshard_after_forward": False}, 2, ("sft",)),
+    Setting("FSDP2, LoRA", 2, LORA, SHARES, stages=("sft", "rlvr1")),
+    Setting("FSDP2, bfloat16, activation checkpointing", 2, BF16, SHARES | RECOMPUTED, stages=("sft",)),
+    Setting("FSDP2, LoRA, bfloat16", 2, BF16 | LORA, SHARES, stages=("sft", "rlvr1")),
 )
 
 

@@ -24,7 +24,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
     return {
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": accumulated,
-        "optim": "adamw_bnb_8bit" if optimizer.name == "adamw_8bit" else optimizer.name,
+        "optim": optimizer.name,
         "output_dir": str(job.run / "saving"),
         "max_steps": job.max_num_steps * updates,
         "learning_rate": optimizer.lr,
