@@ -19,9 +19,13 @@ from scripts.files import check_readable
 def load_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> PreTrainedModel:
     """The model in float32, or with `auto` in its own type."""
     check_readable(folder)
+    return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype)
+
+
+def class_of(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """What loads the model: one that sees or one that does not."""
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
-    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    return kind.from_pretrained(folder, local_files_only=True, dtype=dtype)
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def load_processor(folder: Path) -> Any:

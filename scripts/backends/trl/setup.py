@@ -1,10 +1,12 @@
 """What the trainers of every algorithm of backend `trl` start from: arguments, model, processor, rows."""
 
+from copy import deepcopy
 from itertools import islice
 from typing import Any
 
+import torch
 from PIL import Image
-from transformers import BitsAndBytesConfig
+from transformers import AutoConfig, BitsAndBytesConfig
 from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
@@ -12,7 +14,7 @@ from scripts.backends.trl.algorithms import Dtensor
 from scripts.data.prompts import Messages, pictures_of
 from scripts.data.rows import read_rows
 from scripts.errors import UserError
-from scripts.model.load import load_processor, tokenizer_of
+from scripts.model.load import class_of, load_processor, tokenizer_of
 from scripts.model.random_init import fresh_model
 
 
@@ -96,13 +98,17 @@ def _loading(job: TrainingJob) -> dict[str, Any]:
 
 
 def adapters(job: TrainingJob) -> Any:
-    """peft's config of the adapters to make; None where all weights are trained, or the parent's adapters."""
+    """peft's config of the adapters to make; None where all weights are trained, or the parent's adapters.
+
+    UserError where they would lie over nothing, or over what TRL does not take.
+    """
     lora = job.config.policy.lora
     if lora is None or lora.from_parent:
         return None
-    from peft import LoraConfig  # noqa: PLC0415 - only where adapters are trained
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - only where adapters are trained
+    from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415
 
-    return LoraConfig(
+    config = LoraConfig(
         r=lora.dim,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
@@ -111,6 +117,18 @@ def adapters(job: TrainingJob) -> Any:
         exclude_modules=lora.exclude_modules or None,
         task_type="CAUSAL_LM",
     )
+    with torch.device("meta"):
+        shape = class_of(job.parent_model).from_config(AutoConfig.from_pretrained(job.parent_model))
+    try:
+        adapted = get_peft_model(shape, deepcopy(config))
+    except ValueError as error:
+        raise UserError(f"{job.stage}: policy.lora: {error}") from None
+    if isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
+        raise UserError(f"{job.stage}: policy.lora.target_modules: TRL lays no adapters over lm_head; leave it out")
+    frozen = [name for name, weights in shape.named_parameters() if weights.ndim > 2 and "_layer." not in name]
+    if frozen and not lora.target_modules:
+        print(f"{job.stage}: {frozen[0]} and its like get no adapters (policy.lora.target_parameters)", flush=True)
+    return config
 
 
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
