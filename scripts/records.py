@@ -256,6 +256,7 @@ class Step(TypedDict):
 
     step: Count
     seconds: NotRequired[float | None]
+    tokens: NotRequired[float | None]
     reward_mean: NotRequired[float | None]
     response_length_mean: NotRequired[float | None]
     loss: NotRequired[float | None]

@@ -128,15 +128,17 @@ class Backend:
         """
         raise NotImplementedError
 
-    def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
-        """UserError when a stage of this config cannot train on so many nodes."""
-        if nodes > 1:
-            raise UserError(f"{stage}: backend {config.backend} trains on one node; set resources.nodes to 1")
+    def check_nodes(self, stage: Stage, site: Site) -> None:
+        """UserError when a stage cannot train on as many nodes and processes as it has on a site."""
+        if site.resources_of(stage.name, stage.settings).nodes > 1:
+            raise UserError(
+                f"{stage.name}: backend {stage.config.backend} trains on one node; set resources.nodes to 1"
+            )
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
         """What would go wrong with a stage on a site, as far as files tell."""
         try:
-            self.check_nodes(stage.name, stage.config, site.resources_of(stage.name, stage.settings).nodes)
+            self.check_nodes(stage, site)
         except UserError as error:
             return [Finding(stage.name, 19, str(error))]
         return []
@@ -176,6 +178,13 @@ class Backend:
     def notes(self, recipe: Recipe, site: Site, results: Path) -> list[str]:
         """What the doctor tells besides its findings, a line each."""
         return []
+
+    def memory(self, stage: Stage, site: Site) -> tuple[list[str], str | None]:
+        """What a process of the stage needs of which memory, and for what (nothing: it is not reckoned).
+
+        And why it cannot fit, with what would make it fit; None where it can.
+        """
+        return [], None
 
     def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
         """The parameters that the recipe's stages of this backend are trained with, for the plan: heading and rows."""

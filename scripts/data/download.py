@@ -14,6 +14,7 @@ import msgspec
 from huggingface_hub import constants
 
 from scripts.data.blocks import blocks_of
+from scripts.data.columns import write_rows
 from scripts.data.hub import HubClient, near
 from scripts.data.hub_cache import HubFile, Kind, Snapshot
 from scripts.data.placeholders import TABLES, ExternalTable
@@ -125,6 +126,11 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
         fetcher.fetch(
             [Wanted(sources[name], file, target) for name in published for target, file in published[name].items()]
         )
+        for name, blend in recipe.blends.items():
+            if blend.columns is not None:
+                sets = [[fresh / name / file for file in files] for files in blend.sets_of_files()]
+                write_rows(sets, fresh / f"{name}.jsonl", blend)
+                fetcher.described[f"{name}.jsonl"] = describe_file(fresh / f"{name}.jsonl")
         named: set[ExternalTable] = set().union(*fetcher.map(lambda file: tables_named(fresh / file), rows))
         folders = [Path(source.path) for source in sources.values() if isinstance(source, FolderSource)]
         ordered = sorted(named, key=lambda table: table.repository)

@@ -57,6 +57,11 @@ class Training(Strict):
         raise NotImplementedError
 
     @property
+    def samples_per_step(self) -> int:
+        """Rows, or the completions sampled for them, that one step trains on."""
+        return self.rows_per_step
+
+    @property
     def is_asynchronous(self) -> bool:
         """Whether rollouts are generated while the policy trains, in one pass over the data."""
         return False

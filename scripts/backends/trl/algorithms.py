@@ -13,7 +13,9 @@ class Optimizer(Strict):
     """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
 
     lr: PositiveFloat
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="After the warm-up; cosine and linear end at 0."
+    )
     lr_warmup_iters: int = Field(0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     adam_beta1: Share = 0.9
@@ -42,7 +44,10 @@ class Dtensor(Strict):
     enabled: bool = Field(
         False, description="FSDP2: each process holds a share of weights, gradients and moments; false: a copy of all."
     )
-    cpu_offload: bool = Field(False, description="Those shares wait in the node's memory.")
+    cpu_offload: bool = Field(False, description="A GPU's shares wait in the node's memory (not tried on a GPU).")
+    reshard_after_forward: bool = Field(
+        True, description="Weights are gathered again for the backward pass; false: kept since the forward (ZeRO-2)."
+    )
     activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
 
     @model_validator(mode="after")
@@ -52,10 +57,20 @@ class Dtensor(Strict):
         return self
 
 
+class SequencePacking(Strict):
+    """How the rows of a micro-batch lie in it. May change no weight but for rounding."""
+
+    enabled: bool = Field(
+        False,
+        description="One after the other without padding, none seeing another; false: padded to the longest. With "
+        "attn_implementation eager or sdpa the memory grows with the square of the micro-batch's tokens.",
+    )
+
+
 class Policy(Strict):
     """What the policies of all algorithms have in common."""
 
-    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg")
+    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
     """Settings that change no weight but for rounding."""
     ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora")
     """Settings that a resolved config has only where they are not the default."""
@@ -79,6 +94,7 @@ class SftPolicy(Policy):
     """The policy of a supervised stage."""
 
     train_global_batch_size: PositiveInt = Field(description="Rows a step.")
+    sequence_packing: SequencePacking = SequencePacking()
 
 
 class PreferencePolicy(Policy):

@@ -106,6 +106,11 @@ class GrpoTraining(TrlTraining):
         return self.policy.generation.backend == "vllm"
 
     @property
+    def samples_per_step(self) -> int:
+        """Completions of one step."""
+        return self.rollouts_per_step
+
+    @property
     def rollouts_per_step(self) -> int:
         """Completions of one step."""
         return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt

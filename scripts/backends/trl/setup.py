@@ -1,20 +1,16 @@
-"""What the trainers of every algorithm of backend `trl` start from: arguments, model, processor, rows."""
+"""What the trainers of every algorithm of backend `trl` start from: arguments, model, processor."""
 
 from copy import deepcopy
-from itertools import islice
 from typing import Any
 
 import torch
-from PIL import Image
 from transformers import AutoConfig, BitsAndBytesConfig
 from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithms import Dtensor
-from scripts.data.prompts import Messages, pictures_of
-from scripts.data.rows import read_rows
+from scripts.backends.trl.sharding import is_sharded, sharding_arguments
 from scripts.errors import UserError
-from scripts.model.load import class_of, load_processor, tokenizer_of
+from scripts.model.load import class_of, load_processor
 from scripts.model.random_init import fresh_model
 
 
@@ -31,7 +27,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "output_dir": str(job.run / "saving"),
         "max_steps": job.max_num_steps * updates,
         "learning_rate": optimizer.lr,
-        "lr_scheduler_type": optimizer.schedule if optimizer.schedule == "cosine" else "constant_with_warmup",
+        "lr_scheduler_type": "constant_with_warmup" if optimizer.schedule == "constant" else optimizer.schedule,
         "warmup_steps": optimizer.lr_warmup_iters * updates,
         "weight_decay": optimizer.weight_decay,
         "adam_beta1": optimizer.adam_beta1,
@@ -55,26 +51,14 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "log_level_replica": "error",
         # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.
         "ddp_find_unused_parameters": not placing.activation_checkpointing,
-        **(_sharding(placing) if placing.enabled else {}),
+        **(sharding_arguments(job) if is_sharded(job) else {}),
     }
 
 
-def _sharding(placing: Dtensor) -> dict[str, Any]:
-    """Trainer's options of FSDP2; checkpoints hold whole weights, so any number of processes may go on from them."""
-    config = {"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT", "cpu_offload": placing.cpu_offload}
-    return {"fsdp": "full_shard auto_wrap", "fsdp_config": config}
-
-
 def shares_of(job: TrainingJob) -> tuple[int, int]:
-    """Rows that a process takes at once, and how often for one update; UserError where no even shares are."""
-    settings = job.settings.policy
+    """Rows that a process takes at once, and how often for one update."""
     share = job.config.rows_per_update // job.ranks
-    micro = min(settings.train_micro_batch_size or share, share)
-    if share % micro:
-        raise UserError(
-            f"{job.stage}: policy.train_micro_batch_size is {micro}, but {share} rows of an update fall to each of "
-            f"{job.ranks} processes, which is no multiple of it"
-        )
+    micro = min(job.settings.policy.train_micro_batch_size or share, share)
     return micro, share // micro
 
 
@@ -145,26 +129,3 @@ def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
         base = create_model_from_path(model, device_map=None, **_loading(job))
         model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
     return model, load_processor(job.parent_model)
-
-
-def pictures_by_row(job: TrainingJob, conversations: list[Messages], processor: Any) -> list[list[str]]:
-    """The pictures that each row of the training split shows; UserError for the first one that the model cannot see."""
-    pictures = [pictures_of(messages) for messages in conversations]
-    if tokenizer_of(processor) is processor and any(pictures):
-        number = next(number for number, uris in enumerate(pictures, start=1) if uris)
-        raise UserError(f"{job.train_split}:{number}: shows a picture, but the recipe's model has no vision")
-    return pictures
-
-
-def expand_pictures(texts: list[str], processor: Any) -> list[str]:
-    """The texts with as many tokens in a picture's place as it has for the model; all are scaled to one size."""
-    token = getattr(processor, "image_token", None)
-    if token is None:
-        return texts
-    expanded = processor(text=[token], images=[Image.new("RGB", (1, 1))])["input_ids"][0]
-    return [text.replace(token, token * len(expanded)) for text in texts]
-
-
-def training_rows(job: TrainingJob, count: int) -> list[dict[str, Any]]:
-    """The first `count` rows of the training split in file order; the whole split when it has fewer."""
-    return [row for _, _, row in islice(read_rows(job.train_split), count)]
