@@ -129,3 +129,14 @@ def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
         base = create_model_from_path(model, device_map=None, **_loading(job))
         model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
     return model, load_processor(job.parent_model)
+
+
+def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:
+    """Hold adapters over 4 bits in float32, as all that is trained; TRL rounds them, but not those that it resumes."""
+    if job.config.policy.lora is None or job.config.policy.lora.quantization is None:
+        return
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    if job.parent_adapter is not None:
+        model.load_adapter(str(job.parent_adapter), "default", is_trainable=True)
