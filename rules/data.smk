@@ -1,10 +1,17 @@
 # Blends: source -> filled -> train and validation splits with their manifest.
 SOURCE = f"{RESULTS}/data/source"
 PUBLISHED = [path for name, blend in RECIPE.blends.items() for path in blend.published_files(name)]
+PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.blends.items() if blend.columns]
 # What of a blend decides its files: an edit of anything else fetches and fills nothing again.
 DECIDES = {"file", "format", "source"}
 if RECIPE.source.kind == "synthetic":
     DECIDES |= {"kind", "environments", "rows", "holdout"}
+
+
+def decides(blend):
+    """What of a blend decides its files, as far as the blend says it."""
+    of_columns = {"columns", "shuffle", "kind", "environments"} if blend.columns else set()
+    return blend.model_dump(mode="json", include=DECIDES | of_columns)
 
 
 rule source:
@@ -22,7 +29,7 @@ rule source:
     params:
         recipe=CONFIG.recipe,
         source=RECIPE.source.model_dump(mode="json"),
-        blends={name: blend.model_dump(mode="json", include=DECIDES) for name, blend in RECIPE.blends.items()},
+        blends={name: decides(blend) for name, blend in RECIPE.blends.items()},
         tables=RECIPE.tables,
         program="synthesize" if RECIPE.source.kind == "synthetic" else "download",
         directory=subpath(output.record, parent=True),
@@ -49,7 +56,7 @@ def options_of_fill(wildcards):
     blend = RECIPE.blends[wildcards.blend]
     options = ["--test", str(blend.test)] if blend.test else []
     options += sample_option()
-    options += ["--unrewarded"] if blend.kind == "preferences" else []
+    options += [] if blend.names_environments else ["--unrewarded"]
     if blend.reasoning:
         options += ["--reasoning", blend.reasoning.model_dump_json(), "--seed", str(RECIPE.seed or 0)]
     return options

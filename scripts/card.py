@@ -57,11 +57,12 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
 
 
 def _without_folders(text: str, chain: Chain) -> str:
-    """The text with the last name alone of every absolute path that the records hold."""
+    """The text with the last name alone of every path that the records hold."""
     configs = [link.settings for link in chain.links.values() if link.settings]
     values = [value for config in configs for _, value in leaves(config)]
     values += [source["name"] for source in _sources(chain)]
-    paths = {value for value in values if isinstance(value, str) and value.startswith("/")}
+    values += [link.record["model"]["name"] for link in chain.links.values() if "model" in link.record]
+    paths = {value for value in values if isinstance(value, str) and value.startswith(("/", "./"))}
     for path in sorted(paths, key=len, reverse=True):
         text = text.replace(path, Path(path).name)
     return text

@@ -64,7 +64,8 @@ class Rules:
         if environment is not None and self.environments and environment not in self.environments:
             return f"$.agent_ref.name: is none of the blend's environments{nearest(environment, self.environments)}"
         if self.kind == "demonstrations":
-            return problem_of(row, Demonstration)
+            missing = "$.agent_ref: is missing" if self.environments and "agent_ref" not in row else None
+            return problem_of(row, Demonstration) or missing
         return problem_of(row, contract_of(environment or "") or PromptRow)
 
 

@@ -27,7 +27,7 @@ class ChatMessage(Struct):
 class Demonstration(Struct, kw_only=True):
     """A conversation whose last message, the assistant's, is to be imitated."""
 
-    agent_ref: AgentRef
+    agent_ref: AgentRef | UnsetType = UNSET
     messages: Annotated[list[ChatMessage], Meta(min_length=2)]
 
     def __post_init__(self) -> None:

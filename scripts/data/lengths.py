@@ -56,8 +56,8 @@ def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
     """
     if isinstance(model, RandomModel):
         return BYTES
-    if model.name.startswith("/"):
-        path = Path(model.name, "tokenizer.json")
+    if model.folder is not None:
+        path = model.folder / "tokenizer.json"
         return str(path) if path.is_file() else None
     cached = try_to_load_from_cache(model.name, "tokenizer.json", revision=model.revision)
     return cached if isinstance(cached, str) else None

@@ -52,7 +52,8 @@ def _add(document: ProvDocument, link: Link) -> None:
     if link.content:
         document.wasDerivedFrom(entity("export", link.content, link.name), checkpoint)
     if not link.parents:
-        document.used(training, entity("model", model_name(link), model_name(link)))
+        name, content = model_name(link), (record.get("model") or {}).get("content")
+        document.used(training, entity("model", content or name, name, {"content": content}))
     if data := record.get("data"):
         blend = entity("blend", data["manifest"], data["blend"], {"manifest": data["manifest"]})
         document.used(training, blend)

@@ -47,7 +47,8 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
         if span["image"]:
             yield "image", f"{image_name(span['image'])} (steps {first} to {last})"
     if not link.parents:
-        yield "model", model_name(link)
+        content = (record.get("model") or {}).get("content")
+        yield "model", model_name(link) + (f"  content {content}" if content else "")
 
 
 def datasets_of(data: dict[str, Any]) -> list[str]:

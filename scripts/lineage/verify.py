@@ -11,9 +11,9 @@ from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_text
 from scripts.lineage.chain import Chain, Link, export_of, readable
 from scripts.recipe.resolve import read_values
-from scripts.records import Files, SourceRecord
+from scripts.records import ExportRecord, Files, SourceRecord
 from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export
-from scripts.stage.paths import StagePaths
+from scripts.stage.paths import MODEL, StagePaths
 
 CHUNK_BYTES = 4 << 20
 SHOWN_FROM_SECONDS = 2.0
@@ -98,6 +98,7 @@ def _files_of(link: Link) -> Iterator[Recorded]:
     record = link.paths.record
     yield from _listed(link.record["files"], link.paths.ckpt / "weights", record)
     yield from _exported(link)
+    yield from _first_model(link)
     if link.blend is None:
         return
     facts, manifest = link.record["facts"], link.blend / "manifest.json"
@@ -114,6 +115,14 @@ def _exported(link: Link) -> Iterator[Recorded]:
     exported, folder = export_of(link), link.paths.export
     if exported and not (folder / MEGATRON).exists():
         yield from _listed(exported["files"], folder, link.paths.export_record)
+
+
+def _first_model(link: Link) -> Iterator[Recorded]:
+    """The files of the pretrained model that a chain starts from, as they were exported; none where another one is."""
+    model, origin = link.record.get("model"), link.paths.sibling(MODEL)
+    exported = readable(origin.export_record, ExportRecord) if model else None
+    if exported and exported["content"] == model["content"]:
+        yield from _listed(exported["files"], origin.exported(exported["content"]), origin.export_record)
 
 
 def _listed(files: Files, folder: Path, record: Path) -> Iterator[Recorded]:

@@ -1,5 +1,6 @@
 """Blends of training data and where they come from."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
@@ -59,7 +60,17 @@ class Blend(Strict):
     source: Annotated[HubSource | FolderSource, Field(discriminator="kind")] | None = Field(
         None, description="Instead of the recipe's."
     )
-    file: str | None = Field(None, description="Its file in the source; none: the blend's name with .jsonl.")
+    file: str | list[str] | None = Field(
+        None,
+        description="Its file in the source; none: the blend's name with .jsonl. With columns also several, of which "
+        "train-*-of-00006.parquet means six.",
+    )
+    columns: Literal["gsm8k", "tulu3"] | None = Field(
+        None, description="Whose columns its Parquet files have, which become rows (docs/data.md); none: it is JSONL."
+    )
+    shuffle: bool = Field(
+        False, description="With columns: mix the rows of each file, or of the parts that one name means, always alike."
+    )
     reasoning: Reasoning | None = Field(None, description="Demonstrations: how much reasoning some lose; none: none.")
     rows: PositiveInt | None = Field(None, description="Rows to synthesize, held-out rows included.")
     pictures: Share = Field(
@@ -75,16 +86,35 @@ class Blend(Strict):
     allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
     missing_images: Share = Field(0.0, description="Of format mmpr: the share of rows that may lack their image.")
 
+    @property
+    def names_environments(self) -> bool:
+        """Whether each of its rows names an environment; those of preferences do not, of demonstrations as it says."""
+        return self.kind == "prompts" or (self.kind == "demonstrations" and bool(self.environments))
+
     def published_files(self, name: str) -> dict[str, str]:
         """The files of the blend `name` in its source, by the path they get below ``data/source/``."""
+        if self.columns is not None:
+            return {f"{name}/{part}": part for parts in self.sets_of_files() for part in parts}
         if self.format == "jsonl":
             return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
+
+    def sets_of_files(self) -> list[list[str]]:
+        """The files of columns in their order, those together that one name with ``*-of-00006`` means."""
+        return [_parts(file) for file in ([self.file] if isinstance(self.file, str) else self.file or [])]
 
     @model_validator(mode="after")
     def _reasoning_is_demonstrated(self) -> "Blend":
         if self.reasoning is not None and self.kind != "demonstrations":
             raise invalid("reasoning is for demonstrations; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_have_files(self) -> "Blend":
+        if self.columns is None and (isinstance(self.file, list) or self.shuffle):
+            raise invalid("several files, and shuffle, are for columns; a blend of JSONL has one file, in its order")
+        if self.columns is not None and (not self.file or self.format != "jsonl"):
+            raise invalid("columns are those of Parquet files; name them as file, and leave format out")
         return self
 
     @model_validator(mode="after")
@@ -98,3 +128,9 @@ class Blend(Strict):
             rows = MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"
             raise invalid(f"{self.format} is split by NeMo-RL itself: holdout must be {rows}, and test left out")
         return self
+
+
+def _parts(file: str) -> list[str]:
+    """The names that one with ``*-of-00006`` in it means; any other means itself."""
+    count = re.search(r"\*-of-(\d+)", file)
+    return [file.replace("*", f"{part:05}") for part in range(int(count[1]))] if count else [file]

@@ -21,9 +21,9 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
     data, node = read_yaml(path)
     if seed is not None and isinstance(data, dict):
         data = data | {"seed": seed}
-    if model is not None and isinstance(data, dict):
-        data = data | {"model": {"name": model}}
-    recipe = validate(Recipe, _with_defaults(data), path, node)
+    recipe = validate(Recipe, _with_defaults(data), path, node)  # by itself, since a stage's programs read it so
+    if model is not None:
+        recipe = validate(Recipe, _with_defaults(data | {"model": {"name": model}}), path, node)
     for name, file in recipe.environments.items():
         if not (repository_root() / file).is_file():
             line = line_of(node, ["environments", name], data)

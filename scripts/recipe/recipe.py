@@ -142,7 +142,7 @@ class Recipe(Strict):
         for name, blend in self.blends.items():
             if not rewarded_here or name in elsewhere:
                 continue
-            if blend.kind != "preferences" or isinstance(self.source, SyntheticSource):
+            if blend.names_environments or isinstance(self.source, SyntheticSource):
                 _check_environments(f"blends.{name}.environments", blend.environments, self.environments)
             if blend.pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
                 raise invalid("the model has no vision, by which it would see them", f"blends.{name}.pictures")

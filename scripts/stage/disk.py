@@ -25,11 +25,11 @@ def checkpoint_bytes(stage: Stage) -> int:
         return sum(
             entry["bytes"] for entry in read_record(stage.parent.paths.record, CheckpointRecord)["files"].values()
         )
+    if stage.parent_export is not None:
+        return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())
     model = stage.recipe.model
     if isinstance(model, RandomModel):
         return 3 * 4 * parameters(model)
-    if stage.parent_export is not None:
-        return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())
     index = Path(model.name, "model.safetensors.index.json")
     return 7 * read_json(index)["metadata"]["total_size"] if index.is_file() else 0
 

@@ -49,12 +49,14 @@ def test_hub_names_become_metadata_and_paths_of_this_machine_never_get_into_the_
     write_json(chain / "rlvr1/ckpt/record.json", record)
     record = read_json(chain / "sft/ckpt/record.json")
     record["data"]["source"] = {"name": "/home/me/rows", "revision": "folder"}
+    record["model"] = {"name": "/home/me/qwen", "revision": None, "content": "3" * 16}
     write_json(chain / "sft/ckpt/record.json", record)
     config = chain / "sft/run/config.yaml"
     config.write_text(config.read_text() + "aside: {name: /home/me/model}\n")
     card = model_card(chain / "rlvr1/hf")
     assert card.data.datasets == ["org/blends"]
     assert "/home/me" not in str(card) and "rows (a folder)" in card.text and "name: model" in card.text
+    assert "─ model   qwen" in card.text and card.data.base_model is None
 
 
 def test_a_card_of_scores_of_another_export_is_refused(chain):

@@ -648,7 +648,7 @@ RANKED = {
         ("messages[1].role", "user", "$.messages: must end with the assistant's message, not the user's"),
         ("messages[1].content", "", "$.messages[1].content: is empty; there is nothing to imitate"),
         ("messages[0].content", DROP, "$.messages[0].content: is missing"),
-        ("agent_ref", DROP, "$.agent_ref: is missing"),
+        ("agent_ref", None, "$.agent_ref: expected object, got null"),
     ],
 )
 def test_a_demonstration_ends_with_what_is_imitated(path, value, says):

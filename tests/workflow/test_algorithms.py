@@ -13,7 +13,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
 from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
-from scripts.backends.trl.cluster import check_ranks  # noqa: E402
+from scripts.backends.trl.cluster import check_shares  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.rows import Line  # noqa: E402
@@ -74,6 +74,24 @@ def test_an_interrupted_training_ends_with_the_same_bits(stages, trained):
     train(replace(job, resume_from=checkpoint(job.run, STOP)))
     assert weights_hash(job.run, STEPS) == weights_hash(straight, STEPS)
     assert [step["step"] for step in logged(job.run)] == list(range(1, STEPS + 1))
+
+
+def in_micro_batches(job, rows):
+    """The job, in which a process takes so many rows at once."""
+    policy = job.settings.policy.model_copy(update={"train_micro_batch_size": rows})
+    return replace(job, settings=job.settings.model_copy(update={"policy": policy}))
+
+
+def test_micro_batches_learn_what_whole_batches_learn(stages, trained):
+    name, whole = trained
+    job = in_micro_batches(stages.job(name, f"{name}.micro", STEPS, **stages.parent), 2)
+    train(job)
+    for micro, straight in zip(logged(job.run), logged(whole), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert micro[key] == pytest.approx(straight[key], rel=1e-3, abs=1e-6), f"{key} of step {micro['step']}"
+        assert micro.get("reward_mean") == straight.get("reward_mean")
+    first, second = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (job.run, whole))
+    assert all(torch.allclose(first[key], second[key], atol=1e-4) for key in first)
 
 
 def test_a_checkpoint_does_not_grow_with_the_steps_before_it(trained):
@@ -208,12 +226,12 @@ def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
 
 
 def test_nodes_that_cannot_share_a_step_are_refused(stages):
-    config = stages.job("dpo", "dpo.nodes", STEPS).config
-    check_ranks("dpo", config, 4, 4)
+    for stage in ("dpo", "text"):
+        job = stages.job(stage, f"{stage}.nodes", STEPS)
+        check_shares(stage, job.config, job.settings, 4, 4)
+    job = stages.job("dpo", "dpo.nodes", STEPS)
     with pytest.raises(UserError, match=r"train_global_batch_size is 8, which 3 nodes cannot share"):
-        check_ranks("dpo", config, 3, 3)
-    mixed = stages.job("mpo", "mpo.nodes", STEPS).config
-    with pytest.raises(UserError, match=r"mpo.sft_loss_weight weighs a mean over a step's tokens that 2 nodes"):
-        check_ranks("mpo", mixed, 2, 2)
-    several = stages.job("text", "text.nodes", STEPS).config
-    check_ranks("text", several, 4, 4)
+        check_shares("dpo", job.config, job.settings, 3, 3)
+    small = in_micro_batches(job, 3).settings
+    with pytest.raises(UserError, match=r"train_micro_batch_size is 3, but 4 rows of an update fall to each of 2 proc"):
+        check_shares("dpo", job.config, small, 1, 2)

@@ -1,75 +1,123 @@
-"""A chain from a pretrained folder: adapters in bfloat16, then all weights in two processes; what makes it stale."""
+"""The recipe tiny-pretrained, from a pretrained folder, in two processes: whatever a chain does, this one does too."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from importlib.util import find_spec
 
 import pytest
-import yaml
 
+from scripts.files import sha256_file
+from tests.hub import Hub
 from tests.pretrained import save_pretrained
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="envs/trl.txt is not installed")
 
-STAGES = """
-sft:
-  algorithm: sft
-  blend: sft
-  sft: {max_num_steps: 4}
-  policy:
-    max_total_sequence_length: 96
-    train_global_batch_size: 8
-    train_micro_batch_size: 4
-    precision: bfloat16
-    lora: {dim: 4, alpha: 8}
-    optimizer: {lr: 1.0e-2}
-  checkpointing: {save_period: 2}
-rlvr1:
-  algorithm: grpo
-  parent: sft
-  blend: rlvr1
-  grpo: {num_prompts_per_step: 4, num_generations_per_prompt: 2, max_num_steps: 2}
-  loss_fn: {reference_policy_kl_penalty: 0.01}
-  policy:
-    max_total_sequence_length: 160
-    optimizer: {lr: 1.0e-3}
-    generation: {max_new_tokens: 8}
-  probe: {action: warn}
-"""
+# As it is but for fewer steps; adapters in bfloat16 first, then all weights, with the parent as reference.
+EDITS = (
+    ("max_num_steps: 20", "max_num_steps: 4"),
+    ("save_period: 10", "save_period: 2"),
+    ("lora: &lora", "precision: bfloat16\n      train_micro_batch_size: 4\n      lora: &lora"),
+    ("num_generations_per_prompt: 8, max_num_steps: 8", "num_generations_per_prompt: 2, max_num_steps: 2"),
+    ("      lora: *lora\n", ""),
+    ("    probe:", "    loss_fn: {reference_policy_kl_penalty: 0.01}\n    probe:"),
+)
 
 
-def test_a_chain_from_a_pretrained_folder(fresh, tmp_path):
-    folder = tmp_path / "my model"
-    save_pretrained("qwen3", folder)
-    path = fresh.root / "config/recipes/short.yaml"
-    recipe = yaml.safe_load(path.read_text())
-    recipe |= {"model": {"name": str(folder)}, "stages": yaml.safe_load(STAGES), "defaults": {}}
-    recipe["blends"].pop("rlhf")
-    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+@pytest.fixture
+def own(fresh, tmp_path):
+    """A tree with the recipe's short form and a model of one's own, on a site of two processes."""
+    save_pretrained("qwen3", tmp_path / "my model")
+    path = fresh.root / "config/recipes/tiny-pretrained.yaml"
+    text = path.read_text()
+    for old, new in EDITS:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
     site = fresh.root / "config/sites/laptop.yaml"
     site.write_text(site.read_text() + "processes: 2\n")
-    fresh.snakemake()
+    configure(fresh, tmp_path / "my model")
+    fresh.results = fresh.root / "results/mine"
+    return fresh
 
-    results = fresh.results
-    model = json.loads((results / "model/hf/record.json").read_text())
-    sft = json.loads((results / "sft/ckpt/record.json").read_text())
+
+def configure(workflow, model) -> None:
+    lines = {"recipe": "config/recipes/tiny-pretrained.yaml", "site": "config/sites/laptop.yaml", "run": "mine"}
+    (workflow.root / "config/config.yaml").write_text(json.dumps(lines | {"model": str(model)}))
+
+
+def record(workflow, path: str) -> dict:
+    return json.loads((workflow.results / path).read_text())
+
+
+def test_a_chain_from_a_pretrained_folder(own, tmp_path):
+    own.snakemake()
+    results, folder = own.results, tmp_path / "my model"
+    model, sft = record(own, "model/hf/record.json"), record(own, "sft/ckpt/record.json")
     assert sft["model"] == {"name": str(folder), "revision": None, "content": model["content"]}
     assert sft["facts"]["parent_export"] == model["content"] and "peft" in sft["release"]
     assert "adapter_model.safetensors" in sft["files"] and "model.safetensors" not in sft["files"]
-    exported = json.loads((results / "sft/hf/record.json").read_text())
+    exported = record(own, "sft/hf/record.json")
     assert "model.safetensors" in exported["files"] and exported["merged"]["kl"] < 1e-4
-    rlvr1 = json.loads((results / "rlvr1/ckpt/record.json").read_text())
-    assert rlvr1["facts"]["parent_export"] == exported["content"]
-    evaluation = json.loads((results / "sft/eval.json").read_text())
-    assert evaluation["mean"]["before"] is not None
-    assert fresh.planned() == set()
+    assert record(own, "rlvr/ckpt/record.json")["facts"]["parent_export"] == exported["content"]
+    assert record(own, "sft/eval.json")["mean"]["before"] is not None
+    assert record(own, "rlvr/preflight.json")["tokens"]["train"]["rows_counted"] > 0
+    assert (results / "report.html").exists() and own.planned() == set()
+
+    stagecoach = (sys.executable, "-m", "scripts.commands")
+    assert all("fresh" in own.run(*stagecoach, command).stdout for command in ("status", "plan"))
+    lineage = own.run(*stagecoach, "lineage", str(results / "rlvr/ckpt")).stdout
+    assert f"{folder}  content {model['content']}" in lineage and "files are as recorded" in lineage
+    push(own, stagecoach, exported)
+    killed_and_resumed(own, sft)
 
     (folder / "config.json").touch()
-    assert fresh.planned() == set()
+    assert own.planned() == set()
     moved = folder.rename(tmp_path / "moved")
-    path.write_text(path.read_text().replace(str(folder), str(moved)))
-    fresh.snakemake()
-    assert json.loads((results / "sft/ckpt/record.json").read_text())["identity"] == sft["identity"]
+    configure(own, moved)
+    own.snakemake("results/mine/sft/ckpt")
+    assert record(own, "sft/ckpt/record.json")["identity"] == sft["identity"]
     assert len((results / "sft/run/attempts.jsonl").read_text().splitlines()) == 2
     config = json.loads((moved / "config.json").read_text())
     (moved / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
-    assert fresh.planned() == {"sft", "rlvr1"}
+    assert own.planned() == {"sft", "rlvr"}
+
+
+def push(own, stagecoach: tuple[str, ...], exported: dict) -> None:
+    """The merged model and its card, which names no folder of this machine, come to the hub as they were recorded."""
+    with Hub() as hub:
+        hub.tokens["hf_write"] = True
+        hub.writers.add("hf_write")
+        own.environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_write", "HF_HUB_DISABLE_XET": "1"}
+        own.run(*stagecoach, "push", str(own.results / "sft/hf"), "--repository", "org/model")
+        repository = hub.repositories["org/model"]
+        files = repository.commits[repository.branches["main"]]
+    assert files.keys() == {*exported["files"], "README.md"} and str(own.root).encode() not in files["README.md"]
+    assert exported["files"]["model.safetensors"]["sha256"] in hub.stored
+
+
+def killed_and_resumed(own, sft: dict) -> None:
+    """Adapters whose training was killed after a checkpoint end with the same bits."""
+    results = own.root / "hand"
+    shutil.copytree(own.results, results, symlinks=True)
+    for name in ("run", "ckpt"):
+        shutil.rmtree(results / "sft" / name)
+    program = (sys.executable, "-m", "scripts.train.run", "--recipe", "config/recipes/tiny-pretrained.yaml")
+    program += ("--results", str(results), "--stage", "sft", "--threads", "2", "--site", "config/sites/laptop.yaml")
+    with (own.root / "killed.log").open("w") as log:
+        training = subprocess.Popen(
+            program, cwd=own.root, env=own.environment, start_new_session=True, stdout=log, stderr=log
+        )
+    deadline = time.monotonic() + 120
+    while not (results / "sft/run/checkpoints/step_2").is_dir():
+        assert training.poll() is None and time.monotonic() < deadline, (own.root / "killed.log").read_text()
+        time.sleep(0.02)
+    os.killpg(training.pid, signal.SIGKILL)
+    training.wait()
+    own.run(*program)
+    adapters = results / "sft/ckpt/weights/adapter_model.safetensors"
+    assert sha256_file(adapters) == sft["files"]["adapter_model.safetensors"]["sha256"]

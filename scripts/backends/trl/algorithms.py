@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from scripts.backends.trl.lora import Lora
 from scripts.recipe.reasoning import Share
 from scripts.recipe.strict import Strict, invalid
 
@@ -12,7 +13,9 @@ class Optimizer(Strict):
     """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
 
     lr: PositiveFloat
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="After the warm-up; cosine and linear end at 0."
+    )
     lr_warmup_iters: int = Field(0, ge=0)
     weight_decay: float = Field(0.0, ge=0)
     adam_beta1: Share = 0.9
@@ -35,28 +38,16 @@ class Generation(Strict):
     max_new_tokens: PositiveInt
 
 
-class Lora(Strict):
-    """Low-rank adapters (arXiv:2106.09685), by peft: what they are laid over stays as the parent left it."""
-
-    dim: PositiveInt = Field(8, description="Rank.")
-    alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: list[str] = Field([], description="Names of the linear layers; none: all of them but the output's.")
-    exclude_modules: list[str] = Field([])
-    quantization: Literal["nf4"] | None = Field(
-        None,
-        description="Hold what the adapters are laid over in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes on a "
-        "GPU (not tried on one).",
-    )
-
-
 class Dtensor(Strict):
     """How a model is laid over the processes that train it. May change no weight but for rounding."""
 
     enabled: bool = Field(
         False, description="FSDP2: each process holds a share of weights, gradients and moments; false: a copy of all."
     )
-    cpu_offload: bool = Field(False, description="Those shares wait in the node's memory.")
+    cpu_offload: bool = Field(False, description="A GPU's shares wait in the node's memory (not tried on a GPU).")
+    reshard_after_forward: bool = Field(
+        True, description="Weights are gathered again for the backward pass; false: kept since the forward (ZeRO-2)."
+    )
     activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
 
     @model_validator(mode="after")

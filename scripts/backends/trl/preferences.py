@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import torch
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
@@ -20,10 +21,38 @@ SCHEMA = pa.schema(dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), T
 
 
 class TokenizedPairsTrainer(DPOTrainer):
-    """TRL's trainer on pairs that are tokenized already."""
+    """TRL's trainer on pairs that are tokenized already.
+
+    Its sft loss is a mean over the tokens of an update, however many processes and micro-batches share them; TRL's is
+    one over what a process takes at once.
+    """
+
+    tokens_at_once = 1.0
+    """Chosen tokens of the update that a process takes at once, on average."""
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset
+
+    def get_batch_samples(self, *arguments: Any) -> tuple[list[dict[str, torch.Tensor]], Any]:
+        """The micro-batches of an update."""
+        batches, items = super().get_batch_samples(*arguments)
+        counts = torch.stack([_chosen_tokens(batch) for batch in batches]).to(self.accelerator.device)
+        self.tokens_at_once = self.accelerator.gather(counts).double().mean().item()
+        return batches, items
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any) -> Any:
+        weights = self.args.loss_weights
+        share = _chosen_tokens(inputs).item() / self.tokens_at_once
+        self.loss_weights = [
+            weight * share if name == "sft" else weight for name, weight in zip(self.loss_types, weights, strict=True)
+        ]
+        return super()._compute_loss(model, inputs, *arguments)
+
+
+def _chosen_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """How many tokens the chosen answers of a batch have; the rejected are its second half."""
+    mask = batch["completion_mask"]
+    return mask[: len(mask) // 2].sum()
 
 
 def make_trainer(job: TrainingJob) -> DPOTrainer:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from transformers import BitsAndBytesConfig
+from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithms import Dtensor
-from scripts.errors import UserError
+from scripts.backends.trl.sharding import is_sharded, sharding_arguments
 from scripts.model.load import load_processor
 from scripts.model.random_init import fresh_model
 
@@ -24,7 +24,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "output_dir": str(job.run / "saving"),
         "max_steps": job.max_num_steps * updates,
         "learning_rate": optimizer.lr,
-        "lr_scheduler_type": optimizer.schedule if optimizer.schedule == "cosine" else "constant_with_warmup",
+        "lr_scheduler_type": "constant_with_warmup" if optimizer.schedule == "constant" else optimizer.schedule,
         "warmup_steps": optimizer.lr_warmup_iters * updates,
         "weight_decay": optimizer.weight_decay,
         "adam_beta1": optimizer.adam_beta1,
@@ -48,31 +48,24 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "log_level_replica": "error",
         # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.
         "ddp_find_unused_parameters": not placing.activation_checkpointing,
-        **(_sharding(placing) if placing.enabled else {}),
+        **(sharding_arguments(job) if is_sharded(job) else {}),
     }
 
 
-def _sharding(placing: Dtensor) -> dict[str, Any]:
-    """Trainer's options of FSDP2; checkpoints hold whole weights, so any number of processes may go on from them."""
-    config = {"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT", "cpu_offload": placing.cpu_offload}
-    return {"fsdp": "full_shard auto_wrap", "fsdp_config": config}
-
-
 def shares_of(job: TrainingJob) -> tuple[int, int]:
-    """Rows that a process takes at once, and how often for one update; UserError where no even shares are."""
-    settings = job.settings.policy
+    """Rows that a process takes at once, and how often for one update."""
     share = job.config.rows_per_update // job.ranks
-    micro = min(settings.train_micro_batch_size or share, share)
-    if share % micro:
-        raise UserError(
-            f"{job.stage}: policy.train_micro_batch_size is {micro}, but {share} rows of an update fall to each of "
-            f"{job.ranks} processes, which is no multiple of it"
-        )
+    micro = min(job.settings.policy.train_micro_batch_size or share, share)
     return micro, share // micro
 
 
-def start_options(job: TrainingJob) -> dict[str, Any]:
-    """What the parent's model is loaded with: in the precision that what is not trained is computed in."""
+def start_options(job: TrainingJob) -> dict[str, Any] | None:
+    """What TRL loads the parent's model with; None where `model_and_processor` has given it the model itself."""
+    return None if job.parent_model is None or job.parent_adapter else _loading(job)
+
+
+def _loading(job: TrainingJob) -> dict[str, Any]:
+    """What a model is loaded with: in the precision that what is not trained is computed in."""
     policy = job.config.policy
     frozen = policy.lora is not None and policy.precision == "bfloat16"
     options: dict[str, Any] = {"dtype": "bfloat16" if frozen else "float32"}
@@ -86,9 +79,9 @@ def start_options(job: TrainingJob) -> dict[str, Any]:
 
 
 def adapters(job: TrainingJob) -> Any:
-    """peft's config of the adapters that are trained; None where all weights are."""
+    """peft's config of the adapters to make; None where all weights are trained, or the parent's adapters."""
     lora = job.config.policy.lora
-    if lora is None:
+    if lora is None or lora.from_parent:
         return None
     from peft import LoraConfig  # noqa: PLC0415 - only where adapters are trained
 
@@ -96,14 +89,24 @@ def adapters(job: TrainingJob) -> Any:
         r=lora.dim,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=lora.target_modules or "all-linear",
+        target_modules=lora.target_modules or ([] if lora.target_parameters else "all-linear"),
+        target_parameters=lora.target_parameters or None,
         exclude_modules=lora.exclude_modules or None,
         task_type="CAUSAL_LM",
     )
 
 
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
-    """The model to start from (a path, or for a stage without a parent a fresh one) and its tokenizer or processor."""
+    """The model to start from (a path, a fresh one, or one with its parent's adapters) and its tokenizer or processor.
+
+    Of adapters that it is given TRL keeps a copy as the reference, so that is the parent and not what they lie over.
+    """
     if job.parent_model is None:
         return fresh_model(job.config)
-    return str(job.parent_model), load_processor(job.parent_model)
+    model: Any = str(job.parent_model)
+    if job.parent_adapter is not None:
+        from peft import PeftModel  # noqa: PLC0415 - only where adapters are trained
+
+        base = create_model_from_path(model, device_map=None, **_loading(job))
+        model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
+    return model, load_processor(job.parent_model)

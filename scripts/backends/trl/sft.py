@@ -38,7 +38,7 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
         padding_free=packs,
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
-        model_init_kwargs=start_options(job) if isinstance(model, str) else None,
+        model_init_kwargs=start_options(job),
         **shared_arguments(job),
     )
     trainer = SFTTrainer(
