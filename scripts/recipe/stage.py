@@ -123,13 +123,13 @@ class StageSettings(Training):
         """What it says that may change weights."""
         return self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT))
 
-    def first_model(self, recipe: "Recipe") -> dict[str, Any] | None:
-        """What a stage without a parent starts from, in its config; None: an export of a pretrained model."""
+    def first_model(self, recipe: "Recipe") -> dict[str, Any]:
+        """What a stage that starts from no export starts from, in its config."""
         return recipe.model.model_dump(mode="json")
 
     def starts_from_export(self, recipe: "Recipe") -> bool:
         """Whether it starts from an export: its parent's, or that of the recipe's pretrained model."""
-        return self.parent is not None or self.first_model(recipe) is None
+        return self.parent is not None
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """PydanticCustomError, with the key in its context's `at`, where the rest of the recipe does not fit it."""

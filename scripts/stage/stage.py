@@ -66,7 +66,7 @@ class Stage:
         """Where the export lies that it starts from: its parent's, or that of the recipe's pretrained model."""
         if self.parent:
             return self.parent.paths
-        return self.paths.sibling(MODEL) if self.config.model is None else None
+        return self.paths.sibling(MODEL) if self.settings.starts_from_export(self.recipe) else None
 
     @property
     def parent_export_record(self) -> Path | None:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from scripts.backends.trl.cluster import check_nodes
+from scripts.backends.trl.cluster import check_ranks
 from scripts.backends.trl.settings import PACKAGES
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
@@ -57,7 +57,7 @@ def test_the_sampler_and_its_versions_are_in_the_config_of_the_stage_that_it_sam
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"parent": None}, "policy.generation.backend vllm needs a parent"),
+        ({"parent": None}, "policy.generation.backend vllm starts from an export"),
         (
             {"policy": policy("transformers"), "loss_fn": {"use_importance_sampling_correction": True}},
             "use_importance_sampling_correction is for policy.generation.backend: vllm",
@@ -83,9 +83,9 @@ def test_vllm_is_refused_for_a_model_that_sees(recipe_with):
 
 def test_several_nodes_are_refused(recipe_with):
     config = resolve_stage(recipe_with(), "rlvr1")
-    check_nodes("rlvr1", resolve_stage(recipe_with(policy=policy("transformers")), "rlvr1"), 2)
+    check_ranks("rlvr1", resolve_stage(recipe_with(policy=policy("transformers")), "rlvr1"), 2, 2)
     with pytest.raises(UserError, match=r"vLLM samples on one node; set resources\.nodes to 1, not 2"):
-        check_nodes("rlvr1", config, 2)
+        check_ranks("rlvr1", config, 2, 2)
 
 
 def test_another_python_is_asked_for_its_versions():

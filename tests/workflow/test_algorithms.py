@@ -13,7 +13,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
 from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
-from scripts.backends.trl.cluster import check_nodes  # noqa: E402
+from scripts.backends.trl.cluster import check_ranks  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
@@ -200,11 +200,11 @@ def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
 
 def test_nodes_that_cannot_share_a_step_are_refused(stages):
     config = stages.job("dpo", "dpo.nodes", STEPS).config
-    check_nodes("dpo", config, 4)
+    check_ranks("dpo", config, 4, 4)
     with pytest.raises(UserError, match=r"train_global_batch_size is 8, which 3 nodes cannot share"):
-        check_nodes("dpo", config, 3)
+        check_ranks("dpo", config, 3, 3)
     mixed = stages.job("mpo", "mpo.nodes", STEPS).config
     with pytest.raises(UserError, match=r"mpo.sft_loss_weight weighs a mean over a step's tokens that 2 nodes"):
-        check_nodes("mpo", mixed, 2)
+        check_ranks("mpo", mixed, 2, 2)
     several = stages.job("text", "text.nodes", STEPS).config
-    check_nodes("text", several, 4)
+    check_ranks("text", several, 4, 4)

@@ -189,9 +189,9 @@ class TrlSettings(StageSettings):
             del policy["optimizer"]["name"]
         return values
 
-    def first_model(self, recipe: "Recipe") -> dict[str, Any] | None:
-        """The shape of a fresh model; None for a pretrained one, which is exported first."""
-        return None if isinstance(recipe.model, PretrainedModel) else super().first_model(recipe)
+    def starts_from_export(self, recipe: "Recipe") -> bool:
+        """Whether it starts from an export, as which a pretrained model comes as well."""
+        return self.parent is not None or isinstance(recipe.model, PretrainedModel)
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
