@@ -5,7 +5,7 @@ from scripts.stage.state import is_trained, steps_left
 
 
 def site_of_preflight(wildcards):
-    """The preflight's option for the site, which matters where a stage trains in containers."""
+    """A parameter that is not used any more; without it Snakemake would make recorded preflights again."""
     return ["--site", CONFIG.site] if wildcards.stage in CONVERTED else []
 
 
@@ -32,6 +32,7 @@ rule preflight:
         "../envs/controller.yaml"
     resources:
         results=RESULTS,
+        site=CONFIG.site,
     params:
         recipe=CONFIG.recipe,
         run=f"{RESULTS}/{{stage}}/run",
@@ -39,7 +40,7 @@ rule preflight:
         python=python_of,
     shell:
         "python -m scripts.train.preflight --recipe {params.recipe:q} --results {resources.results:q}"
-        " --stage {wildcards.stage:q} {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
+        " --stage {wildcards.stage:q} --site {resources.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
 
 
 def has_probe(stage):
@@ -116,8 +117,7 @@ TRAINING = {name: of_training(name) for name in training_resources(SITE, next(it
 def allocations_of(wildcards):
     """How many allocations a stage is expected to need; shown by a dry run."""
     stage = stage_of(wildcards)
-    asked = resources_of(stage.name)
-    return max(1, estimate(SITE, asked, stage.paths.directory, steps_left(stage)).allocations)
+    return max(1, estimate(SITE, stage, steps_left(stage)).allocations)
 
 
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,

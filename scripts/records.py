@@ -83,6 +83,7 @@ class Facts(TypedDict):
     train_split: str
     validation_split: str
     parent_export: str | None
+    parent_adapter: NotRequired[str | None]
 
 
 class RunIdentity(Facts):
@@ -195,11 +196,27 @@ class CheckpointRecord(Origins):
     files: Files
 
 
+class Base(TypedDict):
+    """The export that adapters lie over: whose it is, and its content."""
+
+    stage: str
+    content: str
+
+
+class Adapter(TypedDict):
+    """The adapters alone; `content` is theirs, whatever the name of their base."""
+
+    content: str
+    base: Base
+    files: Files
+
+
 class ExportRecord(TypedDict):
     """hf/record.json; `source` where it is that of a pretrained model, `merged` where adapters were merged into it."""
 
     source: NotRequired[ModelSource]
     merged: NotRequired[dict[str, Any]]
+    adapter: NotRequired[Adapter]
 
     stage: str
     step: Count
@@ -239,6 +256,7 @@ class Step(TypedDict):
 
     step: Count
     seconds: NotRequired[float | None]
+    tokens: NotRequired[float | None]
     reward_mean: NotRequired[float | None]
     response_length_mean: NotRequired[float | None]
     loss: NotRequired[float | None]

@@ -133,9 +133,9 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
             self._answer(fault.status, {"X-Error-Message": "fault", **dict(fault.headers)})
         elif self.role == "storage":
             self._serve_storage(fault)
-        elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/revision/(.+)", urlsplit(self.path).path):
+        elif match := re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/revision/(.+)", urlsplit(self.path).path):
             self._serve_revision(match[1], unquote(match[2]))
-        elif match := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", urlsplit(self.path).path):
+        elif match := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", urlsplit(self.path).path):
             self._serve_file(match[1], unquote(match[2]), unquote(match[3]), fault)
         else:
             self._answer(404, {})

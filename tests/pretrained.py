@@ -29,7 +29,7 @@ def tokenizer(**changes: Any) -> Any:
     return made
 
 
-def save_pretrained(architecture: str, folder: Path, **changes: Any) -> None:
+def save_pretrained(architecture: str, folder: Path, max_shard_size: str = "5GB", **changes: Any) -> None:
     """Save a model of an architecture with random weights; `changes` stand in for the tokenizer's tokens and template."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -53,5 +53,5 @@ def save_pretrained(architecture: str, folder: Path, **changes: Any) -> None:
         shape |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     kind = {"gemma3": "gemma3_text"}.get(architecture, architecture)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     made.save_pretrained(folder)

@@ -32,7 +32,9 @@ class Stages:
             random.Random(1).shuffle(lines)
             mixed.write_bytes(b"".join(lines))
             is_rewarded = blend.kind != "preferences"
-            fill_blend(mixed, directory / "source/tables", directory / name, blend.holdout, is_rewarded=is_rewarded)
+            folder = directory / name
+            described = fill_blend(mixed, directory / "source/tables", folder, blend.holdout, is_rewarded=is_rewarded)
+            write_json(folder / "manifest.json", described)
 
     def split(self, blend: str) -> Path:
         """The training split of a blend."""

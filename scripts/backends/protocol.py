@@ -30,7 +30,8 @@ class TrainingJob:
     """All that a backend needs to train a stage.
 
     The backend trains up to `max_num_steps` (the planned step, or the one where the data end before it), from the
-    checkpoint `resume_from` if there is one, or else from `parent_model` (None: the config's own model). It seals
+    checkpoint `resume_from` if there is one, or else from `parent_model` (None: the config's own model), over which the
+    adapters of `parent_adapter` lie where it goes on with those. It seals
     checkpoints with ``scripts.stage.rundir.seal_checkpoint``, logs each step into ``run/metrics.jsonl``, and at the end
     of each step asks `stop`: once that is due, it seals the step and returns. `config` alone says how to train; of
     `settings` counts what changes no weight: checkpoint periods, where judges answer, the gate, of which some criteria
@@ -54,6 +55,7 @@ class TrainingJob:
     environments: dict[str, Path]
     processes: int = 1
     accelerator: str = "cpu"
+    parent_adapter: Path | None = None
 
     @classmethod
     def of(
@@ -71,7 +73,8 @@ class TrainingJob:
             settings=stage.settings,
             config=stage.config,
             train_split=stage.train_split,
-            parent_model=stage.parent_export,
+            parent_model=stage.base_export,
+            parent_adapter=stage.parent_adapter,
             run=stage.paths.run,
             resume_from=resume_from,
             max_num_steps=max_num_steps,
@@ -125,15 +128,17 @@ class Backend:
         """
         raise NotImplementedError
 
-    def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
-        """UserError when a stage of this config cannot train on so many nodes."""
-        if nodes > 1:
-            raise UserError(f"{stage}: backend {config.backend} trains on one node; set resources.nodes to 1")
+    def check_nodes(self, stage: Stage, site: Site) -> None:
+        """UserError when a stage cannot train on as many nodes and processes as it has on a site."""
+        if site.resources_of(stage.name, stage.settings).nodes > 1:
+            raise UserError(
+                f"{stage.name}: backend {stage.config.backend} trains on one node; set resources.nodes to 1"
+            )
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
         """What would go wrong with a stage on a site, as far as files tell."""
         try:
-            self.check_nodes(stage.name, stage.config, site.resources_of(stage.name, stage.settings).nodes)
+            self.check_nodes(stage, site)
         except UserError as error:
             return [Finding(stage.name, 19, str(error))]
         return []
@@ -174,6 +179,13 @@ class Backend:
         """What the doctor tells besides its findings, a line each."""
         return []
 
+    def memory(self, stage: Stage, site: Site) -> tuple[list[str], str | None]:
+        """What a process of the stage needs of which memory, and for what (nothing: it is not reckoned).
+
+        And why it cannot fit, with what would make it fit; None where it can.
+        """
+        return [], None
+
     def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
         """The parameters that the recipe's stages of this backend are trained with, for the plan: heading and rows."""
         return None
@@ -189,7 +201,7 @@ def backends_in(recipe: Recipe) -> list[Backend]:
     return [backend_of(name) for name in dict.fromkeys(stage.backend for stage in recipe.stages.values())]
 
 
-_PATHS = ("train_split", "parent_model", "run", "resume_from")
+_PATHS = ("train_split", "parent_model", "parent_adapter", "run", "resume_from")
 _SETTINGS = TypeAdapter(AnyStage)
 
 

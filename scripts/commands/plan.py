@@ -5,14 +5,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.backends.protocol import backends_in
+from scripts.backends.protocol import backend_of, backends_in
 from scripts.commands.project import Project, project_of
 from scripts.commands.status import aligned, duration
 from scripts.errors import UserError
 from scripts.files import amount
+from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
-from scripts.stage.estimate import EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
+from scripts.stage.estimate import ALIKE, EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, steps_left, tree_bytes
 
@@ -58,7 +59,7 @@ def planned_stages(project: Project) -> list[Planned]:
     plan = []
     for name, state in project.states().items():
         resources = site.resources_of(name, recipe.stages[name])
-        plan.append(Planned(state, estimate(site, resources, results / name, state.left), resources.runtime))
+        plan.append(Planned(state, estimate(site, Stage(recipe, results, name), state.left), resources.runtime))
     return plan
 
 
@@ -67,7 +68,8 @@ def plan_text(project: Project) -> str:
     plan = planned_stages(project)
     table = _cluster_table(plan) if project.site.slurm else _local_table(plan)
     to_train = {stage.state.stage: stage.estimate for stage in plan if stage.estimate.steps != 0}
-    lines = [*table, *_basis(to_train, project.site), *_warning(project, to_train), *_aside(plan)]
+    lines = [*table, *_basis(to_train, project.site), *_warning(project, to_train)]
+    lines += [*_memory(project, to_train), *_aside(plan)]
     for backend in backends_in(project.recipe):
         if parameters := backend.parameters(project.recipe):
             heading, rows = parameters
@@ -141,6 +143,7 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
     """What the figures rest on, in one line."""
     words = {
         MEASURED: "the steps that {} logged",
+        ALIKE: "the tokens a second that a stage like {} logged",
         EXPECTED: "the step_seconds of {}",
         LIMIT: "one whole allocation (≤) of {}, whose step_seconds are not set",
         UNKNOWN: "one allocation (≥) of {}, whose steps follow from rows that are not there yet",
@@ -157,6 +160,22 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
 def _warning(project: Project, to_train: dict[str, Estimate]) -> list[str]:
     words = None if project.over_budget else beyond_budget(project.site, to_train)
     return [f"Snakemake will refuse all of it: {words}"] if words else []
+
+
+def _memory(project: Project, names: Iterable[str]) -> list[str]:
+    """What processes of the stages need of memory; of stages of a fresh model, those that cannot fit alone."""
+    rows, problems = [], []
+    for name in names:
+        stage = Stage(project.recipe, project.results, name)
+        row, problem = backend_of(stage.settings.backend).memory(stage, project.site)
+        if row and (problem or isinstance(project.recipe.model, PretrainedModel)):
+            rows.append([name, *row])
+        if problem:
+            problems.append(
+                f"{'its preflight will refuse' if project.site.refuse_over_memory else 'warning:'} {problem}"
+            )
+    table = ["", *aligned([["memory of a process", "needs", "has", "for"], *rows], left={0, 3})] if rows else []
+    return [*table, *problems]
 
 
 def _aside(plan: Iterable[Planned]) -> list[str]:
@@ -200,15 +219,8 @@ def check_budget(
     if over_budget:
         return
     names = recipe.stage_order() if stages is None else [name for name in recipe.stage_order() if name in stages]
-    to_train = {
-        name: estimate(
-            site,
-            site.resources_of(name, recipe.stages[name]),
-            results / name,
-            steps_left(Stage(recipe, results, name)),
-        )
-        for name in names
-    }
+    stages = [Stage(recipe, results, name) for name in names]
+    to_train = {stage.name: estimate(site, stage, steps_left(stage)) for stage in stages}
     if words := beyond_budget(site, {name: left for name, left in to_train.items() if left.steps != 0}):
         raise UserError(words)
 

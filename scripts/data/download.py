@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from scripts.data.blocks import blocks_of
 from scripts.data.columns import write_rows
 from scripts.data.hub import HubClient, near
-from scripts.data.hub_cache import HubFile, Snapshot
+from scripts.data.hub_cache import HubFile, Kind, Snapshot
 from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
@@ -53,22 +53,30 @@ class _PlaceholderRow(msgspec.Struct):
 class Fetcher:
     """Puts files of several sources below one folder, some at a time; each hub revision is looked up once."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, kind: Kind = "dataset") -> None:
         self.directory = directory
         self.described: dict[str, dict[str, Any]] = {}
         self.snapshots: dict[HubSource, Snapshot] = {}
-        self._hub = HubClient()
+        self._hub = HubClient(kind)
 
     def fetch(self, wanted: list[Wanted]) -> None:
         """Fetch all files; the first that fails ends the others, and what came of them stays in the hub's cache."""
         from_hub = [item for item in wanted if isinstance(item.source, HubSource)]
         for source in dict.fromkeys(item.source for item in from_hub):
+            if source in self.snapshots and self.snapshots[source].names is not None:
+                continue
             files = [item.file for item in from_hub if item.source == source]
             self.snapshots[source] = self._hub.find_snapshot(source.repository, source.revision, files)
         located = self.map(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
         folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
         _check_space(located, list(folders.values()), self.directory)
         self.map(lambda pair: self._place(*pair), [*zip(from_hub, located, strict=True), *folders.items()])
+
+    def names(self, source: HubSource) -> tuple[str, ...]:
+        """The files that a source has; those in the cache where the hub cannot be asked."""
+        known = self._hub.find_snapshot(source.repository, source.revision, ["config.json"], are_all=False)
+        self.snapshots[source] = known
+        return known.names or tuple(path.name for path in known.pointer("config.json").parent.iterdir())
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """What the record says of a source that was fetched from."""

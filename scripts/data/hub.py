@@ -1,4 +1,4 @@
-"""Bring files of a dataset repository of the Hugging Face hub into the hub's cache: pinned, whole and verified.
+"""Bring files of a repository of the Hugging Face hub into the hub's cache: pinned, whole and verified.
 
 huggingface_hub's own download starts anew when it was cut off; this one resumes, also in another process.
 """
@@ -19,7 +19,7 @@ from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from scripts.credentials import without_credentials
-from scripts.data.hub_cache import SILENCE_SECONDS, HubFile, Snapshot, cached_snapshot, is_commit
+from scripts.data.hub_cache import SILENCE_SECONDS, HubFile, Kind, Snapshot, cached_snapshot, is_commit
 from scripts.data.hub_errors import (
     FAILURES,
     TOKEN,
@@ -56,7 +56,8 @@ class HubClient:
     brought no byte: for about three minutes, or as long as the hub itself asks to wait, at most ten minutes a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind = "dataset") -> None:
+        self._kind = kind
         self._stop = threading.Event()
         self._bringing: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
@@ -64,17 +65,17 @@ class HubClient:
         """End what the threads do, as soon as they look."""
         self._stop.set()
 
-    def find_snapshot(self, repository: str, revision: str, files: list[str]) -> Snapshot:
+    def find_snapshot(self, repository: str, revision: str, files: list[str], are_all: bool = True) -> Snapshot:
         """The repository at the commit that `revision` means now, or in the cache where the hub cannot be asked.
 
-        A whole commit hash whose `files` are in the cache needs no hub.
+        A whole commit hash needs no hub where the cache has its `files`, and these `are_all` that are wanted.
         """
         if not re.fullmatch(r"[!-~]*", get_token() or ""):
             raise UserError(f"{TOKEN} has characters that no token has; set it again")
         names = SAME_REPOSITORY if repository in SAME_REPOSITORY else ()
         ids = [repository, *(name for name in names if name != repository)]
-        cached = next(filter(None, (cached_snapshot(name, revision, files) for name in ids)), None)
-        if cached and cached.commit == revision:
+        cached = next(filter(None, (cached_snapshot(name, revision, files, self._kind) for name in ids)), None)
+        if cached and cached.commit == revision and are_all:
             return cached
         unknown = []
         for name in ids:
@@ -84,7 +85,7 @@ class HubClient:
                 if cached and isinstance(error, httpx2.TransportError | OfflineModeIsEnabled):
                     say(f"{cached}: the hub cannot be asked; taken from the cache, which may be older than the hub's")
                     return cached
-                refusal = explain(error, f"{name} at {revision}", name)
+                refusal = explain(error, f"{name} at {revision}", name, self._kind)
                 if not is_unknown_repository(error):
                     raise refusal from None
                 unknown.append(refusal)
@@ -93,9 +94,11 @@ class HubClient:
         raise unknown[0]
 
     def _ask(self, repository: str, revision: str, retries: int) -> Snapshot:
+        patience = constants.HF_HUB_ETAG_TIMEOUT
+
         def ask() -> Any:
             try:
-                return HfApi().dataset_info(repository, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+                return HfApi().repo_info(repository, repo_type=self._kind, revision=revision, timeout=patience)
             except HFValidationError:
                 raise
             except (ValueError, KeyError, TypeError) as error:
@@ -104,7 +107,8 @@ class HubClient:
         info = self._retry(f"{repository} at {revision}", ask, retries_unreachable=retries)
         if not is_commit(info.sha or ""):
             raise UnexpectedAnswer("the answer names no commit")
-        return Snapshot(repository, info.id, revision, info.sha, tuple(file.rfilename for file in info.siblings or ()))
+        names = tuple(file.rfilename for file in info.siblings or ())
+        return Snapshot(repository, info.id, revision, info.sha, names, self._kind)
 
     def locate(self, snapshot: Snapshot, name: str) -> HubFile:
         """The hash and size of a file, from the cache or the hub; UserError when the commit has no such file."""
@@ -120,7 +124,7 @@ class HubClient:
             if not found.etag or found.size is None:
                 raise UnexpectedAnswer("the answer tells neither a file's hash nor its size")
         except FAILURES as error:
-            raise explain(error, what, snapshot.repository) from None
+            raise explain(error, what, snapshot.repository, self._kind) from None
         return HubFile(snapshot, name, found.etag, found.size)
 
     def fetch(self, file: HubFile) -> dict[str, Any]:
@@ -149,7 +153,7 @@ class HubClient:
             try:
                 self._retry(what, lambda: self._bring(file), lambda: file.came)
             except FAILURES as error:
-                raise explain(error, what, file.snapshot.repository) from None
+                raise explain(error, what, file.snapshot.repository, self._kind) from None
             file.forget_parts()
             file.publish()
 
@@ -245,7 +249,7 @@ def say(line: str) -> None:
 
 
 def _url(snapshot: Snapshot, name: str) -> str:
-    return hf_hub_url(snapshot.repository, name, repo_type="dataset", revision=snapshot.commit)
+    return hf_hub_url(snapshot.repository, name, repo_type=snapshot.kind, revision=snapshot.commit)
 
 
 def near(name: str, names: tuple[str, ...]) -> str:

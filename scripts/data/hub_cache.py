@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub import constants
 from huggingface_hub.file_download import REGEX_COMMIT_HASH, REGEX_SHA256
@@ -25,12 +25,13 @@ from scripts.errors import UserError
 from scripts.files import filled_by_program, link_or_copy, write_text
 from scripts.processes import is_marked_running, process_mark
 
+Kind = Literal["dataset", "model"]
 SILENCE_SECONDS = 1800.0  # after which another host's download is dead; it never waits as long between two bytes
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A dataset repository at one commit.
+    """A repository of data sets or of a model at one commit.
 
     `asked` is the id it was asked for by, `repository` the one that the hub gives it. `names` are its files; None where
     the cache alone was asked.
@@ -41,11 +42,12 @@ class Snapshot:
     revision: str
     commit: str
     names: tuple[str, ...] | None
+    kind: Kind = "dataset"
 
     @property
     def folder(self) -> Path:
         """The repository's folder in the cache."""
-        return _folder(self.repository)
+        return _folder(self.repository, self.kind)
 
     def pointer(self, file: str) -> Path:
         """Where the cache has a file of this commit."""
@@ -64,7 +66,7 @@ class Snapshot:
                 write_text(reference, self.commit)
         with suppress(OSError):
             if self.asked != self.repository:
-                _folder(self.asked).symlink_to(self.folder.name)
+                _folder(self.asked, self.kind).symlink_to(self.folder.name)
 
     def __str__(self) -> str:
         at = self.commit[:12] if self.revision == self.commit else f"{self.revision} ({self.commit[:12]})"
@@ -175,15 +177,15 @@ def _is_alive(part: Path) -> bool:
     return time.time() - part.stat().st_mtime < SILENCE_SECONDS if running is None else running
 
 
-def cached_snapshot(repository: str, revision: str, files: list[str]) -> Snapshot | None:
+def cached_snapshot(repository: str, revision: str, files: list[str], kind: Kind = "dataset") -> Snapshot | None:
     """The commit that a revision last meant, when the cache has these files of it."""
-    folder = _folder(repository)
+    folder = _folder(repository, kind)
     reference = folder / "refs" / revision
     commit = reference.read_text().strip() if not is_commit(revision) and reference.is_file() else revision
     if not is_commit(commit):
         return None
-    served = folder.resolve().name.removeprefix("datasets--").replace(constants.REPO_ID_SEPARATOR, "/")
-    snapshot = Snapshot(repository, served, revision, commit, names=None)
+    served = folder.resolve().name.removeprefix(f"{kind}s--").replace(constants.REPO_ID_SEPARATOR, "/")
+    snapshot = Snapshot(repository, served, revision, commit, names=None, kind=kind)
     return snapshot if all(snapshot.pointer(file).exists() for file in files) else None
 
 
@@ -192,5 +194,5 @@ def is_commit(revision: str) -> bool:
     return REGEX_COMMIT_HASH.fullmatch(revision) is not None
 
 
-def _folder(repository: str) -> Path:
-    return Path(constants.HF_HUB_CACHE, constants.REPO_ID_SEPARATOR.join(["datasets", *repository.split("/")]))
+def _folder(repository: str, kind: Kind) -> Path:
+    return Path(constants.HF_HUB_CACHE, constants.REPO_ID_SEPARATOR.join([f"{kind}s", *repository.split("/")]))

@@ -84,14 +84,14 @@ def brief(error: Exception) -> str:
     return text.replace(token, "***") if (token := get_token()) else text
 
 
-def explain(error: Exception, what: str, repository: str) -> UserError:
+def explain(error: Exception, what: str, repository: str, kind: str = "dataset") -> UserError:
     """The failure as a message to a person: what was asked of which host, why it is not given, what to do."""
-    return UserError(f"{what}, from {constants.ENDPOINT}: {_explain(error, repository)}")
+    return UserError(f"{what}, from {constants.ENDPOINT}: {_explain(error, repository, kind)}")
 
 
-def _explain(error: Exception, repository: str) -> str:
+def _explain(error: Exception, repository: str, kind: str) -> str:
     if isinstance(error, HfHubHTTPError):
-        return _explain_answer(error, repository)
+        return _explain_answer(error, repository, kind)
     if isinstance(error, OfflineModeIsEnabled):
         return f"HF_HUB_OFFLINE is set, and the cache {constants.HF_HUB_CACHE} does not have it; unset HF_HUB_OFFLINE"
     if isinstance(error, UNREACHABLE):
@@ -104,8 +104,9 @@ def _explain(error: Exception, repository: str) -> str:
     return f"{brief(error)}; check the repository's id in the recipe, and HF_ENDPOINT where it is set"
 
 
-def _explain_answer(error: HfHubHTTPError, repository: str) -> str:
-    status, has_token, page = status_of(error), get_token() is not None, f"{constants.ENDPOINT}/datasets/{repository}"
+def _explain_answer(error: HfHubHTTPError, repository: str, kind: str) -> str:
+    status, has_token = status_of(error), get_token() is not None
+    page = f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{repository}"
     if isinstance(error, GatedRepoError):
         who = "the account of your token has not been let in" if has_token else "no token is set"
         advice = f"it is gated, and {who}: accept its terms at {page}, export HF_TOKEN with a token of that account"

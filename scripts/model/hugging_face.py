@@ -1,5 +1,7 @@
 """Whether a folder is a whole model in Hugging Face's format: shards, sizes, vocabulary, tokenizer, config, code."""
 
+import fnmatch
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -9,13 +11,12 @@ from huggingface_hub.errors import SafetensorsParsingError
 from scripts.errors import UserError
 from scripts.records import DAMAGE, Record, parse_record, read_bytes
 
-INDEX = "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+OTHER_FORMATS = ("consolidated", "adapter_")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 PATTERNS = (
     "config.json",
     "generation_config.json",
-    "*.safetensors",
-    INDEX,
     "tokenizer*",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -25,7 +26,6 @@ PATTERNS = (
     "*processor_config.json",
     "*.py",
 )
-NOT_ITS_OWN = ("consolidated*",)  # the same weights in another format
 
 
 class Part(TypedDict):
@@ -39,8 +39,11 @@ class ModelConfig(Part):
 
     architectures: NotRequired[list[str] | None]
     model_type: NotRequired[str]
+    dtype: NotRequired[str | None]
     max_position_embeddings: NotRequired[int | None]
     auto_map: NotRequired[dict[str, str | list[str | None]]]
+    is_encoder_decoder: NotRequired[bool]
+    quantization_config: NotRequired[dict[str, Any] | None]
     text_config: NotRequired[Part | None]
     llm_config: NotRequired[Part | None]
 
@@ -57,8 +60,16 @@ A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", "lm_head.w
 
 def model_files(folder: Path) -> list[Path]:
     """The files of a folder that make a model."""
-    chosen = {path for pattern in PATTERNS for path in folder.glob(pattern)}
-    return sorted(path for path in chosen if not any(map(path.match, NOT_ITS_OWN)))
+    return [folder / name for name in chosen_files([path.name for path in folder.iterdir() if path.is_file()])]
+
+
+def chosen_files(names: Iterable[str]) -> list[str]:
+    """The names among those of a folder's or a repository's files that make a model, weights in one format only."""
+    names = {name for name in names if "/" not in name}
+    whole = {name for name in names if name.endswith(".safetensors") and not name.startswith(OTHER_FORMATS)}
+    shards = whole - {SINGLE} if INDEX in names else set()
+    weights = shards | {INDEX} if shards else whole & {SINGLE}
+    return sorted(weights | {name for pattern in PATTERNS for name in fnmatch.filter(names, pattern)})
 
 
 def check_model(folder: Path, like: Path | None = None) -> None:

@@ -1,7 +1,7 @@
 """A policy in Hugging Face format, read from a folder: its model, and what turns rows into the model's inputs."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -16,12 +16,12 @@ from transformers import (
 from scripts.files import check_readable
 
 
-def load_model(folder: Path) -> PreTrainedModel:
-    """The model in float32."""
+def load_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> PreTrainedModel:
+    """The model in float32, or with `auto` in its own type."""
     check_readable(folder)
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    return kind.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    return kind.from_pretrained(folder, local_files_only=True, dtype=dtype)
 
 
 def load_processor(folder: Path) -> Any:

@@ -106,6 +106,12 @@ class Site(Strict):
     processes: PositiveInt | None = Field(
         None, description="Processes of a training on a node; none: one a GPU, and one where there is none."
     )
+    gpu_memory_gb: PositiveFloat | None = Field(
+        None, description="Memory of a GPU (80 of an H100); none: nobody knows before a training sees it."
+    )
+    refuse_over_memory: bool = Field(
+        True, description="Refuse a stage of backend trl that by its estimate does not fit; false: warn."
+    )
     vllm_python: str | None = Field(
         None, description="The Python that trains where vLLM samples (envs/vllm.txt); none: Snakemake's own."
     )

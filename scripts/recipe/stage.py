@@ -57,8 +57,18 @@ class Training(Strict):
         raise NotImplementedError
 
     @property
+    def samples_per_step(self) -> int:
+        """Rows, or the completions sampled for them, that one step trains on."""
+        return self.rows_per_step
+
+    @property
     def is_asynchronous(self) -> bool:
         """Whether rollouts are generated while the policy trains, in one pass over the data."""
+        return False
+
+    @property
+    def goes_on_with_adapters(self) -> bool:
+        """Whether it trains its parent's adapters on, instead of starting from the parent's merged model."""
         return False
 
     @property

@@ -114,7 +114,7 @@ def _of_run(paths: StagePaths) -> Iterator[str]:
     """Whether the run directory's identity is the hash of its facts."""
     path = paths.run / "identity.json"
     if (held := read_if_there(path, RunIdentity)) is not None:
-        facts = {name: held[name] for name in Facts.__annotations__}
+        facts = {name: held[name] for name in Facts.__annotations__ if name in held}
         if identity_of(facts) != held["identity"]:
             says = f"its facts hash to {identity_of(facts)}, but it says {held['identity']}"
             yield f"{path}: {says}; {ADVICE[RunIdentity]}"

@@ -1,14 +1,18 @@
 """What is left of a stage's training, in steps, allocations and node-hours."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from scripts.errors import UserError
+from scripts.recipe.resolve import read_config
 from scripts.recipe.site import Site
 from scripts.recipe.stage import Resources
 from scripts.stage.progress import recent_steps, step_seconds
+from scripts.stage.stage import Stage
 
-MEASURED, EXPECTED, LIMIT, UNKNOWN = "measured steps", "step_seconds", "time limit", "unknown steps"
+MEASURED, ALIKE, EXPECTED = "measured steps", "tokens a second of another stage", "step_seconds"
+LIMIT, UNKNOWN = "time limit", "unknown steps"
 
 
 @dataclass(frozen=True)
@@ -44,33 +48,73 @@ class Estimate:
         return "≤" if self.basis == LIMIT else "≥"
 
 
-def estimate(site: Site, resources: Resources, stage_directory: Path, steps: int | None) -> Estimate:
-    """What `steps` more steps of a stage will take here, by the steps it has logged or else by what was expected."""
-    slurm = site.slurm
-    measured = measured_step_seconds(stage_directory)
-    seconds = measured or resources.step_seconds
-    allocations, hours = (1, resources.runtime / 60) if steps != 0 else (0, 0.0)
+def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
+    """What `steps` more steps of a stage will take here, by what was measured or else by what was expected."""
+    slurm, resources = site.slurm, site.resources_of(stage.name, stage.settings)
+    gpus = slurm.gpus_per_node if slurm else 0
     if steps is None:
-        return Estimate(None, None, 1, hours, resources.nodes, slurm.gpus_per_node if slurm else 0, UNKNOWN)
+        return Estimate(None, None, 1, resources.runtime / 60, resources.nodes, gpus, UNKNOWN)
+    seconds, basis = _step_seconds(site, stage, resources)
+    allocations, hours = (1, resources.runtime / 60) if steps else (0, 0.0)
     if steps and seconds is not None:
         needed = steps * seconds
         usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)
         allocations, hours = math.ceil(needed / usable), needed / 3600
-    return Estimate(
-        steps=steps,
-        step_seconds=seconds,
-        allocations=allocations,
-        hours=hours,
-        nodes=resources.nodes,
-        gpus_per_node=slurm.gpus_per_node if slurm else 0,
-        basis=MEASURED if measured else EXPECTED if seconds else LIMIT,
-    )
+    return Estimate(steps, seconds, allocations, hours, resources.nodes, gpus, basis)
 
 
-def measured_step_seconds(stage_directory: Path) -> float | None:
-    """Median seconds of the steps that the stage logged last, in its run directory or the newest one set aside."""
+def _step_seconds(site: Site, stage: Stage, resources: Resources) -> tuple[float | None, str]:
+    """What a step takes, and by what: its own steps, tokens a second measured elsewhere, or what is expected."""
+    if own := measured_step_seconds(stage):
+        return own, MEASURED
+    if alike := _seconds_of_alike(site, stage, resources):
+        return alike, ALIKE
+    return resources.step_seconds, EXPECTED if resources.step_seconds else LIMIT
+
+
+def measured_step_seconds(stage: Stage) -> float | None:
+    """Median seconds of the steps that the stage logged last, in its run directory or the newest one set aside.
+
+    Steps of another batch size count by their rows.
+    """
     logs = sorted(
-        stage_directory.glob("run*/metrics.jsonl"), key=lambda path: (path.parent.name == "run", path.stat().st_mtime)
+        stage.paths.directory.glob("run*/metrics.jsonl"),
+        key=lambda path: (path.parent.name == "run", path.stat().st_mtime),
     )
-    measured = (step_seconds(recent_steps(path.parent)) for path in reversed(logs))
-    return next((seconds for seconds in measured if seconds is not None), None)
+    for log in reversed(logs):
+        if seconds := step_seconds(recent_steps(log.parent)):
+            return seconds * stage.config.samples_per_step / _samples_per_step(log.parent, stage)
+    return None
+
+
+def _samples_per_step(run: Path, stage: Stage) -> int:
+    """What a run directory's steps trained on; where that cannot be read, what the stage's own do."""
+    try:
+        return read_config(run / "config.yaml").samples_per_step
+    except UserError:
+        return stage.config.samples_per_step
+
+
+def _seconds_of_alike(site: Site, stage: Stage, resources: Resources) -> float | None:
+    """What a step would take at the tokens a second that another stage of the recipe, which trains alike, has logged.
+
+    As many tokens are taken to be in a row, and the work to be shared by the nodes.
+    """
+    for name, settings in stage.recipe.stages.items():
+        other = replace(stage, name=name)
+        if name == stage.name or not _is_alike(other, stage) or not other.paths.run.is_dir():
+            continue
+        if seconds := step_seconds(step for step in recent_steps(other.paths.run) if step.get("tokens")):
+            rows = stage.config.samples_per_step / _samples_per_step(other.paths.run, other)
+            return seconds * rows * site.resources_of(name, settings).nodes / resources.nodes
+    return None
+
+
+def _is_alike(other: Stage, stage: Stage) -> bool:
+    """Whether two stages train the same parameters by the same algorithm and backend."""
+
+    def kind(one: Stage) -> tuple[str, str, bool]:
+        policy = getattr(one.config, "policy", None)
+        return one.config.backend, one.config.algorithm, getattr(policy, "lora", None) is None
+
+    return kind(other) == kind(stage)

@@ -33,6 +33,7 @@ ABOUT = {
     "judge_unread_share": "share of the judges' answers without a verdict",
     "unjudged_share": "share of responses that could not be judged, which earn 0; null: not measured",
     "environment_rewards": "mean by environment",
+    "tokens": "of the step's rows, prompts and responses; null: not counted",
     "timing": "seconds by phase, in the backend's words",
 }
 BY_NAME = pa.map_(pa.string(), pa.float64())

@@ -27,3 +27,9 @@ def step_seconds(entries: Iterable[dict[str, Any]]) -> float | None:
     """Median seconds of logged steps; None when there are none."""
     seconds = [entry["seconds"] for entry in entries if entry.get("seconds") is not None]
     return median(seconds) if seconds else None
+
+
+def tokens_per_second(entries: Iterable[dict[str, Any]]) -> float | None:
+    """Tokens of logged steps over their seconds; None where no step counts its tokens."""
+    counted = [entry for entry in entries if entry.get("tokens") and entry.get("seconds")]
+    return sum(entry["tokens"] for entry in counted) / sum(entry["seconds"] for entry in counted) if counted else None

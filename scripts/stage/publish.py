@@ -15,6 +15,7 @@ from scripts.files import (
     sha256_text,
     write_json,
 )
+from scripts.model.hugging_face import INDEX, config_of, model_files
 from scripts.records import CheckpointRecord, Files, read_record
 from scripts.stage.rundir import FILES, Checkpoint
 
@@ -41,11 +42,12 @@ def publish_checkpoint(checkpoint: Checkpoint, ckpt: Path, record: dict[str, Any
         write_json(fresh / "record.json", record | {"files": read_record(checkpoint.path / FILES, Files)})
 
 
-def export_checkpoint(ckpt: Path, hf: Path) -> None:
+def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None) -> None:
     """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
 
     The directory's name is a hash of its files, so a path never means two different models. A file whose size or
-    hash is not what the checkpoint's record says is a UserError.
+    hash is not what the checkpoint's record says is a UserError. What is no weight comes from the model that it is to
+    be `like`, where there is one.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
     weights = ckpt / "weights"
@@ -64,8 +66,30 @@ def export_checkpoint(ckpt: Path, hf: Path) -> None:
                     f"{weights / name}: not the file that {ckpt / 'record.json'} lists (size or hash differs); the "
                     "checkpoint is damaged: delete it, and training resumes from the one before"
                 )
+        if like is not None:
+            take_settings(like, fresh)
+            files = describe_files(fresh)
     settle_export(exports, files)
     publish_export(record, files, hf)
+
+
+def take_settings(model: Path, fresh: Path) -> None:
+    """Let a folder of weights have the config, tokenizer, template and generation settings of a model, to the byte.
+
+    What saved the weights may have changed them. Only the config's type is that of the weights.
+    """
+    dtype = config_of(fresh).get("dtype")
+    for path in fresh.iterdir():
+        if not path.name.startswith("model"):
+            path.unlink()
+    for path in model_files(model):
+        if path.suffix != ".safetensors" and path.name != INDEX:
+            link_or_copy(path, fresh / path.name)
+    config = config_of(model)
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    if config.get(key) != dtype:
+        (fresh / "config.json").unlink()
+        write_json(fresh / "config.json", {**config, key: dtype})
 
 
 def settle_export(exports: Path, files: dict[str, Any]) -> None:
@@ -86,11 +110,14 @@ def export_name(files: dict[str, Any]) -> str:
 def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path, **more: Any) -> None:
     """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<name>/`` beside it.
 
-    `record` is that of the checkpoint, `files` the description of the export's files, `more` what else to record.
+    `record` is that of the checkpoint, `files` the description of the export's files, `more` what else to record; of
+    an adapter there is a link as well.
     """
     content = export_name(files)
     exported = {key: record[key] for key in ("stage", "step", "identity")}
     exported |= {"content": content, "files": files, **more}
     with replace_directory(hf) as fresh:
         (fresh / "model").symlink_to(Path("..", "exports", content))
+        if "adapter" in more:
+            (fresh / "adapter").symlink_to(Path("..", "exports", export_name(more["adapter"]["files"])))
         write_json(fresh / "record.json", exported)

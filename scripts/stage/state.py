@@ -25,7 +25,12 @@ from scripts.stage.reach import last_step
 from scripts.stage.rundir import identity_in, newest_step, run_of
 from scripts.stage.stage import Stage
 
-FACTS = {"train_split": "training split", "validation_split": "validation split", "parent_export": "parent"}
+FACTS = {
+    "train_split": "training split",
+    "validation_split": "validation split",
+    "parent_export": "parent",
+    "parent_adapter": "parent's adapters",
+}
 
 
 @dataclass(frozen=True)
@@ -171,7 +176,7 @@ def _changes(stage: Stage) -> tuple[str, ...]:
     """What differs between what the run directory trained and what the stage is now."""
     run = stage.paths.run
     trained = read_record(run / "identity.json", RunIdentity)
-    changed = [words for fact, words in FACTS.items() if trained[fact] != stage.facts[fact]]
+    changed = [words for fact, words in FACTS.items() if trained.get(fact) != stage.facts.get(fact)]
     if trained["config"] != stage.facts["config"]:
         before, now = dict(leaves(read_values(run / "config.yaml"))), dict(leaves(stage.config.values()))
         keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))

@@ -14,7 +14,7 @@ from scripts.launch.slurm import ENDED_BY_SLURM, ENDED_STATES, epoch
 from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.owner import read_owner
 from scripts.stage.paths import StagePaths
-from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
+from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds, tokens_per_second
 from scripts.stage.state import StageState
 
 OLD_SECONDS = 300.0
@@ -86,7 +86,7 @@ def _training(
     step = begun["from"] if begun else state.start
     if begun and entries and _changed_at(paths.run / "metrics.jsonl") >= begun["time"]:
         step = entries[-1]["step"]
-    seconds = step_seconds(entries)
+    seconds, pace = step_seconds(entries), tokens_per_second(entries)
     last = next((entry for entry in reversed(entries) if entry["step"] == step), {})
     nodes = job.node_count if job and job.id == owner.get("slurm_job") else None
     loss = last.get("loss") if last.get("reward_mean") is None else None
@@ -104,6 +104,7 @@ def _training(
         note=_joined(
             f"since {clock(since)} on {owner.get('host', 'an unknown host')}",
             f"loss {loss:.3f}" if loss is not None else "",
+            f"{pace:,.0f} tokens/s" if begun and pace else "",
             "what the recipe said before" if state.trains_other else "",
             f"curves in {page}" if begun and page.exists() else "",
         ),

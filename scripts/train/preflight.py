@@ -29,8 +29,8 @@ SHOWN = 10
 def check_stage(stage: Stage, site: Site | None = None, python: str = sys.executable) -> dict[str, Any]:
     """The facts that were checked, as a small deterministic record; UserError lists everything that is wrong.
 
-    `site` is asked for where NeMo-RL trains: where its images, code and caches lie; `python`, which trains the stage,
-    where vLLM samples. What is merely worth a look is printed.
+    `site` says what memory there is, and where NeMo-RL's images, code and caches lie; `python`, which trains the stage,
+    is asked where vLLM samples. What is merely worth a look is printed.
     """
     name, settings, blend = stage.name, stage.settings, stage.recipe.blends[stage.settings.blend]
     problems = []
@@ -105,7 +105,7 @@ def _token_lengths(stage: Stage) -> dict[str, Any] | None:
 def main() -> None:
     """Command line of the preflight."""
     parser = stage_parser("preflight", __doc__)
-    parser.add_argument("--site", type=Path, help="the site, for a stage of NeMo-RL")
+    parser.add_argument("--site", type=Path, help="the site, which says what it trains on")
     parser.add_argument("--python", default=sys.executable, help="the Python that trains the stage; default: this one")
     parser.add_argument("--output", type=Path, required=True, help="preflight.json")
     arguments = parser.parse_args()

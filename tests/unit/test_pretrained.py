@@ -1,18 +1,26 @@
 """A pretrained model becomes an export: whole, linked, known by its content, with a tokenizer that can hold a talk."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
 
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+
+from scripts.data import download
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.model import PretrainedModel
 from scripts.train.pretrained import export_pretrained
-from tests.pretrained import ARCHITECTURES, save_pretrained
+from tests.hub import Fault
+from tests.pretrained import ARCHITECTURES, TEMPLATE, save_pretrained
+from tests.unit.test_download import MINE, served  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +76,13 @@ def test_what_the_recipe_says_of_the_tokenizer_goes_into_the_export_and_not_into
         ({"eos_token": "<|endoftext|>"}, {}, r"ends an answer with '<\|im_end\|>', .* as model.eos_token"),
         ({}, {"eos_token": "</s>"}, "model.eos_token: '</s>' is no token of"),
         ({}, {"chat_template": "nowhere.jinja"}, "model.chat_template: .*nowhere.jinja: cannot be read"),
+        ({"chat_template": "{{ raise_exception('no') }}"}, {}, r"its chat template fails \(no\)"),
+        (
+            {"chat_template": TEMPLATE.replace("assistant\n", "other\n")},
+            {},
+            "does not begin with the prompt of its last",
+        ),
+        ({"chat_template": "{{ messages[0]['content'] }}"}, {}, "does not print an assistant's answer"),
     ],
 )
 def test_a_tokenizer_that_cannot_serve_is_refused_with_the_key_that_helps(tmp_path, damage, says, message):
@@ -87,3 +102,182 @@ def test_a_model_that_is_not_whole_or_not_there_is_refused(tmp_path, folder):
         exported(tmp_path / "nowhere", tmp_path)
     with pytest.raises(UserError, match="neither a folder"):
         export_pretrained(PretrainedModel(name="not a name"), tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        (
+            {"eos_token_id": [0], "pad_token_id": 0},
+            r"eos token is '<\|im_end\|>', but .* ends with \['<\|endoftext\|>'\]",
+        ),
+        ({"eos_token_id": [2], "pad_token_id": 3}, r"pad token is '<\|endoftext\|>', but .* has '<\|reserved\|>'"),
+    ],
+)
+def test_tokens_on_which_tokenizer_and_generation_settings_do_not_agree_are_refused_until_the_recipe_says_them(
+    tmp_path, folder, generation, message
+):
+    shutil.copytree(folder, tmp_path / "odd")
+    (tmp_path / "odd/generation_config.json").write_text(json.dumps(generation))
+    with pytest.raises(UserError, match=message):
+        exported(tmp_path / "odd", tmp_path)
+    exported(tmp_path / "odd", tmp_path, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    settled = json.loads((tmp_path / "model/hf/model/generation_config.json").read_text())
+    assert settled["pad_token_id"] == 0 and settled["eos_token_id"] in (2, [2, *generation["eos_token_id"]])
+
+
+def test_two_different_chat_templates_are_refused(tmp_path, folder):
+    shutil.copytree(folder, tmp_path / "two")
+    beside = tmp_path / "two/tokenizer_config.json"
+    beside.write_text(json.dumps(json.loads(beside.read_text()) | {"chat_template": "{{ messages }}"}))
+    with pytest.raises(UserError, match=r"chat_template.jinja and tokenizer_config.json hold different chat templates"):
+        exported(tmp_path / "two", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, r"has quantised weights \(fp8\)"),
+        ({"is_encoder_decoder": True}, "is an encoder with a decoder"),
+        ({"vision_config": {}}, "sees pictures"),
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "is a Qwen3ForSequenceClassification, no decoder"),
+        (
+            {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}},
+            r"needs code of its own .*\(trust_remote_code\)",
+        ),
+        ({"model_type": "mine"}, "has the model type mine, which transformers .* does not know"),
+    ],
+)
+def test_what_is_not_trained_is_one_message(tmp_path, folder, config, message):
+    shutil.copytree(folder, tmp_path / "other")
+    (tmp_path / "other/config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+    with pytest.raises(UserError, match=f"model.name: .*: {message}"):
+        exported(tmp_path / "other", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["adapter_config.json", "adapter_model.safetensors"], "holds an adapter; merge it"),
+        (["model.Q4_K_M.gguf"], r"in llama.cpp's format \(GGUF\)"),
+        (["config.json", "pytorch_model.bin"], r"its weights only as pickled \*.bin"),
+        (["config.json", "params.json", "consolidated.safetensors"], "in its maker's own format"),
+        (["config.json", "README.md"], "it has no model.safetensors, nor an index and its shards"),
+    ],
+)
+def test_files_of_another_format_are_one_message(tmp_path, files, message):
+    (tmp_path / "other").mkdir()
+    for name in files:
+        (tmp_path / "other" / name).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        exported(tmp_path / "other", tmp_path)
+
+
+def test_weights_that_transformers_would_make_up_are_refused(tmp_path, folder):
+    shutil.copytree(folder, tmp_path / "lacks")
+    weights = load_file(tmp_path / "lacks/model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, tmp_path / "lacks/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"its files lack model.layers.1.mlp.up_proj.weight \(1 missing\)"):
+        exported(tmp_path / "lacks", tmp_path)
+
+
+# --- the hub ---
+
+
+def of_hub(results: Path, **says) -> dict:
+    export_pretrained(PretrainedModel(name="org/model", **says), results / "model/hf")
+    return read_json(results / "model/hf/record.json")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, bytes]:
+    """A repository's files: a model in shards, and what else such repositories hold."""
+    path = tmp_path_factory.mktemp("sharded")
+    save_pretrained("llama", path, max_shard_size="40KB")
+    others = {
+        "README.md": b"#",
+        "original/consolidated.00.pth": b"x",
+        "model.gguf": b"x",
+        "consolidated.safetensors": b"x",
+    }
+    return {file.name: file.read_bytes() for file in path.iterdir()} | others
+
+
+def test_of_a_repository_only_the_model_is_fetched_at_the_branchs_commit(served, files, tmp_path):  # noqa: F811
+    commit = served.repositories["org/model"].commit(files)
+    record = of_hub(tmp_path)
+    assert record["source"] == {"name": "org/model", "revision": commit}
+    assert len([name for name in record["files"] if name.endswith(".safetensors")]) > 1
+    assert "model.safetensors.index.json" in record["files"]
+    asked = {path.rpartition("/")[2] for path, _ in served.asked(f"/resolve/{commit}")}
+    assert asked == record["files"].keys()
+    (tmp_path / "folder").mkdir()
+    for name in record["files"]:
+        (tmp_path / "folder" / name).write_bytes(files[name])
+    assert exported(tmp_path / "folder", tmp_path / "other")["content"] == record["content"]
+    served.repositories["org/model"].commit(files | {"README.md": b"##"})
+    assert of_hub(tmp_path)["content"] == record["content"], "another commit of the same model"
+
+
+def test_a_download_that_was_cut_goes_on_where_it_was(served, files, tmp_path):  # noqa: F811
+    served.repositories["org/model"].commit(files)
+    shard = hashlib.sha256(files["model-00002-of-00004.safetensors"]).hexdigest()
+    served.faults[f"GET storage /{shard}"] = [Fault(keep=3000)] + [Fault(drop=True)] * 9
+    with pytest.raises(UserError, match=r"given up after several attempts: .*; what came is kept: run again to go on"):
+        of_hub(tmp_path)
+    assert not (tmp_path / "model/hf").exists()
+    served.faults.clear()
+    served.requests.clear()
+    of_hub(tmp_path)
+    assert [headers["Range"] for _, headers in served.asked(shard)] == ["bytes=3000-"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "message"),
+    [
+        ({"gated": True}, {}, "it is gated, and no token is set: accept its terms at .*/org/model, export HF_TOKEN"),
+        ({"gated": True}, {"token": False}, "it is gated, and the account of your token has not been let in"),
+        ({"private": True}, {}, "no such repository, or it is private and no token is set"),
+        (
+            {},
+            {"revision": "nowhere"},
+            "it has no such revision: take a branch, tag or commit that .*/org/model/commits",
+        ),
+        ({}, {"offline": True}, "HF_HUB_OFFLINE is set, and the cache .* does not have it"),
+        ({}, {"down": True}, "no connection .*check the network, the proxy and HF_ENDPOINT"),
+        ({}, {"free": 1000}, "are to come and 1.0 kB are free; make room"),
+    ],
+)
+def test_what_keeps_a_model_from_coming_is_one_message(served, files, tmp_path, monkeypatch, change, says, message):  # noqa: F811
+    repository = served.repositories["org/model"]
+    repository.commit(files)
+    vars(repository).update(change)
+    if (token := says.pop("token", None)) is not None:
+        served.tokens[MINE] = token
+        monkeypatch.setenv("HF_TOKEN", MINE)
+    if says.pop("offline", False):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    if says.pop("down", False):
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    if free := says.pop("free", None):
+        monkeypatch.setattr(download, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(UserError, match=message) as error:
+        of_hub(tmp_path, **says)
+    assert MINE not in str(error.value)
+
+
+def test_without_the_hub_a_model_in_the_cache_is_taken_and_one_that_is_not_whole_refused(
+    served,  # noqa: F811
+    files,
+    tmp_path,
+    monkeypatch,
+):
+    served.repositories["org/model"].commit(files)
+    record = of_hub(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert of_hub(tmp_path / "again") == record
+    shard = next(name for name in record["files"] if name.endswith(".safetensors"))
+    next(Path(constants.HF_HUB_CACHE).glob(f"models--org--model/snapshots/*/{shard}")).unlink()
+    with pytest.raises(UserError, match="is in the index, but not there; the cache has no more of it"):
+        of_hub(tmp_path / "cut")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scripts.backends.protocol import Backend, TrainingJob, read_job, write_job
+from scripts.backends.protocol import Allocation, Backend, TrainingJob, backend_of, read_job, write_job
 from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, write_json
@@ -394,10 +394,9 @@ def test_a_driver_that_lost_a_rank_says_so_and_the_training_counts_as_cut_off(jo
     ],
 )
 def test_a_step_that_does_not_divide_by_the_nodes_is_refused_before_a_cluster_is_started(job, config, nodes, message):
-    started = []
     with pytest.raises(UserError, match=message):
-        train_apart(replace(job, config=config, nodes=nodes), started.append)
-    assert started == []
+        backend_of("trl").train(replace(job, config=config, nodes=nodes), Allocation())
+    assert not list(job.run.glob("cluster.*"))
 
 
 # --- a stage's life, with a backend that seals what it is told to ---

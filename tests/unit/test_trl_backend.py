@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
 from scripts.recipe.judges import Judge, Judges, JudgeServer
@@ -108,26 +109,31 @@ def test_what_cannot_be_judged_is_counted_and_a_rising_share_is_warned_of(capsys
 
 
 def test_only_the_assistants_tokens_are_learnt():
+    from scripts.backends.trl.rows import Line
     from scripts.backends.trl.sft import tokenize_demonstrations
     from scripts.model.random_init import make_tokenizer
 
     tokenizer = make_tokenizer()
     row = {"messages": [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "ok"}]}
-    (tokenized,) = tokenize_demonstrations([row], tokenizer, max_length=64)
+    line = Line(1, "split.jsonl:1", json.dumps(row), row)
+    (tokenized,) = tokenize_demonstrations([line], tokenizer, max_length=64)
     assert tokenizer.decode(tokenized["input_ids"]) == "<|user|>hé<|end|><|assistant|>ok<|end|>"
     learnt = [token for token in tokenized["labels"] if token != -100]
     assert tokenizer.decode(learnt) == "ok<|end|>"
-    (cut,) = tokenize_demonstrations([row], tokenizer, max_length=3)
+    (cut,) = tokenize_demonstrations([line], tokenizer, max_length=3)
     assert len(cut["input_ids"]) == len(cut["labels"]) == 3
 
 
 def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_learnt():
-    from scripts.backends.trl.sft import fill_last_batch
+    from datasets import Dataset
 
-    rows = [{"input_ids": [number, 7], "labels": [-100, 7]} for number in range(6)]
-    filled = fill_last_batch(rows, 4)
-    assert filled[:6] == rows and filled[6:] == [{"input_ids": [0], "labels": [-100]}] * 2
-    assert fill_last_batch(rows, 3) == rows
+    from scripts.backends.trl.sft import SCHEMA, fill_last_batch
+
+    rows = [{"input_ids": [number, 7], "labels": [-100, 7], "pictures": []} for number in range(6)]
+    made = Dataset(pa.Table.from_pylist(rows, schema=SCHEMA))
+    filled = list(fill_last_batch(made, 4))
+    assert filled[:6] == rows and filled[6:] == [{"input_ids": [0], "labels": [-100], "pictures": []}] * 2
+    assert fill_last_batch(made, 3) is made
 
 
 def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from scripts.backends.trl.cluster import check_ranks
+from scripts.backends.trl.cluster import check_shares
 from scripts.backends.trl.settings import PACKAGES
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
@@ -82,10 +82,12 @@ def test_vllm_is_refused_for_a_model_that_sees(recipe_with):
 
 
 def test_several_nodes_are_refused(recipe_with):
-    config = resolve_stage(recipe_with(), "rlvr1")
-    check_ranks("rlvr1", resolve_stage(recipe_with(policy=policy("transformers")), "rlvr1"), 2, 2)
+    for recipe in (recipe_with(policy=policy("transformers")), recipe_with()):
+        arguments = "rlvr1", resolve_stage(recipe, "rlvr1"), recipe.stages["rlvr1"], 2, 2
+        if not arguments[1].samples_by_vllm:
+            check_shares(*arguments)
     with pytest.raises(UserError, match=r"vLLM samples on one node; set resources\.nodes to 1, not 2"):
-        check_ranks("rlvr1", config, 2, 2)
+        check_shares(*arguments)
 
 
 def test_another_python_is_asked_for_its_versions():

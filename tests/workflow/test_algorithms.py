@@ -13,14 +13,15 @@ from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
 from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
-from scripts.backends.trl.cluster import check_ranks  # noqa: E402
+from scripts.backends.trl.cluster import check_shares  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
+from scripts.backends.trl.rows import Line  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
-from scripts.data.examples import preference_of  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.evaluate.generate import rollouts  # noqa: E402
+from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.model.load import load_model, load_processor  # noqa: E402
 from scripts.model.random_init import make_tokenizer  # noqa: E402
 from scripts.stage.metrics import SCHEMA, write_metrics  # noqa: E402
@@ -73,6 +74,24 @@ def test_an_interrupted_training_ends_with_the_same_bits(stages, trained):
     train(replace(job, resume_from=checkpoint(job.run, STOP)))
     assert weights_hash(job.run, STEPS) == weights_hash(straight, STEPS)
     assert [step["step"] for step in logged(job.run)] == list(range(1, STEPS + 1))
+
+
+def in_micro_batches(job, rows):
+    """The job, in which a process takes so many rows at once."""
+    policy = job.settings.policy.model_copy(update={"train_micro_batch_size": rows})
+    return replace(job, settings=job.settings.model_copy(update={"policy": policy}))
+
+
+def test_micro_batches_learn_what_whole_batches_learn(stages, trained):
+    name, whole = trained
+    job = in_micro_batches(stages.job(name, f"{name}.micro", STEPS, **stages.parent), 2)
+    train(job)
+    for micro, straight in zip(logged(job.run), logged(whole), strict=True):
+        for key in ("loss", "grad_norm"):
+            assert micro[key] == pytest.approx(straight[key], rel=1e-3, abs=1e-6), f"{key} of step {micro['step']}"
+        assert micro.get("reward_mean") == straight.get("reward_mean")
+    first, second = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (job.run, whole))
+    assert all(torch.allclose(first[key], second[key], atol=1e-4) for key in first)
 
 
 def test_a_checkpoint_does_not_grow_with_the_steps_before_it(trained):
@@ -164,7 +183,8 @@ def test_losses_without_a_weight_are_not_computed():
 
 def test_both_forms_of_a_preference_become_the_same_tokens():
     tokenizer = make_tokenizer()
-    first, second = tokenize_pairs([preference_of(PAIR), preference_of(RANKED)], tokenizer)
+    lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate((PAIR, RANKED), 1)]
+    first, second = tokenize_pairs(lines, tokenizer, max_length=64)
     assert first == second
     assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
         "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
@@ -173,18 +193,25 @@ def test_both_forms_of_a_preference_become_the_same_tokens():
     }
 
 
+def split_of(folder, rows):
+    """A training split of these rows, beside its manifest."""
+    split = folder / "rows.jsonl"
+    split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    described = {"rows": len(rows), "sha256": sha256_file(split)}
+    write_json(folder / "manifest.json", {"train": described, "validation": described})
+    return split
+
+
 def test_a_pair_that_is_too_long_is_named(stages, tmp_path):
     job = stages.job("dpo", "dpo.long", STEPS, **stages.parent)
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in (PAIR, PAIR | {"chosen": "3" * 90})))
+    rows = split_of(tmp_path, [PAIR, PAIR | {"chosen": "3" * 90}])
     with pytest.raises(UserError, match=r"rows.jsonl:2: prompt and answer have \d+ tokens, more than the 64"):
         train(replace(job, train_split=rows))
 
 
 def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
     (_, _, seen), (_, _, text) = (next(read_rows(stages.split(blend))) for blend in ("vision", "text"))
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in (seen, text)))
+    rows = split_of(tmp_path, [seen, text])
     job = stages.job("vision", "vision.mixed", STEPS, **stages.parent)
     with pytest.raises(UserError, match=r"rows.jsonl:2: shows no picture, but other rows do, which TRL cannot mix"):
         train(replace(job, train_split=rows))
@@ -199,12 +226,12 @@ def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
 
 
 def test_nodes_that_cannot_share_a_step_are_refused(stages):
-    config = stages.job("dpo", "dpo.nodes", STEPS).config
-    check_ranks("dpo", config, 4, 4)
+    for stage in ("dpo", "text"):
+        job = stages.job(stage, f"{stage}.nodes", STEPS)
+        check_shares(stage, job.config, job.settings, 4, 4)
+    job = stages.job("dpo", "dpo.nodes", STEPS)
     with pytest.raises(UserError, match=r"train_global_batch_size is 8, which 3 nodes cannot share"):
-        check_ranks("dpo", config, 3, 3)
-    mixed = stages.job("mpo", "mpo.nodes", STEPS).config
-    with pytest.raises(UserError, match=r"mpo.sft_loss_weight weighs a mean over a step's tokens that 2 nodes"):
-        check_ranks("mpo", mixed, 2, 2)
-    several = stages.job("text", "text.nodes", STEPS).config
-    check_ranks("text", several, 4, 4)
+        check_shares("dpo", job.config, job.settings, 3, 3)
+    small = in_micro_batches(job, 3).settings
+    with pytest.raises(UserError, match=r"train_micro_batch_size is 3, but 4 rows of an update fall to each of 2 proc"):
+        check_shares("dpo", job.config, small, 1, 2)

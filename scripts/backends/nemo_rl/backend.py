@@ -42,7 +42,7 @@ class NemoRl(Backend):
             )
         _driver().train(job, allocation)
 
-    def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
+    def check_nodes(self, stage: Stage, site: Site) -> None:
         """Nodes are part of its parallelism, which its own checks look at."""
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:

@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from scripts.backends.trl.lora import Lora
 from scripts.recipe.reasoning import Share
 from scripts.recipe.strict import Strict, invalid
 
@@ -37,28 +38,16 @@ class Generation(Strict):
     max_new_tokens: PositiveInt
 
 
-class Lora(Strict):
-    """Low-rank adapters (arXiv:2106.09685), by peft: what they are laid over stays as the parent left it."""
-
-    dim: PositiveInt = Field(8, description="Rank.")
-    alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: list[str] = Field([], description="Names of the linear layers; none: all of them but the output's.")
-    exclude_modules: list[str] = Field([])
-    quantization: Literal["nf4"] | None = Field(
-        None,
-        description="Hold what the adapters are laid over in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes on a "
-        "GPU (not tried on one).",
-    )
-
-
 class Dtensor(Strict):
     """How a model is laid over the processes that train it. May change no weight but for rounding."""
 
     enabled: bool = Field(
         False, description="FSDP2: each process holds a share of weights, gradients and moments; false: a copy of all."
     )
-    cpu_offload: bool = Field(False, description="Those shares wait in the node's memory.")
+    cpu_offload: bool = Field(False, description="A GPU's shares wait in the node's memory (not tried on a GPU).")
+    reshard_after_forward: bool = Field(
+        True, description="Weights are gathered again for the backward pass; false: kept since the forward (ZeRO-2)."
+    )
     activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
 
     @model_validator(mode="after")
@@ -68,10 +57,20 @@ class Dtensor(Strict):
         return self
 
 
+class SequencePacking(Strict):
+    """How the rows of a micro-batch lie in it. May change no weight but for rounding."""
+
+    enabled: bool = Field(
+        False,
+        description="One after the other without padding, none seeing another; false: padded to the longest. With "
+        "attn_implementation eager or sdpa the memory grows with the square of the micro-batch's tokens.",
+    )
+
+
 class Policy(Strict):
     """What the policies of all algorithms have in common."""
 
-    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg")
+    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
     """Settings that change no weight but for rounding."""
     ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora")
     """Settings that a resolved config has only where they are not the default."""
@@ -95,6 +94,7 @@ class SftPolicy(Policy):
     """The policy of a supervised stage."""
 
     train_global_batch_size: PositiveInt = Field(description="Rows a step.")
+    sequence_packing: SequencePacking = SequencePacking()
 
 
 class PreferencePolicy(Policy):

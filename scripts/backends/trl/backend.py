@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
-from scripts.backends.trl.cluster import check_ranks, in_processes, on_cluster, train_apart
-from scripts.backends.trl.devices import devices_of
+from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster, train_apart
+from scripts.backends.trl.devices import devices_of, offloads, processes_on
+from scripts.backends.trl.fit import check_fits, device_of, load_of, parts_text, why_not
+from scripts.backends.trl.memory import need
 from scripts.data.rows import key_of, read_rows
+from scripts.files import amount
 from scripts.recipe.judges import roles_of
+from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import Site
-from scripts.recipe.stage import TrainingConfig
 from scripts.rewards.registry import check_row, register
+from scripts.stage.consistency import exported_model
+from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.versions import problem_of
 
@@ -30,26 +35,37 @@ class Trl(Backend):
         if allocation.site is not None:
             accelerator, processes = devices_of(allocation.site)
             job = replace(job, accelerator=accelerator, processes=processes)
-        if job.ranks == 1:
+        check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
+        if allocation.site is not None:
+            check_fits(job, allocation.site)
+        if job.ranks == 1 and not offloads(job):
             import_module("scripts.backends.trl.train").train_rank(job)
         else:
             train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
 
-    def check_nodes(self, stage: str, config: TrainingConfig, nodes: int) -> None:
-        """UserError when a step cannot be shared out evenly among so many nodes."""
-        if nodes > 1:
-            check_ranks(stage, config, nodes, nodes)
+    def check_nodes(self, stage: Stage, site: Site) -> None:
+        """UserError when a step cannot be shared out evenly among the processes that the site's nodes have."""
+        nodes = site.resources_of(stage.name, stage.settings).nodes
+        check_shares(stage.name, stage.config, stage.settings, nodes, nodes * processes_on(site))
 
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
-        """Export the published checkpoint; adapters are merged into what they were laid over."""
+        """Export the published checkpoint; adapters are merged into what they lie over.
+
+        What descends from a pretrained model keeps its config, tokenizer and generation settings.
+        """
+        like = None
+        if stage.parent_export_record and isinstance(stage.recipe.model, PretrainedModel):
+            like = exported_model(stage.parent_export_record)
         if stage.config.policy.lora is None:
-            super().export(stage, site, log, as_it_is)
+            export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like)
         else:
             import_module("scripts.backends.trl.merge").export_merged(stage)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """The packages that are not as pinned, and the rows that our verifiers cannot reward."""
+        """The packages that are not as pinned, memory that is too small, rows that our verifiers cannot reward."""
         problems = []
+        if site is not None and site.refuse_over_memory and (lacking := self.memory(stage, site)[1]):
+            problems.append(lacking)
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)
         blend = stage.recipe.blends[stage.settings.blend]
@@ -61,6 +77,15 @@ class Trl(Backend):
         if stage.settings.blend in stage.recipe.evaluation_blends():
             checks.append(partial(check_row, roles=roles_of(stage.recipe.evaluation.judges), held_out=True))
         return problems + _unrewarded(stage.validation_split, allow, checks)
+
+    def memory(self, stage: Stage, site: Site) -> tuple[list[str], str | None]:
+        """What a process of the stage needs of which memory, and for what; why it cannot fit, where it cannot."""
+        device = device_of(site, site.resources_of(stage.name, stage.settings))
+        load = load_of(stage, device)
+        if load is None:
+            return ["unknown", "", "its model is not there yet, or of no known kind"], None
+        needed, held = need(load), "unknown" if device.capacity is None else amount(device.capacity)
+        return [amount(needed.total), held, parts_text(needed)], why_not(stage.name, load, device)
 
 
 def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:

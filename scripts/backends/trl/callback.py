@@ -47,6 +47,7 @@ class StageCallback(TrainerCallback):
         self.log_path = job.run / "metrics.jsonl"
         self.started = self.step_started = time.monotonic()
         self.first_step = 0
+        self.tokens = 0.0
         self.saving_since = 0.0
         self.step_seconds: deque[float] = deque(maxlen=20)
         self.save_seconds: deque[float] = deque(maxlen=20)
@@ -54,6 +55,7 @@ class StageCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         """Note where this attempt begins, and end a line of the log that a kill cut."""
         self.started, self.first_step = time.monotonic(), state.global_step // self.updates
+        self.tokens = state.num_input_tokens_seen  # what GRPO's count goes on from; the others begin at 0 again
         if rank() == 0 and self.log_path.exists() and not self.log_path.read_bytes().endswith(b"\n"):
             with self.log_path.open("ab") as file:  # a kill cut the last line; what follows must not join it
                 file.write(b"\n")
@@ -94,6 +96,7 @@ class StageCallback(TrainerCallback):
         now, step = time.monotonic(), state.global_step // self.updates
         entry: dict[str, Any] = {"step": step, "seconds": now - self.step_started}
         entry |= {ours: logs[theirs] for theirs, ours in LOG_NAMES.items() if theirs in logs}
+        entry["tokens"], self.tokens = logs["num_tokens"] - self.tokens, logs["num_tokens"]
         if self.job.config.algorithm == "grpo":
             is_filtered = self.job.config.grpo.overlong_filtering
             entry["masked_share"] = entry.get("truncation_rate") if is_filtered else 0.0

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, write_job
 from scripts.backends.trl.rank_errors import RankError, explain
-from scripts.backends.trl.settings import TrlConfig
+from scripts.backends.trl.settings import TrlConfig, TrlSettings
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, write_text
 from scripts.launch.ray_cluster import run_on_cluster
@@ -38,7 +38,6 @@ def train_apart(job: TrainingJob, run: Run) -> None:
     afterwards. UserError when it failed, CutOffError when it lost a rank (status 75), unless a stop was requested: then
     its nodes may have been taken from under it, and the newest checkpoint says how far it came.
     """
-    check_ranks(job.stage, job.config, job.nodes, job.ranks)
     for left in job.run.glob("cluster.*"):
         shutil.rmtree(left, ignore_errors=True)
     place = job.run / f"cluster.{secrets.token_hex(4)}"
@@ -59,7 +58,7 @@ def train_apart(job: TrainingJob, run: Run) -> None:
         raise UserError(f"{job.stage}: training {where} ended with status {status}; the reason is above")
 
 
-def check_ranks(stage: str, config: TrlConfig, nodes: int, ranks: int) -> None:
+def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: int, ranks: int) -> None:
     """UserError when a step of this resolved config cannot be shared out evenly among so many processes.
 
     Every process trains the same number of rows; completions of one prompt stay together, being rewarded together.
@@ -71,11 +70,6 @@ def check_ranks(stage: str, config: TrlConfig, nodes: int, ranks: int) -> None:
     shared = {"policy.train_global_batch_size": config.policy.train_global_batch_size}
     if config.algorithm == "grpo":
         shared["grpo.num_prompts_per_step"] = config.grpo.num_prompts_per_step
-    elif config.algorithm != "sft" and config.section.sft_loss_weight:
-        raise UserError(
-            f"{stage}: {config.algorithm}.sft_loss_weight weighs a mean over a step's tokens that {ranks} {each} "
-            f"cannot share evenly; set {setting} to 1, or that weight to 0 (which is another stage, trained anew)"
-        )
     for key, value in shared.items():
         if value is not None and value % ranks:
             fits = ", ".join(str(count) for count in range(1, value + 1) if value % count == 0)
@@ -83,23 +77,29 @@ def check_ranks(stage: str, config: TrlConfig, nodes: int, ranks: int) -> None:
                 f"{stage}: {key} is {value}, which {ranks} {each} cannot share evenly; set {setting} for one of "
                 f"{fits}, or {key} to a multiple of {ranks} (which is another stage, trained anew)"
             )
+    share, micro = config.rows_per_update // ranks, settings.policy.train_micro_batch_size
+    if micro is not None and share % min(micro, share):
+        raise UserError(
+            f"{stage}: policy.train_micro_batch_size is {micro}, but {share} rows of an update fall to each of "
+            f"{ranks} {each}, which is no multiple of it"
+        )
 
 
 def in_processes(job: TrainingJob) -> Run:
     """What trains in processes of this node, by torchrun, which ends them all when one fails."""
 
     def run(job_file: str) -> int:
-        command = [sys.executable, "-m", "scripts.backends.trl.torchrun", str(job.processes), job_file]
+        command = [sys.executable, "-m", "scripts.backends.trl.process", str(job.processes), job_file]
         environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         torchrun = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
-        return _told(Path(job_file).parent, torchrun.returncode, torchrun.stderr)
+        return _explained(Path(job_file).parent, torchrun)
 
     return run
 
 
-def _told(place: Path, status: int, said: str) -> int:
-    """The status of processes that were started by torchrun, after it was told why they failed, if they did."""
-    if status == 0:
+def _explained(place: Path, torchrun: subprocess.CompletedProcess) -> int:
+    """The status of processes that torchrun started; why they failed, if they did, is printed or in `cut_off`."""
+    if torchrun.returncode == 0:
         return 0
     failures: dict[int, Exception] = {}
     for file in place.glob("failed_*"):
@@ -107,7 +107,7 @@ def _told(place: Path, status: int, said: str) -> int:
         failures[error.rank] = error
     if not failures:
         write_text(place / "cut_off", "a process that trains was killed, by somebody or for lack of memory")
-        print(said, file=sys.stderr)
+        print(torchrun.stderr, file=sys.stderr)
         return os.EX_TEMPFAIL
     error = explain(failures, place)
     if isinstance(error, CutOffError):
@@ -130,7 +130,7 @@ def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
     logs = job.run.parent / "logs" / f"ray-{slurm_job.id}{again}"
     for earlier in {*logs.parent.glob(f"ray-{slurm_job.id}"), *logs.parent.glob(f"ray-{slurm_job.id}-*")} - {logs}:
         (earlier / "stop").touch()
-    slurm, cpus = site.slurm, site.slurm.cpus_per_node or job.threads
+    slurm, cpus = site.slurm, job.threads * job.processes  # no more, so that Ray puts as many ranks on every node
 
     def ready(seconds: float) -> None:
         print(f"{job.stage}: Ray runs on {', '.join(slurm_job.nodes)} after {seconds:.1f} s", flush=True)

@@ -1,7 +1,14 @@
 """What a site's nodes train on, and in how many processes."""
 
+from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
 from scripts.recipe.site import Site
+
+
+def processes_on(site: Site) -> int:
+    """The processes of a training on a node, as far as the site says it: one a GPU, one on CPUs."""
+    gpus = site.slurm.gpus_per_node if site.slurm and site.accelerator != "cpu" else 1
+    return site.processes or max(gpus, 1)
 
 
 def devices_of(site: Site) -> tuple[str, int]:
@@ -18,7 +25,12 @@ def devices_of(site: Site) -> tuple[str, int]:
         if site.accelerator == "cuda":
             raise UserError(f"site {site.name}: accelerator is cuda, but torch {torch.__version__} sees no GPU here")
         return "cpu", site.processes or 1
-    wanted = site.processes or (site.slurm.gpus_per_node if site.slurm else found)
+    wanted = processes_on(site) if site.slurm else site.processes or found
     if wanted > found:
         raise UserError(f"site {site.name}: {wanted} processes need as many GPUs, but torch sees {found} here")
     return "cuda", wanted
+
+
+def offloads(job: TrainingJob) -> bool:
+    """Whether what a GPU does not need at once waits in the node's memory; on CPUs it lies there anyway."""
+    return job.settings.policy.dtensor_cfg.cpu_offload and job.accelerator == "cuda"

@@ -1,4 +1,4 @@
-"""Train a stage of backend `trl` on a Ray cluster, one rank a node; RAY_ADDRESS says where the cluster is.
+"""Train a stage of backend `trl` on a Ray cluster; RAY_ADDRESS says where that is.
 
 Exit status: 0 trained, or stopped on request with its step saved; 1 failed, with one message that says why; 75 lost a
 rank's process or a judge, which is told in `cut_off` beside job.json.
@@ -94,13 +94,22 @@ def _python_path() -> str:
 
 def _check_cluster(nodes: list[dict[str, Any]], job: TrainingJob) -> None:
     """UserError at once where Ray would wait for ever for the nodes it lacks."""
-    cpus = [node["Resources"].get("CPU", 0) for node in nodes if node["Alive"]]
-    threads = job.threads * job.processes
-    if sum(count >= threads for count in cpus) < job.nodes:
+    needs = {name: amount * job.processes for name, amount in _resources_of_rank(job).items()}
+    found = [{name: node["Resources"].get(name, 0) for name in needs} for node in nodes if node["Alive"]]
+    if sum(all(node[name] >= amount for name, amount in needs.items()) for node in found) < job.nodes:
+        has = ", ".join(_amounts(node) for node in found)
         raise UserError(
-            f"{job.stage}: needs {job.nodes} nodes with {threads} CPUs each, but the Ray cluster at "
-            f"{os.environ['RAY_ADDRESS']} has nodes with {', '.join(f'{count:.0f}' for count in cpus) or 'no'} CPUs"
+            f"{job.stage}: needs {job.nodes} nodes with {_amounts(needs)} each, but the Ray cluster at "
+            f"{os.environ['RAY_ADDRESS']} has {f'nodes with {has}' if found else 'no node'}"
         )
+
+
+def _resources_of_rank(job: TrainingJob) -> dict[str, float]:
+    return {"CPU": job.threads} | ({"GPU": 1} if job.accelerator == "cuda" else {})
+
+
+def _amounts(resources: dict[str, float]) -> str:
+    return " and ".join(f"{amount:.0f} {name}s" for name, amount in resources.items())
 
 
 def _fit(job: TrainingJob, job_file: Path) -> None:
@@ -136,11 +145,11 @@ def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
     return TorchTrainer(
         train_on_this_node,
         train_loop_config={"job": str(job_file)},
-        torch_config=TorchConfig(backend=collectives_of(job.accelerator)),
+        torch_config=TorchConfig(backend=collectives_of(job)),
         scaling_config=ScalingConfig(
             num_workers=job.ranks,
             use_gpu=job.accelerator == "cuda",
-            resources_per_worker={"CPU": job.threads} | ({"GPU": 1} if job.accelerator == "cuda" else {}),
+            resources_per_worker=_resources_of_rank(job),
             placement_strategy="STRICT_SPREAD" if job.processes == 1 else "PACK",
         ),
         run_config=RunConfig(

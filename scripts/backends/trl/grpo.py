@@ -5,9 +5,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset
 from transformers import set_seed
@@ -21,26 +24,18 @@ from scripts.backends.trl.callback import (
     UNJUDGED,
     UNREAD_VERDICTS,
 )
-from scripts.backends.trl.setup import (
-    adapters,
-    expand_pictures,
-    model_and_processor,
-    pictures_by_row,
-    shared_arguments,
-    shares_of,
-    start_options,
-    training_rows,
-)
+from scripts.backends.trl.rows import Line, pictures_in, token_ids, training_rows
+from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
 from scripts.backends.trl.vllm import mismatch, prepare_engine, vllm_arguments
-from scripts.data.prompts import open_picture, prompt_of, render_prompt
+from scripts.data.prompts import open_picture, pictures_of, prompt_of, render_prompt
 from scripts.errors import UserError
-from scripts.model.load import tokenizer_of
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged
 from scripts.stage.step_criteria import WINDOW
 
 LEAST_ALARM = 0.01
+SCHEMA = pa.schema({"prompt": pa.string(), "row": pa.string(), "line": pa.int64(), "has_pictures": pa.bool_()})
 Completion = str | list[dict[str, Any]]
 
 
@@ -48,21 +43,9 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     """The trainer of a stage of GRPO; prompts are taken in file order."""
     grpo, policy = job.config.grpo, job.config.policy
     model, processor = model_and_processor(job)
-    rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step)
-    longest_prompt = policy.max_total_sequence_length - policy.generation.max_new_tokens
-    pictures = pictures_by_row(job, [prompt_of(row) for row in rows], processor)
-    if any(pictures) and not all(pictures):
-        raise UserError(
-            f"{job.train_split}:{pictures.index([]) + 1}: shows no picture, but other rows do, which TRL cannot mix; "
-            "give them a blend and a stage of their own"
-        )
-    prompts = expand_pictures([render_prompt(row, processor) for row in rows], processor)
-    for number, ids in enumerate(tokenizer_of(processor)(prompts, add_special_tokens=False)["input_ids"], start=1):
-        if len(ids) > longest_prompt:
-            raise UserError(
-                f"{job.train_split}:{number}: the prompt has {len(ids)} tokens, but max_total_sequence_length less "
-                f"max_new_tokens leaves {longest_prompt}; raise policy.max_total_sequence_length or drop the row"
-            )
+    longest = policy.max_total_sequence_length - policy.generation.max_new_tokens
+    prepare = partial(render_prompts, processor=processor, max_length=longest)
+    rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step, SCHEMA, prepare)
     trainer_class = LeaveOneOutTrainer if grpo.use_leave_one_out_baseline else MeasuringTrainer
     by_vllm = job.config.samples_by_vllm
     if by_vllm:
@@ -71,7 +54,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         model=model,
         reward_funcs=[environment_reward(grpo.num_generations_per_prompt, judges_of(job), job.train_split)],
         args=_arguments(job),
-        train_dataset=_dataset(rows, prompts, pictures),
+        train_dataset=_with_pictures(rows, job.train_split),
         processing_class=processor,
         peft_config=adapters(job),
     )
@@ -82,23 +65,41 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     return trainer
 
 
-def _dataset(rows: list[dict[str, Any]], prompts: list[str], pictures: list[list[str]]) -> Dataset:
-    """The rows as TRL takes them: prompts in the chat template, or messages with their pictures where there are any."""
-    columns = {"row": [json.dumps(row) for row in rows], "line": list(range(1, len(rows) + 1))}
-    if not any(pictures):
-        return Dataset.from_dict({"prompt": prompts} | columns)
-    columns |= {"messages": [json.dumps(prompt_of(row)) for row in rows], "pictures": pictures}
-    return Dataset.from_dict(columns).with_transform(_with_pictures)
+def render_prompts(lines: list[Line], processor: Any, max_length: int) -> list[dict[str, Any]]:
+    """Prompts in the chat template, beside the text of their rows; UserError for one that is too long."""
+    has_pictures = [bool(pictures_in(prompt_of(line.row), line, processor)) for line in lines]
+    prompts = [render_prompt(line.row, processor) for line in lines]
+    for line, ids in zip(lines, token_ids(prompts, processor), strict=True):
+        if len(ids) > max_length:
+            raise UserError(
+                f"{line.place}: the prompt has {len(ids)} tokens, but max_total_sequence_length less max_new_tokens "
+                f"leaves {max_length}; raise policy.max_total_sequence_length or drop the row"
+            )
+    columns = zip(prompts, [line.text for line in lines], [line.number for line in lines], has_pictures, strict=True)
+    return [dict(zip(SCHEMA.names, row, strict=True)) for row in columns]
 
 
-def _with_pictures(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """What TRL asks of a row with pictures, made when it is asked for."""
-    return {
-        "prompt": [_without_pictures(json.loads(text)) for text in batch["messages"]],
-        "images": [[open_picture(uri) for uri in uris] for uris in batch["pictures"]],
-        "row": batch["row"],
-        "line": batch["line"],
-    }
+def _with_pictures(rows: Dataset, split: Path) -> Dataset:
+    """The rows; where they show pictures, with messages and images, as TRL takes them, made when a row is asked for."""
+    has_pictures = rows.data.column("has_pictures")
+    if not pc.any(has_pictures).as_py():
+        return rows
+    if (without := pc.index(has_pictures, False).as_py()) >= 0:
+        raise UserError(
+            f"{split}:{without + 1}: shows no picture, but other rows do, which TRL cannot mix; "
+            "give them a blend and a stage of their own"
+        )
+
+    def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        messages = [prompt_of(json.loads(text)) for text in batch["row"]]
+        return {
+            "prompt": [_without_pictures(prompt) for prompt in messages],
+            "images": [[open_picture(uri) for uri in pictures_of(prompt)] for prompt in messages],
+            "row": batch["row"],
+            "line": batch["line"],
+        }
+
+    return rows.with_transform(made)
 
 
 def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,27 +1,43 @@
-"""The export of a stage that trained adapters: the parent's model with the adapters merged into its weights.
+"""The export of a stage that trained adapters: what they lie over with them merged into its weights, and they alone.
 
-Merging rounds, and rounding to the parent's own type may undo what little the adapters changed. So merged and unmerged
-model are compared on a few tokens, and where the parent's type does not keep what was learnt, the export is in float32.
+Merging rounds, and rounding to the base's own type may undo what little the adapters changed. So the model as written
+is compared with base plus adapters on a few tokens; where that type does not keep what was learnt, it is in float32.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, PreTrainedModel
+from peft.tuners.lora import ParamWrapper
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from transformers import PreTrainedModel
 
 from scripts.errors import UserError
-from scripts.files import describe_files, link_or_copy, replace_directory
+from scripts.files import (
+    canonical_json,
+    describe_files,
+    link_or_copy,
+    read_json,
+    replace_directory,
+    sha256_text,
+    write_json,
+)
+from scripts.model.hugging_face import config_of
 from scripts.model.load import load_model
-from scripts.records import CheckpointRecord, read_record
-from scripts.stage.publish import EXPORT_PATTERNS, publish_export, settle_export
+from scripts.records import Adapter, Base, CheckpointRecord, ExportRecord, read_record
+from scripts.stage.paths import StagePaths
+from scripts.stage.publish import publish_export, settle_export, take_settings
 from scripts.stage.stage import Stage
 
 PROBED_TOKENS = 64
 MOST_KL = 1e-4
 """Mean Kullback-Leibler divergence, in nats a token, that merged weights may show beside base plus adapters."""
-WEIGHTS = "adapter_model.safetensors"
+WEIGHTS, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
+NAME_OF_BASE = ("base_model_name_or_path", "revision")
 
 
 def export_merged(stage: Stage) -> None:
@@ -29,36 +45,75 @@ def export_merged(stage: Stage) -> None:
     ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
     record, weights = read_record(ckpt / "record.json", CheckpointRecord), ckpt / "weights"
     _check_adapter(weights, record["files"])
-    base = load_model(stage.parent_export)
-    model, found = merge(base, weights, _own_type(stage.parent_export))
     exports = hf.parent / "exports"
     exports.mkdir(exist_ok=True)
     with replace_directory(exports / ".incoming") as fresh:
-        model.save_pretrained(fresh)
-        kept = {path for pattern in EXPORT_PATTERNS for path in weights.glob(pattern) if path.suffix != ".safetensors"}
-        for path in sorted(kept):
-            link_or_copy(path, fresh / path.name)
+        found = write_merged(stage.base_export, weights, fresh)
+        take_settings(stage.parent_export, fresh)
         files = describe_files(fresh)
     settle_export(exports, files)
-    publish_export(record, files, hf, merged=found)
+    publish_export(record, files, hf, merged=found, adapter=_settle_adapter(stage, weights, exports))
 
 
-def merge(base: PreTrainedModel, adapter: Path, own_type: torch.dtype) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A base in float32 with an adapter merged, in `own_type` or float32, and the divergence that this makes."""
-    tokens = _tokens(base.config.get_text_config().vocab_size)
-    laid_over = PeftModel.from_pretrained(base, str(adapter)).eval()
-    wanted = _log_probabilities(laid_over, tokens)
-    merged = laid_over.merge_and_unload()
-    exact = {name: value.clone() for name, value in merged.state_dict().items()}
-    for dtype in dict.fromkeys((own_type, torch.float32)):
-        merged.load_state_dict({name: value.to(dtype).to(value.dtype) for name, value in exact.items()})
-        kl = _divergence(wanted, _log_probabilities(merged, tokens))
+def _settle_adapter(stage: Stage, weights: Path, exports: Path) -> Adapter:
+    """Let the adapters alone, which name their base, be a folder of `exports`; what its record says of them."""
+    owner = StagePaths(stage.base_export.parents[1])
+    base: Base = {"stage": owner.name, "content": stage.base_export.name}
+    source = read_record(owner.export_record, ExportRecord).get("source")
+    saved = read_json(weights / SETTINGS)
+    settings = {key: sorted(value) if isinstance(value, list) else value for key, value in saved.items()}
+    settings |= dict.fromkeys(NAME_OF_BASE)
+    named = (source["name"], source["revision"]) if source else (str(stage.base_export), None)
+    with replace_directory(exports / ".incoming") as fresh:
+        link_or_copy(weights / WEIGHTS, fresh / WEIGHTS)
+        write_json(fresh / SETTINGS, settings | dict(zip(NAME_OF_BASE, named, strict=True)))
+        files = describe_files(fresh)
+    settle_export(exports, files)
+    content = sha256_text(canonical_json([files[WEIGHTS], settings]))[:16]
+    return {"content": content, "base": base, "files": files}
+
+
+def write_merged(base: Path, adapter: Path, folder: Path) -> dict[str, Any]:
+    """Save a base with an adapter merged, in its own type or float32; which, and the divergence that this makes.
+
+    Each layer is merged in float32 and rounded once. The model is held once, in its own type but for fused experts.
+    """
+    wanted = None
+    for is_exact in (False, True):
+        model = PeftModel.from_pretrained(load_model(base, "auto"), str(adapter)).eval()
+        if is_exact:
+            _widen(model)
+        own = {parameter: parameter.dtype for parameter in model.parameters()}
+        adapted = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+        for layer in adapted:
+            if isinstance(layer, ParamWrapper):  # computes outside of the module whose parameter it is laid over
+                _widen(layer.get_base_layer())
+        if wanted is None:
+            wanted = log_probabilities(model)
+        for layer in adapted:
+            _widen(layer.get_base_layer())
+            layer.merge()
+        _narrow(model, own)
+        model.unload().save_pretrained(folder)
+        dtype = config_of(folder)["dtype"]
+        del model, adapted, own
+        kl = divergence(wanted, log_probabilities(load_model(folder, "auto")))
         if kl <= MOST_KL:
-            return merged.to(dtype), {"dtype": str(dtype).removeprefix("torch."), "kl": float(f"{kl:.3g}")}
+            return {"dtype": dtype, "kl": float(f"{kl:.3g}")}
     raise UserError(
         f"{adapter}: merged into its base, the model differs by {kl:.2g} nats a token from base plus adapter; "
         f"no more than {MOST_KL:g} are allowed"
     )
+
+
+def _widen(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.data = parameter.data.float()
+
+
+def _narrow(module: nn.Module, own: dict[nn.Parameter, torch.dtype]) -> None:
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(own[parameter])
 
 
 def _check_adapter(weights: Path, listed: dict[str, Any]) -> None:
@@ -70,22 +125,29 @@ def _check_adapter(weights: Path, listed: dict[str, Any]) -> None:
         )
 
 
-def _own_type(folder: Path) -> torch.dtype:
-    return AutoConfig.from_pretrained(folder, local_files_only=True).dtype or torch.float32
+@contextmanager
+def _in_float32(model: nn.Module) -> Iterator[None]:
+    """Have each module compute in float32: its weights are that while it computes, and no others."""
+    own = {parameter: parameter.dtype for parameter in model.parameters()}
+    hooks = []
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            hooks.append(module.register_forward_pre_hook(lambda module, _: _widen(module)))
+            hooks.append(module.register_forward_hook(lambda module, *_: _narrow(module, own)))
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
-def _tokens(vocabulary: int) -> torch.Tensor:
-    """Some tokens of the vocabulary, always the same."""
+@torch.no_grad()
+def log_probabilities(model: PreTrainedModel | PeftModel) -> torch.Tensor:
+    """Log-probabilities of every next token after some tokens, always the same: rows x tokens x vocabulary."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocabulary, (4, PROBED_TOKENS), generator=generator)
+    tokens = torch.randint(model.config.get_text_config().vocab_size, (4, PROBED_TOKENS), generator=generator)
+    with _in_float32(model):
+        return model.eval()(input_ids=tokens).logits.log_softmax(-1)
 
 
-@torch.inference_mode()
-def _log_probabilities(model: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities of every next token: rows x tokens x vocabulary."""
-    return model(input_ids=tokens).logits.float().log_softmax(-1)
-
-
-def _divergence(wanted: torch.Tensor, found: torch.Tensor) -> float:
+def divergence(wanted: torch.Tensor, found: torch.Tensor) -> float:
     """Mean KL divergence of the second from the first, in nats a token."""
-    return (wanted.exp() * (wanted - found)).sum(-1).mean().item()
+    return max(0.0, (wanted.exp() * (wanted - found)).sum(-1).mean().item())

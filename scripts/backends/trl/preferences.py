@@ -1,40 +1,67 @@
 """Direct and mixed preference optimisation on pairs of answers, by TRL's DPOTrainer."""
 
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
+import torch
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithms import Dpo
-from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, start_options, training_rows
-from scripts.data.examples import Preference, preference_of
+from scripts.backends.trl.rows import TOKENS, Line, token_ids, training_rows
+from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, start_options
+from scripts.data.examples import preference_of
 from scripts.data.prompts import render
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
 
+SCHEMA = pa.schema(dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), TOKENS))
+
 
 class TokenizedPairsTrainer(DPOTrainer):
-    """TRL's trainer on pairs that are tokenized already."""
+    """TRL's trainer on pairs that are tokenized already.
+
+    Its sft loss is a mean over the tokens of an update, however many processes and micro-batches share them; TRL's is
+    one over what a process takes at once.
+    """
+
+    tokens_at_once = 1.0
+    """Chosen tokens of the update that a process takes at once, on average."""
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset
+
+    def get_batch_samples(self, *arguments: Any) -> tuple[list[dict[str, torch.Tensor]], Any]:
+        """The micro-batches of an update."""
+        batches, items = super().get_batch_samples(*arguments)
+        counts = torch.stack([_chosen_tokens(batch) for batch in batches]).to(self.accelerator.device)
+        self.tokens_at_once = self.accelerator.gather(counts).double().mean().item()
+        return batches, items
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any) -> Any:
+        weights = self.args.loss_weights
+        share = _chosen_tokens(inputs).item() / self.tokens_at_once
+        self.loss_weights = [
+            weight * share if name == "sft" else weight for name, weight in zip(self.loss_types, weights, strict=True)
+        ]
+        return super()._compute_loss(model, inputs, *arguments)
+
+
+def _chosen_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """How many tokens the chosen answers of a batch have; the rejected are its second half."""
+    mask = batch["completion_mask"]
+    return mask[: len(mask) // 2].sum()
 
 
 def make_trainer(job: TrainingJob) -> DPOTrainer:
     """The trainer of a stage of DPO or MPO; pairs are learnt in file order, less what fills no whole batch."""
     settings, policy = job.config.section, job.config.policy
-    batch, longest = policy.train_global_batch_size, policy.max_total_sequence_length
     model, processor = model_and_processor(job)
-    rows = training_rows(job, job.max_num_steps * batch)
-    pairs = tokenize_pairs([preference_of(row) for row in rows], tokenizer_of(processor))
-    for number, pair in enumerate(pairs, start=1):
-        length = len(pair["prompt_ids"]) + max(len(pair["chosen_ids"]), len(pair["rejected_ids"]))
-        if length > longest:
-            raise UserError(
-                f"{job.train_split}:{number}: prompt and answer have {length} tokens, more than the {longest} of "
-                "policy.max_total_sequence_length; raise that or drop the row"
-            )
+    longest = policy.max_total_sequence_length
+    prepare = partial(tokenize_pairs, processor=tokenizer_of(processor), max_length=longest)
+    pairs = training_rows(job, job.max_num_steps * policy.train_global_batch_size, SCHEMA, prepare)
     loss_types, loss_weights = losses(settings)
     arguments = DPOConfig(
         train_sampling_strategy="sequential",
@@ -50,7 +77,7 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
     return TokenizedPairsTrainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_list(pairs),
+        train_dataset=pairs,
         processing_class=processor,
         peft_config=adapters(job),
     )
@@ -68,19 +95,23 @@ def losses(settings: Dpo) -> tuple[list[str], list[float]]:
     return list(weighted), list(weighted.values())
 
 
-def tokenize_pairs(preferences: list[Preference], tokenizer: Any) -> list[dict[str, list[int]]]:
-    """Token ids of prompts, chosen and rejected answers in the tokenizer's chat template."""
+def tokenize_pairs(lines: list[Line], processor: Any, max_length: int) -> list[dict[str, list[int]]]:
+    """Token ids of prompts, chosen and rejected answers in the chat template; UserError for a pair that is too long."""
+    preferences = [preference_of(line.row) for line in lines]
+    prompts = [render(pair.prompt, processor, add_generation_prompt=True) for pair in preferences]
 
-    def ids(texts: list[str]) -> list[list[int]]:
-        return tokenizer(texts, add_special_tokens=False)["input_ids"]
-
-    prompts = [render(pair.prompt, tokenizer, add_generation_prompt=True) for pair in preferences]
-    answers = {
-        name: [
-            render([*pair.prompt, *getattr(pair, name)], tokenizer).removeprefix(prompt)
+    def answers(name: str) -> list[str]:
+        return [
+            render([*pair.prompt, *getattr(pair, name)], processor).removeprefix(prompt)
             for pair, prompt in zip(preferences, prompts, strict=True)
         ]
-        for name in ("chosen", "rejected")
-    }
-    pairs = zip(ids(prompts), ids(answers["chosen"]), ids(answers["rejected"]), strict=True)
-    return [dict(zip(("prompt_ids", "chosen_ids", "rejected_ids"), pair, strict=True)) for pair in pairs]
+
+    columns = [token_ids(texts, processor) for texts in (prompts, answers("chosen"), answers("rejected"))]
+    for line, prompt, chosen, rejected in zip(lines, *columns, strict=True):
+        length = len(prompt) + max(len(chosen), len(rejected))
+        if length > max_length:
+            raise UserError(
+                f"{line.place}: prompt and answer have {length} tokens, more than the {max_length} of "
+                "policy.max_total_sequence_length; raise that or drop the row"
+            )
+    return [dict(zip(SCHEMA.names, pair, strict=True)) for pair in zip(*columns, strict=True)]

@@ -1,5 +1,10 @@
-"""One of the processes that train a stage together: what torchrun starts on this node, what Ray calls on each."""
+"""The processes that train a stage together: torchrun over those of one node, and what each does, there and under Ray.
 
+``python -m scripts.backends.trl.process PROCESSES JOB.json`` starts torchrun. It leaves signals to the processes, which
+take them as requests to stop, and ends with the process that holds the stage.
+"""
+
+import ctypes
 import os
 import signal
 import socket
@@ -12,13 +17,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 
 from scripts.backends.protocol import TrainingJob, read_job
+from scripts.backends.trl.devices import offloads
 from scripts.backends.trl.rank_errors import RankError
-from scripts.backends.trl.torchrun import die_with_parent
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.stage.stop import SIGNALS
+
+PR_SET_PDEATHSIG = 1
 
 
 def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
@@ -35,9 +43,11 @@ def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
         raise RankError(rank, host, traceback.format_exc(), for_user=False) from None
 
 
-def collectives_of(accelerator: str) -> str:
-    """What the processes talk by."""
-    return "nccl" if accelerator == "cuda" else "gloo"
+def collectives_of(job: TrainingJob) -> str:
+    """What the processes talk by; shares that wait in the node's memory are gathered and counted there."""
+    if job.accelerator == "cpu":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if offloads(job) else "nccl"
 
 
 def _leave_stopping_to_the_holder(place: Path) -> None:
@@ -51,23 +61,39 @@ def _leave_stopping_to_the_holder(place: Path) -> None:
         signal.signal(number, end)
 
 
-def main() -> None:
+def _die_with_parent() -> None:
+    """Let the kernel end this process when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _train(job_file: Path) -> None:
     """Train as the rank that torchrun made this process; why it failed is left in ``failed_N`` beside job.json."""
-    rank, job_file = int(os.environ["RANK"]), Path(sys.argv[1])
-    die_with_parent()
-    job = read_job(job_file)
+    rank, job = int(os.environ["RANK"]), read_job(job_file)
     _leave_stopping_to_the_holder(job_file.parent)
     if rank != 0:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
     if job.accelerator == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(collectives_of(job.accelerator))
+    dist.init_process_group(collectives_of(job))
     try:
         train_as_rank(rank, job, job_file.parent)
     except RankError as error:
         write_json(job_file.with_name(f"failed_{rank}"), list(error.args))
         os._exit(1)
     dist.destroy_process_group()
+
+
+def main() -> None:
+    """Command line of torchrun, and of the processes that it starts."""
+    *processes, job_file = sys.argv[1:]
+    _die_with_parent()
+    if not processes:
+        _train(Path(job_file))
+        return
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    options = ["--standalone", f"--nproc-per-node={processes[0]}", "--signals-to-handle=SIGUSR2"]
+    torchrun([*options, "-m", "scripts.backends.trl.process", job_file])
 
 
 if __name__ == "__main__":

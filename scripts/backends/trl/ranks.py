@@ -1,5 +1,7 @@
 """The processes that train together, one a node; a process that trains alone is rank 0 of 1."""
 
+from typing import Any
+
 import torch.distributed as dist
 
 
@@ -19,7 +21,7 @@ def wait_for_all_ranks() -> None:
         dist.barrier()
 
 
-def as_rank_0_says(value: bool) -> bool:
+def as_rank_0_says(value: Any) -> Any:
     """Rank 0's value, on every rank; what the others pass is ignored."""
     if world_size() == 1:
         return value

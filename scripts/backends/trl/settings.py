@@ -1,6 +1,8 @@
 """The settings of backend `trl`: stages of supervised fine-tuning, reinforcement and preference optimisation."""
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,6 +17,7 @@ from scripts.backends.trl.algorithms import (
     Sft,
     SftPolicy,
 )
+from scripts.backends.trl.lora import with_parents_shape
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.pins import pinned_versions
@@ -44,6 +47,11 @@ class TrlTraining(Training):
     def rows_per_step(self) -> int:
         """Rows of the training split that one step consumes."""
         return self.policy.train_global_batch_size
+
+    @property
+    def goes_on_with_adapters(self) -> bool:
+        """Whether it trains the parent's adapters on."""
+        return self.policy.lora is not None and self.policy.lora.from_parent
 
     @property
     def max_length(self) -> int:
@@ -96,6 +104,11 @@ class GrpoTraining(TrlTraining):
     def samples_by_vllm(self) -> bool:
         """Whether vLLM samples the rollouts; otherwise the model that trains does."""
         return self.policy.generation.backend == "vllm"
+
+    @property
+    def samples_per_step(self) -> int:
+        """Completions of one step."""
+        return self.rollouts_per_step
 
     @property
     def rollouts_per_step(self) -> int:
@@ -201,6 +214,11 @@ class TrlSettings(StageSettings):
         if recipe.blends[self.blend].format != "jsonl":
             raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
 
+    def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
+        """The stage with the shape of its parent's adapters, where it goes on with those."""
+        at = partial(key, "stages", name, "policy", "lora")
+        return with_parents_shape(self, recipe, at) if self.goes_on_with_adapters else self
+
     @property
     def needs_export(self) -> str | None:
         """Why it cannot start from a fresh model; None where it can."""
@@ -256,17 +274,10 @@ class GrpoSettings(TrlSettings, GrpoTraining):
         return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
 
     @model_validator(mode="after")
-    def _judges_are_served(self) -> "GrpoSettings":
+    def _fits_together(self) -> "GrpoSettings":
         check_servers(self.judges, self.judge_servers)
-        return self
-
-    @model_validator(mode="after")
-    def _fits_its_sampler(self) -> "GrpoSettings":
         if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
-            raise invalid(
-                "loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm; otherwise what "
-                "trains has sampled as well"
-            )
+            raise invalid("loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm")
         return self
 
 

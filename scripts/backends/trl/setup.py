@@ -1,17 +1,13 @@
-"""What the trainers of every algorithm of backend `trl` start from: arguments, model, processor, rows."""
+"""What the trainers of every algorithm of backend `trl` start from: arguments, model, processor."""
 
-from itertools import islice
 from typing import Any
 
-from PIL import Image
 from transformers import BitsAndBytesConfig
+from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithms import Dtensor
-from scripts.data.prompts import Messages, pictures_of
-from scripts.data.rows import read_rows
-from scripts.errors import UserError
-from scripts.model.load import load_processor, tokenizer_of
+from scripts.backends.trl.sharding import is_sharded, sharding_arguments
+from scripts.model.load import load_processor
 from scripts.model.random_init import fresh_model
 
 
@@ -52,31 +48,24 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "log_level_replica": "error",
         # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.
         "ddp_find_unused_parameters": not placing.activation_checkpointing,
-        **(_sharding(placing) if placing.enabled else {}),
+        **(sharding_arguments(job) if is_sharded(job) else {}),
     }
 
 
-def _sharding(placing: Dtensor) -> dict[str, Any]:
-    """Trainer's options of FSDP2; checkpoints hold whole weights, so any number of processes may go on from them."""
-    config = {"fsdp_version": 2, "state_dict_type": "FULL_STATE_DICT", "cpu_offload": placing.cpu_offload}
-    return {"fsdp": "full_shard auto_wrap", "fsdp_config": config}
-
-
 def shares_of(job: TrainingJob) -> tuple[int, int]:
-    """Rows that a process takes at once, and how often for one update; UserError where no even shares are."""
-    settings = job.settings.policy
+    """Rows that a process takes at once, and how often for one update."""
     share = job.config.rows_per_update // job.ranks
-    micro = min(settings.train_micro_batch_size or share, share)
-    if share % micro:
-        raise UserError(
-            f"{job.stage}: policy.train_micro_batch_size is {micro}, but {share} rows of an update fall to each of "
-            f"{job.ranks} processes, which is no multiple of it"
-        )
+    micro = min(job.settings.policy.train_micro_batch_size or share, share)
     return micro, share // micro
 
 
-def start_options(job: TrainingJob) -> dict[str, Any]:
-    """What the parent's model is loaded with: in the precision that what is not trained is computed in."""
+def start_options(job: TrainingJob) -> dict[str, Any] | None:
+    """What TRL loads the parent's model with; None where `model_and_processor` has given it the model itself."""
+    return None if job.parent_model is None or job.parent_adapter else _loading(job)
+
+
+def _loading(job: TrainingJob) -> dict[str, Any]:
+    """What a model is loaded with: in the precision that what is not trained is computed in."""
     policy = job.config.policy
     frozen = policy.lora is not None and policy.precision == "bfloat16"
     options: dict[str, Any] = {"dtype": "bfloat16" if frozen else "float32"}
@@ -90,9 +79,9 @@ def start_options(job: TrainingJob) -> dict[str, Any]:
 
 
 def adapters(job: TrainingJob) -> Any:
-    """peft's config of the adapters that are trained; None where all weights are."""
+    """peft's config of the adapters to make; None where all weights are trained, or the parent's adapters."""
     lora = job.config.policy.lora
-    if lora is None:
+    if lora is None or lora.from_parent:
         return None
     from peft import LoraConfig  # noqa: PLC0415 - only where adapters are trained
 
@@ -100,37 +89,24 @@ def adapters(job: TrainingJob) -> Any:
         r=lora.dim,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=lora.target_modules or "all-linear",
+        target_modules=lora.target_modules or ([] if lora.target_parameters else "all-linear"),
+        target_parameters=lora.target_parameters or None,
         exclude_modules=lora.exclude_modules or None,
         task_type="CAUSAL_LM",
     )
 
 
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
-    """The model to start from (a path, or for a stage without a parent a fresh one) and its tokenizer or processor."""
+    """The model to start from (a path, a fresh one, or one with its parent's adapters) and its tokenizer or processor.
+
+    Of adapters that it is given TRL keeps a copy as the reference, so that is the parent and not what they lie over.
+    """
     if job.parent_model is None:
         return fresh_model(job.config)
-    return str(job.parent_model), load_processor(job.parent_model)
+    model: Any = str(job.parent_model)
+    if job.parent_adapter is not None:
+        from peft import PeftModel  # noqa: PLC0415 - only where adapters are trained
 
-
-def pictures_by_row(job: TrainingJob, conversations: list[Messages], processor: Any) -> list[list[str]]:
-    """The pictures that each row of the training split shows; UserError for the first one that the model cannot see."""
-    pictures = [pictures_of(messages) for messages in conversations]
-    if tokenizer_of(processor) is processor and any(pictures):
-        number = next(number for number, uris in enumerate(pictures, start=1) if uris)
-        raise UserError(f"{job.train_split}:{number}: shows a picture, but the recipe's model has no vision")
-    return pictures
-
-
-def expand_pictures(texts: list[str], processor: Any) -> list[str]:
-    """The texts with as many tokens in a picture's place as it has for the model; all are scaled to one size."""
-    token = getattr(processor, "image_token", None)
-    if token is None:
-        return texts
-    expanded = processor(text=[token], images=[Image.new("RGB", (1, 1))])["input_ids"][0]
-    return [text.replace(token, token * len(expanded)) for text in texts]
-
-
-def training_rows(job: TrainingJob, count: int) -> list[dict[str, Any]]:
-    """The first `count` rows of the training split in file order; the whole split when it has fewer."""
-    return [row for _, _, row in islice(read_rows(job.train_split), count)]
+        base = create_model_from_path(model, device_map=None, **_loading(job))
+        model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
+    return model, load_processor(job.parent_model)

@@ -1,69 +1,102 @@
 """Supervised fine-tuning on demonstrations, by TRL's SFTTrainer."""
 
+from functools import partial
 from typing import Any
 
+import pyarrow as pa
 import torch
-from datasets import Dataset
+from datasets import Dataset, concatenate_datasets
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.setup import (
-    adapters,
-    expand_pictures,
-    model_and_processor,
-    pictures_by_row,
-    shared_arguments,
-    shares_of,
-    start_options,
-    training_rows,
-)
+from scripts.backends.trl.rows import TOKENS, Line, pictures_in, token_ids, training_rows
+from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
 from scripts.data.prompts import as_chat, open_picture, render
+from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
+
+SCHEMA = pa.schema({"input_ids": TOKENS, "labels": TOKENS, "pictures": pa.list_(pa.string())})
 
 
 def make_trainer(job: TrainingJob) -> SFTTrainer:
     """The trainer of a stage of SFT; rows are learnt in file order."""
     policy = job.config.policy
     batch = policy.train_global_batch_size
+    packs = job.settings.policy.sequence_packing.enabled
     model, processor = model_and_processor(job)
-    rows = training_rows(job, job.max_num_steps * batch)
-    pictures = pictures_by_row(job, [as_chat(row["messages"]) for row in rows], processor)
-    tokenized = tokenize_demonstrations(rows, processor, policy.max_total_sequence_length)
-    if tokenizer_of(processor) is not processor:
-        tokenized = [row | {"pictures": uris} for row, uris in zip(tokenized, pictures, strict=True)]
+    if packs and tokenizer_of(processor) is not processor:
+        raise UserError(f"{job.stage}: policy.sequence_packing is for models without vision; set enabled to false")
+    prepare = partial(tokenize_demonstrations, processor=processor, max_length=policy.max_total_sequence_length)
+    rows = training_rows(job, job.max_num_steps * batch, SCHEMA, prepare)
     if job.ranks * shares_of(job)[1] > 1:
-        tokenized = fill_last_batch(tokenized, batch)
+        rows = fill_last_batch(rows, batch)
     arguments = SFTConfig(
         train_sampling_strategy="sequential",
         shuffle_dataset=False,
-        max_length=policy.max_total_sequence_length,
+        max_length=None,  # the rows are cut already
+        padding_free=packs,
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
-        model_init_kwargs=start_options(job) if isinstance(model, str) else None,
+        model_init_kwargs=start_options(job),
         **shared_arguments(job),
     )
-    return SFTTrainer(
+    trainer = SFTTrainer(
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_list(tokenized),
-        data_collator=_PictureCollator(processor) if "pictures" in tokenized[0] else None,
+        train_dataset=rows,
+        data_collator=None if tokenizer_of(processor) is processor else _PictureCollator(processor),
         processing_class=processor,
         peft_config=adapters(job),
     )
+    if packs:
+        refuse_leaks(trainer, job.stage)
+    return trainer
 
 
-def tokenize_demonstrations(rows: list[dict[str, Any]], processor: Any, max_length: int) -> list[dict[str, list[Any]]]:
+def refuse_leaks(trainer: SFTTrainer, stage: str) -> None:
+    """UserError where the model reads a row as if it went on from the one before it in a packed micro-batch.
+
+    Not tried where flash attention waits for a GPU, on which a sharded model is put only later.
+    """
+    model = trainer.model
+    attention, was_training = model.config._attn_implementation, model.training
+    if model.device.type != "cuda" and "flash" in attention:
+        return
+    read, why = [], "packed rows would see each other"
+    model.eval()
+    try:
+        for first in ([5, 6, 7], [8, 9, 10]):
+            batch = trainer.data_collator([{"input_ids": ids, "labels": ids} for ids in (first, [11, 12, 13])])
+            batch = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
+            with torch.no_grad():
+                read.append(model(**batch, use_cache=False).logits[0, len(first) :])
+        tolerance = 8 * torch.finfo(read[0].dtype).eps
+        if torch.allclose(*read, rtol=tolerance, atol=tolerance):
+            model.train(was_training)
+            return
+    except ValueError as error:
+        why = str(error)
+    raise UserError(
+        f"{stage}: a model of type {model.config.model_type} with attn_implementation {attention} cannot be trained "
+        f"with policy.sequence_packing ({why}); set its enabled to false"
+    )
+
+
+def tokenize_demonstrations(lines: list[Line], processor: Any, max_length: int) -> list[dict[str, Any]]:
     """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt."""
-    tokenizer = tokenizer_of(processor)
-    conversations = [as_chat(row["messages"]) for row in rows]
+    conversations = [as_chat(line.row["messages"]) for line in lines]
+    pictures = [pictures_in(messages, line, processor) for messages, line in zip(conversations, lines, strict=True)]
     prompts = [render(messages[:-1], processor, add_generation_prompt=True) for messages in conversations]
-    texts = [render(messages, processor) for messages in conversations]
-    prompt_ids = tokenizer(expand_pictures(prompts, processor), add_special_tokens=False)["input_ids"]
-    ids = tokenizer(expand_pictures(texts, processor), add_special_tokens=False)["input_ids"]
+    prompt_ids = token_ids(prompts, processor)
+    ids = token_ids([render(messages, processor) for messages in conversations], processor)
     return [
-        {"input_ids": full[:max_length], "labels": ([-100] * len(prompt) + full[len(prompt) :])[:max_length]}
-        for prompt, full in zip(prompt_ids, ids, strict=True)
+        {
+            "input_ids": full[:max_length],
+            "labels": ([-100] * len(prompt) + full[len(prompt) :])[:max_length],
+            "pictures": uris,
+        }
+        for prompt, full, uris in zip(prompt_ids, ids, pictures, strict=True)
     ]
 
 
@@ -82,11 +115,11 @@ class _PictureCollator:
         return batch
 
 
-def fill_last_batch(tokenized: list[dict[str, list[int]]], batch: int) -> list[dict[str, list[int]]]:
+def fill_last_batch(rows: Dataset, batch: int) -> Dataset:
     """The rows, and as many of which nothing is learnt as the last batch lacks to be shared evenly.
 
     Without them the first rows of the split would be learnt twice an epoch, as one process never does.
     """
-    filler = {"input_ids": tokenized[0]["input_ids"][:1], "labels": [-100]}
-    filler |= {"pictures": []} if "pictures" in tokenized[0] else {}
-    return tokenized + [filler] * (-len(tokenized) % batch)
+    filler = {"input_ids": rows[0]["input_ids"][:1], "labels": [-100], "pictures": []}
+    lacking = -len(rows) % batch
+    return concatenate_datasets([rows, Dataset.from_list([filler] * lacking, rows.features)]) if lacking else rows

@@ -10,9 +10,8 @@ sealing, stopping) is here and in `scripts.backends.trl.callback`.
 import shutil
 import warnings
 from functools import partial
-from pathlib import Path
-from typing import Any
 
+import accelerate.accelerator
 import torch
 from transformers import Trainer, set_seed
 from transformers import logging as transformers_logging
@@ -20,7 +19,9 @@ from transformers import logging as transformers_logging
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import grpo, preferences, sft
 from scripts.backends.trl.callback import StageCallback, rng_files
+from scripts.backends.trl.fit import telling_out_of_memory
 from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
+from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares, sample_in_step, save_whole
 from scripts.errors import UserError
 from scripts.files import sha256_text
 from scripts.model.load import load_model
@@ -35,6 +36,7 @@ TRAINERS = {
 }
 
 
+@telling_out_of_memory
 def train_rank(job: TrainingJob) -> None:
     """Train a stage as one of `job.ranks` processes; torch.distributed is up where there are several."""
     if world_size() != job.ranks:
@@ -46,10 +48,16 @@ def train_rank(job: TrainingJob) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _remove_half_saved(job)
+    if is_sharded(job):
+        accelerate.accelerator.AcceleratorState = ShardingState
     trainer = TRAINERS[job.config.algorithm](job)
     trainer.create_model_card = lambda *arguments, **options: None
-    if job.config.policy.lora is None and not job.settings.policy.dtensor_cfg.enabled:
-        trainer._load_from_checkpoint = partial(_load_weights, trainer)
+    if is_sharded(job):
+        sample_in_step(trainer)
+        trainer._save_optimizer_and_scheduler = partial(save_whole, trainer)
+        trainer._load_optimizer_and_scheduler = partial(load_shares, trainer)
+    if job.resume_from:
+        _load_weights(trainer, job)
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ in ("PrinterCallback", "ProgressCallback", "RichProgressCallback"):
             trainer.remove_callback(callback)
@@ -69,13 +77,17 @@ def train_rank(job: TrainingJob) -> None:
         _remove_half_saved(job)
 
 
-def _load_weights(trainer: Trainer, folder: str, *_: Any) -> None:
-    """Load a checkpoint's weights as `from_pretrained` does, all of them.
+def _load_weights(trainer: Trainer, job: TrainingJob) -> None:
+    """Load a checkpoint's weights before they are shared out: all of them, as `from_pretrained` does, or the adapters'.
 
     Trainer's own loading goes by the names in the file, which for LLaVA are others than the model's, and passes over
     what it does not find.
     """
-    trainer.model.load_state_dict(load_model(Path(folder)).state_dict())
+    if job.config.policy.lora is None:
+        trainer.model.load_state_dict(load_model(job.resume_from).state_dict())
+    else:
+        trainer._load_from_checkpoint(str(job.resume_from))
+    trainer._load_from_checkpoint = lambda *_: None
 
 
 def _remove_half_saved(job: TrainingJob) -> None:

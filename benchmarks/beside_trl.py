@@ -1,0 +1,226 @@
+"""A stage of backend `trl` beside a script that calls TRL alone: tokens a second, fixed cost, memory.
+
+    python benchmarks/beside_trl.py --output benchmarks/beside_trl.md    (20 minutes on two idle cores)
+
+SFT, DPO and GRPO of a pretrained model, in one process and in two, by turns through ``scripts.train.run``, as the rule
+calls it, and through benchmarks/bare_trl.py; the same model, rows in the same order, settings and checkpoints. Seconds
+of a step count from the end of the first to the end of the last. Fixed cost is what a program takes beyond its steps.
+Memory is the largest sum, at one moment, of the proportional set sizes of all its processes, in a run of its own.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+RUN = Path("results/beside-trl")
+STEPS, BATCH, LENGTH, LR, SAVE_PERIOD = 12, 32, 256, 1e-4, 6
+GENERATIONS, NEW_TOKENS = 8, 48
+CORES = 2
+RECIPE = f"""
+name: beside-trl
+seed: 42
+source: {{kind: synthetic}}
+model: {{name: FOLDER}}
+blends:
+  sft: {{kind: demonstrations, rows: 500, holdout: 10, environments: &math [math_with_judge_simple_agent]}}
+  dpo: {{kind: preferences, rows: 500, holdout: 10, environments: *math}}
+  grpo: {{rows: 200, holdout: 10, environments: *math}}
+evaluation: {{max_new_tokens: 8}}
+stages:
+  sft:
+    algorithm: sft
+    blend: sft
+    sft: {{max_num_steps: {STEPS}}}
+    policy: &policy
+      max_total_sequence_length: {LENGTH}
+      train_global_batch_size: {BATCH}
+      optimizer: {{lr: {LR:f}}}
+    checkpointing: &saving {{save_period: {SAVE_PERIOD}}}
+  dpo:
+    algorithm: dpo
+    blend: dpo
+    dpo: {{max_num_steps: {STEPS}}}
+    policy: *policy
+    checkpointing: *saving
+  grpo:
+    algorithm: grpo
+    blend: grpo
+    grpo:
+      num_prompts_per_step: {BATCH // GENERATIONS}
+      num_generations_per_prompt: {GENERATIONS}
+      max_num_steps: {STEPS}
+    policy:
+      max_total_sequence_length: {LENGTH}
+      optimizer: {{lr: {LR:f}}}
+      generation: {{max_new_tokens: {NEW_TOKENS}}}
+    checkpointing: *saving
+    probe: {{action: warn}}
+"""
+
+
+@dataclass
+class Timing:
+    """Seconds of a program, those of its steps after the first, and the tokens of these where it says so."""
+
+    whole: float
+    steps: float
+    tokens: int = 0
+
+    @property
+    def fixed(self) -> float:
+        """Seconds beyond the steps, of which the first is taken to last as long as the others."""
+        return self.whole - self.steps * STEPS / (STEPS - 1)
+
+
+def save_model(folder: Path) -> None:
+    """Save a Qwen3 with random weights and a small tokenizer."""
+    from transformers import AutoModelForCausalLM, Qwen3Config, set_seed  # noqa: PLC0415
+
+    from tests.pretrained import tokenizer  # noqa: PLC0415
+
+    made = tokenizer()
+    set_seed(0)
+    shape = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+    tokens = {"eos_token_id": made.eos_token_id, "pad_token_id": made.pad_token_id}
+    model = AutoModelForCausalLM.from_config(Qwen3Config(vocab_size=len(made), **shape, **heads, **tokens))
+    model.save_pretrained(folder)
+    made.save_pretrained(folder)
+
+
+def prepare(place: Path) -> dict[int, list[str]]:
+    """Make the model, recipe, rows and what a stage needs before it trains; the options of a stage by processes."""
+    save_model(place / "model")
+    recipe, options = place / "recipe.yaml", {}
+    recipe.write_text(RECIPE.replace("FOLDER", str(place / "model")))
+    for processes in (1, 2):
+        site = place / f"site{processes}.yaml"
+        site.write_text(f"name: here\nthreads: {CORES // processes}\nprocesses: {processes}\n")
+        options[processes] = ["--recipe", str(recipe), "--results", str(RUN), "--site", str(site)]
+        options[processes] += ["--threads", str(CORES // processes)]
+    shutil.rmtree(ROOT / RUN, ignore_errors=True)
+    targets = [f"{RUN}/{stage}/preflight.json" for stage in ("sft", "dpo", "grpo")]
+    config = [f"recipe={recipe}", f"site={place / 'site1.yaml'}", f"run={RUN.name}"]
+    command = ["snakemake", "--config", *config, "--", *targets, f"{RUN}/model/hf/record.json"]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
+    return options
+
+
+def command_of(side: str, stage: str, processes: int, options: list[str], place: Path) -> list[str]:
+    """What trains a stage by one side, in a folder that has nothing of it yet."""
+    for left in ("run", "ckpt", "logs"):
+        shutil.rmtree(ROOT / RUN / stage / left, ignore_errors=True)
+    shutil.rmtree(place / "bare", ignore_errors=True)
+    if side == "stagecoach":
+        return [sys.executable, "-m", "scripts.train.run", "--stage", stage, *options]
+    model, split = ROOT / RUN / "model/hf/model", ROOT / RUN / "data" / stage / "train-split.jsonl"
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
+    script = [str(ROOT / "benchmarks/bare_trl.py"), stage, str(model), str(split), str(place / "bare")]
+    return [sys.executable, *launcher, *script]
+
+
+def start(command: list[str], processes: int) -> subprocess.Popen:
+    """Start a program with its share of the cores for every process."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(CORES // processes), "TOKENIZERS_PARALLELISM": "false"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def timed(command: list[str], processes: int) -> Timing:
+    """Run a program and take the times at which it says that a step is done."""
+    begun, ends, tokens, lines = time.monotonic(), [], [], []
+    process = start(command, processes)
+    for line in process.stdout:
+        lines.append(line)
+        if re.search(rf"step \d+/{STEPS}\b", line):
+            ends.append(time.monotonic())
+            tokens += [int(found[1])] if (found := re.search(r"(\d+) tokens", line)) else []
+    if process.wait() != 0 or len(ends) != STEPS:
+        sys.exit("".join(lines) + f"{command}: ended with {process.returncode} after {len(ends)} steps")
+    return Timing(time.monotonic() - begun, ends[-1] - ends[0], tokens[-1] - tokens[0] if tokens else 0)
+
+
+def peak_memory(command: list[str], processes: int) -> int:
+    """The largest memory of a program's processes together, in bytes."""
+    process = start(command, processes)
+    threading.Thread(target=process.stdout.read, daemon=True).start()
+    root, peak = psutil.Process(process.pid), 0
+    while process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            peak = max(peak, sum(part.memory_full_info().pss for part in [root, *root.children(recursive=True)]))
+        time.sleep(0.25)
+    return peak
+
+
+def measure(stage: str, processes: int, options: list[str], place: Path, times: int) -> str:
+    """A row of the table."""
+    found: dict[str, list[Timing]] = {"stagecoach": [], "bare": []}
+    for _ in range(times):
+        for side, timings in found.items():
+            timings.append(timed(command_of(side, stage, processes, options, place), processes))
+            print(stage, processes, side, timings[-1], file=sys.stderr, flush=True)
+    peaks = {side: peak_memory(command_of(side, stage, processes, options, place), processes) for side in found}
+    ours, bare = ([timing.steps for timing in found[side]] for side in found)
+    tokens = found["bare"][0].tokens
+    fixed = [statistics.median(timing.fixed for timing in timings) for timings in found.values()]
+    cells = [
+        stage,
+        str(processes),
+        ", ".join(f"{tokens / seconds:,.0f}" for seconds in ours),
+        ", ".join(f"{tokens / seconds:,.0f}" for seconds in bare),
+        f"{statistics.median(bare) / statistics.median(ours):.3f}",
+        f"{fixed[0]:.1f} - {fixed[1]:.1f} = {fixed[0] - fixed[1]:.1f}",
+        f"{peaks['stagecoach'] / 1e6:,.0f}",
+        f"{peaks['bare'] / 1e6:,.0f}",
+        f"{peaks['stagecoach'] / peaks['bare']:.3f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Measure and print, and write the table where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--stages", nargs="+", default=["sft", "dpo", "grpo"])
+    parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    lines = [
+        "# Backend `trl` beside bare TRL",
+        "",
+        f"`python benchmarks/beside_trl.py` on {CORES} cores; a Qwen3 of 4 layers of 256, {STEPS} steps of {BATCH}",
+        "rows, by turns. Bounds: tokens a second at least 0.97, fixed cost at most 10 s more, memory at most 1.05.",
+        "",
+        "| stage | processes | tokens a second | bare TRL | ratio | fixed seconds | MB | bare TRL | ratio |",
+        "| --- | ---: | --- | --- | ---: | --- | ---: | ---: | ---: |",
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        options = prepare(Path(directory))
+        for stage in arguments.stages:
+            for processes in arguments.processes:
+                lines.append(measure(stage, processes, options[processes], Path(directory), arguments.times))
+    shutil.rmtree(ROOT / RUN)
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if arguments.output:
+        arguments.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""How far the estimate of a training's memory (docs/memory.md) is from what a training on the CPU takes.
+
+    python benchmarks/memory.py --output benchmarks/memory.md
+
+Trains two steps of each setting by backend `trl`, each in a process of its own with rows as long as the setting allows,
+and compares the peak of its resident memory, less what it had before the model was loaded, with the estimate less its
+allowance. glibc is told to give freed memory back (MALLOC_MMAP_THRESHOLD_), but where the table says otherwise. Half a
+minute a setting on two idle cores; --only chooses by a part of a setting's words.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import peft  # noqa: E402, F401 - what is imported before is no memory of the training
+import torch  # noqa: E402
+from pydantic import TypeAdapter  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+
+from scripts.backends.protocol import TrainingJob  # noqa: E402
+from scripts.backends.trl.memory import Load, need  # noqa: E402
+from scripts.backends.trl.train import train_rank  # noqa: E402
+from scripts.data.prompts import render  # noqa: E402
+from scripts.model.shape import Shape  # noqa: E402
+from scripts.recipe.recipe import AnyStage  # noqa: E402
+from scripts.stage.stop import StopRequest  # noqa: E402
+from tests.pretrained import tokenizer  # noqa: E402
+
+THREADS, STEPS, MIB = 2, 2, 2**20
+GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-34M": {"kind": "llama", "vocab_size": 16000, "hidden_size": 512, "intermediate_size": 1408, "layers": 6},
+    "llama-134M": {"kind": "llama", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "layers": 12},
+    "qwen3-44M": {"kind": "qwen3", "vocab_size": 151936, "hidden_size": 256, "intermediate_size": 768, "layers": 6},
+    "gemma3-57M": {
+        "kind": "gemma3_text",
+        "vocab_size": 64000,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "layers": 6,
+    },
+    "mixtral-32M": {"kind": "mixtral", "vocab_size": 16000, "hidden_size": 384, "intermediate_size": 768, "layers": 6},
+}
+LORA = {"lora": {"dim": 8, "alpha": 16}}
+BF16 = {"precision": "bfloat16"}
+CHECKPOINTED = {"dtensor_cfg": {"activation_checkpointing": True}}
+SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
+    ("llama-34M", "sft", {"rows": 4}),
+    ("llama-34M", "sft", {"rows": 4, **LORA}),
+    ("llama-34M", "sft", {"rows": 4, **LORA, "kept_by_glibc": True}),
+    ("llama-34M", "sft", {"rows": 4, **BF16}),
+    ("llama-34M", "sft", {"rows": 4, **BF16, **LORA}),
+    ("llama-34M", "sft", {"rows": 4, **CHECKPOINTED}),
+    ("llama-34M", "sft", {"rows": 8, "train_micro_batch_size": 2}),
+    ("llama-34M", "sft", {"rows": 4, "attn_implementation": "eager"}),
+    ("llama-34M", "dpo", {"rows": 2}),
+    ("llama-34M", "dpo", {"rows": 2, **LORA}),
+    ("llama-34M", "grpo", {"rows": 8, "train_micro_batch_size": 4}),
+    ("llama-34M", "grpo", {"rows": 8, "train_micro_batch_size": 4, "kl": 0.1}),
+    ("llama-34M", "grpo", {"rows": 96, "train_micro_batch_size": 1, **CHECKPOINTED}),
+    ("qwen3-44M", "sft", {"rows": 4}),
+    ("gemma3-57M", "sft", {"rows": 4, **BF16}),
+    ("mixtral-32M", "sft", {"rows": 4}),
+    ("mixtral-32M", "sft", {"rows": 4, **LORA}),
+    ("llama-134M", "sft", {"rows": 2}),
+    ("llama-134M", "sft", {"rows": 2, **BF16, **LORA}),
+]
+LENGTH = 512
+
+
+def make_model(shape: dict[str, Any], folder: Path) -> None:
+    """Save a model of random weights with a small tokenizer."""
+    made, given = tokenizer(), dict(shape)
+    heads = given["hidden_size"] // 64
+    kind, layers = given.pop("kind"), given.pop("layers")
+    more = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "mixtral" else {}
+    config = AutoConfig.for_model(
+        kind,
+        **given,
+        **more,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=64,
+        max_position_embeddings=2 * LENGTH,
+        tie_word_embeddings=kind != "llama",
+        eos_token_id=made.eos_token_id,
+        pad_token_id=made.pad_token_id,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    made.save_pretrained(folder)
+
+
+def settings_of(algorithm: str, says: dict[str, Any]) -> dict[str, Any]:
+    """What a recipe would say of the stage."""
+    given = dict(says)
+    rows, kl = given.pop("rows"), given.pop("kl", 0.0)
+    given.pop("kept_by_glibc", None)
+    policy = {"max_total_sequence_length": LENGTH, "optimizer": {"lr": 1e-5}, **given}
+    stage: dict[str, Any] = {"backend": "trl", "algorithm": algorithm, "blend": "b", "policy": policy}
+    if algorithm == "grpo":
+        stage["grpo"] = {"num_prompts_per_step": rows // 4, "num_generations_per_prompt": 4, "max_num_steps": STEPS}
+        policy["generation"] = {"max_new_tokens": LENGTH // 2}
+        stage["loss_fn"] = {"reference_policy_kl_penalty": kl}
+    else:
+        stage[algorithm] = {"max_num_steps": STEPS}
+        policy["train_global_batch_size"] = rows
+    return stage
+
+
+def stage_of(algorithm: str, says: dict[str, Any]) -> Any:
+    """The stage's settings."""
+    return TypeAdapter(AnyStage).validate_python(settings_of(algorithm, says))
+
+
+def write_rows(algorithm: str, count: int, folder: Path, path: Path) -> None:
+    """Rows whose tokens fill the length, or nearly."""
+    own = AutoTokenizer.from_pretrained(folder)
+
+    def filling(answer: bool, length: int) -> str:
+        words = "What is the larger of the two numbers? "
+        for size in range(length, 0, -1):
+            text = (words * (size // 8 + 1))[: size * 4]
+            messages = [{"role": "user", "content": "hi" if answer else text}]
+            messages += [{"role": "assistant", "content": text}] if answer else []
+            if len(own(render(messages, own, add_generation_prompt=not answer))["input_ids"]) <= length:
+                return text
+        raise ValueError(length)
+
+    if algorithm == "sft":
+        text = filling(True, LENGTH)
+        row: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]}
+    elif algorithm == "dpo":
+        text = filling(True, LENGTH)
+        prompt = [{"role": "user", "content": "hi"}]
+        answers = [[{"role": "assistant", "content": text}] for text in (text, text[:-8] + text[8:16])]
+        row = {"prompt": prompt, "chosen": answers[0], "rejected": answers[1]}
+    else:
+        messages = [{"role": "user", "content": filling(False, LENGTH // 2 - 1)}]
+        environment = {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"}
+        row = {
+            "responses_create_params": {"input": messages},
+            "agent_ref": environment,
+            "question": "?",
+            "expected_answer": "1",
+        }
+    path.write_text("".join(json.dumps(row) + "\n" for _ in range(count)))
+
+
+def memory(key: str) -> int:
+    """This process's resident memory (VmRSS) or its peak (VmHWM) in bytes."""
+    return int(re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1]) * 1024
+
+
+def measure(algorithm: str, says: dict[str, Any], folder: Path) -> None:
+    """Train in this process, and print its peak above what it had before the model."""
+    settings = stage_of(algorithm, says)
+    values = settings.values_with_effect() | {"release": {}, "seed": 0}
+    split = folder.parent / f"{algorithm}.jsonl"
+    write_rows(algorithm, says["rows"] * STEPS, folder, split)
+    with tempfile.TemporaryDirectory() as run:
+        Path(run, "checkpoints").mkdir()
+        job = TrainingJob(
+            stage="benchmark",
+            settings=settings,
+            config=settings.config_model.model_validate(values),
+            train_split=split,
+            parent_model=folder,
+            run=Path(run),
+            resume_from=None,
+            max_num_steps=STEPS,
+            threads=THREADS,
+            stop=StopRequest(),
+            nodes=1,
+            environments={},
+        )
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory("VmRSS")
+        train_rank(job)
+        print(memory("VmHWM") - before)
+
+
+def measured(algorithm: str, says: dict[str, Any], folder: Path) -> int:
+    """The peak of a process of its own."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | ({} if says.get("kept_by_glibc") else GIVEN_BACK)
+    command = [sys.executable, __file__, "--measure", algorithm, json.dumps(says), str(folder)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    return int(printed.splitlines()[-1])
+
+
+def row(name: str, algorithm: str, says: dict[str, Any], folder: Path, peak: int) -> str:
+    """A line of the table."""
+    settings = stage_of(algorithm, says)
+    needed = need(Load(Shape.of_folder(folder), settings, settings.policy, 1, "cpu"))
+    parts = {part: size for part, size in needed.parts.items() if part != "allowance"}
+    total = sum(parts.values())
+    shown = ", ".join(f"{part} {size / MIB:.0f}" for part, size in sorted(parts.items(), key=lambda part: -part[1]))
+    words = json.dumps(says).replace('"', "").strip("{}")
+    return (
+        f"| {name} | {algorithm} | {words} | {peak / MIB:.0f} | {total / MIB:.0f} | {total / peak:.2f} | "
+        f"{needed.moment}: {shown} |"
+    )
+
+
+HEAD = """# Estimate and peak of a training's memory
+
+`python benchmarks/memory.py --output benchmarks/memory.md`, on two CPU cores, torch {torch}, rows of {length} tokens.
+MiB above what the process had before the model was loaded; the estimate without its allowance (docs/memory.md), which
+adds 25 % on a CPU, for what glibc keeps of freed memory (`kept_by_glibc`), and 5 % on a GPU.
+
+| model | algorithm | settings | measured | estimate | ratio | at the moment: what for |
+| --- | --- | --- | --- | --- | --- | --- |
+"""
+TAIL = """
+What it shows: weights, gradients, moments and activations, which any device holds alike. What it does not: on a GPU the
+tiles of logits are one number wide instead of nine (Triton's kernel), AdamW takes a temporary copy of the weights,
+attention and experts have kernels of their own, and CUDA's context, NCCL and fragmentation come on top; FSDP2, offload,
+nf4, 8-bit moments and vLLM were not measured. No figure of a GPU is here.
+"""
+
+
+def main() -> None:
+    """Command line of the measurement."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", default="", help="a part of the setting's words")
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        algorithm, says, folder = arguments.measure
+        measure(algorithm, json.loads(says), Path(folder))
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as place:
+        for name, algorithm, says in SETTINGS:
+            if arguments.only not in f"{name} {algorithm} {json.dumps(says)}":
+                continue
+            folder = Path(place, name)
+            if not folder.exists():
+                make_model(SHAPES[name], folder)
+            rows.append(row(name, algorithm, says, folder, measured(algorithm, says, folder)))
+            print(rows[-1], flush=True)
+    if arguments.output:
+        head = HEAD.format(torch=torch.__version__, length=LENGTH)
+        arguments.output.write_text(head + "\n".join(rows) + "\n" + TAIL)
+
+
+if __name__ == "__main__":
+    main()

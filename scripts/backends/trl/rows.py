@@ -1,0 +1,129 @@
+"""The rows that a stage trains on: tokenized once for all its attempts, memory-mapped, in file order.
+
+They are ``<stage>/tokens/<key>/rows.arrow``. The key is a hash of all that they are made from: the split, how many of
+its rows, the tokenizer or processor with its chat template, the settings, the code and its libraries. A stage keeps
+those that it trained on last.
+"""
+
+import inspect
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from datasets import Dataset
+from PIL import Image
+
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.ranks import as_rank_0_says, rank
+from scripts.data import examples, prompts
+from scripts.data.rows import read_rows
+from scripts.errors import UserError
+from scripts.files import (
+    canonical_json,
+    describe_files,
+    explain_write_errors,
+    replace_directory,
+    sha256_file,
+    sha256_text,
+)
+from scripts.model.load import tokenizer_of
+from scripts.records import Manifest, read_record
+from scripts.rewards import messages
+
+BATCH = 128
+PROGRESS_SECONDS = 20.0
+CODE = (__file__, examples.__file__, messages.__file__, prompts.__file__)
+LIBRARIES = ("tokenizers", "transformers", "jinja2")
+TOKENS = pa.list_(pa.int32())
+
+
+class Line(NamedTuple):
+    """A row of the training split, with its line number and its text; `place` names it in messages."""
+
+    number: int
+    place: str
+    text: str
+    row: dict[str, Any]
+
+
+def training_rows(job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> Dataset:
+    """The first `count` rows of the training split, or all when it has fewer, as columns on disk.
+
+    `prepare` makes some lines into as many rows of the schema, by keyword arguments alone: `processor`, and settings.
+    """
+    split = read_record(job.train_split.with_name("manifest.json"), Manifest)["train"]
+    count = min(count, split["rows"])
+    folder = job.run.with_name("tokens")
+    file = folder / as_rank_0_says(_key(split["sha256"], count, prepare) if rank() == 0 else "") / "rows.arrow"
+    if rank() == 0:
+        for other in folder.glob("*"):
+            if other != file.parent:
+                shutil.rmtree(other, ignore_errors=True)
+        if not file.exists():
+            _write(file, job, count, schema, prepare)
+    while not file.exists():  # the ranks are ended together when rank 0 fails
+        time.sleep(0.1)
+    return Dataset.from_file(str(file))
+
+
+def _key(split: str, count: int, prepare: partial) -> str:
+    settings = dict(prepare.keywords)
+    with tempfile.TemporaryDirectory() as folder:
+        settings.pop("processor").save_pretrained(folder)
+        facts = {
+            "split": split,
+            "rows": count,
+            "settings": settings,
+            "processor": describe_files(Path(folder)),
+            "code": [sha256_file(Path(file)) for file in (inspect.getfile(prepare.func), *CODE)],
+            "libraries": [version(name) for name in LIBRARIES],
+        }
+    return sha256_text(canonical_json(facts))[:16]
+
+
+def _write(file: Path, job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> None:
+    lines, done, said = _lines(job.train_split, count), 0, time.monotonic()
+    with (
+        explain_write_errors(file),
+        replace_directory(file.parent) as fresh,
+        (fresh / file.name).open("wb") as output,
+        pa.ipc.new_stream(output, schema) as writer,
+    ):
+        while batch := list(islice(lines, BATCH)):
+            writer.write_batch(pa.RecordBatch.from_pylist(prepare(batch), schema=schema))
+            done += len(batch)
+            if time.monotonic() - said > PROGRESS_SECONDS:
+                said = time.monotonic()
+                print(f"{job.stage}: tokenized {done:,} of {count:,} rows", flush=True)
+
+
+def _lines(split: Path, count: int) -> Iterator[Line]:
+    for number, line, row in islice(read_rows(split), count):
+        yield Line(number, f"{split}:{number}", line.decode(), row)
+
+
+def token_ids(texts: list[str], processor: Any) -> list[list[int]]:
+    """The tokens of texts that are in the chat template already, with as many in a picture's place as it has.
+
+    All pictures are scaled to one size.
+    """
+    picture = getattr(processor, "image_token", None)
+    if picture is not None:
+        expanded = processor(text=[picture], images=[Image.new("RGB", (1, 1))])["input_ids"][0]
+        texts = [text.replace(picture, picture * len(expanded)) for text in texts]
+    return tokenizer_of(processor)(texts, add_special_tokens=False)["input_ids"]
+
+
+def pictures_in(conversation: prompts.Messages, line: Line, processor: Any) -> list[str]:
+    """The pictures that a row shows; UserError where the model cannot see them."""
+    pictures = prompts.pictures_of(conversation)
+    if pictures and tokenizer_of(processor) is processor:
+        raise UserError(f"{line.place}: shows a picture, but the recipe's model has no vision")
+    return pictures

@@ -1,0 +1,165 @@
+"""The rows that backend trl trains on: on disk, tokenized once, and packed without padding."""
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
+
+import pytest
+
+from scripts.errors import UserError
+from scripts.files import sha256_file, write_json
+from scripts.recipe.load import load_recipe
+from tests.conftest import SHORT
+from tests.pretrained import save_pretrained, tokenizer
+from tests.stages import Stages, checkpoint, logged
+
+pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
+
+ROWS, BATCH = 300, 4
+
+
+class Handmade(Stages):
+    """Stages whose blend of demonstrations is written here, in answers of unequal length."""
+
+    def __init__(self, directory):
+        self.directory, self.recipe = directory, load_recipe(SHORT)
+        split = self.split("sft")
+        split.parent.mkdir(parents=True)
+        rows = [
+            {
+                "agent_ref": {"name": "math_with_judge_simple_agent"},
+                "messages": [
+                    {"role": "user", "content": f"What is {number}?"},
+                    {"role": "assistant", "content": f"{number} " * (1 + number % 7)},
+                ],
+            }
+            for number in range(ROWS)
+        ]
+        split.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.describe()
+
+    def describe(self):
+        """Write the split's manifest."""
+        split = self.split("sft")
+        described = {"rows": len(split.read_text().splitlines()), "sha256": sha256_file(split)}
+        write_json(split.with_name("manifest.json"), {"train": described, "validation": described})
+
+    def sft(self, run, steps=2, **policy):
+        """A job of SFT with such settings of its policy, those that are not in its config."""
+        job = self.job("sft", run, steps)
+        values = job.config.policy.model_copy(update={"train_global_batch_size": BATCH})
+        job = replace(job, config=job.config.model_copy(update={"policy": values}))
+        stated = job.settings.policy.model_validate(job.settings.policy.model_dump() | policy)
+        return replace(job, settings=job.settings.model_copy(update={"policy": stated}))
+
+
+@pytest.fixture
+def stages(tmp_path):
+    return Handmade(tmp_path)
+
+
+@pytest.fixture
+def read(stages):
+    """What the rows of a job are read by, for a tokenizer and a longest row."""
+    from scripts.backends.trl.rows import training_rows
+    from scripts.backends.trl.sft import SCHEMA, tokenize_demonstrations
+
+    def rows(count=ROWS, max_length=64, **changes):
+        prepare = partial(tokenize_demonstrations, processor=tokenizer(**changes), max_length=max_length)
+        return training_rows(stages.sft("sft"), count, SCHEMA, prepare)
+
+    return rows
+
+
+def kept(stages):
+    """The key of the rows that are kept, and the file that holds them."""
+    (file,) = stages.directory.glob("tokens/*/*")
+    return file.parent.name, file
+
+
+def test_rows_are_read_from_disk_in_file_order_and_as_many_as_are_asked_for(stages, read):
+    rows = read(count=200)
+    assert [file["filename"] for file in rows.cache_files] == [str(kept(stages)[1])]
+    assert len(rows) == 200 and len(read(count=10**9)) == ROWS
+    texts = tokenizer().batch_decode(read()[:]["input_ids"])
+    assert all(f"What is {number}?" in text for number, text in enumerate(texts))
+
+
+def test_a_second_attempt_finds_them_and_whatever_changes_them_makes_them_anew(stages, read, monkeypatch, tmp_path):
+    read()
+    first, file = kept(stages)
+    made = file.stat().st_mtime_ns
+    read()
+    assert kept(stages) == (first, file) and file.stat().st_mtime_ns == made
+    keys = {first}
+    template = "{% for message in messages %}{{ message['content'] }}<|im_end|>{% endfor %}"
+    for changes in ({"chat_template": template}, {"max_length": 32}, {"count": 200}, {"eos_token": "<|endoftext|>"}):
+        read(**changes)
+        assert kept(stages)[0] not in keys  # and the ones before are gone
+        keys.add(kept(stages)[0])
+    split = stages.split("sft")
+    split.write_text(split.read_text().replace("What is 7?", "What is 8?"))
+    stages.describe()
+    read()
+    assert kept(stages)[0] not in keys
+
+
+def test_edited_code_makes_them_anew_and_what_fails_leaves_nothing(stages, tmp_path, monkeypatch):
+    from scripts.backends.trl.rows import training_rows
+    from scripts.backends.trl.sft import SCHEMA
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    code = tmp_path / "edited_code.py"
+    keys = set()
+    for ids in ("[1]", "[1, 2]", "missing"):
+        row = f"{{'input_ids': {ids}, 'labels': [1], 'pictures': []}}"
+        code.write_text(f"def prepare(lines, processor):\n    return [{row} for line in lines]\n")
+        sys.modules.pop("edited_code", None)
+        importlib.invalidate_caches()
+        prepare = partial(importlib.import_module("edited_code").prepare, processor=tokenizer())
+        if ids == "missing":
+            with pytest.raises(NameError):
+                training_rows(stages.sft("sft"), ROWS, SCHEMA, prepare)
+        else:
+            assert training_rows(stages.sft("sft"), ROWS, SCHEMA, prepare)[0]["input_ids"] == json.loads(ids)
+            keys.add(kept(stages)[0])
+    assert len(keys) == 2 and list((stages.directory / "tokens").iterdir()) == []
+
+
+def test_packed_rows_are_learnt_as_padded_ones_are(stages, tmp_path):
+    from safetensors.torch import load_file
+    from torch import allclose
+
+    from scripts.backends.trl.train import train_rank
+
+    save_pretrained("qwen3", tmp_path / "model")
+    runs = []
+    for name, packs in (("padded", False), ("packed", True)):
+        job = stages.sft(name, sequence_packing={"enabled": packs}, train_micro_batch_size=2)
+        train_rank(replace(job, parent_model=tmp_path / "model"))
+        runs.append(job.run)
+    for padded, packed in zip(*map(logged, runs), strict=True):
+        assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-5)
+        assert packed["grad_norm"] == pytest.approx(padded["grad_norm"], rel=1e-4)
+    padded, packed = (load_file(checkpoint(run, 2) / "model.safetensors") for run in runs)
+    assert all(allclose(padded[name], packed[name], atol=1e-4) for name in padded)
+
+
+def test_a_model_in_which_packed_rows_see_each_other_is_refused(stages, tmp_path):
+    from scripts.backends.trl.train import train_rank
+
+    save_pretrained("bloom", tmp_path / "model")
+    job = stages.sft("packed", sequence_packing={"enabled": True})
+    with pytest.raises(
+        UserError, match=r"a model of type bloom with .* cannot be trained with policy.sequence_packing"
+    ):
+        train_rank(replace(job, parent_model=tmp_path / "model"))
+
+
+def test_packing_is_no_part_of_what_a_stage_is_known_by(stages):
+    packed, padded = (stages.sft("sft", sequence_packing={"enabled": on}).settings for on in (True, False))
+    assert packed != padded and packed.values_with_effect() == padded.values_with_effect()
