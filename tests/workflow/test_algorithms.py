@@ -193,6 +193,15 @@ def test_both_forms_of_a_preference_become_the_same_tokens():
     }
 
 
+def test_a_pair_that_is_too_long_may_lose_the_end_of_its_answers():
+    tokenizer, row = make_tokenizer(), PAIR | {"chosen": "3" * 90}
+    prompt = tokenize_pairs([Line(1, "rows.jsonl:1", "", PAIR)], tokenizer, max_length=64)[0]["prompt_ids"]
+    for longest in (64, len(prompt)):
+        (pair,) = tokenize_pairs([Line(1, "rows.jsonl:1", "", row)], tokenizer, max_length=longest, cuts=True)
+        assert len(pair["prompt_ids"]) + len(pair["chosen_ids"]) == longest and pair["rejected_ids"]
+        assert pair["prompt_ids"] == prompt[-len(pair["prompt_ids"]) :]
+
+
 def split_of(folder, rows):
     """A training split of these rows, beside its manifest."""
     split = folder / "rows.jsonl"

@@ -133,7 +133,13 @@ class Policy(Strict):
 
     PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
     """Settings that change no weight but for rounding."""
-    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora", "tokenizer")
+    ADDED: ClassVar[tuple[str, ...]] = (
+        "precision",
+        "attn_implementation",
+        "lora",
+        "tokenizer",
+        "truncation_mode",
+    )
     """Settings that a resolved config has only where they are not the default."""
 
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
@@ -169,6 +175,9 @@ class PreferencePolicy(Policy):
     """The policy of a preference stage."""
 
     train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
+    truncation_mode: Literal["keep_start"] | None = Field(
+        None, description="Keep the start of answers that do not fit after their prompt; none: they are refused."
+    )
 
 
 class GrpoPolicy(Policy):
