@@ -184,7 +184,7 @@ def test_losses_without_a_weight_are_not_computed():
 def test_both_forms_of_a_preference_become_the_same_tokens():
     tokenizer = make_tokenizer()
     lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate((PAIR, RANKED), 1)]
-    first, second = tokenize_pairs(lines, tokenizer, max_length=64)
+    first, second = tokenize_pairs(lines, tokenizer, max_length=64, variables={})
     assert first == second
     assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
         "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
