@@ -123,11 +123,11 @@ rule evaluate:
         trainings=trainings_of,
         accelerator=SITE.accelerator,
     params:
+        **({"decoding": DECODING} if DECODING else {}),
         max_new_tokens=getattr(RECIPE.evaluation, "max_new_tokens", None),
         temperature=getattr(RECIPE.evaluation, "temperature", None),
         recipe=CONFIG.recipe if JUDGES or OWN_ENVIRONMENTS or DECODING else [],
         judges=JUDGES.model_dump(mode="json") if JUDGES else [],
-        **({"decoding": DECODING} if DECODING else {}),
     shell:
         "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
         " --config {input.config:q} --model {input.model:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"

@@ -42,15 +42,11 @@ class ResponseEnds:
     """Where responses end: at tokens, or where they hold one of some texts."""
 
     def __init__(self, tokenizer: Any, tokens: Iterable[int], strings: Sequence[str]) -> None:
-        """UserError for a special token among the texts, which is no text of a response."""
         self._tokenizer, self.tokens, self.strings = tokenizer, set(tokens), list(strings)
-        for special in set(strings) & set(tokenizer.all_special_tokens):
-            number = tokenizer.convert_tokens_to_ids(special)
-            raise UserError(f"stop_strings: {special!r} is a special token; give {number} in stop_token_ids instead")
 
     def at_string(self, response: list[int]) -> bool:
         """Whether a text that ends responses is in this one."""
-        text = self._tokenizer.decode(response, skip_special_tokens=True) if self.strings else ""
+        text = self._tokenizer.decode(response, skip_special_tokens=False) if self.strings else ""
         return any(string in text for string in self.strings)
 
     def without_padding(self, response: list[int]) -> list[int]:

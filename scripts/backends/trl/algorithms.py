@@ -42,6 +42,7 @@ class VllmEngine(Strict):
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="Share of a GPU's memory that it takes; none: 0.3 colocated, 0.9 served."
     )
+    enforce_eager: bool = Field(False, description="Compile nothing and capture no CUDA graphs; so on a CPU always.")
     enable_sleep_mode: bool = Field(False, description="Colocated: give that memory back while the trainer updates.")
 
 

@@ -153,7 +153,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         shuffle_dataset=False,
         remove_unused_columns=False,
         model_init_kwargs=start_options(job),
-        **sampling_arguments(job.config),
+        **sampling_arguments(job.config, job.accelerator),
         **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
         **shared_arguments(job),
     )

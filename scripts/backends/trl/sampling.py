@@ -9,12 +9,17 @@ from scripts.backends.trl.settings import GrpoConfig
 from scripts.evaluate.generate import ResponseEnds
 
 
-def sampling_arguments(config: GrpoConfig) -> dict[str, Any]:
+def sampling_arguments(config: GrpoConfig, accelerator: str) -> dict[str, Any]:
     """TRL's options, by which both samplers go, for a stage of this resolved config."""
     generation = config.policy.generation
+    cache = {"max_memory_percent": 0.05} if accelerator == "cpu" else None  # of a node's memory; TRL's 0.5 of a GPU's
     more: dict[str, Any] = {}
     if generation.stop_strings:
-        more["stop" if config.samples_by_vllm else "stop_strings"] = generation.stop_strings
+        more |= (
+            {"stop": generation.stop_strings, "skip_special_tokens": False}
+            if config.samples_by_vllm
+            else {"stop_strings": generation.stop_strings}
+        )
     if generation.stop_token_ids and config.samples_by_vllm:
         more["stop_token_ids"] = generation.stop_token_ids
     return {
@@ -24,6 +29,7 @@ def sampling_arguments(config: GrpoConfig) -> dict[str, Any]:
         "top_k": generation.top_k or 0,
         "min_p": generation.min_p,
         "use_transformers_continuous_batching": generation.paged,
+        "transformers_continuous_batching_config": cache if generation.paged else None,
         "generation_kwargs": more or None,
         "chat_template_kwargs": config.policy.tokenizer.chat_template_kwargs or None,
     }

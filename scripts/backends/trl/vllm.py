@@ -54,6 +54,10 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
         "vllm_importance_sampling_clip_max": loss.truncated_importance_sampling_ratio or math.inf,
     }
     if not is_served(job.settings):
+        if (
+            cfg.enforce_eager or job.accelerator == "cpu"
+        ):  # what is compiled there keeps the weights it was compiled with
+            vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
         return options | {
             "vllm_tensor_parallel_size": cfg.tensor_parallel_size,
             "vllm_gpu_memory_utilization": cfg.gpu_memory_utilization or 0.3,
