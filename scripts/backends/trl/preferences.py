@@ -16,6 +16,7 @@ from scripts.data.examples import preference_of
 from scripts.data.prompts import render
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
+from scripts.recipe.sampling import TemplateVariables
 
 SCHEMA = pa.schema(dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), TOKENS))
 
@@ -60,8 +61,13 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
     settings, policy = job.config.section, job.config.policy
     model, processor = model_and_processor(job)
     longest = policy.max_total_sequence_length
-    cuts = policy.truncation_mode == "keep_start"
-    prepare = partial(tokenize_pairs, processor=tokenizer_of(processor), max_length=longest, cuts=cuts)
+    prepare = partial(
+        tokenize_pairs,
+        processor=tokenizer_of(processor),
+        max_length=longest,
+        variables=policy.tokenizer.chat_template_kwargs,
+        cuts=policy.truncation_mode == "keep_start",
+    )
     pairs = training_rows(job, job.max_num_steps * policy.train_global_batch_size, SCHEMA, prepare)
     loss_types, loss_weights = losses(settings)
     arguments = DPOConfig(
@@ -97,7 +103,7 @@ def losses(settings: Dpo) -> tuple[list[str], list[float]]:
 
 
 def tokenize_pairs(
-    lines: list[Line], processor: Any, max_length: int, cuts: bool = False
+    lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables, cuts: bool = False
 ) -> list[dict[str, list[int]]]:
     """Token ids of prompts, chosen and rejected answers in the chat template.
 
@@ -105,11 +111,11 @@ def tokenize_pairs(
     by itself, the start is lost, so that each answer keeps a token.
     """
     preferences = [preference_of(line.row) for line in lines]
-    prompts = [render(pair.prompt, processor, add_generation_prompt=True) for pair in preferences]
+    prompts = [render(pair.prompt, processor, add_generation_prompt=True, **variables) for pair in preferences]
 
     def answers(name: str) -> list[str]:
         return [
-            render([*pair.prompt, *getattr(pair, name)], processor).removeprefix(prompt)
+            render([*pair.prompt, *getattr(pair, name)], processor, **variables).removeprefix(prompt)
             for pair, prompt in zip(preferences, prompts, strict=True)
         ]
 

@@ -2,13 +2,17 @@
 
 from typing import Any
 
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, TrainingArguments
 from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.sharding import is_sharded, sharding_arguments
 from scripts.model.load import load_processor
 from scripts.model.random_init import fresh_model
+
+# Transformers below 5.20, which vLLM wants, knows the older name alone.
+_NAMES = ("activation_checkpointing", "gradient_checkpointing")
+CHECKPOINTING = next(name for name in _NAMES if name in TrainingArguments.__dataclass_fields__)
 
 
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
@@ -32,8 +36,8 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
         "data_seed": config.seed,
-        "gradient_checkpointing": False,  # activation_checkpointing in newer transformers, which know both
-        "activation_checkpointing": placing.activation_checkpointing,
+        "gradient_checkpointing": False,
+        CHECKPOINTING: placing.activation_checkpointing,
         "bf16": policy.precision == "bfloat16",
         "use_cpu": job.accelerator == "cpu",
         "dataloader_num_workers": 0,
