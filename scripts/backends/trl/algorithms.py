@@ -134,13 +134,7 @@ class Policy(Strict):
 
     PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
     """Settings that change no weight but for rounding."""
-    ADDED: ClassVar[tuple[str, ...]] = (
-        "precision",
-        "attn_implementation",
-        "lora",
-        "tokenizer",
-        "truncation_mode",
-    )
+    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode")
     """Settings that a resolved config has only where they are not the default."""
 
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
