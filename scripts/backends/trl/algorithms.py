@@ -152,6 +152,12 @@ class Policy(Strict):
     tokenizer: Tokenizer = Tokenizer()
     optimizer: Optimizer
 
+    @model_validator(mode="after")
+    def _can_share_its_moments(self) -> "Policy":
+        if self.dtensor_cfg.enabled and self.optimizer.name == "adamw_8bit":
+            raise invalid("optimizer.name adamw_8bit keeps moments that dtensor_cfg.enabled cannot share out; drop one")
+        return self
+
 
 class SftPolicy(Policy):
     """The policy of a supervised stage."""
