@@ -2,6 +2,7 @@
 
 import json
 import string
+from functools import partial
 
 import pytest
 
@@ -9,9 +10,11 @@ pytest.importorskip("trl")
 
 import torch
 
-from scripts.backends.trl.grpo import MeasuringTrainer
+from scripts.backends.trl.grpo import SCHEMA, MeasuringTrainer, render_prompts
+from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.train import train_rank
 from scripts.data.rows import read_rows
+from scripts.errors import UserError
 from scripts.evaluate.generate import end_tokens, rollouts
 from scripts.model.random_init import make_model, make_tokenizer
 from scripts.recipe.resolve import training_config
@@ -128,3 +131,24 @@ def test_variables_of_the_chat_template_reach_the_prompt(stages, untrained):
         tokenizer.chat_template = template
     assert tokenizer.decode(asked[1]) == tokenizer.decode(asked[0]) + "</think>"
     assert end_tokens(model, tokenizer) == {tokenizer.eos_token_id}
+
+
+def test_rows_whose_prompt_is_too_long_are_left_out_and_the_next_are_taken(stages):
+    def job(run: str, steps: int, longest: int | None):
+        values = stages.job("rlvr1", run, steps).config.values()
+        values |= {"model": stages.recipe.model.model_dump(mode="json"), "data": {"max_input_seq_length": longest}}
+        return stages.job("rlvr1", run, steps, config=training_config(values))
+
+    def rows(job, count: int) -> list[tuple[int, int]]:
+        """Line numbers and lengths in tokens."""
+        options = {"processor": make_tokenizer(), "max_length": job.config.longest_prompt, "variables": {}}
+        prepare = partial(render_prompts, keep_to=job.config.data.max_input_seq_length, **options)
+        read = training_rows(job, count, SCHEMA, prepare)
+        return list(zip(read["line"], map(len, make_tokenizer()(read["prompt"])["input_ids"]), strict=True))
+
+    every = rows(job("every", 1, None), 1000)
+    longest = sorted(length for _, length in every)[len(every) // 2]
+    kept = [row for row in every if row[1] <= longest]
+    assert len(kept) < len(every) and rows(job("kept", 1, longest), 10) == kept[:10]
+    with pytest.raises(UserError, match=r"every row is left out; raise data.max_input_seq_length"):
+        rows(job("none", 1, 1), 10)
