@@ -21,9 +21,13 @@ def load_model(
 ) -> PreTrainedModel:
     """The model in float32, or with `auto` in its own type; on the CPU, or laid over the GPUs of this node."""
     check_readable(folder)
+    return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
+
+
+def class_of(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """What loads the model: one that sees or one that does not."""
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
-    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    return kind.from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def load_processor(folder: Path) -> Any:

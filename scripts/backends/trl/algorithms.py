@@ -134,7 +134,7 @@ class Policy(Strict):
 
     PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
     """Settings that change no weight but for rounding."""
-    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora", "tokenizer")
+    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode")
     """Settings that a resolved config has only where they are not the default."""
 
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
@@ -152,6 +152,12 @@ class Policy(Strict):
     tokenizer: Tokenizer = Tokenizer()
     optimizer: Optimizer
 
+    @model_validator(mode="after")
+    def _can_share_its_moments(self) -> "Policy":
+        if self.dtensor_cfg.enabled and self.optimizer.name == "adamw_8bit":
+            raise invalid("optimizer.name adamw_8bit keeps moments that dtensor_cfg.enabled cannot share out; drop one")
+        return self
+
 
 class SftPolicy(Policy):
     """The policy of a supervised stage."""
@@ -164,6 +170,9 @@ class PreferencePolicy(Policy):
     """The policy of a preference stage."""
 
     train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
+    truncation_mode: Literal["keep_start"] | None = Field(
+        None, description="Keep the start of answers that do not fit after their prompt; none: they are refused."
+    )
 
 
 class GrpoPolicy(Policy):

@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster, train_apart
-from scripts.backends.trl.devices import devices_of, offloads, processes_on
+from scripts.backends.trl.devices import devices_of, offloads
 from scripts.backends.trl.fit import check_fits, device_of, load_of, parts_text, why_not
 from scripts.backends.trl.memory import need
 from scripts.backends.trl.vllm_server import is_served, left_by_server, serving
@@ -58,7 +58,7 @@ class Trl(Backend):
         """UserError when a step cannot be shared out evenly among the processes that the site's nodes have."""
         nodes = site.resources_of(stage.name, stage.settings).nodes
         nodes, processes = left_by_server(
-            stage.name, stage.settings, nodes, processes_on(site), site.accelerator != "cpu"
+            stage.name, stage.settings, nodes, site.processes_on_node, site.accelerator != "cpu"
         )
         check_shares(stage.name, stage.config, stage.settings, nodes, nodes * processes)
 

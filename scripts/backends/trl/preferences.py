@@ -66,6 +66,7 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
         processor=tokenizer_of(processor),
         max_length=longest,
         variables=policy.tokenizer.chat_template_kwargs,
+        cuts=policy.truncation_mode == "keep_start",
     )
     pairs = training_rows(job, job.max_num_steps * policy.train_global_batch_size, SCHEMA, prepare)
     loss_types, loss_weights = losses(settings)
@@ -102,9 +103,13 @@ def losses(settings: Dpo) -> tuple[list[str], list[float]]:
 
 
 def tokenize_pairs(
-    lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables
+    lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables, cuts: bool = False
 ) -> list[dict[str, list[int]]]:
-    """Token ids of prompts, chosen and rejected answers in the chat template; UserError for a pair that is too long."""
+    """Token ids of prompts, chosen and rejected answers in the chat template.
+
+    A pair that is too long is a UserError or, where it `cuts`, loses the end of its answers; of a prompt that fills all
+    by itself, the start is lost, so that each answer keeps a token.
+    """
     preferences = [preference_of(line.row) for line in lines]
     prompts = [render(pair.prompt, processor, add_generation_prompt=True, **variables) for pair in preferences]
 
@@ -115,11 +120,17 @@ def tokenize_pairs(
         ]
 
     columns = [token_ids(texts, processor) for texts in (prompts, answers("chosen"), answers("rejected"))]
+    if cuts:
+        columns[0] = [prompt[1 - max_length :] for prompt in columns[0]]
+        columns[1:] = [
+            [ids[: max_length - len(prompt)] for prompt, ids in zip(columns[0], column, strict=True)]
+            for column in columns[1:]
+        ]
     for line, prompt, chosen, rejected in zip(lines, *columns, strict=True):
         length = len(prompt) + max(len(chosen), len(rejected))
         if length > max_length:
             raise UserError(
                 f"{line.place}: prompt and answer have {length} tokens, more than the {max_length} of "
-                "policy.max_total_sequence_length; raise that or drop the row"
+                "policy.max_total_sequence_length; raise that, drop the row, or set policy.truncation_mode: keep_start"
             )
     return [dict(zip(SCHEMA.names, pair, strict=True)) for pair in zip(*columns, strict=True)]

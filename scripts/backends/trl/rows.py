@@ -92,7 +92,7 @@ def _key(split: str, count: int, prepare: partial) -> str:
 def _write(file: Path, job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> None:
     lines, done, said = _lines(job.train_split), 0, time.monotonic()
     with (
-        explain_write_errors(file),
+        explain_write_errors(file.parent),
         replace_directory(file.parent) as fresh,
         (fresh / file.name).open("wb") as output,
         pa.ipc.new_stream(output, schema) as writer,

@@ -1,9 +1,7 @@
-"""Backend `trl`: train with TRL's trainers, on the CPU.
+"""Backend `trl`: train with TRL's trainers, as one of the processes that train a stage together.
 
-A GPU is left alone where there is one, so that a tiny model's weights do not depend on the machine; only vLLM takes it,
-where that samples the rollouts (`scripts.backends.trl.vllm`). On one node this process trains; on several, one process
-a node does (`scripts.backends.trl.cluster`), each with an equal part of every step's rows, and they keep equal weights.
-Each algorithm's trainer is made by a module of its own; what they share in a training's life (resuming, logging,
+Each has an equal part of every step's rows, and a copy or a share of the weights (`scripts.backends.trl.sharding`).
+Each algorithm's trainer is made by a module of its own. What they share in a training's life (resuming, logging,
 sealing, stopping) is here and in `scripts.backends.trl.callback`.
 """
 
@@ -21,6 +19,7 @@ from scripts.backends.trl import grpo, preferences, sft
 from scripts.backends.trl.callback import StageCallback, rng_files
 from scripts.backends.trl.fit import telling_out_of_memory
 from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
+from scripts.backends.trl.setup import train_adapters_in_float32
 from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares, sample_in_step, save_whole
 from scripts.errors import UserError
 from scripts.files import sha256_text
@@ -51,6 +50,7 @@ def train_rank(job: TrainingJob) -> None:
     if is_sharded(job):
         accelerate.accelerator.AcceleratorState = ShardingState
     trainer = TRAINERS[job.config.algorithm](job)
+    train_adapters_in_float32(trainer.model, job)
     trainer.create_model_card = lambda *arguments, **options: None
     if is_sharded(job):
         sample_in_step(trainer)
