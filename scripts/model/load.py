@@ -16,12 +16,18 @@ from transformers import (
 from scripts.files import check_readable
 
 
-def load_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> PreTrainedModel:
-    """The model in float32, or with `auto` in its own type."""
+def load_model(
+    folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device_map: Literal["auto"] | None = None
+) -> PreTrainedModel:
+    """The model in float32, or with `auto` in its own type; on the CPU, or laid over the GPUs of this node."""
     check_readable(folder)
+    return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
+
+
+def class_of(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
+    """What loads the model: one that sees or one that does not."""
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
-    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    return kind.from_pretrained(folder, local_files_only=True, dtype=dtype)
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
 
 
 def load_processor(folder: Path) -> Any:

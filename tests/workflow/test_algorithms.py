@@ -212,13 +212,26 @@ def test_losses_without_a_weight_are_not_computed():
 def test_both_forms_of_a_preference_become_the_same_tokens():
     tokenizer = make_tokenizer()
     lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate((PAIR, RANKED), 1)]
-    first, second = tokenize_pairs(lines, tokenizer, max_length=64)
+    first, second = tokenize_pairs(lines, tokenizer, max_length=64, variables={})
     assert first == second
     assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
         "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
         "chosen_ids": "3<|end|>",
         "rejected_ids": "2<|end|>",
     }
+
+
+def test_a_pair_that_is_too_long_may_lose_the_end_of_its_answers():
+    tokenizer, row = make_tokenizer(), PAIR | {"chosen": "3" * 90}
+    prompt = tokenize_pairs([Line(1, "rows.jsonl:1", "", PAIR)], tokenizer, max_length=64, variables={})[0][
+        "prompt_ids"
+    ]
+    for longest in (64, len(prompt)):
+        (pair,) = tokenize_pairs(
+            [Line(1, "rows.jsonl:1", "", row)], tokenizer, max_length=longest, variables={}, cuts=True
+        )
+        assert len(pair["prompt_ids"]) + len(pair["chosen_ids"]) == longest and pair["rejected_ids"]
+        assert pair["prompt_ids"] == prompt[-len(pair["prompt_ids"]) :]
 
 
 def split_of(folder, rows):

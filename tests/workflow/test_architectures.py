@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tests.pretrained import ARCHITECTURES, save_pretrained  # noqa: E402
 from tests.stages import Stages, checkpoint, logged  # noqa: E402
 
 NEW = {"dim": 4, "alpha": 8}
-ON = NEW | {"from_parent": True}
+NEEDS_BITSANDBYTES = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 STEPS = 2
 
 
@@ -58,6 +59,8 @@ def train(stages: Stages, stage: str, run: str, base: Path, lora: dict[str, Any]
     """Train a stage from a base; its last checkpoint."""
     values = resolve_stage(stages.recipe, stage).values() | {"model": stages.recipe.model.model_dump(mode="json")}
     values["policy"] |= {"lora": lora, "max_total_sequence_length": 200}
+    if lora and lora.get("quantization"):
+        values["policy"]["precision"] = "bfloat16"
     if stage == "text":
         values["loss_fn"]["reference_policy_kl_penalty"] = 0.1
     config = training_config(values)
@@ -105,20 +108,25 @@ def test_merged_weights_are_rounded_once_and_kept_in_float32_where_that_loses_wh
 
 
 @pytest.mark.parametrize("stage", ["dpo", "text"])
-@pytest.mark.parametrize("base", ["qwen3", "mixtral"], indirect=True)
-def test_adapters_are_gone_on_with_from_the_parent_as_reference_and_resume_to_the_same_bits(stages, base, stage):
-    first = train(stages, "sft", "first", base, NEW)
+@pytest.mark.parametrize(
+    ("base", "bits"),
+    [("qwen3", None), ("mixtral", None), pytest.param("qwen3", "nf4", marks=NEEDS_BITSANDBYTES)],
+    indirect=["base"],
+)
+def test_adapters_are_gone_on_with_from_the_parent_as_reference_and_resume_to_the_same_bits(stages, base, bits, stage):
+    first = train(stages, "sft", f"first-{bits}", base, NEW | {"quantization": bits})
+    on = NEW | {"quantization": bits, "from_parent": True}
     options = {"parent_adapter": first, "settings": {"checkpointing": Checkpointing(save_period=1)}}
-    last = train(stages, stage, f"on-{stage}", base, ON, **options)
+    last = train(stages, stage, f"on-{bits}-{stage}", base, on, **options)
     start = logged(last.parents[1])[0]
     balance = 0.002 if "mixtral" in base.name else 0  # what the router's balance adds to the loss
     assert start["loss"] == pytest.approx(0.693147 + balance, abs=1e-4) if stage == "dpo" else start["kl"] == 0
     assert load_file(last / "ref" / WEIGHTS).keys() == load_file(first / WEIGHTS).keys()
     for name, tensor in load_file(first / WEIGHTS).items():
         assert torch.equal(load_file(last / "ref" / WEIGHTS)[name], tensor), "the reference is the parent to the end"
-    half = stages.directory / f"{base.name}-half-{stage}/checkpoints/step_1"
+    half = stages.directory / f"{base.name}-half-{bits}-{stage}/checkpoints/step_1"
     shutil.copytree(checkpoint(last.parents[1], 1), half)
-    resumed = train(stages, stage, f"half-{stage}", base, ON, resume_from=half, **options)
+    resumed = train(stages, stage, f"half-{bits}-{stage}", base, on, resume_from=half, **options)
     for name, tensor in load_file(last / WEIGHTS).items():
         assert torch.equal(load_file(resumed / WEIGHTS)[name], tensor)
     assert json.loads((last / "adapter_config.json").read_text())["r"] == NEW["dim"]

@@ -65,8 +65,6 @@ def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: in
 
     Every process trains the same number of rows; completions of one prompt stay together, being rewarded together.
     """
-    if config.samples_by_vllm and nodes > 1:
-        raise UserError(f"{stage}: vLLM samples on one node; set resources.nodes to 1, not {nodes}")
     each = "nodes" if ranks == nodes else "processes"
     setting = "resources.nodes" if ranks == nodes else "resources.nodes or the site's processes"
     shared = {"policy.train_global_batch_size": config.policy.train_global_batch_size}

@@ -1,14 +1,21 @@
 """What the trainers of every algorithm of backend `trl` start from: arguments, model, processor."""
 
+from copy import deepcopy
 from typing import Any
 
-from transformers import BitsAndBytesConfig
+import torch
+from transformers import AutoConfig, BitsAndBytesConfig, TrainingArguments
 from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.sharding import is_sharded, sharding_arguments
-from scripts.model.load import load_processor
+from scripts.errors import UserError
+from scripts.model.load import class_of, load_processor
 from scripts.model.random_init import fresh_model
+
+# Transformers below 5.20, which vLLM wants, knows the older name alone.
+_NAMES = ("activation_checkpointing", "gradient_checkpointing")
+CHECKPOINTING = next(name for name in _NAMES if name in TrainingArguments.__dataclass_fields__)
 
 
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
@@ -32,8 +39,8 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
         "data_seed": config.seed,
-        "gradient_checkpointing": False,  # activation_checkpointing in newer transformers, which know both
-        "activation_checkpointing": placing.activation_checkpointing,
+        "gradient_checkpointing": False,
+        CHECKPOINTING: placing.activation_checkpointing,
         "bf16": policy.precision == "bfloat16",
         "use_cpu": job.accelerator == "cpu",
         "dataloader_num_workers": 0,
@@ -79,13 +86,17 @@ def _loading(job: TrainingJob) -> dict[str, Any]:
 
 
 def adapters(job: TrainingJob) -> Any:
-    """peft's config of the adapters to make; None where all weights are trained, or the parent's adapters."""
+    """peft's config of the adapters to make; None where all weights are trained, or the parent's adapters.
+
+    UserError where they would lie over nothing, or over what TRL does not take.
+    """
     lora = job.config.policy.lora
     if lora is None or lora.from_parent:
         return None
-    from peft import LoraConfig  # noqa: PLC0415 - only where adapters are trained
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - only where adapters are trained
+    from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415
 
-    return LoraConfig(
+    config = LoraConfig(
         r=lora.dim,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
@@ -94,6 +105,18 @@ def adapters(job: TrainingJob) -> Any:
         exclude_modules=lora.exclude_modules or None,
         task_type="CAUSAL_LM",
     )
+    with torch.device("meta"):
+        shape = class_of(job.parent_model).from_config(AutoConfig.from_pretrained(job.parent_model))
+    try:
+        adapted = get_peft_model(shape, deepcopy(config))
+    except ValueError as error:
+        raise UserError(f"{job.stage}: policy.lora: {error}") from None
+    if isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
+        raise UserError(f"{job.stage}: policy.lora.target_modules: TRL lays no adapters over lm_head; leave it out")
+    frozen = [name for name, weights in shape.named_parameters() if weights.ndim > 2 and "_layer." not in name]
+    if frozen and not lora.target_modules:
+        print(f"{job.stage}: {frozen[0]} and its like get no adapters (policy.lora.target_parameters)", flush=True)
+    return config
 
 
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
@@ -110,3 +133,14 @@ def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
         base = create_model_from_path(model, device_map=None, **_loading(job))
         model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
     return model, load_processor(job.parent_model)
+
+
+def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:
+    """Hold adapters over 4 bits in float32, as all that is trained; TRL rounds them, but not those that it resumes."""
+    if job.config.policy.lora is None or job.config.policy.lora.quantization is None:
+        return
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    if job.parent_adapter is not None:
+        model.load_adapter(str(job.parent_adapter), "default", is_trainable=True)

@@ -19,6 +19,7 @@ from scripts.backends.trl import grpo, preferences, sft
 from scripts.backends.trl.callback import StageCallback, rng_files
 from scripts.backends.trl.fit import telling_out_of_memory
 from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
+from scripts.backends.trl.setup import train_adapters_in_float32
 from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares, sample_in_step, save_whole
 from scripts.errors import UserError
 from scripts.files import sha256_text
@@ -49,6 +50,7 @@ def train_rank(job: TrainingJob) -> None:
     if is_sharded(job):
         accelerate.accelerator.AcceleratorState = ShardingState
     trainer = TRAINERS[job.config.algorithm](job)
+    train_adapters_in_float32(trainer.model, job)
     trainer.create_model_card = lambda *arguments, **options: None
     if is_sharded(job):
         sample_in_step(trainer)
