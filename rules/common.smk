@@ -38,6 +38,9 @@ except PermissionError as error:
     raise WorkflowError(explain_refusal(error)) from None
 
 LIGHT = light_resources(SITE)
+# Of jobs that sample from a model: a whole training node where the site trains on GPUs.
+ON_GPUS = SITE.slurm is not None and SITE.slurm.gpus_per_node and SITE.accelerator != "cpu"
+MODEL_RESOURCES = one_node_resources(SITE) if ON_GPUS else LIGHT
 CONVERTED = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]
 
 

@@ -1,9 +1,12 @@
 # A pretrained model becomes an export like a stage's, from which stages without a parent start.
-from scripts.recipe.model import PretrainedModel
 from scripts.stage.model_source import sync_source
 
-if workflow.is_main_process and isinstance(RECIPE.model, PretrainedModel):
-    sync_source(RECIPE.model, Path(RESULTS, MODEL))
+is_exported = any(not stage.parent and stage.starts_from_export(RECIPE) for stage in RECIPE.stages.values())
+if workflow.is_main_process and is_exported:
+    try:
+        sync_source(RECIPE.model, Path(RESULTS, MODEL))
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
 rule pretrained:

@@ -67,14 +67,15 @@ rule probe:
         "../envs/trl.yaml"
     threads: SITE.threads
     resources:
-        **LIGHT,
+        **MODEL_RESOURCES,
         trainings=trainings_of,
+        accelerator=SITE.accelerator,
     params:
         recipe=CONFIG.recipe,
     shell:
         "python -m scripts.backends.trl.probe --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --config {input.config:q} --split {input.split:q} --parent-export {input.parent:q}"
-        " --threads {threads} --output {output:q} > {log:q} 2>&1"
+        " --threads {threads} --accelerator {resources.accelerator:q} --output {output:q} > {log:q} 2>&1"
 
 
 def images_of_stage(wildcards):

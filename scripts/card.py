@@ -28,8 +28,10 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FOLDER = "folder"
 
 
-def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
-    """The card of an export; `license_id` is one of the hub's, none: the card states none.
+def model_card(hf: Path, license_id: str | None = None, adapter_of: str | None = None) -> ModelCard:
+    """The card of an export, or of its adapter alone, whose base on the hub is `adapter_of`.
+
+    `license_id` is one of the hub's, none: the card states none.
 
     UserError where the stage, its export or its held-out scores are not of one checkpoint.
     """
@@ -40,7 +42,7 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
         raise UserError(f"{folder}: no export of the published checkpoint; snakemake {folder}")
     evaluation = _evaluation(link, exported)
     card = ModelCard.from_template(
-        _metadata(chain, evaluation, license_id),
+        _metadata(chain, evaluation, license_id, adapter_of),
         template_path=str(TEMPLATE),
         name=f"{link.run_name}-{link.name}",
         stage=link.name,
@@ -76,7 +78,9 @@ def _evaluation(link: Link, exported: ExportRecord) -> Evaluation | None:
     return evaluation
 
 
-def _metadata(chain: Chain, evaluation: dict[str, Any] | None, license_id: str | None) -> ModelCardData:
+def _metadata(
+    chain: Chain, evaluation: dict[str, Any] | None, license_id: str | None, adapter_of: str | None
+) -> ModelCardData:
     """The card's YAML; only names that the hub can know are datasets and base models."""
     configs = [link.settings for link in chain.links.values() if link.settings]
     named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
@@ -86,9 +90,9 @@ def _metadata(chain: Chain, evaluation: dict[str, Any] | None, license_id: str |
     tags = dict.fromkeys(["stagecoach", *(config["algorithm"] for config in configs)])
     return ModelCardData(
         license=license_id,
-        library_name="transformers",
+        library_name="peft" if adapter_of else "transformers",
         pipeline_tag="text-generation",
-        base_model=next(filter(_is_hub_id, base), None),
+        base_model=adapter_of or next(filter(_is_hub_id, base), None),
         datasets=datasets or None,
         tags=list(tags),
         model_name=f"{chain.last.run_name}-{chain.last.name}" if evaluation else None,

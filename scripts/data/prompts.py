@@ -65,7 +65,10 @@ def render(messages: Messages, processor: Any, **options: Any) -> str:
     return processor.apply_chat_template(messages, tokenize=False, **options)
 
 
-def render_prompt(row: Row, processor: Any) -> str:
-    """The prompt of a row in the policy's chat template, ready for the answer; its tools go to the template."""
+def render_prompt(row: Row, processor: Any, **variables: Any) -> str:
+    """The prompt of a row in the policy's chat template, ready for the answer; its tools go to the template.
+
+    `variables` are those of the template that a stage sets.
+    """
     tools = row["responses_create_params"].get("tools") or None
-    return render(prompt_of(row), processor, tools=tools, add_generation_prompt=True)
+    return render(prompt_of(row), processor, tools=tools, add_generation_prompt=True, **variables)

@@ -14,7 +14,7 @@ from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import load_export, rollouts
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
 from scripts.model.random_init import fresh_model
-from scripts.recipe.evaluation import Evaluation
+from scripts.recipe.evaluation import Evaluation, EvaluationBase
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import JudgeClients
@@ -40,7 +40,7 @@ def answer_rows(
     for split in splits:
         for number, _, row in read_rows(split):
             environment = environment_of(row, split, number)
-            if problem := _problem(row, processor, judges):
+            if problem := _problem(row, processor, judges, decoding.get("chat_template_kwargs", {})):
                 raise UserError(
                     f"{split}:{number}: {problem}; a row that cannot be scored must leave the split, or its blend "
                     "evaluation.blends"
@@ -55,11 +55,11 @@ def answer_rows(
     ]
 
 
-def _problem(row: dict[str, Any], processor: Any, judges: JudgeClients | None) -> str | None:
+def _problem(row: dict[str, Any], processor: Any, judges: JudgeClients | None, variables: dict[str, Any]) -> str | None:
     """Why a row cannot be answered and scored, or None; a blend may allow rows that break their contract."""
     try:
         problem = check_row(row, judges.roles if judges else (), held_out=True)
-        render_prompt(row, processor)
+        render_prompt(row, processor, **variables)
         prompt_for_reading(row)
     except Exception as error:
         return problem_of(row, contract_of(row["agent_ref"]["name"]) or PromptRow) or described(error)
@@ -75,9 +75,8 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
     return {"responses": len(unjudged), "first": f"{first.split}, row {first.line}: {first.reward.why}"}
 
 
-def judges_of(recipe: Path | None) -> JudgeClients | None:
+def judges_of(evaluation: EvaluationBase | None) -> JudgeClients | None:
     """The judges that a recipe names for its evaluation."""
-    evaluation = load_recipe(recipe).evaluation if recipe else None
     if not isinstance(evaluation, Evaluation) or evaluation.judges is None:
         return None
     return JudgeClients(evaluation.judges, evaluation.judge_servers)
@@ -98,21 +97,28 @@ def main() -> None:
     )
     parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
     parser.add_argument(
-        "--recipe", type=Path, nargs="?", help="the recipe, where it has judges or environments of its own"
+        "--recipe",
+        type=Path,
+        nargs="?",
+        help="the recipe, where it says how to decode or judge, or has environments of its own",
     )
     parser.add_argument("--max-new-tokens", type=int, required=True)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
     parser.add_argument("--rollouts", type=Path, required=True, help="rollouts.parquet, to be written")
     parser.add_argument("--output", type=Path, required=True, help="eval.json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     decoding = {key: getattr(arguments, key) for key in ("max_new_tokens", "temperature", "seed")}
-    judges = judges_of(arguments.recipe)
+    judges = None
     if arguments.recipe is not None:
-        register(own_environments(load_recipe(arguments.recipe)))
+        recipe = load_recipe(arguments.recipe)
+        register(own_environments(recipe))
+        judges = judges_of(recipe.evaluation)
+        decoding |= getattr(recipe.evaluation, "more_decoding", {})
     starts = (arguments.parent_rollouts, arguments.config, arguments.model)
     if sum(start is not None for start in starts) != 1:
         raise UserError("give --parent-rollouts or, for a stage without a parent, --config or --model")
@@ -120,7 +126,7 @@ def main() -> None:
     def answers(model: Any, processor: Any) -> list[Answer]:
         return answer_rows(model, processor, arguments.validation, decoding, judges)
 
-    after = answers(*load_export(arguments.export))
+    after = answers(*load_export(arguments.export, arguments.accelerator))
     unjudged = count_unjudged(after)
     if unjudged:
         print(
@@ -131,7 +137,11 @@ def main() -> None:
     if arguments.parent_rollouts is not None:
         table = beside_parent(after, read_table(arguments.parent_rollouts, ROLLOUTS))
     else:
-        start = load_export(arguments.model) if arguments.model else fresh_model(read_config(arguments.config))
+        start = (
+            load_export(arguments.model, arguments.accelerator)
+            if arguments.model
+            else fresh_model(read_config(arguments.config))
+        )
         table = beside_model(after, answers(*start))
     counted = {"unjudged": unjudged} if unjudged else {}
     write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output, **counted)

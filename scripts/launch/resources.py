@@ -28,7 +28,7 @@ def training_resources(
         "mem_mb": resources.mem_mb,
         "tasks": 0 if slurm.gpus_per_node else resources.nodes,
         "gres": f"gpu:{slurm.gpus_per_node}" if slurm.gpus_per_node else "",
-        "cpus_per_task": -1 if slurm.exclusive else site.threads * (site.processes or 1),
+        "cpus_per_task": -1 if slurm.exclusive else site.threads * site.processes_on_node,
         "slurm_extra": " ".join(extra),
     }
 

@@ -16,10 +16,12 @@ from transformers import (
 from scripts.files import check_readable
 
 
-def load_model(folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32) -> PreTrainedModel:
-    """The model in float32, or with `auto` in its own type."""
+def load_model(
+    folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device_map: Literal["auto"] | None = None
+) -> PreTrainedModel:
+    """The model in float32, or with `auto` in its own type; on the CPU, or laid over the GPUs of this node."""
     check_readable(folder)
-    return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype)
+    return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
 
 
 def class_of(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:

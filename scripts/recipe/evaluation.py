@@ -1,10 +1,11 @@
 """How held-out scores are taken."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
+from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
 
 if TYPE_CHECKING:
@@ -31,14 +32,22 @@ class EvaluationBase(Strict):
         return recipe.stages[name]
 
 
-class Evaluation(EvaluationBase):
+class Evaluation(EvaluationBase, Sampling):
     """How held-out scores are taken: every blend's validation rows, one response a row."""
 
-    max_new_tokens: PositiveInt
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    chat_template_kwargs: TemplateVariables = Field(
+        {}, description="Variables of the chat template, such as enable_thinking."
+    )
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
     judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
     judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
+
+    @property
+    def more_decoding(self) -> dict[str, Any]:
+        """How responses are decoded besides temperature and length, where anything is said of that."""
+        names = {*Sampling.model_fields, "chat_template_kwargs"} - {"temperature", "max_new_tokens"}
+        return self.model_dump(mode="json", include=names, exclude_defaults=True)
 
     @model_validator(mode="after")
     def _judges_are_served(self) -> "Evaluation":

@@ -5,6 +5,7 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.recipe.config import Config
+from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.settings import merge
 from scripts.recipe.site import Site
@@ -23,6 +24,11 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
         data = data | {"seed": seed}
     recipe = validate(Recipe, _with_defaults(data), path, node)  # by itself, since a stage's programs read it so
     if model is not None:
+        if not isinstance(recipe.model, PretrainedModel):
+            raise UserError(
+                f"model={model} is for recipes that start from a pretrained model, such as "
+                f"config/recipes/tiny-pretrained.yaml; {path} makes its own"
+            )
         recipe = validate(Recipe, _with_defaults(data | {"model": {"name": model}}), path, node)
     for name, file in recipe.environments.items():
         if not (repository_root() / file).is_file():

@@ -55,7 +55,7 @@ class Slurm(Strict):
     max_runtime: PositiveInt | None = Field(None, description="Longest time limit in minutes; a stage's is cut to it.")
     gpus_per_node: Annotated[int, Field(ge=0)] = Field(8, description="Every node of a training gives all its GPUs.")
     cpus_per_node: PositiveInt | None = Field(
-        None, description="CPUs that a training's Ray is told of on every node; none: the site's threads."
+        None, description="CPUs of every node that NeMo-RL's Ray is told of; none: as many as its launcher takes."
     )
     exclusive: bool = Field(True, description="A training has its nodes to itself.")
     requeue: bool = Field(True, description="A training goes on by requeueing its own job at the time limit.")
@@ -99,7 +99,7 @@ class Site(Strict):
 
     name: Name
     description: str = ""
-    threads: PositiveInt = Field(description="CPU threads of a training (of each worker) or an evaluation.")
+    threads: PositiveInt = Field(description="CPU threads of each process of a training, or of an evaluation.")
     accelerator: Literal["auto", "cuda", "cpu"] = Field(
         "cpu", description="What backend trl trains on; auto: GPUs where there are any. (No GPU has been tried yet.)"
     )
@@ -122,6 +122,12 @@ class Site(Strict):
     environment: dict[Variable, str] = Field(
         {}, description="Variables of every job, such as caches (HF_HOME). No secrets: this file is no safe place."
     )
+
+    @property
+    def processes_on_node(self) -> int:
+        """The processes of a training of backend trl on a node, as far as this file tells."""
+        gpus = self.slurm.gpus_per_node if self.slurm and self.accelerator != "cpu" else 1
+        return self.processes or max(gpus, 1)
 
     def resources_of(self, name: str, stage: StageSettings) -> Resources:
         """A stage's resources here: the site's word over the recipe's, no time limit above the cluster's."""

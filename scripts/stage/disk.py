@@ -6,6 +6,7 @@ from pathlib import Path
 
 from scripts.files import amount, read_json
 from scripts.model.hugging_face import tensors_of
+from scripts.model.shape import Shape
 from scripts.recipe.model import RandomModel
 from scripts.recipe.stage import Checkpointing
 from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
@@ -29,17 +30,9 @@ def checkpoint_bytes(stage: Stage) -> int:
         return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())
     model = stage.recipe.model
     if isinstance(model, RandomModel):
-        return 3 * 4 * parameters(model)
+        return 3 * 4 * Shape.of_random(model).parameters
     index = Path(model.name, "model.safetensors.index.json")
     return 7 * read_json(index)["metadata"]["total_size"] if index.is_file() else 0
-
-
-def parameters(model: RandomModel, vocabulary: int = 261) -> int:
-    """Parameters of a Llama-shaped decoder with tied embeddings: attention, gated MLP and norms of each layer."""
-    hidden = model.hidden_size
-    key_values = hidden // model.num_attention_heads * model.num_key_value_heads
-    layer = 2 * hidden * hidden + 2 * hidden * key_values + 3 * hidden * model.intermediate_size + 2 * hidden
-    return vocabulary * hidden + model.num_hidden_layers * layer + hidden
 
 
 def checkpoints_at_once(checkpointing: Checkpointing, planned: int) -> int:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from scripts.errors import UserError
 from scripts.files import sha256_file, write_json
 from scripts.model.hugging_face import model_files
 from scripts.recipe.model import PretrainedModel
@@ -15,7 +16,15 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
     """Write ``source.json``, of which the export is made, where what the recipe says or the folder holds is another.
 
     Called whenever Snakemake reads the workflow. Files are hashed again only where size or time stamp changed.
+    UserError where the model is a folder that is not there, or that reads as a repository's name.
     """
+    if model.folder is None and Path(model.name).is_dir():
+        raise UserError(f"model.name: {model.name}: is a folder here; write ./{model.name}, or its whole path")
+    if model.folder is not None and not model.folder.is_dir() and not (directory / "hf/record.json").exists():
+        raise UserError(
+            f"model.name: {model.name}: no such folder; name another model in the recipe, or for one call: "
+            "snakemake --config model=/path/to/model"
+        )
     source = {"model": model.model_dump(mode="json", exclude={"megatron"}), "changed": _changed(model, directory)}
     if read_if_there(directory / SOURCE, SourceOfModel) != source:
         write_json(directory / SOURCE, source)

@@ -51,6 +51,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.grpo",
     "scripts.backends.trl.preferences",
     "scripts.backends.trl.rows",
+    "scripts.backends.trl.sampling",
     "scripts.backends.trl.setup",
     "scripts.backends.trl.sft",
     "scripts.backends.trl.sharding",

@@ -88,8 +88,8 @@ class Tree:
         self.log(stage, range(1, max(steps, default=0) + 1))
         return run
 
-    def log(self, stage: str, steps, seconds: float = 2.0) -> None:
-        names = {"reward_mean": 0.5, "kl": 0.0123} if stage != "sft" else {"loss": 1.25}
+    def log(self, stage: str, steps, seconds: float = 2.0, **more) -> None:
+        names = more | {"reward_mean": 0.5, "kl": 0.0123} if stage != "sft" else {"loss": 1.25}
         lines = [json.dumps({"step": step, "seconds": seconds, **names}) for step in steps]
         with (self.directory(stage) / "run/metrics.jsonl").open("a") as file:
             file.write("".join(line + "\n" for line in lines))
@@ -431,6 +431,31 @@ def test_measured_steps_count_more_than_expected_ones_and_trained_steps_nothing(
     line = r"rlvr1 +resumes at step 4 +8 of 12 +2 +16 +120 min +3 +8 +64"
     assert re.fullmatch(line, tree.plan("rlvr1"))
     assert "the steps that rlvr1 logged" in plan_text(tree.project)
+
+
+def test_a_stage_without_steps_of_its_own_is_reckoned_at_the_pace_of_one_that_trains_alike(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.log("rlvr1", [5] * 50, seconds=1800)
+    assert re.fullmatch(r"rlvr2 +trains +12 of 12 +1 +8 +60 min +1 +≤ 1 +≤ 8 +rlvr1 comes first", tree.plan("rlvr2"))
+    tree.log("rlvr1", [6] * 50, seconds=1800, tokens=1e6)
+    # a step takes rlvr2's one node twice as long as rlvr1's two
+    assert re.fullmatch(r"rlvr2 +trains +12 of 12 +1 +8 +60 min +12 +12 +96 +rlvr1 comes first", tree.plan("rlvr2"))
+    text = plan_text(tree.project)
+    assert "the steps that rlvr1 logged; the tokens a second that a stage like rlvr2, rlvr3," in text
+    tree.owner("rlvr1")
+    begin_attempt(tree.directory("rlvr1") / "run", 4, 7)
+    tree.log("rlvr1", [7] * 50, seconds=1800, tokens=1e6)
+    assert "556 tokens/s" in tree.status("rlvr1")
+
+
+def test_steps_of_another_batch_count_by_their_rows(tree):
+    tree.publish("sft")
+    tree.run("rlvr1", 4)
+    tree.log("rlvr1", [5] * 50, seconds=1800)
+    tree.edit("num_prompts_per_step: 16", "num_prompts_per_step: 32")
+    tree.sync()
+    assert re.search(r" 12 +24 +192 +grpo.num_prompts_per_step 16 -> 32", tree.plan("rlvr1"))
 
 
 def test_a_plan_of_nothing_is_all_zeros(tree):

@@ -114,6 +114,17 @@ def test_without_gpus_a_training_asks_for_a_task_on_each_node():
     assert training_resources(site(gpus_per_node=0), Resources(nodes=3))["tasks"] == 3
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "processes", "gpus", "cpus"),
+    [("cpu", None, 0, 4), ("cpu", 2, 0, 8), ("cpu", None, 8, 4), ("auto", None, 8, 32), ("cuda", 2, 8, 8)],
+)
+def test_a_training_that_shares_its_nodes_asks_for_the_cpus_of_all_its_processes(accelerator, processes, gpus, cpus):
+    slurm = {"gpus_per_node": gpus, "exclusive": False}
+    says = {"name": "x", "threads": 4, "accelerator": accelerator, "processes": processes, "slurm": slurm}
+    asked = training_resources(Site.model_validate(says), Resources(nodes=2))
+    assert (asked["cpus_per_task"], asked["gres"]) == (cpus, f"gpu:{gpus}" if gpus else "")
+
+
 def test_sinfo_is_read():
     first = node_groups(SINFO)[0]
     assert (first.partition, first.is_default, first.nodes, first.gpus, first.limit) == ("batch", True, 12, 8, 1440)

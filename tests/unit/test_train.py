@@ -15,6 +15,7 @@ from scripts.backends.protocol import Allocation, Backend, TrainingJob, backend_
 from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, write_json
+from scripts.model.shape import Shape
 from scripts.processes import process_mark
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.judges import Judge, Judges, JudgeServer
@@ -23,7 +24,7 @@ from scripts.recipe.resolve import config_text, resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
 from scripts.rewards.judge import JudgeUnavailable
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, refuse_without_progress
-from scripts.stage.disk import checkpoint_bytes, checkpoints_at_once, parameters
+from scripts.stage.disk import checkpoint_bytes, checkpoints_at_once
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.metrics import SCHEMA, write_metrics
 from scripts.stage.progress import read_log
@@ -626,7 +627,7 @@ def test_preflight_refuses_a_stage_whose_checkpoints_would_not_fit_on_the_disk(r
 
 
 def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
-    assert parameters(RECIPE.model) == 935_808
+    assert Shape.of_random(RECIPE.model).parameters == 935_808
     assert checkpoint_bytes(Stage(RECIPE, tmp_path, "sft")) == 12 * 935_808
     assert checkpoints_at_once(Checkpointing(save_period=4), planned=10) == 3
     assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4

@@ -68,7 +68,7 @@ def read(stages):
     from scripts.backends.trl.sft import SCHEMA, tokenize_demonstrations
 
     def rows(count=ROWS, max_length=64, **changes):
-        prepare = partial(tokenize_demonstrations, processor=tokenizer(**changes), max_length=max_length)
+        prepare = partial(tokenize_demonstrations, processor=tokenizer(**changes), max_length=max_length, variables={})
         return training_rows(stages.sft("sft"), count, SCHEMA, prepare)
 
     return rows

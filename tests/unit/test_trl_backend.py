@@ -116,11 +116,11 @@ def test_only_the_assistants_tokens_are_learnt():
     tokenizer = make_tokenizer()
     row = {"messages": [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "ok"}]}
     line = Line(1, "split.jsonl:1", json.dumps(row), row)
-    (tokenized,) = tokenize_demonstrations([line], tokenizer, max_length=64)
+    (tokenized,) = tokenize_demonstrations([line], tokenizer, max_length=64, variables={})
     assert tokenizer.decode(tokenized["input_ids"]) == "<|user|>hé<|end|><|assistant|>ok<|end|>"
     learnt = [token for token in tokenized["labels"] if token != -100]
     assert tokenizer.decode(learnt) == "ok<|end|>"
-    (cut,) = tokenize_demonstrations([line], tokenizer, max_length=3)
+    (cut,) = tokenize_demonstrations([line], tokenizer, max_length=3, variables={})
     assert len(cut["input_ids"]) == len(cut["labels"]) == 3
 
 

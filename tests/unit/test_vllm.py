@@ -6,8 +6,8 @@ import sys
 import pytest
 import yaml
 
-from scripts.backends.trl.cluster import check_shares
 from scripts.backends.trl.settings import PACKAGES
+from scripts.backends.trl.vllm_server import left_by_server
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.pins import pinned_versions
@@ -34,11 +34,11 @@ def recipe_with(tmp_path):
     return load
 
 
-def policy(backend: str) -> dict:
+def policy(backend: str, **generation: object) -> dict:
     return {
         "max_total_sequence_length": 64,
         "optimizer": {"lr": 1.0e-2},
-        "generation": {"backend": backend, "max_new_tokens": 12},
+        "generation": {"backend": backend, "max_new_tokens": 12} | generation,
     }
 
 
@@ -67,6 +67,10 @@ def test_the_sampler_and_its_versions_are_in_the_config_of_the_stage_that_it_sam
             "truncated_importance_sampling_ratio is for use_importance_sampling_correction: true",
         ),
         ({"policy": policy("hf")}, "policy.generation.backend"),
+        ({"policy": policy("transformers", vllm_cfg={"tensor_parallel_size": 2})}, "are for backend: vllm"),
+        ({"policy": policy("transformers", paged=True, stop_strings=["."])}, "paged sampling knows no stop_strings"),
+        ({"policy": policy("vllm", colocated={"resources": {"num_nodes": 1}})}, "resources are for enabled: false"),
+        ({"data": {"max_input_seq_length": 60}}, "max_input_seq_length is more than .* leave, which is 52"),
     ],
 )
 def test_what_vllm_cannot_sample_for_is_refused_by_the_recipe(recipe_with, changes, says):
@@ -81,13 +85,35 @@ def test_vllm_is_refused_for_a_model_that_sees(recipe_with):
         recipe_with(model={"vision": vision})
 
 
-def test_several_nodes_are_refused(recipe_with):
-    for recipe in (recipe_with(policy=policy("transformers")), recipe_with()):
-        arguments = "rlvr1", resolve_stage(recipe, "rlvr1"), recipe.stages["rlvr1"], 2, 2
-        if not arguments[1].samples_by_vllm:
-            check_shares(*arguments)
-    with pytest.raises(UserError, match=r"vLLM samples on one node; set resources\.nodes to 1, not 2"):
-        check_shares(*arguments)
+def test_a_server_takes_gpus_of_the_node_or_a_node_of_the_stage(recipe_with):
+    def left(nodes: int, processes: int, on_gpus: bool = True, **generation: object) -> tuple[int, int]:
+        vllm = policy("vllm")
+        vllm["generation"] |= generation
+        settings = recipe_with(policy=vllm).stages["rlvr1"]
+        return left_by_server("rlvr1", settings, nodes, processes, on_gpus)
+
+    served = {"enabled": False}
+    assert left(2, 8) == (2, 8)
+    assert left(1, 8, colocated=served, vllm_cfg={"tensor_parallel_size": 2}) == (1, 6)
+    assert left(1, 8, colocated=served | {"resources": {"gpus_per_node": 4}}) == (1, 4)
+    assert left(2, 8, colocated=served | {"resources": {"num_nodes": 1}}) == (1, 8)
+    assert left(1, 1, on_gpus=False, colocated=served) == (1, 1)
+    with pytest.raises(UserError, match=r"vLLM takes 1 GPUs .* which leaves nothing to train on"):
+        left(1, 1, colocated=served)
+
+
+def test_what_places_vllm_is_no_part_of_the_config_and_what_samples_is_where_it_is_said(recipe_with):
+    def generation(**changes: object) -> dict:
+        vllm = policy("vllm")
+        vllm["generation"] |= changes
+        return resolve_stage(recipe_with(policy=vllm), "rlvr1").values()["policy"]["generation"]
+
+    placed = generation(
+        colocated={"enabled": False}, vllm_cfg={"gpu_memory_utilization": 0.5, "enable_sleep_mode": True}
+    )
+    assert placed == generation() == generation(top_k=None, stop_strings=[], paged=False)
+    sampled = {"top_k": 20, "min_p": 0.1, "stop_strings": ["."], "stop_token_ids": [7]}
+    assert generation(**sampled) == generation() | sampled
 
 
 def test_another_python_is_asked_for_its_versions():

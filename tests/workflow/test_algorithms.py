@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
+from transformers import TrainingArguments  # noqa: E402
 
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
 from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
@@ -17,6 +18,7 @@ from scripts.backends.trl.cluster import check_shares  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.rows import Line  # noqa: E402
+from scripts.backends.trl.setup import shared_arguments  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
@@ -24,6 +26,7 @@ from scripts.evaluate.generate import rollouts  # noqa: E402
 from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.model.load import load_model, load_processor  # noqa: E402
 from scripts.model.random_init import make_tokenizer  # noqa: E402
+from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.stage.metrics import SCHEMA, write_metrics  # noqa: E402
 from scripts.stage.publish import export_checkpoint, publish_checkpoint  # noqa: E402
 from scripts.stage.rundir import Checkpoint  # noqa: E402
@@ -92,6 +95,31 @@ def test_micro_batches_learn_what_whole_batches_learn(stages, trained):
         assert micro.get("reward_mean") == straight.get("reward_mean")
     first, second = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (job.run, whole))
     assert all(torch.allclose(first[key], second[key], atol=1e-4) for key in first)
+
+
+@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "adamw_8bit"])
+def test_an_optimizer_reaches_the_trainer_by_its_name(stages, name):
+    job = otherwise(stages.job("sft", f"sft.{name}", STEPS), optimizer={"name": name})
+    assert TrainingArguments(**shared_arguments(job)).optim == name
+
+
+def test_a_fused_optimizer_and_another_attention_learn_the_same_but_for_rounding(stages):
+    plain = stages.job("sft", "sft.plain", STEPS, **stages.parent)
+    fused = stages.job("sft", "sft.fused", STEPS, **stages.parent)
+    fused = otherwise(fused, optimizer={"name": "adamw_torch_fused"}, attn_implementation="eager")
+    for job in (plain, fused):
+        train(job)
+    losses, others = ([step["loss"] for step in logged(job.run)] for job in (plain, fused))
+    assert losses == pytest.approx(others, rel=1e-3)
+    saved = torch.load(checkpoint(fused.run, STEPS) / "optimizer.pt", weights_only=True)
+    assert all(group["fused"] for group in saved["param_groups"])
+
+
+def otherwise(job, optimizer=None, **policy):
+    """The job with other settings of its policy."""
+    values = job.config.values()
+    values["policy"] |= policy | {"optimizer": values["policy"]["optimizer"] | (optimizer or {})}
+    return replace(job, config=training_config(values))
 
 
 def test_a_checkpoint_does_not_grow_with_the_steps_before_it(trained):
@@ -184,13 +212,26 @@ def test_losses_without_a_weight_are_not_computed():
 def test_both_forms_of_a_preference_become_the_same_tokens():
     tokenizer = make_tokenizer()
     lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate((PAIR, RANKED), 1)]
-    first, second = tokenize_pairs(lines, tokenizer, max_length=64)
+    first, second = tokenize_pairs(lines, tokenizer, max_length=64, variables={})
     assert first == second
     assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
         "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
         "chosen_ids": "3<|end|>",
         "rejected_ids": "2<|end|>",
     }
+
+
+def test_a_pair_that_is_too_long_may_lose_the_end_of_its_answers():
+    tokenizer, row = make_tokenizer(), PAIR | {"chosen": "3" * 90}
+    prompt = tokenize_pairs([Line(1, "rows.jsonl:1", "", PAIR)], tokenizer, max_length=64, variables={})[0][
+        "prompt_ids"
+    ]
+    for longest in (64, len(prompt)):
+        (pair,) = tokenize_pairs(
+            [Line(1, "rows.jsonl:1", "", row)], tokenizer, max_length=longest, variables={}, cuts=True
+        )
+        assert len(pair["prompt_ids"]) + len(pair["chosen_ids"]) == longest and pair["rejected_ids"]
+        assert pair["prompt_ids"] == prompt[-len(pair["prompt_ids"]) :]
 
 
 def split_of(folder, rows):

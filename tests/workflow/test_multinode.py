@@ -10,7 +10,10 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -21,16 +24,20 @@ ray = pytest.importorskip("ray")
 from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
-from scripts.backends.trl.cluster import train_on_cluster  # noqa: E402
+from scripts.backends.trl.algorithms import Dtensor  # noqa: E402
+from scripts.backends.trl.cluster import in_processes, train_apart  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
-from scripts.errors import UserError  # noqa: E402
-from scripts.stage.rundir import damage_of  # noqa: E402
+from scripts.errors import CutOffError, UserError  # noqa: E402
+from scripts.recipe.resolve import training_config  # noqa: E402
+from scripts.recipe.stage import Checkpointing  # noqa: E402
+from scripts.stage.rundir import damage_of, newest_checkpoint, newest_step  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
 
 SFT_STEPS = 26  # the 380 rows end within step 24
 SFT_STOP, GRPO_STEPS, GRPO_STOP = 25, 6, 2
-DPO_STEPS, DPO_STOP = 8, 2  # the 50 pairs fill 6 batches; the 2 left over are dropped
+MPO_STEPS, MPO_STOP = 8, 2  # the 50 pairs fill 6 batches; the 2 left over are dropped
+SHARES_STEPS, SHARES_STOP = 4, 2
 
 
 def free_port() -> int:
@@ -38,16 +45,30 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
+def with_reference(job):
+    """The job, whose loss looks back to the parent."""
+    values = job.config.values()
+    values["loss_fn"] |= {"reference_policy_kl_penalty": 0.05}
+    return replace(job, config=training_config(values))
+
+
+def in_shares(job, run):
+    """The job in another run directory, where each process holds a share of the weights."""
+    (run / "checkpoints").mkdir(parents=True, exist_ok=True)
+    policy = job.settings.policy.model_copy(update={"dtensor_cfg": Dtensor(enabled=True)})
+    return replace(job, run=run, settings=job.settings.model_copy(update={"policy": policy}))
+
+
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    """SFT, GRPO and DPO trained by one process; then by two ranks, straight and interrupted."""
+    """SFT, GRPO and MPO trained by one process; then by two ranks, straight and interrupted, with copies and shares."""
     where = tmp_path_factory.mktemp("multinode")
     pairs = Stages(where, ROOT / "tests/algorithms.yaml")
     made = Stages(where)  # after it: blend sft is this recipe's
     train(made.job("sft", "sft.alone", SFT_STEPS))
     made.parent = {"parent_model": checkpoint(where / "sft.alone", SFT_STEPS)}
     train(made.job("rlvr1", "grpo.alone", GRPO_STEPS, **made.parent))
-    train(pairs.job("dpo", "dpo.alone", DPO_STEPS, **made.parent))
+    train(pairs.job("mpo", "mpo.alone", MPO_STEPS, **made.parent))
     plan = []
 
     def add(job, stop=None):
@@ -58,27 +79,43 @@ def stages(tmp_path_factory):
     for source, stage, name, steps, stop, options in (
         (made, "sft", "sft", SFT_STEPS, SFT_STOP, {}),
         (made, "rlvr1", "grpo", GRPO_STEPS, GRPO_STOP, made.parent),
-        (pairs, "dpo", "dpo", DPO_STEPS, DPO_STOP, made.parent),
+        (pairs, "mpo", "mpo", MPO_STEPS, MPO_STOP, made.parent),
     ):
         add(source.job(stage, f"{name}.two", steps, nodes=2, **options))
         add(source.job(stage, f"{name}.resumed", steps, nodes=2, **options), stop)
         stopped = checkpoint(where / f"{name}.resumed", stop)
         add(source.job(stage, f"{name}.resumed", steps, nodes=2, resume_from=stopped, **options))
-        if name != "dpo":
+        if name != "mpo":
             alone = checkpoint(where / f"{name}.alone", steps)
             add(source.job(stage, f"{name}.grown", steps + 1, nodes=2, resume_from=alone, **options))
+    plain = [made.job("sft", "sft.copies", SHARES_STEPS, nodes=2)]
+    plain.append(with_reference(made.job("rlvr1", "rlvr1.copies", SHARES_STEPS, nodes=2, **made.parent)))
+    for job in plain:
+        add(job)
+    for job in plain:
+        shares = in_shares(job, where / f"{job.stage}.shares")
+        add(shares)
+        resumed = in_shares(job, where / f"{job.stage}.shares.resumed")
+        add(resumed, SHARES_STOP)
+        add(replace(resumed, resume_from=checkpoint(resumed.run, SHARES_STOP)))
+    train(made.job("sft", "sft.half", SHARES_STOP))
+    add(
+        replace(
+            in_shares(plain[0], where / "sft.shares.grown"), resume_from=checkpoint(where / "sft.half", SHARES_STOP)
+        )
+    )
     (where / "plan.json").write_text(json.dumps(plan))
     command = [sys.executable, "-m", "tests.ranks", where / "plan.json"]
     port = str(free_port())
     ranks = [
         subprocess.Popen([*command, str(rank), port], cwd=ROOT, text=True, stdout=subprocess.PIPE) for rank in (0, 1)
     ]
-    made.said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    made.said = [rank.communicate(timeout=240)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     return made
 
 
-@pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("dpo", DPO_STEPS)])
+@pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("mpo", MPO_STEPS)])
 def test_two_ranks_learn_what_one_process_learns(stages, name, steps):
     alone, two = (logged(stages.directory / f"{name}.{run}") for run in ("alone", "two"))
     assert [step["step"] for step in two] == list(range(1, steps + 1))
@@ -112,12 +149,32 @@ def test_both_ranks_together_reward_each_steps_prompts_as_whole_groups(stages):
     assert uneven and len(entries) == GRPO_STEPS
 
 
-@pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("grpo", GRPO_STEPS), ("dpo", DPO_STEPS)])
+@pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("grpo", GRPO_STEPS), ("mpo", MPO_STEPS)])
 def test_two_ranks_that_were_interrupted_end_with_the_same_bits(stages, name, steps):
     straight, resumed = stages.directory / f"{name}.two", stages.directory / f"{name}.resumed"
     assert weights_hash(resumed, steps) == weights_hash(straight, steps)
     assert [step["step"] for step in logged(resumed)] == list(range(1, steps + 1))
     assert weights_hash(straight, steps) != weights_hash(stages.directory / f"{name}.alone", steps)
+
+
+@pytest.mark.parametrize("stage", ["sft", "rlvr1"])
+def test_ranks_with_shares_learn_what_ranks_with_copies_learn_and_resume_to_the_same_bits(stages, stage):
+    copies, shares = (stages.directory / f"{stage}.{run}" for run in ("copies", "shares"))
+    (first, whole), (second, _) = (json.loads((shares / f"held.{rank}.json").read_text()) for rank in (0, 1))
+    assert first + second == whole and first < 0.6 * whole
+    for one, other in zip(logged(copies), logged(shares), strict=True):
+        for key in {"loss", "grad_norm", "reward_mean", "kl"} & one.keys():
+            assert other[key] == pytest.approx(one[key], rel=1e-3, abs=1e-6), f"{key} of step {one['step']}"
+    assert weights_hash(shares, SHARES_STEPS) == weights_hash(shares.with_name(f"{stage}.shares.resumed"), SHARES_STEPS)
+
+
+def test_a_run_goes_on_with_shares_instead_of_copies_and_back(stages):
+    straight = logged(stages.directory / "sft.copies")
+    job = stages.job("sft", "sft.shrunk", SHARES_STEPS)
+    train(replace(job, resume_from=checkpoint(stages.directory / "sft.shares.resumed", SHARES_STOP)))
+    for run in ("sft.shares.grown", "sft.shrunk"):
+        for one, other in zip(straight[SHARES_STOP:], logged(stages.directory / run), strict=True):
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-3), f"step {one['step']} of {run}"
 
 
 def test_a_checkpoint_of_two_ranks_is_sealed_with_both_their_random_states_and_only_one_rank_speaks(stages):
@@ -138,6 +195,40 @@ def test_a_run_goes_on_with_another_number_of_nodes(stages):
     assert len(hashes) == 1
 
 
+# --- in processes of this node ---
+
+
+def ranks_below(process: psutil.Process) -> dict[str, psutil.Process]:
+    """The processes that torchrun made ranks, by their numbers."""
+    return {child.environ()["RANK"]: child for child in process.children(True) if "RANK" in child.environ()}
+
+
+def test_a_killed_process_is_named_and_what_goes_on_from_its_checkpoint_saves_its_step_when_asked_to_stop(stages):
+    saving = {"checkpointing": Checkpointing(save_period=2)}
+    job = replace(stages.job("sft", "sft.killed", 100_000, settings=saving), processes=2)
+
+    def once_saved(after: int, deed) -> None:
+        wait_until("a checkpoint", lambda: newest_step(job.run) > after, seconds=180)
+        deed()
+
+    def kill_rank_1() -> None:
+        ranks_below(psutil.Process())["1"].kill()
+
+    kill = Thread(target=once_saved, args=(0, kill_rank_1))
+    kill.start()
+    with pytest.raises(CutOffError, match=r"^rank 1 was killed \(SIGKILL\), by somebody or by the system"):
+        train_apart(job, in_processes(job))
+    kill.join()
+    newest = newest_checkpoint(job.run)
+    job = replace(job, resume_from=newest.path)
+    stop = Thread(target=once_saved, args=(newest.step, partial(job.stop.ask, "SIGTERM")))
+    stop.start()
+    train_apart(job, in_processes(job))
+    stop.join()
+    assert job.stop.reason == "SIGTERM" and newest_step(job.run) == logged(job.run)[-1]["step"] > newest.step
+    assert sorted(path.name for path in job.run.iterdir()) == ["checkpoints", "metrics.jsonl"]
+
+
 # --- on Ray ---
 
 
@@ -149,7 +240,7 @@ def cluster():
     no_token = pytest.MonkeyPatch()
     no_token.setenv("RAY_AUTH_MODE", "disabled")  # else one in the home, of another cluster, is asked for
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
-    start = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=1", f"--node-ip-address={ip}"]
+    start = [Path(sys.executable).with_name("ray"), "start", "--block", "--num-cpus=2", f"--node-ip-address={ip}"]
     start += ["--object-store-memory=100000000"]
     folder = Path(tempfile.mkdtemp())  # a short path: a socket's has room for 107 bytes
     nodes = []
@@ -203,12 +294,13 @@ def wait_until(what: str, happens, seconds: float = 60) -> None:
 
 
 class Driver:
-    """Runs the driver as `scripts.launch` would; what it said is in `said`."""
+    """Runs the driver as `scripts.launch` would; what it printed is in `said`."""
 
     def __init__(self, cluster: Cluster, meanwhile=lambda process: None) -> None:
         self.address, self.meanwhile = cluster.address, meanwhile
 
-    def __call__(self, command: list[str]) -> int:
+    def __call__(self, job_file: str) -> int:
+        command = [sys.executable, "-m", "scripts.backends.trl.driver", job_file]
         environment = os.environ | {"RAY_ADDRESS": self.address}
         with subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -226,7 +318,7 @@ def test_ray_trains_the_same_weights_and_says_no_more_than_one_process(stages, c
     driver = Driver(cluster)
     job = stages.job("rlvr1", "grpo.ray", GRPO_STEPS, nodes=2, **stages.parent)
     (job.run / "cluster.0ld").mkdir()
-    train_on_cluster(job, driver)
+    train_apart(job, driver)
     assert weights_hash(job.run, GRPO_STEPS) == weights_hash(stages.directory / "grpo.two", GRPO_STEPS)
     lines = driver.said.splitlines()
     assert len(lines) == GRPO_STEPS and all(line.startswith("rlvr1: step ") for line in lines), driver.said
@@ -234,8 +326,8 @@ def test_ray_trains_the_same_weights_and_says_no_more_than_one_process(stages, c
     assert job.stop.reason is None
 
 
-def test_a_terminated_driver_saves_its_step(stages, cluster):
-    job = stages.job("sft", "sft.ray", 100_000, nodes=2)
+def test_a_terminated_driver_of_two_processes_on_each_of_two_nodes_saves_its_step(stages, cluster):
+    job = replace(stages.job("sft", "sft.ray", 100_000, nodes=2), processes=2)
     log = job.run / "metrics.jsonl"
 
     def terminate(process):
@@ -243,15 +335,16 @@ def test_a_terminated_driver_saves_its_step(stages, cluster):
         process.send_signal(signal.SIGTERM)
 
     driver = Driver(cluster, terminate)
-    train_on_cluster(job, driver)
+    train_apart(job, driver)
     (saved,) = (job.run / "checkpoints").iterdir()
     assert job.stop.reason == "SIGTERM" and int(saved.name.removeprefix("step_")) == logged(job.run)[-1]["step"]
     assert driver.said.strip() == "SIGTERM: saving at the end of this step", driver.said
+    assert len(list(saved.glob("rng_state_*.pth"))) == 4
     assert sorted(path.name for path in job.run.iterdir()) == ["checkpoints", "metrics.jsonl"]
 
 
 def test_a_cluster_with_too_few_nodes_is_refused_at_once(stages, cluster):
     driver = Driver(cluster)
     with pytest.raises(UserError):
-        train_on_cluster(stages.job("rlvr1", "grpo.four", 3, nodes=4, **stages.parent), driver)
+        train_apart(stages.job("rlvr1", "grpo.four", 3, nodes=4, **stages.parent), driver)
     assert "needs 4 nodes with 1 CPUs each, but the Ray cluster at" in driver.said

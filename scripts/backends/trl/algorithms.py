@@ -6,6 +6,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.lora import Lora
 from scripts.recipe.reasoning import Share
+from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.strict import Strict, invalid
 
 
@@ -26,16 +27,77 @@ class Optimizer(Strict):
     )
 
 
-class Generation(Strict):
+class Tokenizer(Strict):
+    """How rows become text."""
+
+    chat_template_kwargs: TemplateVariables = Field(
+        {}, description="Variables of the chat template, such as enable_thinking."
+    )
+
+
+class VllmEngine(Strict):
+    """How vLLM lies on its GPUs. May change no weight but for rounding and the random numbers drawn."""
+
+    tensor_parallel_size: PositiveInt = Field(1, description="GPUs that share a layer; colocated: processes.")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Share of a GPU's memory that it takes; none: 0.3 colocated, 0.9 served."
+    )
+    enforce_eager: bool = Field(False, description="Compile nothing and capture no CUDA graphs; so on a CPU always.")
+    enable_sleep_mode: bool = Field(False, description="Colocated: give that memory back while the trainer updates.")
+
+
+class GenerationResources(Strict):
+    """What vLLM has to itself."""
+
+    gpus_per_node: PositiveInt | None = Field(None, description="GPUs; none: vllm_cfg.tensor_parallel_size.")
+    num_nodes: Literal[1] | None = Field(
+        None, description="1: a node of the stage's own, since TRL talks to one server; none: GPUs of the trainer's."
+    )
+
+
+class Colocated(Strict):
+    """Whether vLLM lies in the trainer's processes, on their GPUs, or is served on others."""
+
+    enabled: bool = Field(True, description="False: the stage starts, watches and ends a vLLM server.")
+    resources: GenerationResources = GenerationResources()
+
+    @model_validator(mode="after")
+    def _shares_no_resources(self) -> "Colocated":
+        if self.enabled and self.resources != GenerationResources():
+            raise invalid("resources are for enabled: false; colocated vLLM has the trainer's")
+        return self
+
+
+class Generation(Sampling):
     """How rollouts are sampled."""
+
+    PLACING: ClassVar[tuple[str, ...]] = ("vllm_cfg", "colocated")
+    """Settings that change no weight but for rounding and random numbers."""
+    ADDED: ClassVar[tuple[str, ...]] = ("top_k", "min_p", "stop_strings", "stop_token_ids", "paged")
+    """Settings that a resolved config has only where they are not the default."""
 
     backend: Literal["transformers", "vllm"] = Field(
         "transformers",
         description="What samples them: the model that trains, or vLLM beside it, which gets its weights every step.",
     )
-    temperature: PositiveFloat = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    max_new_tokens: PositiveInt
+    paged: bool = Field(
+        False, description="transformers: sample by paged attention, with new rows where others ended (text only)."
+    )
+    vllm_cfg: VllmEngine = VllmEngine()
+    colocated: Colocated = Colocated()
+
+    @model_validator(mode="after")
+    def _fits_its_sampler(self) -> "Generation":
+        if self.backend != "vllm" and (self.vllm_cfg != VllmEngine() or self.colocated != Colocated()):
+            raise invalid("vllm_cfg and colocated are for backend: vllm")
+        if self.backend == "vllm" and self.paged:
+            raise invalid("paged is for backend: transformers; vLLM pages always")
+        if self.paged and self.stop_strings:
+            raise invalid("paged sampling knows no stop_strings; give stop_token_ids, or leave paged out")
+        gpus = self.colocated.resources.gpus_per_node
+        if gpus is not None and gpus % self.vllm_cfg.tensor_parallel_size:
+            raise invalid("colocated.resources.gpus_per_node must be a multiple of vllm_cfg.tensor_parallel_size")
+        return self
 
 
 class Dtensor(Strict):
@@ -72,7 +134,7 @@ class Policy(Strict):
 
     PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
     """Settings that change no weight but for rounding."""
-    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora")
+    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode")
     """Settings that a resolved config has only where they are not the default."""
 
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
@@ -87,7 +149,14 @@ class Policy(Strict):
     )
     dtensor_cfg: Dtensor = Dtensor()
     lora: Lora | None = Field(None, description="None: all weights are trained.")
+    tokenizer: Tokenizer = Tokenizer()
     optimizer: Optimizer
+
+    @model_validator(mode="after")
+    def _can_share_its_moments(self) -> "Policy":
+        if self.dtensor_cfg.enabled and self.optimizer.name == "adamw_8bit":
+            raise invalid("optimizer.name adamw_8bit keeps moments that dtensor_cfg.enabled cannot share out; drop one")
+        return self
 
 
 class SftPolicy(Policy):
@@ -101,6 +170,9 @@ class PreferencePolicy(Policy):
     """The policy of a preference stage."""
 
     train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
+    truncation_mode: Literal["keep_start"] | None = Field(
+        None, description="Keep the start of answers that do not fit after their prompt; none: they are refused."
+    )
 
 
 class GrpoPolicy(Policy):
@@ -112,6 +184,14 @@ class GrpoPolicy(Policy):
         "the second on.",
     )
     generation: Generation
+
+
+class PromptData(Strict):
+    """Which rows of the split are trained on."""
+
+    max_input_seq_length: PositiveInt | None = Field(
+        None, description="Rows whose prompt has more tokens are left out; none: a prompt that does not fit is refused."
+    )
 
 
 class Sft(Strict):

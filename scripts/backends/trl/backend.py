@@ -9,9 +9,10 @@ from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster, train_apart
-from scripts.backends.trl.devices import devices_of, offloads, processes_on
+from scripts.backends.trl.devices import devices_of, offloads
 from scripts.backends.trl.fit import check_fits, device_of, load_of, parts_text, why_not
 from scripts.backends.trl.memory import need
+from scripts.backends.trl.vllm_server import is_served, left_by_server, serving
 from scripts.data.rows import key_of, read_rows
 from scripts.files import amount
 from scripts.recipe.judges import roles_of
@@ -35,18 +36,31 @@ class Trl(Backend):
         if allocation.site is not None:
             accelerator, processes = devices_of(allocation.site)
             job = replace(job, accelerator=accelerator, processes=processes)
+        nodes, processes = left_by_server(job.stage, job.settings, job.nodes, job.processes, job.accelerator != "cpu")
+        whole, job = job, replace(job, nodes=nodes, processes=processes)
         check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
         if allocation.site is not None:
             check_fits(job, allocation.site)
-        if job.ranks == 1 and not offloads(job):
+        if is_served(job.settings):
+            with serving(whole, allocation):
+                self._train_apart(job, allocation)
+        elif job.ranks == 1 and not offloads(job):
             import_module("scripts.backends.trl.train").train_rank(job)
         else:
-            train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
+            self._train_apart(job, allocation)
+
+    def _train_apart(self, job: TrainingJob, allocation: Allocation) -> None:
+        if allocation.job is not None:
+            allocation = replace(allocation, job=replace(allocation.job, nodes=allocation.job.nodes[: job.nodes]))
+        train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """UserError when a step cannot be shared out evenly among the processes that the site's nodes have."""
         nodes = site.resources_of(stage.name, stage.settings).nodes
-        check_shares(stage.name, stage.config, stage.settings, nodes, nodes * processes_on(site))
+        nodes, processes = left_by_server(
+            stage.name, stage.settings, nodes, site.processes_on_node, site.accelerator != "cpu"
+        )
+        check_shares(stage.name, stage.config, stage.settings, nodes, nodes * processes)
 
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
         """Export the published checkpoint; adapters are merged into what they lie over.

@@ -13,8 +13,10 @@ lies in a directory of this attempt alone, and is gone after it::
 """
 
 import os
+import re
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,8 +65,6 @@ def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: in
 
     Every process trains the same number of rows; completions of one prompt stay together, being rewarded together.
     """
-    if config.samples_by_vllm and nodes > 1:
-        raise UserError(f"{stage}: vLLM samples on one node; set resources.nodes to 1, not {nodes}")
     each = "nodes" if ranks == nodes else "processes"
     setting = "resources.nodes" if ranks == nodes else "resources.nodes or the site's processes"
     shared = {"policy.train_global_batch_size": config.policy.train_global_batch_size}
@@ -106,8 +106,15 @@ def _explained(place: Path, torchrun: subprocess.CompletedProcess) -> int:
         error = RankError(*read_json(file))
         failures[error.rank] = error
     if not failures:
-        write_text(place / "cut_off", "a process that trains was killed, by somebody or for lack of memory")
-        print(torchrun.stderr, file=sys.stderr)
+        killed = re.search(r"exitcode: -(\d+)\) local_rank: (\d+)", torchrun.stderr)
+        if killed is None:
+            print(torchrun.stderr, file=sys.stderr)
+            return 1
+        name = signal.Signals(int(killed[1])).name
+        write_text(
+            place / "cut_off",
+            f"rank {killed[2]} was killed ({name}), by somebody or by the system for lack of memory",
+        )
         return os.EX_TEMPFAIL
     error = explain(failures, place)
     if isinstance(error, CutOffError):

@@ -5,12 +5,6 @@ from scripts.errors import UserError
 from scripts.recipe.site import Site
 
 
-def processes_on(site: Site) -> int:
-    """The processes of a training on a node, as far as the site says it: one a GPU, one on CPUs."""
-    gpus = site.slurm.gpus_per_node if site.slurm and site.accelerator != "cpu" else 1
-    return site.processes or max(gpus, 1)
-
-
 def devices_of(site: Site) -> tuple[str, int]:
     """`cuda` or `cpu`, and the processes of a training on this node: one a GPU, one on CPUs unless the site says more.
 
@@ -25,7 +19,7 @@ def devices_of(site: Site) -> tuple[str, int]:
         if site.accelerator == "cuda":
             raise UserError(f"site {site.name}: accelerator is cuda, but torch {torch.__version__} sees no GPU here")
         return "cpu", site.processes or 1
-    wanted = processes_on(site) if site.slurm else site.processes or found
+    wanted = site.processes_on_node if site.slurm else site.processes or found
     if wanted > found:
         raise UserError(f"site {site.name}: {wanted} processes need as many GPUs, but torch sees {found} here")
     return "cuda", wanted

@@ -26,8 +26,9 @@ OUT_OF_MEMORY = (
     "CUDA out of memory",
     "DefaultCPUAllocator: can't allocate memory",
     "No available memory for the cache blocks",
-    "can be stored in KV cache",
-    "is less than desired GPU memory utilization",
+    "larger than the available KV cache memory",
+    "less than desired GPU memory utilization",
+    "less than desired CPU memory utilization",
 )
 PROCESSES = (2, 4, 8, 16, 32, 64)
 
@@ -152,12 +153,11 @@ def device_of(site: Site, resources: Resources, seen: tuple[str, int] | None = N
         return Device(
             kind, ranks, capacity, f"a GPU of site {site.name}{f' (gpu_memory_gb: {stated:g})' if stated else ''}"
         )
-    asked = resources.mem_mb * 1e6 if slurm else 0
-    what = "the job's mem_mb" if asked else "this machine"
     each = ranks // resources.nodes
-    return Device(
-        kind, ranks, (asked or memory_of_machine()) / each, f"{what} for each of {each} processes" if each > 1 else what
-    )
+    what = "the job (resources.mem_mb)" if slurm else "this machine"
+    asked = resources.mem_mb * 1e6 if slurm else 0
+    whole = asked or (None if slurm and not seen else memory_of_machine())
+    return Device(kind, ranks, whole and whole / each, what + (f" for each of {each} processes" if each > 1 else ""))
 
 
 def memory_of_machine() -> float:

@@ -25,10 +25,14 @@ from scripts.backends.trl.callback import (
     UNREAD_VERDICTS,
 )
 from scripts.backends.trl.rows import Line, pictures_in, token_ids, training_rows
+from scripts.backends.trl.sampling import end_responses, sampling_arguments
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
-from scripts.backends.trl.vllm import mismatch, prepare_engine, vllm_arguments
+from scripts.backends.trl.vllm import load_by_reload, mismatch, prepare_engine, vllm_arguments
+from scripts.backends.trl.vllm_server import is_served
 from scripts.data.prompts import open_picture, pictures_of, prompt_of, render_prompt
 from scripts.errors import UserError
+from scripts.evaluate.generate import ResponseEnds
+from scripts.recipe.sampling import TemplateVariables
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged
@@ -43,8 +47,13 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     """The trainer of a stage of GRPO; prompts are taken in file order."""
     grpo, policy = job.config.grpo, job.config.policy
     model, processor = model_and_processor(job)
-    longest = policy.max_total_sequence_length - policy.generation.max_new_tokens
-    prepare = partial(render_prompts, processor=processor, max_length=longest)
+    prepare = partial(
+        render_prompts,
+        processor=processor,
+        max_length=job.config.longest_prompt,
+        keep_to=job.config.data.max_input_seq_length,
+        variables=policy.tokenizer.chat_template_kwargs,
+    )
     rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step, SCHEMA, prepare)
     trainer_class = LeaveOneOutTrainer if grpo.use_leave_one_out_baseline else MeasuringTrainer
     by_vllm = job.config.samples_by_vllm
@@ -59,24 +68,36 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         peft_config=adapters(job),
     )
     trainer.normalize_rewards = grpo.normalize_rewards
+    trainer.ends = end_responses(trainer, job.config)
+    trainer.filters_overlong = grpo.overlong_filtering
     if by_vllm:
         trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
+        if job.accelerator == "cpu" and not is_served(job.settings):
+            load_by_reload(trainer.vllm_generation)
         set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
     return trainer
 
 
-def render_prompts(lines: list[Line], processor: Any, max_length: int) -> list[dict[str, Any]]:
-    """Prompts in the chat template, beside the text of their rows; UserError for one that is too long."""
+def render_prompts(
+    lines: list[Line], processor: Any, max_length: int, keep_to: int | None, variables: TemplateVariables
+) -> list[dict[str, Any]]:
+    """Prompts in the chat template, beside the text of their rows; UserError for one that is too long.
+
+    Those longer than `keep_to` are left out.
+    """
     has_pictures = [bool(pictures_in(prompt_of(line.row), line, processor)) for line in lines]
-    prompts = [render_prompt(line.row, processor) for line in lines]
-    for line, ids in zip(lines, token_ids(prompts, processor), strict=True):
-        if len(ids) > max_length:
+    prompts = [render_prompt(line.row, processor, **variables) for line in lines]
+    lengths = [len(ids) for ids in token_ids(prompts, processor)]
+    for line, length in zip(lines, lengths, strict=True):
+        if keep_to is None and length > max_length:
             raise UserError(
-                f"{line.place}: the prompt has {len(ids)} tokens, but max_total_sequence_length less max_new_tokens "
-                f"leaves {max_length}; raise policy.max_total_sequence_length or drop the row"
+                f"{line.place}: the prompt has {length} tokens, but max_total_sequence_length less max_new_tokens "
+                f"leaves {max_length}; raise policy.max_total_sequence_length, or leave such rows out by "
+                "data.max_input_seq_length"
             )
     columns = zip(prompts, [line.text for line in lines], [line.number for line in lines], has_pictures, strict=True)
-    return [dict(zip(SCHEMA.names, row, strict=True)) for row in columns]
+    rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in columns]
+    return [row for row, length in zip(rows, lengths, strict=True) if keep_to is None or length <= keep_to]
 
 
 def _with_pictures(rows: Dataset, split: Path) -> Dataset:
@@ -119,9 +140,6 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     return GRPOConfig(
         steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
         num_generations=grpo.num_generations_per_prompt,
-        max_completion_length=policy.generation.max_new_tokens,
-        temperature=policy.generation.temperature,
-        top_p=policy.generation.top_p,
         beta=loss.reference_policy_kl_penalty,
         epsilon=loss.ratio_clip_min,
         epsilon_high=loss.ratio_clip_max,
@@ -129,12 +147,14 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
         loss_type="dapo" if loss.token_level_loss else "grpo",
         scale_rewards="group" if is_scaled_by_trl else "none",
-        mask_truncated_completions=grpo.overlong_filtering,
+        # TRL takes what ends at a text for cut; the trainer below does not.
+        mask_truncated_completions=grpo.overlong_filtering and not policy.generation.stop_strings,
         num_iterations=1,
         shuffle_dataset=False,
         remove_unused_columns=False,
         model_init_kwargs=start_options(job),
-        **(vllm_arguments(job.config) if job.config.samples_by_vllm else {}),
+        **sampling_arguments(job.config, job.accelerator),
+        **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
         **shared_arguments(job),
     )
 
@@ -147,6 +167,8 @@ class MeasuringTrainer(GRPOTrainer):
     """
 
     corrects_sampling = False
+    filters_overlong = False
+    ends: ResponseEnds
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
         """Texts are in the chat template already, which prints a first token where the model wants one."""
@@ -154,10 +176,28 @@ class MeasuringTrainer(GRPOTrainer):
             return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
         return super()._tokenize_prompts(prompts)
 
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[list[list[int]], Any]:
+        is_half, self.args.bf16 = self.args.bf16, False  # or paged sampling leaves the weights that train in bfloat16
+        responses, logprobs = super()._generate_single_turn(*arguments, **options)
+        self.args.bf16 = is_half
+        if not self.use_vllm:
+            responses = [self.ends.without_padding(response) for response in responses]
+        return responses, logprobs
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        output = super()._generate(prompts)
+        self._is_cut = torch.tensor([self.ends.is_cut(ids) for ids in output[1]], device=self.accelerator.device)
+        share = self.accelerator.gather(self._is_cut).float().mean().item()
+        self._metrics["train"]["completions/clipped_ratio"][-1] = share
+        return output
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.monotonic()
         output = super()._generate_and_score_completions(inputs)
         self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
+        if self.filters_overlong and not self.mask_truncated_completions:
+            output["completion_mask"] = output["completion_mask"] * ~self._is_cut[:, None]
+            output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
         if self.use_vllm:
             measured = mismatch(
                 output["old_per_token_logps"], output["sampling_per_token_logps"], output["completion_mask"]

@@ -30,8 +30,8 @@ class Lora(Strict):
     )
     quantization: Literal["nf4"] | None = Field(
         None,
-        description="Hold what the adapters are laid over in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes (tried "
-        "on a CPU, not on a GPU).",
+        description="Hold what the adapters are laid over in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes (not "
+        "tried on a GPU, but on a CPU).",
     )
 
 

@@ -147,8 +147,14 @@ def _held(load: Load) -> dict[str, float]:
     if load.ranks > 1 and not load.is_sharded:
         held["gradient buckets"] = 4 * trained  # DDP's copies of the gradients, which it talks of
     if load.training.samples_by_vllm:
-        held["vLLM"] = COLOCATED_SHARE * load.capacity
+        held["vLLM"] = max(COLOCATED_SHARE * load.capacity, 2 * shape.parameters + _key_values(load, rows=1))
     return held
+
+
+def _key_values(load: Load, rows: int) -> float:
+    """Keys and values of all tokens of some rows in every layer."""
+    shape, length = load.shape, load.policy.max_total_sequence_length
+    return 2 * shape.layers * shape.key_value_heads * shape.head_size * load.computed * rows * length
 
 
 def _updating(load: Load) -> dict[str, float]:
@@ -269,10 +275,9 @@ def _sampling(load: Load) -> dict[str, float]:
     shape, policy = load.shape, load.policy
     length = policy.max_total_sequence_length
     rows = max(1, load.training.rollouts_per_step // load.ranks)
-    key_values = 2 * shape.key_value_heads * shape.head_size * load.computed * rows * length
     prompts = rows * (length - policy.generation.max_new_tokens) * work_bytes(load)
     return {
-        "KV cache": (shape.layers + 1) * key_values,
+        "KV cache": _key_values(load, rows) * (1 + 1 / shape.layers),
         "activations": prompts,
         "logits": 4 * 4 * rows * shape.vocabulary,
         "copies": _copies(load),

@@ -16,6 +16,7 @@ from scripts.data.examples import preference_of
 from scripts.data.prompts import render
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
+from scripts.recipe.sampling import TemplateVariables
 
 SCHEMA = pa.schema(dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), TOKENS))
 
@@ -60,7 +61,13 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
     settings, policy = job.config.section, job.config.policy
     model, processor = model_and_processor(job)
     longest = policy.max_total_sequence_length
-    prepare = partial(tokenize_pairs, processor=tokenizer_of(processor), max_length=longest)
+    prepare = partial(
+        tokenize_pairs,
+        processor=tokenizer_of(processor),
+        max_length=longest,
+        variables=policy.tokenizer.chat_template_kwargs,
+        cuts=policy.truncation_mode == "keep_start",
+    )
     pairs = training_rows(job, job.max_num_steps * policy.train_global_batch_size, SCHEMA, prepare)
     loss_types, loss_weights = losses(settings)
     arguments = DPOConfig(
@@ -95,23 +102,35 @@ def losses(settings: Dpo) -> tuple[list[str], list[float]]:
     return list(weighted), list(weighted.values())
 
 
-def tokenize_pairs(lines: list[Line], processor: Any, max_length: int) -> list[dict[str, list[int]]]:
-    """Token ids of prompts, chosen and rejected answers in the chat template; UserError for a pair that is too long."""
+def tokenize_pairs(
+    lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables, cuts: bool = False
+) -> list[dict[str, list[int]]]:
+    """Token ids of prompts, chosen and rejected answers in the chat template.
+
+    A pair that is too long is a UserError or, where it `cuts`, loses the end of its answers; of a prompt that fills all
+    by itself, the start is lost, so that each answer keeps a token.
+    """
     preferences = [preference_of(line.row) for line in lines]
-    prompts = [render(pair.prompt, processor, add_generation_prompt=True) for pair in preferences]
+    prompts = [render(pair.prompt, processor, add_generation_prompt=True, **variables) for pair in preferences]
 
     def answers(name: str) -> list[str]:
         return [
-            render([*pair.prompt, *getattr(pair, name)], processor).removeprefix(prompt)
+            render([*pair.prompt, *getattr(pair, name)], processor, **variables).removeprefix(prompt)
             for pair, prompt in zip(preferences, prompts, strict=True)
         ]
 
     columns = [token_ids(texts, processor) for texts in (prompts, answers("chosen"), answers("rejected"))]
+    if cuts:
+        columns[0] = [prompt[1 - max_length :] for prompt in columns[0]]
+        columns[1:] = [
+            [ids[: max_length - len(prompt)] for prompt, ids in zip(columns[0], column, strict=True)]
+            for column in columns[1:]
+        ]
     for line, prompt, chosen, rejected in zip(lines, *columns, strict=True):
         length = len(prompt) + max(len(chosen), len(rejected))
         if length > max_length:
             raise UserError(
                 f"{line.place}: prompt and answer have {length} tokens, more than the {max_length} of "
-                "policy.max_total_sequence_length; raise that or drop the row"
+                "policy.max_total_sequence_length; raise that, drop the row, or set policy.truncation_mode: keep_start"
             )
     return [dict(zip(SCHEMA.names, pair, strict=True)) for pair in zip(*columns, strict=True)]

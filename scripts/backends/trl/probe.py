@@ -23,6 +23,7 @@ from scripts.model.random_init import fresh_model
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
+from scripts.recipe.sampling import Sampling
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import register, reward_groups
 from scripts.rewards.trial import ProbeFindings, SampledRow, spread
@@ -41,13 +42,14 @@ def try_rollouts(
 
     Equal arguments give equal rollouts. The model samples them itself, also where vLLM does in the stage.
     """
-    generation = config.policy.generation.model_dump(exclude={"backend"})
+    sampling = config.policy.generation.model_dump(include={*Sampling.model_fields})
+    sampling["chat_template_kwargs"] = config.policy.tokenizer.chat_template_kwargs
     rows = _share_out(rewardable(samples, judges), probe.prompts)
     if not rows:
         raise UserError("none of the rows can be rewarded without a judge; let probe.ask_judges be true")
     started = time.monotonic()
     repeated = [row for _, row in rows for _ in range(probe.generations)]
-    sampled = rollouts(model, processor, repeated, **generation, seed=config.seed)
+    sampled = rollouts(model, processor, repeated, **sampling, seed=config.seed)
     ended = time.monotonic()
     groups = [sampled[start : start + probe.generations] for start in range(0, len(sampled), probe.generations)]
     asked = [(row, [rollout.text for rollout in group]) for (_, row), group in zip(rows, groups, strict=True)]
@@ -115,6 +117,7 @@ def main() -> None:
         "--parent-export", type=Path, nargs="?", help="the parent's hf/record.json; none: a fresh model"
     )
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
     parser.add_argument("--output", type=Path, required=True, help="probe.json")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
@@ -125,7 +128,10 @@ def main() -> None:
     register(own_environments(recipe, arguments.stage), config.environments)
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
-    start = load_export(arguments.parent_export) if arguments.parent_export else fresh_model(config)
+    if arguments.parent_export:
+        start = load_export(arguments.parent_export, arguments.accelerator)
+    else:
+        start = fresh_model(config)
     samples = sample_rows(arguments.split, stage.probe.prompts, frozenset(recipe.blends[stage.blend].allow))
     found = try_rollouts(*start, samples, config, stage.probe, judges_of(stage))
     found.report(arguments.stage, stage.probe.action)

@@ -38,9 +38,10 @@ def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
     except UserError as error:
         raise RankError(rank, host, str(error), for_user=True, cut_off=isinstance(error, CutOffError)) from None
     except Exception as error:
-        if "gloo" in str(error) or "NCCL" in str(error):
-            time.sleep(3)  # another rank is gone, and whoever watches is to hear of that first
-        raise RankError(rank, host, traceback.format_exc(), for_user=False) from None
+        follows = "gloo" in str(error) or "NCCL" in str(error)
+        if follows:
+            time.sleep(3)  # whoever watches is to hear of the other rank first
+        raise RankError(rank, host, traceback.format_exc(), for_user=False, follows=follows) from None
 
 
 def collectives_of(job: TrainingJob) -> str:
@@ -78,7 +79,8 @@ def _train(job_file: Path) -> None:
     try:
         train_as_rank(rank, job, job_file.parent)
     except RankError as error:
-        write_json(job_file.with_name(f"failed_{rank}"), list(error.args))
+        if not error.follows:
+            write_json(job_file.with_name(f"failed_{rank}"), list(error.args))
         os._exit(1)
     dist.destroy_process_group()
 

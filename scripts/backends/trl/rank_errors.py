@@ -9,12 +9,16 @@ from scripts.errors import CutOffError, UserError
 class RankError(Exception):
     """What ended a rank: a message that a person is meant to read, or else the traceback.
 
-    `cut_off`: the message tells of something from outside, and the next attempt may go well.
+    `cut_off`: the message tells of something from outside, and the next attempt may go well. `follows`: another rank
+    is gone, and what is told of this one follows from that.
     """
 
-    def __init__(self, rank: int, host: str, text: str, for_user: bool, cut_off: bool = False) -> None:
-        super().__init__(rank, host, text, for_user, cut_off)
-        self.rank, self.host, self.text, self.for_user, self.cut_off = rank, host, text, for_user, cut_off
+    def __init__(
+        self, rank: int, host: str, text: str, for_user: bool, cut_off: bool = False, follows: bool = False
+    ) -> None:
+        super().__init__(rank, host, text, for_user, cut_off, follows)
+        self.rank, self.host, self.text, self.for_user = rank, host, text, for_user
+        self.cut_off, self.follows = cut_off, follows
 
 
 def explain(failures: dict[int, Exception], place: Path) -> UserError:
@@ -24,7 +28,8 @@ def explain(failures: dict[int, Exception], place: Path) -> UserError:
     """
     explained = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and cause.for_user}
     gone = {rank: cause for rank, cause in failures.items() if not isinstance(cause, RankError)}
-    rank, cause = min((explained or gone or failures).items())
+    own = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and not cause.follows}
+    rank, cause = min((explained or gone or own or failures).items())
     if rank in explained:
         return (CutOffError if cause.cut_off else UserError)(f"{cause.text} (rank {rank} on {cause.host})")
     if rank in gone:

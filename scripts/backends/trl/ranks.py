@@ -1,4 +1,4 @@
-"""The processes that train together, one a node; a process that trains alone is rank 0 of 1."""
+"""The processes that train together; a process that trains alone is rank 0 of 1."""
 
 from typing import Any
 

@@ -56,7 +56,8 @@ class Line(NamedTuple):
 def training_rows(job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> Dataset:
     """The first `count` rows of the training split, or all when it has fewer, as columns on disk.
 
-    `prepare` makes some lines into as many rows of the schema, by keyword arguments alone: `processor`, and settings.
+    `prepare` makes some lines into rows of the schema, by keyword arguments alone: `processor`, and settings. For lines
+    that it leaves out the next are taken.
     """
     split = read_record(job.train_split.with_name("manifest.json"), Manifest)["train"]
     count = min(count, split["rows"])
@@ -89,23 +90,26 @@ def _key(split: str, count: int, prepare: partial) -> str:
 
 
 def _write(file: Path, job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> None:
-    lines, done, said = _lines(job.train_split, count), 0, time.monotonic()
+    lines, done, said = _lines(job.train_split), 0, time.monotonic()
     with (
-        explain_write_errors(file),
+        explain_write_errors(file.parent),
         replace_directory(file.parent) as fresh,
         (fresh / file.name).open("wb") as output,
         pa.ipc.new_stream(output, schema) as writer,
     ):
-        while batch := list(islice(lines, BATCH)):
-            writer.write_batch(pa.RecordBatch.from_pylist(prepare(batch), schema=schema))
-            done += len(batch)
+        while batch := list(islice(lines, min(BATCH, count - done))):
+            rows = prepare(batch)
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+            done += len(rows)
             if time.monotonic() - said > PROGRESS_SECONDS:
                 said = time.monotonic()
                 print(f"{job.stage}: tokenized {done:,} of {count:,} rows", flush=True)
+        if not done:
+            raise UserError(f"{job.train_split}: every row is left out; raise data.max_input_seq_length")
 
 
-def _lines(split: Path, count: int) -> Iterator[Line]:
-    for number, line, row in islice(read_rows(split), count):
+def _lines(split: Path) -> Iterator[Line]:
+    for number, line, row in read_rows(split):
         yield Line(number, f"{split}:{number}", line.decode(), row)
 
 

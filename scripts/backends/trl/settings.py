@@ -8,12 +8,14 @@ from pydantic import Field, model_validator
 
 from scripts.backends.trl.algorithms import (
     Dpo,
+    Generation,
     Grpo,
     GrpoLoss,
     GrpoPolicy,
     Mpo,
     Policy,
     PreferencePolicy,
+    PromptData,
     Sft,
     SftPolicy,
 )
@@ -91,6 +93,7 @@ class GrpoTraining(TrlTraining):
 
     algorithm: Literal["grpo"]
     grpo: Grpo
+    data: PromptData = PromptData()
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
     judges: Judges | None = Field(None, description="None: only rows that need no judge are rewarded.")
@@ -116,6 +119,11 @@ class GrpoTraining(TrlTraining):
         return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
 
     @property
+    def longest_prompt(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one step, whose rollouts may be trained on in several batches."""
         return self.rollouts_per_step // self.rows_per_update
@@ -136,6 +144,11 @@ class GrpoTraining(TrlTraining):
         if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
             raise invalid(
                 "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length"
+            )
+        if (self.data.max_input_seq_length or 0) > self.longest_prompt:
+            raise invalid(
+                "data.max_input_seq_length is more than policy.max_total_sequence_length less "
+                f"policy.generation.max_new_tokens leave, which is {self.longest_prompt}"
             )
         return self
 
@@ -249,6 +262,11 @@ class GrpoSettings(TrlSettings, GrpoTraining):
         values = super().values_with_effect()
         if values["judges"] is None:
             del values["judges"]
+        if self.data == PromptData():
+            del values["data"]
+        sampling, on = values["policy"]["generation"], self.policy.generation.model_dump(exclude_defaults=True)
+        for name in (*Generation.PLACING, *(name for name in Generation.ADDED if name not in on)):
+            del sampling[name]
         if not self.samples_by_vllm:
             del values["policy"]["generation"]["backend"]
             del values["loss_fn"]["use_importance_sampling_correction"]

@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from transformers import AutoConfig, BitsAndBytesConfig
+from transformers import AutoConfig, BitsAndBytesConfig, TrainingArguments
 from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
@@ -12,6 +12,10 @@ from scripts.backends.trl.sharding import is_sharded, sharding_arguments
 from scripts.errors import UserError
 from scripts.model.load import class_of, load_processor
 from scripts.model.random_init import fresh_model
+
+# Transformers below 5.20, which vLLM wants, knows the older name alone.
+_NAMES = ("activation_checkpointing", "gradient_checkpointing")
+CHECKPOINTING = next(name for name in _NAMES if name in TrainingArguments.__dataclass_fields__)
 
 
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
@@ -23,7 +27,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
     return {
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": accumulated,
-        "optim": "adamw_bnb_8bit" if optimizer.name == "adamw_8bit" else optimizer.name,
+        "optim": optimizer.name,
         "output_dir": str(job.run / "saving"),
         "max_steps": job.max_num_steps * updates,
         "learning_rate": optimizer.lr,
@@ -35,8 +39,8 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
         "data_seed": config.seed,
-        "gradient_checkpointing": False,  # activation_checkpointing in newer transformers, which know both
-        "activation_checkpointing": placing.activation_checkpointing,
+        "gradient_checkpointing": False,
+        CHECKPOINTING: placing.activation_checkpointing,
         "bf16": policy.precision == "bfloat16",
         "use_cpu": job.accelerator == "cpu",
         "dataloader_num_workers": 0,

@@ -15,6 +15,7 @@ from scripts.backends.trl.setup import adapters, model_and_processor, shared_arg
 from scripts.data.prompts import as_chat, open_picture, render
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
+from scripts.recipe.sampling import TemplateVariables
 
 SCHEMA = pa.schema({"input_ids": TOKENS, "labels": TOKENS, "pictures": pa.list_(pa.string())})
 
@@ -27,7 +28,12 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
     model, processor = model_and_processor(job)
     if packs and tokenizer_of(processor) is not processor:
         raise UserError(f"{job.stage}: policy.sequence_packing is for models without vision; set enabled to false")
-    prepare = partial(tokenize_demonstrations, processor=processor, max_length=policy.max_total_sequence_length)
+    prepare = partial(
+        tokenize_demonstrations,
+        processor=processor,
+        max_length=policy.max_total_sequence_length,
+        variables=policy.tokenizer.chat_template_kwargs,
+    )
     rows = training_rows(job, job.max_num_steps * batch, SCHEMA, prepare)
     if job.ranks * shares_of(job)[1] > 1:
         rows = fill_last_batch(rows, batch)
@@ -83,13 +89,15 @@ def refuse_leaks(trainer: SFTTrainer, stage: str) -> None:
     )
 
 
-def tokenize_demonstrations(lines: list[Line], processor: Any, max_length: int) -> list[dict[str, Any]]:
+def tokenize_demonstrations(
+    lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables
+) -> list[dict[str, Any]]:
     """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt."""
     conversations = [as_chat(line.row["messages"]) for line in lines]
     pictures = [pictures_in(messages, line, processor) for messages, line in zip(conversations, lines, strict=True)]
-    prompts = [render(messages[:-1], processor, add_generation_prompt=True) for messages in conversations]
+    prompts = [render(messages[:-1], processor, add_generation_prompt=True, **variables) for messages in conversations]
     prompt_ids = token_ids(prompts, processor)
-    ids = token_ids([render(messages, processor) for messages in conversations], processor)
+    ids = token_ids([render(messages, processor, **variables) for messages in conversations], processor)
     return [
         {
             "input_ids": full[:max_length],

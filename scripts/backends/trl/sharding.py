@@ -89,8 +89,11 @@ def load_shares(trainer: Trainer, folder: str | None) -> None:
 
 def _whole(value: Any) -> Any:
     """On rank 0 the value on the CPU; all ranks must ask for it."""
-    whole = value.full_tensor() if isinstance(value, DTensor) else value
-    return whole.cpu() if rank() == 0 and isinstance(whole, torch.Tensor) else whole if rank() == 0 else None
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    if rank() != 0:
+        return None
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _share(value: Any, parameter: torch.Tensor) -> Any:

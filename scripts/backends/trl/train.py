@@ -1,9 +1,7 @@
-"""Backend `trl`: train with TRL's trainers, on the CPU.
+"""Backend `trl`: train with TRL's trainers, as one of the processes that train a stage together.
 
-A GPU is left alone where there is one, so that a tiny model's weights do not depend on the machine; only vLLM takes it,
-where that samples the rollouts (`scripts.backends.trl.vllm`). On one node this process trains; on several, one process
-a node does (`scripts.backends.trl.cluster`), each with an equal part of every step's rows, and they keep equal weights.
-Each algorithm's trainer is made by a module of its own; what they share in a training's life (resuming, logging,
+Each has an equal part of every step's rows, and a copy or a share of the weights (`scripts.backends.trl.sharding`).
+Each algorithm's trainer is made by a module of its own. What they share in a training's life (resuming, logging,
 sealing, stopping) is here and in `scripts.backends.trl.callback`.
 """
 

@@ -1,4 +1,4 @@
-"""Rollouts by vLLM, in the trainer's process: its settings, and how far what samples and what trains differ.
+"""Rollouts by vLLM, in the trainer's process or on a server: its settings, and how sampler and trainer differ.
 
 TRL puts the trained weights into the engine before each step's rollouts, those of a checkpoint before the first of a
 resumed training.
@@ -7,17 +7,30 @@ resumed training.
 import logging
 import math
 import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import requests
 import torch
+from requests.adapters import HTTPAdapter
+from safetensors.torch import save_file
+from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 
-from scripts.backends.trl.settings import GrpoConfig
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.ranks import rank
+from scripts.backends.trl.vllm_server import ENGINE_SETTINGS, WAITING, WEIGHTS, is_served
+from scripts.errors import CutOffError
+from scripts.files import read_json
 
-ENGINE_SETTINGS = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+PATIENCE = 10.0
 MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
 
 
@@ -28,17 +41,106 @@ def prepare_engine() -> None:
     logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
-def vllm_arguments(config: GrpoConfig) -> dict[str, Any]:
-    """TRL's options for a stage of this resolved config."""
+def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
+    """TRL's options for a stage whose rollouts vLLM samples."""
+    config, cfg = job.config, job.settings.policy.generation.vllm_cfg
     loss = config.loss_fn
     mode = "sequence_truncate" if loss.sequence_level_importance_ratios else "token_truncate"
-    return {
+    options = {
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_max_model_length": config.policy.max_total_sequence_length,
         "vllm_importance_sampling_mode": mode,
         "vllm_importance_sampling_clip_max": loss.truncated_importance_sampling_ratio or math.inf,
     }
+    if not is_served(job.settings):
+        if (
+            cfg.enforce_eager or job.accelerator == "cpu"
+        ):  # what is compiled there keeps the weights it was compiled with
+            vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
+        return options | {
+            "vllm_tensor_parallel_size": cfg.tensor_parallel_size,
+            "vllm_gpu_memory_utilization": cfg.gpu_memory_utilization or 0.3,
+            "vllm_enable_sleep_mode": cfg.enable_sleep_mode,
+        }
+    server = read_json(job.run / WAITING)
+    by_file = job.run / WEIGHTS if job.accelerator == "cpu" else None
+    vllm_generation.VLLMClient = partial(ServerClient, log=server["log"], weights=by_file)
+    if rank() == 0:
+        threading.Thread(target=_end_with, args=(server["url"], server["log"]), daemon=True).start()
+    return options | {
+        "vllm_mode": "server",
+        "vllm_server_base_url": server["url"],
+        "vllm_group_port": server["group_port"],
+    }
+
+
+def load_by_reload(generation: VLLMGeneration) -> None:
+    """Let a colocated engine load weights as it loads a checkpoint's.
+
+    TRL loads them one by one into the layers, which on CPUs with AVX-512 have packed theirs and cannot.
+    """
+
+    def load() -> None:
+        runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner
+        runner.reload_weights(weights_iterator=generation._iter_named_params())
+        generation.llm.reset_prefix_cache()
+
+    generation.sync_weights = load
+
+
+class ServerClient(VLLMClient):
+    """TRL's client of a server that this stage started: when it is gone, so it is for good.
+
+    Without a GPU, which vLLM's transfer of weights needs, they go by a file.
+    """
+
+    def __init__(self, *arguments: Any, log: str, weights: Path | None, **options: Any) -> None:
+        self._log, self._weights = log, weights
+        super().__init__(*arguments, **options)
+        self.session.mount("http://", HTTPAdapter(pool_maxsize=64))
+
+    def _post(self, url: str, **options: Any) -> dict[str, Any]:
+        try:
+            return super()._post(url, **options)
+        except requests.ConnectionError:
+            raise CutOffError(_gone(self.base_url, self._log)) from None
+
+    def init_communicator(self, device: Any = 0) -> None:
+        """Prepare the transfer of weights."""
+        if self._weights is None:
+            super().init_communicator(device)
+
+    def update_named_params(
+        self, metadata: list[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
+    ) -> None:
+        """Give the server the weights that are trained."""
+        if self._weights is None:
+            super().update_named_params(metadata, named_params)
+            return
+        self._weights.mkdir(exist_ok=True)
+        save_file({name: weights.contiguous() for name, weights in named_params}, self._weights / "model.safetensors")
+        path = {"weights_path": str(self._weights.resolve())}
+        self._post(f"{self.base_url}/collective_rpc", json={"method": "reload_weights", "kwargs": path})
+
+
+def _gone(url: str, log: str) -> str:
+    return f"the vLLM server at {url} is gone, killed or out of memory; see {log}"
+
+
+def _end_with(url: str, log: str) -> None:
+    """End this process some time after the server is gone, should it still wait for it in a transfer of weights."""
+    while True:
+        time.sleep(2)
+        try:
+            requests.get(f"{url}/health", timeout=60)
+        except requests.ConnectionError:
+            break
+        except requests.Timeout:
+            continue
+    time.sleep(PATIENCE)
+    print(f"error: {_gone(url, log)}", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:

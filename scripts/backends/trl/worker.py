@@ -25,17 +25,12 @@ def use_interface_of_ray() -> None:
 
 def train_on_this_node(settings: dict[str, str]) -> None:
     """Train as the rank that Ray Train made this process; ``settings["job"]`` is the path of job.json."""
-    context, job_file, host = ray.train.get_context(), Path(settings["job"]), socket.gethostname()
-    rank, here = context.get_world_rank(), context.get_local_world_size()
+    rank, job_file = ray.train.get_context().get_world_rank(), Path(settings["job"])
     if not job_file.exists():
-        says = f"{job_file}: not there; results/ must be shared by all nodes of a stage"
-        raise RankError(rank, host, says, for_user=True)
-    job = read_job(job_file)
-    if here != job.processes:
-        says = f"Ray put {here} processes on this node instead of {job.processes}; its nodes offer more than those need"
-        raise RankError(rank, host, says, for_user=True)
+        message = f"{job_file}: not there; results/ must be shared by all nodes of a stage"
+        raise RankError(rank, socket.gethostname(), message, for_user=True)
     with _printing_to(job_file.parent / "output" if rank == 0 else Path(os.devnull)):
-        train_as_rank(rank, job, job_file.parent)
+        train_as_rank(rank, read_job(job_file), job_file.parent)
 
 
 @contextmanager

@@ -1,0 +1,177 @@
+"""A vLLM server for one stage's rollouts: started before its training, watched, and ended with it.
+
+Where the ranks find it is in ``run/vllm.json`` meanwhile; it prints into ``<stage>/logs/vllm_server.log``.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from scripts.backends.protocol import Allocation, TrainingJob
+from scripts.backends.trl.settings import TrlSettings
+from scripts.errors import CutOffError, UserError
+from scripts.files import write_json
+from scripts.launch.ray_cluster import end_session
+from scripts.launch.slurm import step_command
+
+ENGINE_SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+WAITING = "vllm.json"
+WEIGHTS = "vllm.weights"
+START_SECONDS = 1800
+SHOWN = 15
+
+
+def is_served(settings: TrlSettings) -> bool:
+    """Whether a vLLM server samples the rollouts of a stage."""
+    return settings.samples_by_vllm and not settings.policy.generation.colocated.enabled
+
+
+def left_by_server(stage: str, settings: TrlSettings, nodes: int, processes: int, on_gpus: bool) -> tuple[int, int]:
+    """The nodes and processes on each that train beside a vLLM server, if there is one; UserError where none would."""
+    if not is_served(settings):
+        return nodes, processes
+    gpus = gpus_of_server(settings) if on_gpus else 0
+    if settings.policy.generation.colocated.resources.num_nodes:
+        nodes -= 1
+    else:
+        processes -= gpus
+    if nodes < 1 or processes < 1:
+        raise UserError(
+            f"{stage}: vLLM takes {'the only node' if nodes < 1 else f'{gpus} GPUs'} (policy.generation.colocated), "
+            "which leaves nothing to train on; give the stage more nodes, or vLLM less"
+        )
+    return nodes, processes
+
+
+def gpus_of_server(settings: TrlSettings) -> int:
+    """The GPUs that a vLLM server has to itself."""
+    generation = settings.policy.generation
+    return generation.colocated.resources.gpus_per_node or generation.vllm_cfg.tensor_parallel_size
+
+
+@contextmanager
+def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
+    """A vLLM server on GPUs of this node or on the last node of the job, which ends with the block.
+
+    UserError where it does not start.
+    """
+    gpus = gpus_of_server(job.settings) if job.accelerator == "cuda" else 0
+    port, group_port = _free_port(), _free_port()
+    prefix, host, environment = [], "127.0.0.1", {}
+    log = job.run.parent / "logs" / "vllm_server.log"
+    if job.settings.policy.generation.colocated.resources.num_nodes:
+        if allocation.job is None:
+            raise UserError(f"{job.stage}: policy.generation.colocated.resources.num_nodes needs a Slurm job")
+        host = allocation.job.nodes[-1]
+        prefix = step_command(allocation.job, (host,), gpus, str(log.resolve()))
+    elif gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(job.processes)))
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[job.processes - gpus : job.processes])
+    url, described = f"http://{host}:{port}", job.run / WAITING
+    command = [*prefix, sys.executable, "-m", "scripts.backends.trl.vllm_server", *_options(job, host, port, gpus)]
+    log.parent.mkdir(exist_ok=True)
+    with log.open("w", encoding="utf-8") as output:
+        server = subprocess.Popen(  # noqa: S603
+            command,
+            env=ENGINE_SETTINGS | os.environ | environment | {"VLLM_SERVER_DEV_MODE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_for(server, url, log, job)
+        write_json(described, {"url": url, "group_port": group_port, "log": str(log)})
+        yield
+    finally:
+        end_session(server, grace=10)
+        described.unlink(missing_ok=True)
+        shutil.rmtree(job.run / WEIGHTS, ignore_errors=True)
+
+
+def _options(job: TrainingJob, host: str, port: int, gpus: int) -> list[str]:
+    """The options that TRL wants a server to have, and what the stage says of its engine."""
+    cfg = job.settings.policy.generation.vllm_cfg
+    options = {
+        "model": job.parent_model,
+        "host": host,
+        "port": port,
+        "seed": job.config.seed,
+        "max-model-len": job.config.policy.max_total_sequence_length,
+        "logprobs-mode": "processed_logprobs",
+        "max-logprobs": -1,
+        "uvicorn-log-level": "warning",
+    }
+    if gpus:
+        options |= {
+            "weight-transfer-config": json.dumps({"backend": "nccl"}),
+            "tensor-parallel-size": cfg.tensor_parallel_size,
+            "data-parallel-size": gpus // cfg.tensor_parallel_size,
+            "gpu-memory-utilization": cfg.gpu_memory_utilization or 0.9,
+        }
+    eager = ["--enforce-eager"] if cfg.enforce_eager or not gpus else []
+    return ["--enable-scale-out", *eager, *(f"--{name}={value}" for name, value in options.items())]
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as free:
+        free.bind(("", 0))
+        return free.getsockname()[1]
+
+
+def _wait_for(server: subprocess.Popen, url: str, log: Path, job: TrainingJob) -> None:
+    """Return once the server answers; UserError when it ends before, CutOffError when a stop is requested."""
+    last = time.monotonic() + START_SECONDS
+    while not _answers(url):
+        if server.poll() is not None:
+            end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:])
+            raise UserError(f"{job.stage}: the vLLM server ended before it answered; the end of {log}:\n{end}")
+        if job.stop.reason is not None:
+            raise CutOffError(f"stopped ({job.stop.reason}) while the vLLM server was starting")
+        if time.monotonic() > last:
+            raise CutOffError(f"the vLLM server does not answer at {url} after {START_SECONDS} s; see {log}")
+        time.sleep(0.5)
+    print(f"{job.stage}: vLLM answers at {url}", flush=True)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as response:  # noqa: S310 - http, of our own making
+            return response.status == 200
+    except OSError:
+        return False
+
+
+def main() -> None:
+    """Run the server of these options until it or what started this process ends, and leave nothing of it behind."""
+    parent = os.getppid()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *sys.argv[1:]]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    server = subprocess.Popen(command)  # noqa: S603
+    try:
+        while server.poll() is None and os.getppid() == parent:
+            time.sleep(0.5)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
+        try:
+            server.wait(10)
+        finally:
+            os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The recipes for a model of one's own: they load with their sites, and their batches fall evenly to the processes."""
+
+import json
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from scripts.errors import UserError
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.resolve import resolve_stage
+from scripts.schema import schema_text
+from tests.conftest import ROOT
+
+RECIPES = [
+    ("tiny-pretrained", "laptop", 2),
+    ("qwen3-gsm8k", "gpu", 1),
+    ("tulu3-8b", "gpu", 8),
+    ("qwen3-small-cluster", "gpu-cluster", 8),
+]
+
+
+def path_of(name: str):
+    return ROOT / f"config/recipes/{name}.yaml"
+
+
+@pytest.mark.parametrize(("name", "site", "processes"), RECIPES)
+def test_it_loads_with_its_site_and_every_process_gets_as_many_rows(name, site, processes):
+    Draft202012Validator(json.loads(schema_text("recipe"))).validate(yaml.safe_load(path_of(name).read_text()))
+    recipe = load_recipe(path_of(name))
+    load_site(ROOT / f"config/sites/{site}.yaml", recipe)
+    for stage in recipe.stages:
+        config, policy = resolve_stage(recipe, stage), recipe.stages[stage].policy
+        share, rest = divmod(config.rows_per_update, processes)
+        assert rest == 0 and share % (policy.train_micro_batch_size or share) == 0, stage
+
+
+@pytest.mark.parametrize(("stage", "rows", "epochs"), [("sft", 939_343, 2), ("dpo", 271_409, 1)])
+def test_steps_of_tulu_3_are_its_epochs_of_what_is_not_held_out(stage, rows, epochs):
+    recipe = load_recipe(path_of("tulu3-8b"))
+    settings = recipe.stages[stage]
+    trained = epochs * (rows - recipe.blends[settings.blend].holdout)
+    assert settings.section.max_num_steps == trained // settings.policy.train_global_batch_size
+
+
+def test_a_model_of_ones_own_stands_in_for_a_pretrained_one_alone():
+    recipe = load_recipe(path_of("qwen3-gsm8k"), model="./mine")
+    assert recipe.model.model_dump(exclude_defaults=True) == {"name": "./mine"}
+    with pytest.raises(
+        UserError, match=r"model=./mine is for recipes that start from a pretrained model.*makes its own"
+    ):
+        load_recipe(path_of("tiny"), model="./mine")
