@@ -91,9 +91,7 @@ def main() -> None:
             for dtype in (torch.float32, torch.bfloat16)
         ]
         held = memory(place)
-    head = (
-        "| architecture | base | export | effect, nats | apart, nats | most, log-probability |\n" + "| --- " * 6 + "|"
-    )
+    head = "| architecture | base | export | effect, nats | apart, nats | most, log-probability |"
     text = f"""# Merged exports beside their base with the adapters
 
 `python benchmarks/merge.py` wrote this: small models with random weights, adapters of rank 8 over all linear layers and
@@ -101,8 +99,10 @@ experts. *Effect* is the mean KL divergence of the base from base plus adapters,
 its files, both over 256 tokens in float32; *most* is the largest difference of a log-probability.
 
 {head}
-{"| --- " * 6}|
+| --- | --- | --- | --- | --- | --- |
 {chr(10).join(rows)}
+
+Where rounding tips a router over, a token goes to another expert; that is the largest difference of mixtral.
 
 {held}
 """
