@@ -56,6 +56,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.sft",
     "scripts.backends.trl.sharding",
     "scripts.backends.trl.vllm",
+    "scripts.backends.trl.vllm_worker",
     "scripts.backends.trl.worker",
     "scripts.backends.nemo_rl.safetensors",
     "scripts.model.load",

@@ -69,6 +69,10 @@ def test_the_sampler_and_its_versions_are_in_the_config_of_the_stage_that_it_sam
         ({"policy": policy("hf")}, "policy.generation.backend"),
         ({"policy": policy("transformers", vllm_cfg={"tensor_parallel_size": 2})}, "are for backend: vllm"),
         ({"policy": policy("transformers", paged=True, stop_strings=["."])}, "paged sampling knows no stop_strings"),
+        (
+            {"policy": policy("transformers", paged=True) | {"precision": "bfloat16"}},
+            "paged is for policy.precision: float32",
+        ),
         ({"policy": policy("vllm", colocated={"resources": {"num_nodes": 1}})}, "resources are for enabled: false"),
         ({"data": {"max_input_seq_length": 60}}, "max_input_seq_length is more than .* leave, which is 52"),
     ],

@@ -144,7 +144,7 @@ def test_rows_whose_prompt_is_too_long_are_left_out_and_the_next_are_taken(stage
         options = {"processor": make_tokenizer(), "max_length": job.config.longest_prompt, "variables": {}}
         prepare = partial(render_prompts, keep_to=job.config.data.max_input_seq_length, **options)
         read = training_rows(job, count, SCHEMA, prepare)
-        return list(zip(read["line"], map(len, make_tokenizer()(read["prompt"])["input_ids"]), strict=True))
+        return list(zip(read["line"], map(len, make_tokenizer()(list(read["prompt"]))["input_ids"]), strict=True))
 
     every = rows(job("every", 1, None), 1000)
     longest = sorted(length for _, length in every)[len(every) // 2]

@@ -85,6 +85,7 @@ def test_a_served_vllm_samples_for_the_same_stage_and_ends_with_it_however_it_en
     recipe = trained.root / "config/recipes/served.yaml"
     served = "{backend: vllm, colocated: {enabled: false}, max_new_tokens: 12}"
     recipe.write_text((ROOT / "tests/vllm.yaml").read_text().replace("{backend: vllm, max_new_tokens: 12}", served))
+    shutil.rmtree(trained.root / "hand", ignore_errors=True)
     results = trained.untrained("rlvr1")
     run, log = results / "rlvr1/run", results / "rlvr1/logs/vllm_server.log"
     command = [PYTHON, "-m", "scripts.train.run", "--recipe", recipe, "--results", results, "--stage", "rlvr1"]

@@ -107,7 +107,7 @@ def _with_pictures(rows: Dataset, split: Path) -> Dataset:
         return rows
     if (without := pc.index(has_pictures, False).as_py()) >= 0:
         raise UserError(
-            f"{split}:{without + 1}: shows no picture, but other rows do, which TRL cannot mix; "
+            f"{split}:{rows[without]['line']}: shows no picture, but other rows do, which TRL cannot mix; "
             "give them a blend and a stage of their own"
         )
 
@@ -177,9 +177,7 @@ class MeasuringTrainer(GRPOTrainer):
         return super()._tokenize_prompts(prompts)
 
     def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[list[list[int]], Any]:
-        is_half, self.args.bf16 = self.args.bf16, False  # or paged sampling leaves the weights that train in bfloat16
         responses, logprobs = super()._generate_single_turn(*arguments, **options)
-        self.args.bf16 = is_half
         if not self.use_vllm:
             responses = [self.ends.without_padding(response) for response in responses]
         return responses, logprobs

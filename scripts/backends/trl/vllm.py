@@ -54,9 +54,7 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
         "vllm_importance_sampling_clip_max": loss.truncated_importance_sampling_ratio or math.inf,
     }
     if not is_served(job.settings):
-        if (
-            cfg.enforce_eager or job.accelerator == "cpu"
-        ):  # what is compiled there keeps the weights it was compiled with
+        if cfg.enforce_eager or job.accelerator == "cpu":
             vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
         return options | {
             "vllm_tensor_parallel_size": cfg.tensor_parallel_size,
@@ -76,14 +74,12 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
 
 
 def load_by_reload(generation: VLLMGeneration) -> None:
-    """Let a colocated engine load weights as it loads a checkpoint's.
-
-    TRL loads them one by one into the layers, which on CPUs with AVX-512 have packed theirs and cannot.
-    """
+    """Let a colocated engine load weights as it loads a checkpoint's; TRL loads them into layers that may be packed."""
+    from scripts.backends.trl.vllm_worker import reload  # noqa: PLC0415 - only where vLLM is installed
 
     def load() -> None:
         runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner
-        runner.reload_weights(weights_iterator=generation._iter_named_params())
+        reload(runner, weights_iterator=generation._iter_named_params())
         generation.llm.reset_prefix_cache()
 
     generation.sync_weights = load
@@ -120,8 +116,8 @@ class ServerClient(VLLMClient):
             return
         self._weights.mkdir(exist_ok=True)
         save_file({name: weights.contiguous() for name, weights in named_params}, self._weights / "model.safetensors")
-        path = {"weights_path": str(self._weights.resolve())}
-        self._post(f"{self.base_url}/collective_rpc", json={"method": "reload_weights", "kwargs": path})
+        call = {"method": "reload_from", "args": [str(self._weights.resolve())]}
+        self._post(f"{self.base_url}/collective_rpc", json=call)
 
 
 def _gone(url: str, log: str) -> str:

@@ -122,6 +122,8 @@ def _options(job: TrainingJob, host: str, port: int, gpus: int) -> list[str]:
             "data-parallel-size": gpus // cfg.tensor_parallel_size,
             "gpu-memory-utilization": cfg.gpu_memory_utilization or 0.9,
         }
+    else:
+        options["worker-extension-cls"] = "scripts.backends.trl.vllm_worker.ReloadingWorker"
     eager = ["--enforce-eager"] if cfg.enforce_eager or not gpus else []
     return ["--enable-scale-out", *eager, *(f"--{name}={value}" for name, value in options.items())]
 
