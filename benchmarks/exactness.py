@@ -156,19 +156,13 @@ def report(architecture: str, rows: list[list[str]]) -> str:
     """The table as Markdown."""
     heading = ["stage", "setting", "processes", "weights equal", "optimizer equal", "losses beside one process's"]
     lines = [f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *rows)]
-    return "\n".join(
-        [
-            "# Resumed to the bit",
-            "",
-            f"`python benchmarks/exactness.py` on two cores: a small {architecture} with random weights, {STEPS}",
-            f"steps, undisturbed and resumed from step {STEPS // 2}.",
-            "The last column is the largest relative difference of a step's loss from that of one process, same "
-            "precision, whole batches; GRPO draws other completions in another number of processes.",
-            "",
-            *lines,
-            "",
-        ]
-    )
+    head = f"""# Resumed to the bit
+
+`python benchmarks/exactness.py` on two cores: a small {architecture} with random weights, {STEPS} steps, undisturbed
+and resumed from step {STEPS // 2}. The last column is the largest relative difference of a step's loss from that of one
+process, same precision, whole batches; GRPO (stage rlvr1, with a reference) draws other completions in another number
+of processes. FSDP2 computes in bfloat16 what copies keep in float32."""
+    return "\n".join([head, "", *lines, ""])
 
 
 def main() -> None:

@@ -74,7 +74,7 @@ SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
     ("llama-134M", "sft", {"rows": 2}),
     ("llama-134M", "sft", {"rows": 2, **BF16, **LORA}),
 ]
-LENGTH = 512
+LENGTH = 256
 
 
 def make_model(shape: dict[str, Any], folder: Path) -> None:
@@ -206,7 +206,7 @@ def row(name: str, algorithm: str, says: dict[str, Any], folder: Path, peak: int
     parts = {part: size for part, size in needed.parts.items() if part != "allowance"}
     total = sum(parts.values())
     shown = ", ".join(f"{part} {size / MIB:.0f}" for part, size in sorted(parts.items(), key=lambda part: -part[1]))
-    words = json.dumps(says).replace('"', "").strip("{}")
+    words = json.dumps(says)[1:-1].replace('"', "")
     return (
         f"| {name} | {algorithm} | {words} | {peak / MIB:.0f} | {total / MIB:.0f} | {total / peak:.2f} | "
         f"{needed.moment}: {shown} |"

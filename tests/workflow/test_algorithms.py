@@ -77,6 +77,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(stages, trained):
     train(replace(job, resume_from=checkpoint(job.run, STOP)))
     assert weights_hash(job.run, STEPS) == weights_hash(straight, STEPS)
     assert [step["step"] for step in logged(job.run)] == list(range(1, STEPS + 1))
+    tokens = [step["tokens"] for step in logged(job.run)]
+    assert tokens == [step["tokens"] for step in logged(straight)] and min(tokens) > 0
 
 
 def in_micro_batches(job, rows):

@@ -110,7 +110,7 @@ def stages(tmp_path_factory):
     ranks = [
         subprocess.Popen([*command, str(rank), port], cwd=ROOT, text=True, stdout=subprocess.PIPE) for rank in (0, 1)
     ]
-    made.said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    made.said = [rank.communicate(timeout=600)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     return made
 

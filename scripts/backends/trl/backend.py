@@ -94,8 +94,11 @@ class Trl(Backend):
 
     def memory(self, stage: Stage, site: Site) -> tuple[list[str], str | None]:
         """What a process of the stage needs of which memory, and for what; why it cannot fit, where it cannot."""
-        device = device_of(site, site.resources_of(stage.name, stage.settings))
-        load = load_of(stage, device)
+        resources = site.resources_of(stage.name, stage.settings)
+        device = device_of(site, resources)
+        each, on_gpus = device.ranks // resources.nodes, device.kind == "cuda"
+        nodes, each = left_by_server(stage.name, stage.settings, resources.nodes, each, on_gpus)
+        load = load_of(stage, replace(device, ranks=nodes * each))
         if load is None:
             return ["unknown", "", "its model is not there yet, or of no known kind"], None
         needed, held = need(load), "unknown" if device.capacity is None else amount(device.capacity)

@@ -98,7 +98,8 @@ class StageCallback(TrainerCallback):
         now, step = time.monotonic(), state.global_step // self.updates
         entry: dict[str, Any] = {"step": step, "seconds": now - self.step_started}
         entry |= {ours: logs[theirs] for theirs, ours in LOG_NAMES.items() if theirs in logs}
-        entry["tokens"], self.tokens = logs["num_tokens"] - self.tokens, logs["num_tokens"]
+        if "num_tokens" in logs:
+            entry["tokens"], self.tokens = logs["num_tokens"] - self.tokens, logs["num_tokens"]
         if self.job.config.algorithm == "grpo":
             is_filtered = self.job.config.grpo.overlong_filtering
             entry["masked_share"] = entry.get("truncation_rate") if is_filtered else 0.0

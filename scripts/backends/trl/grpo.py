@@ -104,7 +104,7 @@ def _with_pictures(rows: Dataset, split: Path) -> Dataset:
         return rows
     if (without := pc.index(has_pictures, False).as_py()) >= 0:
         raise UserError(
-            f"{split}:{without + 1}: shows no picture, but other rows do, which TRL cannot mix; "
+            f"{split}:{rows[without]['line']}: shows no picture, but other rows do, which TRL cannot mix; "
             "give them a blend and a stage of their own"
         )
 

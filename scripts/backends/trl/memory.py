@@ -146,8 +146,10 @@ def _held(load: Load) -> dict[str, float]:
         held = dict.fromkeys(held, 0)
     if load.ranks > 1 and not load.is_sharded:
         held["gradient buckets"] = 4 * trained  # DDP's copies of the gradients, which it talks of
-    if load.training.samples_by_vllm:
-        held["vLLM"] = max(COLOCATED_SHARE * load.capacity, 2 * shape.parameters + _key_values(load, rows=1))
+    if load.training.samples_by_vllm and policy.generation.colocated.enabled:
+        engine = policy.generation.vllm_cfg
+        least = (2 * shape.parameters + _key_values(load, rows=1)) / engine.tensor_parallel_size
+        held["vLLM"] = max((engine.gpu_memory_utilization or COLOCATED_SHARE) * load.capacity, least)
     return held
 
 

@@ -15,6 +15,7 @@ from peft.tuners.lora import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedModel
+from transformers import logging as transformers_logging
 
 from scripts.errors import UserError
 from scripts.files import (
@@ -45,6 +46,8 @@ def export_merged(stage: Stage) -> None:
     ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
     record, weights = read_record(ckpt / "record.json", CheckpointRecord), ckpt / "weights"
     _check_adapter(weights, record["files"])
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     exports = hf.parent / "exports"
     exports.mkdir(exist_ok=True)
     with replace_directory(exports / ".incoming") as fresh:

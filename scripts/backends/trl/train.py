@@ -5,6 +5,7 @@ Each algorithm's trainer is made by a module of its own. What they share in a tr
 sealing, stopping) is here and in `scripts.backends.trl.callback`.
 """
 
+import logging
 import shutil
 import warnings
 from functools import partial
@@ -44,6 +45,7 @@ def train_rank(job: TrainingJob) -> None:
     register(job.environments, job.config.environments)
     torch.set_num_threads(job.threads)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _remove_half_saved(job)

@@ -1,0 +1,189 @@
+"""What backend `trl` does on GPUs, each setting trained for a few steps: what passed, and what it took.
+
+    python benchmarks/gpu.py --model Qwen/Qwen3-0.6B     (benchmarks/gpu.sh installs what it needs and calls it)
+
+Every setting is the recipe tiny-pretrained with a few changes, in results/gpu-<name>/, through Snakemake to a published
+checkpoint; what a GPU, a number of them or a package is missing for is skipped and said so. `--accelerator cpu` tries
+the script itself where there is no GPU.
+"""
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "config/recipes/tiny-pretrained.yaml"
+VLLM = ROOT / ".venv-vllm/bin/python"
+STEPS = 4
+HALF, SHARDED = {"precision": "bfloat16"}, {"dtensor_cfg": {"enabled": True}}
+LORA, NF4 = {"lora": {"dim": 8, "alpha": 16}}, {"lora": {"dim": 8, "alpha": 16, "quantization": "nf4"}}
+BY_VLLM = {"generation": {"backend": "vllm"}}
+
+
+@dataclass
+class Setting:
+    """Changes of the policy of both stages (`policy`) or of one; what it needs; words that its failure has to have."""
+
+    name: str
+    policy: dict[str, Any] = field(default_factory=dict)
+    sft: dict[str, Any] = field(default_factory=dict)
+    rlvr: dict[str, Any] = field(default_factory=dict)
+    gpus: int = 0
+    package: str | None = None
+    is_killed: bool = False
+    fails_with: str | None = None
+
+
+SETTINGS = (
+    Setting("all-weights"),
+    Setting("bfloat16", HALF | {"optimizer": {"name": "adamw_torch_fused"}}),
+    Setting("killed-and-resumed", HALF | LORA, is_killed=True),
+    Setting("lora", HALF | LORA),
+    Setting("from-parent", HALF, LORA, {"lora": {"from_parent": True}}),
+    Setting("qlora", HALF | NF4, package="bitsandbytes"),
+    Setting("adamw-8bit", HALF | {"optimizer": {"name": "adamw_8bit"}}, gpus=1, package="bitsandbytes"),
+    Setting("checkpointing", HALF | {"dtensor_cfg": {"activation_checkpointing": True}, "train_micro_batch_size": 1}),
+    Setting("flash-attention", HALF | {"attn_implementation": "flash_attention_2"}, gpus=1, package="flash_attn"),
+    Setting(
+        "packing",
+        HALF | {"attn_implementation": "flash_attention_2"},
+        {"sequence_packing": {"enabled": True}},
+        gpus=1,
+        package="flash_attn",
+    ),
+    Setting("paged", HALF, rlvr={"generation": {"paged": True}}),
+    Setting("sampling", HALF, rlvr={"generation": {"top_k": 20, "min_p": 0.05, "stop_strings": ["\n\n"]}}),
+    Setting("offload", HALF | {"dtensor_cfg": {"enabled": True, "cpu_offload": True}}, gpus=1),
+    Setting("vllm", HALF, rlvr=BY_VLLM, gpus=1, package="vllm"),
+    Setting("vllm-lora", HALF | LORA, rlvr=BY_VLLM, gpus=1, package="vllm"),
+    Setting(
+        "vllm-sleeping",
+        HALF,
+        rlvr={"generation": {"backend": "vllm", "vllm_cfg": {"enable_sleep_mode": True}}},
+        gpus=1,
+        package="vllm",
+    ),
+    Setting("out-of-memory", {"max_total_sequence_length": 1 << 20}, gpus=1, fails_with="reckoned to need"),
+    Setting("copies", HALF, gpus=2),
+    Setting("fsdp2", HALF | SHARDED, gpus=2),
+    Setting("fsdp2-zero2", HALF | {"dtensor_cfg": {"enabled": True, "reshard_after_forward": False}}, gpus=2),
+    Setting("fsdp2-lora", HALF | SHARDED | LORA, gpus=2),
+    Setting("fsdp2-qlora", HALF | SHARDED | NF4, gpus=2, package="bitsandbytes"),
+    Setting("fsdp2-vllm", HALF | SHARDED, rlvr=BY_VLLM, gpus=2, package="vllm"),
+    Setting(
+        "vllm-parallel",
+        HALF,
+        rlvr={"generation": {"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": 2}}},
+        gpus=2,
+        package="vllm",
+    ),
+    Setting(
+        "vllm-served",
+        HALF,
+        rlvr={"generation": {"backend": "vllm", "colocated": {"enabled": False}}},
+        gpus=2,
+        package="vllm",
+    ),
+)
+
+
+def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The values with changes, section by section."""
+    return values | {
+        key: merged(values.get(key) or {}, change) if isinstance(change, dict) else change
+        for key, change in changes.items()
+    }
+
+
+def write_recipe(setting: Setting, model: str, path: Path) -> None:
+    """The recipe of a setting: few steps, a checkpoint after every second, no adapters unless the setting has some."""
+    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    recipe["model"] = {"name": model}
+    for name, stage in recipe["stages"].items():
+        stage["policy"].pop("lora", None)
+        stage[stage["algorithm"]]["max_num_steps"] = STEPS
+        stage["checkpointing"] = {"save_period": 2}
+        stage["gate"] = []
+        stage["policy"] = merged(merged(stage["policy"], setting.policy), getattr(setting, name))
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
+
+
+def lacking(setting: Setting, gpus: int) -> str | None:
+    """What the setting needs and this machine has not."""
+    if setting.gpus > gpus:
+        return f"{setting.gpus} GPU{'s' if setting.gpus > 1 else ''}"
+    is_there = VLLM.exists() if setting.package == "vllm" else not setting.package or find_spec(setting.package)
+    return None if is_there else f"package {setting.package}"
+
+
+def train(setting: Setting, site: Path, model: str, log: Path) -> str | None:
+    """Train a setting's stages; why it failed, None where it did not."""
+    results = ROOT / "results" / f"gpu-{setting.name}"
+    shutil.rmtree(results, ignore_errors=True)
+    recipe = site.with_name(f"{setting.name}.yaml")
+    write_recipe(setting, model, recipe)
+    config = [f"recipe={recipe}", f"site={site}", f"run={results.name}"]
+    command = ["snakemake", "--config", *config, "--", f"results/{results.name}/rlvr/ckpt"]
+    with log.open("w", encoding="utf-8") as output:
+        if setting.is_killed:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+            while process.poll() is None and not (results / "rlvr/run/checkpoints/step_2").exists():
+                time.sleep(0.1)
+            subprocess.run(["pkill", "-KILL", "--session", str(process.pid)], check=False)
+            process.wait()
+        status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+    text = log.read_text(encoding="utf-8")
+    if setting.fails_with is not None:
+        return None if status and setting.fails_with in text else "did not fail as it should"
+    if setting.is_killed and "resumes from step" not in text:
+        return "did not resume"
+    return f"exit status {status}" if status else None
+
+
+def main() -> None:
+    """Command line of the program."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="Qwen/Qwen3-0.6B", help="a folder or a repository of the hub")
+    parser.add_argument("--only", default="", help="settings whose name has this in it")
+    parser.add_argument("--accelerator", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--logs", type=Path, default=ROOT / "results/gpu-logs")
+    arguments = parser.parse_args()
+    gpus = torch.cuda.device_count() if arguments.accelerator == "cuda" else 0
+    if arguments.accelerator == "cuda" and gpus == 0:
+        sys.exit(f"torch {torch.__version__} sees no GPU here; --accelerator cpu tries the script alone")
+    arguments.logs.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    names = [torch.cuda.get_device_name(number) for number in range(gpus)] or ["CPU"]
+    print(f"torch {torch.__version__}, {len(names)} x {names[0]}, {arguments.model}", flush=True)
+    failed = 0
+    for setting in SETTINGS:
+        if arguments.only not in setting.name:
+            continue
+        if lack := lacking(setting, gpus):
+            print(f"{setting.name:20} skipped: needs {lack}", flush=True)
+            continue
+        site = arguments.logs / "site.yaml"
+        values = {"name": "gpu", "threads": 4 if gpus else 2, "accelerator": arguments.accelerator}
+        values |= {"processes": max(1, setting.gpus)} if gpus else {}
+        values |= {"vllm_python": str(VLLM)} if VLLM.exists() else {}
+        site.write_text(yaml.safe_dump(values), encoding="utf-8")
+        log, started = arguments.logs / f"{setting.name}.log", time.monotonic()
+        why = train(setting, site, arguments.model, log)
+        failed += why is not None
+        print(f"{setting.name:20} {f'FAILED: {why}, see {log}' if why else 'passed'}", end="", flush=True)
+        print(f" ({time.monotonic() - started:.0f} s)", flush=True)
+    sys.exit(min(failed, 1))
+
+
+if __name__ == "__main__":
+    main()
