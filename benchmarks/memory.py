@@ -142,7 +142,7 @@ def write_rows(algorithm: str, count: int, folder: Path, path: Path) -> None:
         text = filling(True, LENGTH)
         row: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]}
     elif algorithm == "dpo":
-        text = filling(True, LENGTH)
+        text = filling(True, LENGTH - 8)
         prompt = [{"role": "user", "content": "hi"}]
         answers = [[{"role": "assistant", "content": text}] for text in (text, text[:-8] + text[8:16])]
         row = {"prompt": prompt, "chosen": answers[0], "rejected": answers[1]}

@@ -186,6 +186,20 @@ def test_many_completions_at_once_are_a_matter_of_their_keys_and_values(shape):
     assert sampling.parts["KV cache"] == 33 * 2 * shape.key_value_heads * 128 * 2 * 256 * 2048
 
 
+def test_vllm_takes_its_share_unless_it_sleeps_or_lies_elsewhere(shape):
+    def parts(**says):
+        stage = stage_of("grpo", rows=8, precision="bfloat16", lora={"dim": 8}, train_micro_batch_size=1)
+        generation = stage.policy.generation.model_dump() | {"backend": "vllm"} | says
+        policy = stage.policy.model_dump() | {"generation": generation}
+        return need(load(shape, stage.model_validate(stage.model_dump() | {"policy": policy}), capacity=80e9)).parts
+
+    assert parts()["vLLM"] == 24e9 and parts(vllm_cfg={"gpu_memory_utilization": 0.5})["vLLM"] == 40e9
+    assert 2 * shape.parameters < parts(vllm_cfg={"gpu_memory_utilization": 0.1})["vLLM"] < 2.1 * shape.parameters
+    assert "vLLM" not in parts(colocated={"enabled": False})
+    asleep = parts(vllm_cfg={"enable_sleep_mode": True})
+    assert ("vLLM" in asleep) != ("activations" in asleep)
+
+
 def test_every_change_that_is_advised_fits_and_the_first_ones_make_no_other_stage(shape):
     stage = stage_of(rows=64, length=4096, precision="bfloat16")
     start = load(shape, stage, ranks=8, capacity=80 * 2**30)

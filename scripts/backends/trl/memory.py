@@ -113,6 +113,8 @@ def need(load: Load) -> Need:
     moments = {"update": _updating(load), "optimizer's step": _stepping(load)}
     if load.training.algorithm == "grpo" and not load.training.samples_by_vllm:
         moments["sampling"] = _sampling(load)
+    if load.training.samples_by_vllm and load.policy.generation.vllm_cfg.enable_sleep_mode:
+        moments["sampling"] = {"vLLM": held.pop("vLLM")}
     moment = max(moments, key=lambda name: sum(moments[name].values()))
     parts = {name: size for name, size in (held | moments[moment]).items() if size}
     parts["allowance"] = FIXED[load.device] + FRAGMENTED[load.device] * sum(parts.values())
@@ -146,11 +148,29 @@ def _held(load: Load) -> dict[str, float]:
         held = dict.fromkeys(held, 0)
     if load.ranks > 1 and not load.is_sharded:
         held["gradient buckets"] = 4 * trained  # DDP's copies of the gradients, which it talks of
+<<<<<<< HEAD
     if load.training.samples_by_vllm and policy.generation.colocated.enabled:
         engine = policy.generation.vllm_cfg
         least = (2 * shape.parameters + _key_values(load, rows=1)) / engine.tensor_parallel_size
         held["vLLM"] = max((engine.gpu_memory_utilization or COLOCATED_SHARE) * load.capacity, least)
+=======
+    if load.training.samples_by_vllm:
+        held["vLLM"] = _vllm(load)
+>>>>>>> u16-e
     return held
+
+
+def _vllm(load: Load) -> float:
+    """The share of the GPU that vLLM takes, or the weights and one row's keys and values if that is more.
+
+    Nothing where it is served on other GPUs.
+    """
+    generation = load.policy.generation
+    if not generation.colocated.enabled:
+        return 0.0
+    share = generation.vllm_cfg.gpu_memory_utilization or COLOCATED_SHARE
+    least = (2 * load.shape.parameters + _key_values(load, rows=1)) / generation.vllm_cfg.tensor_parallel_size
+    return max(share * load.capacity, least)
 
 
 def _key_values(load: Load, rows: int) -> float:
