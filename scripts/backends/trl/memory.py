@@ -148,15 +148,8 @@ def _held(load: Load) -> dict[str, float]:
         held = dict.fromkeys(held, 0)
     if load.ranks > 1 and not load.is_sharded:
         held["gradient buckets"] = 4 * trained  # DDP's copies of the gradients, which it talks of
-<<<<<<< HEAD
-    if load.training.samples_by_vllm and policy.generation.colocated.enabled:
-        engine = policy.generation.vllm_cfg
-        least = (2 * shape.parameters + _key_values(load, rows=1)) / engine.tensor_parallel_size
-        held["vLLM"] = max((engine.gpu_memory_utilization or COLOCATED_SHARE) * load.capacity, least)
-=======
     if load.training.samples_by_vllm:
         held["vLLM"] = _vllm(load)
->>>>>>> u16-e
     return held
 
 
