@@ -1,1 +1,5 @@
-"""Backend `trl`: TRL's trainers, on one machine or several nodes."""
+"""Backend `trl`: TRL's trainers, on this machine or on the nodes of a Slurm job."""
+
+import logging
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # else it warns of other kernels wherever peft is imported

@@ -1,6 +1,7 @@
 """What a trainer of backend `trl` does at each step: log, say where the stage stands, seal checkpoints, stop."""
 
 import json
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -14,11 +15,12 @@ from scripts.backends.trl.vllm import MISMATCH
 from scripts.errors import UserError
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
-from scripts.stage.step_criteria import refuse_divergence
+from scripts.stage.step_criteria import WINDOW, refuse_divergence
 
 ENVIRONMENT_PREFIX = "environment/"
 UNREAD_VERDICTS, UNJUDGED = "judge/unread", "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
+LEAST_ALARM = 0.01
 LOG_NAMES = {
     "reward": "reward_mean",
     "reward_std": "reward_std",
@@ -157,3 +159,25 @@ def _progress(entry: dict[str, Any], last: int, left: float) -> str:
         parts.append(f"loss {entry['loss']:.3f}")
     parts += [f"{entry['seconds']:.2f} s/step", f"{left:.0f} s left"]
     return ", ".join(parts)
+
+
+class UnjudgedAlarm:
+    """Warns of the first response of a training that cannot be judged, and whenever their share has doubled."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._warn_from = 0.0
+
+    def hear(self, unjudged: list[str], responses: int) -> None:
+        """Take in a step's responses: how many, and which could not be judged."""
+        self._steps.append((len(unjudged), responses))
+        share = sum(count for count, _ in self._steps) / sum(count for _, count in self._steps)
+        if not unjudged or share < self._warn_from:
+            return
+        self._warn_from = 2 * max(share, LEAST_ALARM)
+        print(
+            f"warning: {share:.1%} of the responses of the last {len(self._steps)} steps could not be judged and earn "
+            f"0; this step's first, to {unjudged[0]}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,9 +1,7 @@
 """Group relative policy optimisation, by TRL's GRPOTrainer; each group is rewarded by its row's environment."""
 
 import json
-import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +21,7 @@ from scripts.backends.trl.callback import (
     ROLLOUT_SECONDS,
     UNJUDGED,
     UNREAD_VERDICTS,
+    UnjudgedAlarm,
 )
 from scripts.backends.trl.rows import Line, pictures_in, token_ids, training_rows
 from scripts.backends.trl.sampling import end_responses, sampling_arguments
@@ -36,9 +35,7 @@ from scripts.recipe.sampling import TemplateVariables
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged
-from scripts.stage.step_criteria import WINDOW
 
-LEAST_ALARM = 0.01
 SCHEMA = pa.schema({"prompt": pa.string(), "row": pa.string(), "line": pa.int64(), "has_pictures": pa.bool_()})
 Completion = str | list[dict[str, Any]]
 
@@ -280,28 +277,6 @@ def environment_reward(
         return values
 
     return reward
-
-
-class UnjudgedAlarm:
-    """Warns of the first response of a training that cannot be judged, and whenever their share has doubled."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW)
-        self._warn_from = 0.0
-
-    def hear(self, unjudged: list[str], responses: int) -> None:
-        """Take in a step's responses: how many, and which could not be judged."""
-        self._steps.append((len(unjudged), responses))
-        share = sum(count for count, _ in self._steps) / sum(count for _, count in self._steps)
-        if not unjudged or share < self._warn_from:
-            return
-        self._warn_from = 2 * max(share, LEAST_ALARM)
-        print(
-            f"warning: {share:.1%} of the responses of the last {len(self._steps)} steps could not be judged and earn "
-            f"0; this step's first, to {unjudged[0]}",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def _text(completion: Completion) -> str:
