@@ -1,11 +1,17 @@
 """Which process is meant, and whether it still runs: its id alone says neither, for ids are used again."""
 
+import ctypes
 import os
 import re
+import signal
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
+PARENT = "STAGECOACH_PARENT"
+"""The variable by which a process is told the id of the one that starts it."""
+_PR_SET_PDEATHSIG = 1
 _MARK = re.compile(r"(.+)\.(\d+)\.(\d+)\.(\d+)")
 
 
@@ -51,3 +57,11 @@ def is_marked_running(mark: str) -> bool | None:
     if match is None or process_mark().rsplit(".", 2)[0] != f"{match[1]}.{match[2]}":
         return None
     return is_running(int(match[3]), int(match[4]))
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when the one that started it is gone, which it may be already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[PARENT]):
+        sys.exit("what started this process is gone")
+    os.environ[PARENT] = str(os.getpid())

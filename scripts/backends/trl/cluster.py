@@ -28,6 +28,7 @@ from scripts.backends.trl.settings import TrlConfig, TrlSettings
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, write_text
 from scripts.launch.ray_cluster import run_on_cluster
+from scripts.processes import PARENT
 
 Run = Callable[[str], int]
 
@@ -91,6 +92,7 @@ def in_processes(job: TrainingJob) -> Run:
     def run(job_file: str) -> int:
         command = [sys.executable, "-m", "scripts.backends.trl.process", str(job.processes), job_file]
         environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment[PARENT] = str(os.getpid())
         torchrun = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
         return _explained(Path(job_file).parent, torchrun)
 

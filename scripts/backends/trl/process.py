@@ -4,7 +4,6 @@
 take them as requests to stop, and ends with the process that holds the stage.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -24,9 +23,8 @@ from scripts.backends.trl.devices import offloads
 from scripts.backends.trl.rank_errors import RankError
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
+from scripts.processes import end_with_parent
 from scripts.stage.stop import SIGNALS
-
-PR_SET_PDEATHSIG = 1
 
 
 def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
@@ -62,11 +60,6 @@ def _leave_stopping_to_the_holder(place: Path) -> None:
         signal.signal(number, end)
 
 
-def _die_with_parent() -> None:
-    """Let the kernel end this process when the one that started it is gone."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _train(job_file: Path) -> None:
     """Train as the rank that torchrun made this process; why it failed is left in ``failed_N`` beside job.json."""
     rank, job = int(os.environ["RANK"]), read_job(job_file)
@@ -88,7 +81,7 @@ def _train(job_file: Path) -> None:
 def main() -> None:
     """Command line of torchrun, and of the processes that it starts."""
     *processes, job_file = sys.argv[1:]
-    _die_with_parent()
+    end_with_parent()
     if not processes:
         _train(Path(job_file))
         return

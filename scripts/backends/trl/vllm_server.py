@@ -22,6 +22,7 @@ from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.launch.ray_cluster import end_session
 from scripts.launch.slurm import step_command
+from scripts.processes import PARENT
 
 ENGINE_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -70,13 +71,14 @@ def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
     """
     gpus = gpus_of_server(job.settings) if job.accelerator == "cuda" else 0
     port, group_port = _free_port(), _free_port()
-    prefix, host, environment = [], "127.0.0.1", {}
+    prefix, host, environment = [], "127.0.0.1", {PARENT: str(os.getpid())}
     log = job.run.parent / "logs" / "vllm_server.log"
     if job.settings.policy.generation.colocated.resources.num_nodes:
         if allocation.job is None:
             raise UserError(f"{job.stage}: policy.generation.colocated.resources.num_nodes needs a Slurm job")
         host = allocation.job.nodes[-1]
         prefix = step_command(allocation.job, (host,), gpus, str(log.resolve()))
+        del environment[PARENT]
     elif gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(job.processes)))
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[job.processes - gpus : job.processes])
@@ -159,7 +161,7 @@ def _answers(url: str) -> bool:
 
 def main() -> None:
     """Run the server of these options until it or what started this process ends, and leave nothing of it behind."""
-    parent = os.getppid()
+    parent = int(os.environ.get(PARENT, os.getppid()))
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *sys.argv[1:]]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     server = subprocess.Popen(command)  # noqa: S603
