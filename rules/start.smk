@@ -25,9 +25,9 @@ def check_before_submitting():
         )
     if SITE.slurm is not None:
         try:
-            for stage in STAGES:
-                config = Stage(RECIPE, Path(RESULTS), stage).config
-                backend_of(config.backend).check_nodes(stage, config, resources_of(stage).nodes)
+            for name in STAGES:
+                stage = Stage(RECIPE, Path(RESULTS), name)
+                backend_of(stage.config.backend).check_nodes(stage, SITE)
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
             check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train())
         except UserError as error:

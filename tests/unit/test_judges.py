@@ -323,8 +323,8 @@ def test_held_out_rows_are_scored_by_the_evaluations_judges(tmp_path):
     recipe = yaml.safe_load(SHORT.read_text())
     recipe["evaluation"] |= named("safety")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert judges_of(tmp_path / "recipe.yaml").roles == {"safety"}
-    assert judges_of(SHORT) is None and judges_of(None) is None
+    assert judges_of(load_recipe(tmp_path / "recipe.yaml").evaluation).roles == {"safety"}
+    assert judges_of(load_recipe(SHORT).evaluation) is None and judges_of(None) is None
 
 
 # equivalence_llm_judge, nl2bash, lc_judge, math_with_judge.
