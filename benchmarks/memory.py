@@ -30,6 +30,7 @@ from scripts.backends.protocol import TrainingJob  # noqa: E402
 from scripts.backends.trl.memory import Load, need  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
 from scripts.data.prompts import render  # noqa: E402
+from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.model.shape import Shape  # noqa: E402
 from scripts.recipe.recipe import AnyStage  # noqa: E402
 from scripts.stage.stop import StopRequest  # noqa: E402
@@ -168,16 +169,20 @@ def measure(algorithm: str, says: dict[str, Any], folder: Path) -> None:
     settings = stage_of(algorithm, says)
     values = settings.values_with_effect() | {"release": {}, "seed": 0}
     split = folder.parent / f"{algorithm}.jsonl"
-    write_rows(algorithm, says["rows"] * STEPS, folder, split)
-    with tempfile.TemporaryDirectory() as run:
-        Path(run, "checkpoints").mkdir()
+    rows = says["rows"] * STEPS
+    write_rows(algorithm, rows, folder, split)
+    described = {"rows": rows, "sha256": sha256_file(split)}
+    write_json(split.with_name("manifest.json"), {"train": described, "validation": described})
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory, "run")
+        (run / "checkpoints").mkdir(parents=True)
         job = TrainingJob(
             stage="benchmark",
             settings=settings,
             config=settings.config_model.model_validate(values),
             train_split=split,
             parent_model=folder,
-            run=Path(run),
+            run=run,
             resume_from=None,
             max_num_steps=STEPS,
             threads=THREADS,
