@@ -102,8 +102,6 @@ its files, both over 256 tokens in float32; *most* is the largest difference of 
 | --- | --- | --- | --- | --- | --- |
 {chr(10).join(rows)}
 
-Where rounding tips a router over, a token goes to another expert; that is the largest difference of mixtral.
-
 {held}
 """
     arguments.output.write_text(text, encoding="utf-8")
