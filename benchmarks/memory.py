@@ -233,8 +233,8 @@ tiles of logits are one number wide instead of nine (Triton's kernel), AdamW tak
 attention and experts have kernels of their own, and CUDA's context, NCCL and fragmentation come on top; FSDP2, offload,
 nf4, 8-bit moments and vLLM were not measured. No figure of a GPU is here.
 
-Two constants were chosen after measuring Llama and its LoRA at 512 tokens: that torch's own operators make eight copies of
-a tile on a CPU, and the CPU's allowance of 25 %.
+Two constants were chosen after measuring Llama and its LoRA at 512 tokens: that torch's own operators make eight copies
+of a tile on a CPU, and the CPU's allowance of 25 %.
 """
 
 
