@@ -36,11 +36,11 @@ class Steps(TrainerCallback):
             print(f"step {state.global_step}/{STEPS} {logs['num_tokens']:.0f} tokens", flush=True)
 
 
-def arguments(output: str) -> dict[str, Any]:
+def arguments(algorithm: str, output: str) -> dict[str, Any]:
     """The options that the three trainers share."""
     return {
         "output_dir": output,
-        "per_device_train_batch_size": BATCH // PROCESSES,
+        "per_device_train_batch_size": BATCH[algorithm] // PROCESSES,
         "max_steps": STEPS,
         "learning_rate": LR,
         "lr_scheduler_type": "constant",
@@ -71,12 +71,12 @@ def trainer_of(algorithm: str, model: str, split: str, output: str) -> Any:
     in_order = {"train_sampling_strategy": "sequential"}
     if algorithm == "sft":
         data = [{"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in rows]
-        options = SFTConfig(max_length=LENGTH, shuffle_dataset=False, **in_order, **arguments(output))
+        options = SFTConfig(max_length=LENGTH, shuffle_dataset=False, **in_order, **arguments(algorithm, output))
         return SFTTrainer(args=options, train_dataset=Dataset.from_list(data), **shared)
     if algorithm == "dpo":
         pairs = [preference_of(row) for row in rows]
         data = [{"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in pairs]
-        options = DPOConfig(max_length=LENGTH, beta=0.05, **in_order, **arguments(output))
+        options = DPOConfig(max_length=LENGTH, beta=0.05, **in_order, **arguments(algorithm, output))
         return DPOTrainer(args=options, train_dataset=Dataset.from_list(data), **shared)
     data = [{"prompt": prompt_of(row), "row": line} for row, line in zip(rows, lines, strict=True)]
     options = GRPOConfig(
@@ -85,7 +85,7 @@ def trainer_of(algorithm: str, model: str, split: str, output: str) -> Any:
         epsilon_high=0.28,
         shuffle_dataset=False,
         remove_unused_columns=False,
-        **arguments(output),
+        **arguments(algorithm, output),
     )
     return GRPOTrainer(args=options, train_dataset=Dataset.from_list(data), reward_funcs=[reward], **shared)
 
