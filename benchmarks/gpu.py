@@ -46,7 +46,7 @@ class Setting:
 
 SETTINGS = (
     Setting("all-weights"),
-    Setting("bfloat16", HALF | {"optimizer": {"name": "adamw_torch_fused"}}),
+    Setting("bfloat16", HALF | {"optimizer": {"name": "adamw_torch"}}),
     Setting("killed-and-resumed", HALF | LORA, is_killed=True),
     Setting("lora", HALF | LORA),
     Setting("from-parent", HALF, LORA, {"lora": {"from_parent": True}}),

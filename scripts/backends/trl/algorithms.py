@@ -23,7 +23,8 @@ class Optimizer(Strict):
     adam_beta2: Share = 0.999
     clip_grad: float = Field(1.0, gt=0)
     name: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit"] = Field(
-        "adamw_torch", description="8bit keeps its moments in 8 bits, by bitsandbytes on a GPU (not tried on one)."
+        "adamw_torch_fused",
+        description="8bit keeps its moments in 8 bits, by bitsandbytes on a GPU (not tried on one).",
     )
 
 

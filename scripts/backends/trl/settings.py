@@ -215,7 +215,7 @@ class TrlSettings(StageSettings):
         policy = {name: value for name, value in values["policy"].items() if name not in Policy.PLACING}
         on = self.policy.model_dump(mode="json", include={*Policy.ADDED}, exclude_defaults=True)
         values["policy"] = {name: value for name, value in policy.items() if name not in Policy.ADDED or name in on}
-        if self.policy.optimizer.name == "adamw_torch":
+        if self.policy.optimizer.name == "adamw_torch_fused":
             del policy["optimizer"]["name"]
         return values
 
