@@ -27,7 +27,6 @@ VLLM = ROOT / ".venv-vllm/bin/python"
 STEPS = 4
 HALF, SHARDED = {"precision": "bfloat16"}, {"dtensor_cfg": {"enabled": True}}
 LORA, NF4 = {"lora": {"dim": 8, "alpha": 16}}, {"lora": {"dim": 8, "alpha": 16, "quantization": "nf4"}}
-BY_VLLM = {"generation": {"backend": "vllm"}}
 
 
 @dataclass
@@ -42,6 +41,11 @@ class Setting:
     package: str | None = None
     is_killed: bool = False
     fails_with: str | None = None
+
+
+def by_vllm(name: str, policy: dict[str, Any] = HALF, gpus: int = 1, **generation: Any) -> Setting:
+    """A setting in which vLLM samples the rollouts, placed as `generation` says."""
+    return Setting(name, policy, rlvr={"generation": {"backend": "vllm", **generation}}, gpus=gpus, package="vllm")
 
 
 SETTINGS = (
@@ -64,36 +68,18 @@ SETTINGS = (
     Setting("paged", HALF, rlvr={"generation": {"paged": True}}),
     Setting("sampling", HALF, rlvr={"generation": {"top_k": 20, "min_p": 0.05, "stop_strings": ["\n\n"]}}),
     Setting("offload", HALF | {"dtensor_cfg": {"enabled": True, "cpu_offload": True}}, gpus=1),
-    Setting("vllm", HALF, rlvr=BY_VLLM, gpus=1, package="vllm"),
-    Setting("vllm-lora", HALF | LORA, rlvr=BY_VLLM, gpus=1, package="vllm"),
-    Setting(
-        "vllm-sleeping",
-        HALF,
-        rlvr={"generation": {"backend": "vllm", "vllm_cfg": {"enable_sleep_mode": True}}},
-        gpus=1,
-        package="vllm",
-    ),
+    by_vllm("vllm"),
+    by_vllm("vllm-lora", HALF | LORA),
+    by_vllm("vllm-sleeping", vllm_cfg={"enable_sleep_mode": True}),
     Setting("out-of-memory", {"max_total_sequence_length": 1 << 20}, gpus=1, fails_with="reckoned to need"),
     Setting("copies", HALF, gpus=2),
     Setting("fsdp2", HALF | SHARDED, gpus=2),
     Setting("fsdp2-zero2", HALF | {"dtensor_cfg": {"enabled": True, "reshard_after_forward": False}}, gpus=2),
     Setting("fsdp2-lora", HALF | SHARDED | LORA, gpus=2),
     Setting("fsdp2-qlora", HALF | SHARDED | NF4, gpus=2, package="bitsandbytes"),
-    Setting("fsdp2-vllm", HALF | SHARDED, rlvr=BY_VLLM, gpus=2, package="vllm"),
-    Setting(
-        "vllm-parallel",
-        HALF,
-        rlvr={"generation": {"backend": "vllm", "vllm_cfg": {"tensor_parallel_size": 2}}},
-        gpus=2,
-        package="vllm",
-    ),
-    Setting(
-        "vllm-served",
-        HALF,
-        rlvr={"generation": {"backend": "vllm", "colocated": {"enabled": False}}},
-        gpus=2,
-        package="vllm",
-    ),
+    by_vllm("fsdp2-vllm", HALF | SHARDED, gpus=2),
+    by_vllm("vllm-parallel", gpus=2, vllm_cfg={"tensor_parallel_size": 2}),
+    by_vllm("vllm-served", gpus=2, colocated={"enabled": False}),
 )
 
 

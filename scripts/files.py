@@ -241,9 +241,14 @@ def umask() -> int:
     return int(re.search(r"^Umask:\s*(\d+)$", status, re.MULTILINE)[1], 8)
 
 
-def describe_files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Each regular file below a directory, by relative path: its size in bytes and its SHA-256, sorted by path."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+def describe_files(directory: Path, known: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
+    """Each regular file below a directory, by relative path: its size in bytes and its SHA-256, sorted by path.
+
+    Those that are `known`, described already, are not read again.
+    """
+    paths = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    known = known or {}
     return {
-        str(path.relative_to(directory)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in paths
+        name: known.get(name) or {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for name, path in paths.items()
     }

@@ -30,9 +30,12 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
         write_json(directory / SOURCE, source)
 
 
-def note_files(folder: Path, directory: Path) -> None:
-    """Remember the files of a folder as they are exported now."""
-    files = {path.name: _version(path) | {"sha256": sha256_file(path)} for path in model_files(folder)}
+def note_files(folder: Path, directory: Path, known: dict[str, Any]) -> None:
+    """Remember the files of a folder as they are exported now; `known` ones are described already, and not read."""
+    files = {}
+    for path in model_files(folder):
+        described = known.get(path.name) or {"sha256": sha256_file(path)}
+        files[path.name] = _version(path) | {"sha256": described["sha256"]}
     source = read_if_there(directory / SOURCE, SourceOfModel)
     write_json(directory / SEEN, {"changed": source["changed"] if source else None, "files": files})
 

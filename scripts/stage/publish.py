@@ -68,9 +68,14 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None) -> None:
                 )
         if like is not None:
             take_settings(like, fresh)
-            files = describe_files(fresh)
+            files = describe_files(fresh, weights_among(files))
     settle_export(exports, files)
     publish_export(record, files, hf)
+
+
+def weights_among(files: dict[str, Any]) -> dict[str, Any]:
+    """The weights among described files, by far the largest."""
+    return {name: described for name, described in files.items() if name.endswith(".safetensors")}
 
 
 def take_settings(model: Path, fresh: Path) -> None:

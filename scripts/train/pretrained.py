@@ -29,7 +29,7 @@ from scripts.recipe.model import PretrainedModel
 from scripts.recipe.yaml_file import repository_root
 from scripts.stage.model_source import note_files
 from scripts.stage.paths import MODEL, StagePaths
-from scripts.stage.publish import export_name, publish_export, settle_export
+from scripts.stage.publish import export_name, publish_export, settle_export, weights_among
 
 ANSWER = "stagecoach"
 TALK = [
@@ -66,7 +66,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
         files = describe_files(fresh)
     settle_export(exports, files)
     if model.folder:
-        note_files(model.folder, hf.parent)
+        note_files(model.folder, hf.parent, weights_among(files))
     record = {"stage": MODEL, "step": 0, "identity": export_name(files)}
     publish_export(record, files, hf, source={"name": model.name, "revision": source.commit})
 

@@ -1,6 +1,6 @@
 """The settings of the algorithms that backend `trl` trains by: policy, loss, sampling."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -10,8 +10,18 @@ from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.strict import Strict, invalid
 
 
+def leave_out(values: dict[str, Any], settings: Strict) -> None:
+    """Take from a section's values the settings that only place work, and the added ones that are their default."""
+    stated = settings.model_dump(exclude_defaults=True)
+    for name in (*settings.PLACING, *(name for name in settings.ADDED if name not in stated)):
+        values.pop(name, None)
+
+
 class Optimizer(Strict):
     """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
+
+    PLACING: ClassVar[tuple[str, ...]] = ()
+    ADDED: ClassVar[tuple[str, ...]] = ("name",)
 
     lr: PositiveFloat
     schedule: Literal["constant", "cosine", "linear"] = Field(

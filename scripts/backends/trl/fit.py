@@ -146,8 +146,7 @@ def device_of(site: Site, resources: Resources, seen: tuple[str, int] | None = N
     """
     stated, slurm = site.gpu_memory_gb, site.slurm
     kind = seen[0] if seen else "cpu" if site.accelerator == "cpu" else "cuda"
-    processes = site.processes or (slurm.gpus_per_node if slurm and kind == "cuda" else 1)
-    ranks = resources.nodes * (seen[1] if seen else processes)
+    ranks = resources.nodes * (seen[1] if seen else site.processes_on_node)
     if kind == "cuda":
         capacity = stated * 2**30 if stated else _memory_of_gpu() if seen else None
         return Device(

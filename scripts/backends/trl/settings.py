@@ -8,16 +8,15 @@ from pydantic import Field, model_validator
 
 from scripts.backends.trl.algorithms import (
     Dpo,
-    Generation,
     Grpo,
     GrpoLoss,
     GrpoPolicy,
     Mpo,
-    Policy,
     PreferencePolicy,
     PromptData,
     Sft,
     SftPolicy,
+    leave_out,
 )
 from scripts.backends.trl.lora import with_parents_shape
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
@@ -212,11 +211,8 @@ class TrlSettings(StageSettings):
     def values_with_effect(self) -> dict[str, Any]:
         """What it says that may change weights, but for rounding; what was added since is there where it is not off."""
         values = super().values_with_effect()
-        policy = {name: value for name, value in values["policy"].items() if name not in Policy.PLACING}
-        on = self.policy.model_dump(mode="json", include={*Policy.ADDED}, exclude_defaults=True)
-        values["policy"] = {name: value for name, value in policy.items() if name not in Policy.ADDED or name in on}
-        if self.policy.optimizer.name == "adamw_torch_fused":
-            del policy["optimizer"]["name"]
+        leave_out(values["policy"], self.policy)
+        leave_out(values["policy"]["optimizer"], self.policy.optimizer)
         return values
 
     def starts_from_export(self, recipe: "Recipe") -> bool:
@@ -268,9 +264,7 @@ class GrpoSettings(TrlSettings, GrpoTraining):
             del values["judges"]
         if self.data == PromptData():
             del values["data"]
-        sampling, on = values["policy"]["generation"], self.policy.generation.model_dump(exclude_defaults=True)
-        for name in (*Generation.PLACING, *(name for name in Generation.ADDED if name not in on)):
-            del sampling[name]
+        leave_out(values["policy"]["generation"], self.policy.generation)
         if not self.samples_by_vllm:
             del values["policy"]["generation"]["backend"]
             del values["loss_fn"]["use_importance_sampling_correction"]
