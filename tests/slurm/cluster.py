@@ -184,6 +184,15 @@ class Cluster:
         """The command lines that run on a host, apart from its slurmd and its reaper."""
         return [" ".join(line) for line in self._processes.inside(host).values() if Path(line[0]).name != "slurmd"]
 
+    def left_running(self, patience: float = 20) -> list[str]:
+        """What still runs on the hosts once Slurm has had some seconds to end its steps."""
+        deadline = time.monotonic() + patience
+        while left := [line for host in self.hosts for line in self.processes(host)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        return left
+
     def kill_processes(self, host: str, words: str, number: int = signal.SIGKILL) -> list[str]:
         """Send a signal to the processes of a host whose command line holds these words; those command lines."""
         found = {pid: " ".join(line) for pid, line in self._processes.inside(host).items()}

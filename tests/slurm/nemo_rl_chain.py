@@ -174,15 +174,6 @@ class NemoRlChain(Workflow):
             time.sleep(0.5)
         return log.read_text()
 
-    def left_running(self, patience: float = 20) -> list[str]:
-        """What still runs on the hosts once Slurm has had some seconds to end a job's steps."""
-        deadline = time.monotonic() + patience
-        while left := [line for host in self.cluster.hosts for line in self.cluster.processes(host)]:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.5)
-        return left
-
     def attempts(self, stage: str) -> list[dict[str, Any]]:
         """The attempts at a stage."""
         return read_attempts(self.results / stage / "run")

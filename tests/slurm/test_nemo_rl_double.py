@@ -88,7 +88,7 @@ def test_without_an_image_nothing_is_recorded(pyxis):
 
 def test_nothing_of_a_container_outlives_its_task(pyxis):
     pyxis.run("srun", "--nodes=2", "--container-image=a/b:1", "bash", "-c", "setsid sleep 4321 > /dev/null 2>&1 &")
-    assert [pyxis.processes(host) for host in pyxis.hosts] == [[], []]
+    assert pyxis.left_running() == []
 
 
 # The driver, without Slurm and Ray
@@ -435,7 +435,7 @@ def test_the_real_ray_sub_runs_drivers_over_two_hosts_and_ends_as_they_end(pyxis
     assert (job["JobState"], job["ExitCode"]) == ("FAILED", "7:0"), output
     assert "Timeout has been reached" in output and "Step 4/5" in output
     assert steps(tmp_path) == ["step_2", "step_3", "step_4", "step_5"]
-    assert [pyxis.processes(host) for host in pyxis.hosts] == [[], []]
+    assert pyxis.left_running() == []
 
     files = {".shared_fs_canary", "driver_command.sh", "ray-head.log", "ray-worker-0.log", "STARTED_RAY_HEAD"}
     assert files <= {path.name for path in logs.iterdir()}

@@ -108,4 +108,4 @@ def test_the_second_starts_from_what_the_releases_converter_made_of_the_first(ch
 
 
 def test_nothing_is_left_running(chain):
-    assert chain.left_running() == []
+    assert chain.cluster.left_running() == []
