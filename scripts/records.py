@@ -34,10 +34,11 @@ class SourceFile(File):
 
 
 class Origin(TypedDict):
-    """Who served a blend, and at which revision."""
+    """Who served a blend, at which revision and, where it was composed, what became of the published rows."""
 
     source: str
     revision: str
+    composed: NotRequired[dict[str, Any]]
 
 
 class SourceRecord(TypedDict):
@@ -74,6 +75,7 @@ class Manifest(TypedDict):
     test: NotRequired[Split]
     source: NotRequired[Dataset | None]
     placeholders: NotRequired[dict[str, Count]]
+    composed: NotRequired[dict[str, Any]]
 
 
 class Facts(TypedDict):
