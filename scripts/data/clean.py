@@ -85,7 +85,8 @@ class _Seen:
         for run in self.runs:
             places = np.minimum(np.searchsorted(run, ordered), len(run) - 1)
             new[first[run[places] == ordered]] = False
-        self.runs.append(ordered)
+        if new.any():
+            self.runs.append(ordered[new[first]])
         while len(self.runs) > 1 and len(self.runs[-2]) < 2 * len(self.runs[-1]):
             last = self.runs.pop()
             self.runs[-1] = np.union1d(self.runs[-1], last)
