@@ -1,5 +1,6 @@
 """Token lengths: every kind of row is counted, the long rows are all found, whatever is sampled."""
 
+import json
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from scripts.data import blocks, lengths
-from scripts.data.lengths import BYTES, token_lengths, tokenizer_at_hand
+from scripts.data.lengths import BYTES, added_tokens, token_lengths, tokenizer_at_hand
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
 from tests.conftest import ROOT
@@ -26,6 +27,9 @@ def by_words(tmp_path):
     return str(tmp_path / "tokenizer.json")
 
 
+USER = {"role": "user", "content": "a b"}
+
+
 def prompt(words: int, **params) -> dict:
     return {"responses_create_params": {"input": [{"role": "user", "content": "word " * words}], **params}}
 
@@ -36,13 +40,27 @@ def prompt(words: int, **params) -> dict:
         (prompt(3), 3),
         ({"responses_create_params": {"input": "two words"}}, 2),
         (prompt(3, tools=[{"name": "a b"}]), 5),
+        (
+            {
+                "messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}],
+                "tools": [{"name": "a b"}],
+            },
+            5,
+        ),
+        (
+            {
+                "chosen": [USER, {"role": "assistant", "content": "c"}],
+                "rejected": [USER, {"role": "assistant", "content": "d e"}],
+            },
+            4,
+        ),
         ({"responses_create_params": {"input": [{"role": "user", "content": [{"type": "text", "text": "a b"}]}]}}, 2),
         ({"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]}, 3),
         ({"prompt": "a", "chosen": "b c", "rejected": "d e f"}, 4),
         (
             {
                 "context": [{"role": "user", "content": "a"}],
-                "completions": [{"completion": "b"}, {"completion": "c d"}],
+                "completions": [{"rank": 1, "completion": "b"}, {"rank": 0, "completion": "c d"}],
             },
             3,
         ),
@@ -63,12 +81,44 @@ def test_every_row_that_is_too_long_is_named_though_few_are_sampled(by_words, wr
         assert len(found.tokens) < 100 and found.describe()["longest_seen"] == 50
 
 
-def test_a_model_from_scratch_has_a_token_a_byte(write_rows):
+def test_a_model_from_scratch_has_a_token_a_byte_and_two_a_message(write_rows):
     assert tokenizer_at_hand(SCRATCH) == BYTES
-    found = token_lengths(
-        write_rows("split.jsonl", [prompt(2), {"prompt": "ä", "chosen": "", "rejected": ""}]), 2, BYTES, 9
-    )
-    assert found.describe() == {"p50": 10, "p90": 10, "p99": 10, "longest_seen": 10, "rows_counted": 2, "too_long": 1}
+    rows = [prompt(2), {"prompt": "ä", "chosen": "a", "rejected": "bc"}]
+    found = token_lengths(write_rows("split.jsonl", rows), 2, BYTES, 12)
+    assert found.tokens == [13, 8] and found.too_long == [(1, 13)] and found.share == 0.5
+
+
+def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, tmp_path, write_rows):
+    said = "{% for message in messages %}{% generation %}| {{ message['content'] }} |\n{% endgeneration %}{% endfor %}"
+    settings = {
+        "chat_template": "{{ bos_token }} S " + said + "{% if add_generation_prompt %}>{% endif %}",
+        "bos_token": "B",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert added_tokens(by_words) == (5, 6, 2)
+    rows = [
+        {
+            "messages": [
+                {"role": role, "content": "w " * words}
+                for role, words in zip(("user", "assistant"), sizes, strict=True)
+            ]
+        }
+        for sizes in ((1, 3), (1, 4), (5, 5), (4, 1))
+    ]
+    found = token_lengths(write_rows("split.jsonl", rows), 4, by_words, 10)
+    assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    assert added_tokens(by_words) is None
+
+
+def test_rows_whose_texts_hold_special_tokens_are_told(by_words, write_rows):
+    tokenizer = Tokenizer.from_file(by_words)
+    tokenizer.add_special_tokens(["<|im_end|>", "</s>"])
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save(by_words)
+    texts = ["<|im_end|>", "<think> <|im_", "a</s>", "<s>"]
+    rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}]} for text in texts]
+    assert token_lengths(write_rows("split.jsonl", rows), 4, by_words, 10).special == [1, 3]
 
 
 def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_path, monkeypatch):
@@ -91,4 +141,7 @@ def test_the_program_prints_percentiles_and_the_long_rows(by_words, write_rows, 
     command = [sys.executable, "-m", "scripts.data.lengths", "--split", str(split), "--tokenizer", str(tmp_path)]
     done = subprocess.run([*command, "--limit", "9"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[1:] == [f"{split}:2: 9 tokens"]
-    assert "p50 9, p90 9, p99 9, longest_seen 9, rows_counted 2, too_long 1" in done.stdout
+    assert (
+        "p50 9, p90 9, p99 9, longest_seen 9, rows_counted 2, too_long 1, too_long_share 0.5, answers_cut 0"
+        in done.stdout
+    )
