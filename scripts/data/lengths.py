@@ -40,15 +40,26 @@ NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 
 
 class Added(NamedTuple):
-    """Tokens that a chat template adds: to a prompt of one message, to a conversation of two, for each further one."""
+    """Tokens that a chat template adds: to a prompt of one message, to a conversation of two, for each further one.
+
+    And around tools that it declares; None: it declares none.
+    """
 
     prompt: int
     conversation: int
     message: int
+    tools: int | None
 
 
-BYTES_ADDED = Added(3, 4, 2)
+BYTES_ADDED = Added(3, 4, 2, None)
 """What the template of a model from scratch adds: a token before each message and one after it."""
+TOOL = "get_x"
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": TOOL, "description": "x", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 @dataclass
@@ -149,34 +160,38 @@ def added_tokens(tokenizer: str) -> Added | None:
             - count * _count(["x"], tokenizer)
             for count in (1, 2, 4)
         )
+        declaring = compiled.render(messages=messages[:1], add_generation_prompt=True, tools=TOOLS)
     except (TemplateError, TypeError, ValueError):
         return None
-    return Added(one, two, (four - two) // 2)
+    around = _count([declaring], tokenizer) - one - _count(["x", json.dumps(TOOLS)], tokenizer)
+    return Added(one, two, (four - two) // 2, max(0, around) if TOOL in declaring else None)
 
 
 def _count_block(block: Block, tokenizer: str, limit: int, every: int, added: Added | None) -> Lengths:
     lines = block.read().splitlines()
     lengths = Lengths(rows=len(lines))
     begins, special = _special_tokens(tokenizer)
-    room, adds = (limit - 1, Added(0, 0, 0)) if added is None else (limit, added)
+    room, adds = (limit - 1, Added(0, 0, 0, 0)) if added is None else (limit, added)
+    most = max(adds.prompt, adds.conversation) + (adds.tools or 0)
     for number, line in enumerate(lines, start=1):
         if any(begin in line for begin in begins) and any(token in line for token in special):
             lengths.special.append(number)
         is_sampled = xxhash.xxh3_64_intdigest(line) % every == 0
-        if not is_sampled and len(line) + max(adds) <= room:
+        if not is_sampled and len(line) + most <= room:
             continue
         try:
-            row = _parts_of(decode_row(line))
+            row = _parts_of(decode_row(line), declares=adds.tools is not None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
-        more = row.messages * adds.message
-        tokens = _count([*row.prompt, *row.answer], tokenizer) + more
+        more = row.messages * adds.message + (adds.tools if row.tools else 0)
+        prompt = [*row.prompt, *row.tools]
+        tokens = _count([*prompt, *row.answer], tokenizer) + more
         tokens += adds.conversation - 2 * adds.message if row.answer else adds.prompt - adds.message
         if is_sampled:
             lengths.tokens.append(tokens)
         if tokens > room:
             lengths.too_long.append((number, tokens))
-            before = _count(row.prompt, tokenizer) + adds.prompt + more - 2 * adds.message
+            before = _count(prompt, tokenizer) + adds.prompt + more - 2 * adds.message
             lengths.answers_cut += bool(row.answer) and before >= limit
     return lengths
 
@@ -192,14 +207,15 @@ def _special_tokens(tokenizer: str) -> tuple[set[bytes], set[bytes]]:
 
 
 class _Parts(NamedTuple):
-    """The texts of a row's prompt with its tools, those of its answer, and the messages of both."""
+    """The texts of a row's prompt and of its answer, the messages of both, and the declaration of its tools."""
 
     prompt: list[str]
     answer: list[str]
     messages: int
+    tools: list[str]
 
 
-def _parts_of(row: dict[str, Any]) -> _Parts:
+def _parts_of(row: dict[str, Any], declares: bool) -> _Parts:
     if isinstance(params := row.get("responses_create_params"), dict):
         prompt, answers, tools = params.get("input"), [], params.get("tools")
     elif "messages" in row:
@@ -210,10 +226,10 @@ def _parts_of(row: dict[str, Any]) -> _Parts:
     else:
         preference, tools = preference_of(row), row.get("tools")
         prompt, answers = preference.prompt, [preference.chosen, preference.rejected]
-    declared = [msgspec.json.encode(tools).decode()] if tools else []
+    declared = [msgspec.json.encode(tools).decode()] if tools and declares else []
     longer = max(answers, key=lambda answer: sum(map(len, _strings(answer))), default=[])
     messages = sum(len(part) if isinstance(part, list) else 1 for part in (prompt, longer) if part)
-    return _Parts([*_strings(prompt), *declared], list(_strings(longer)), messages)
+    return _Parts(list(_strings(prompt)), list(_strings(longer)), messages, declared)
 
 
 def _strings(value: Any) -> Iterator[str]:

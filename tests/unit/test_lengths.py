@@ -95,7 +95,7 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
         "bos_token": "B",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert added_tokens(by_words) == (5, 6, 2)
+    assert added_tokens(by_words) == (5, 6, 2, None)
     rows = [
         {
             "messages": [
@@ -107,6 +107,8 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
     ]
     found = token_lengths(write_rows("split.jsonl", rows), 4, by_words, 10)
     assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
+    (tmp_path / "chat_template.jinja").write_text("{% if tools %}You have {{ tools | tojson }} {% endif %}" + said)
+    assert added_tokens(by_words) == (2, 4, 2, 2)
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     assert added_tokens(by_words) is None
 
