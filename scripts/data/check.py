@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from scripts.data.blocks import Block, blocks_of
 from scripts.data.examples import Demonstration, form_of, preference_problem
@@ -27,6 +27,7 @@ from scripts.rewards.registry import contract_of
 from scripts.rewards.row import PromptRow, problem_of
 
 Kind = Literal["prompts", "demonstrations", "preferences"]
+KINDS = get_args(Kind)
 SHOWN = 50
 PIECE_BYTES = 1 << 12
 LONGEST_PROBLEM = 200
@@ -252,7 +253,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--split", type=Path, nargs="+", help="splits of a blend (JSONL)")
     what.add_argument("--source", type=Path, nargs="+", help="blends as published, placeholders and all (JSONL)")
-    parser.add_argument("--kind", choices=("prompts", "demonstrations", "preferences"), default="prompts")
+    parser.add_argument("--kind", choices=KINDS, default="prompts")
     parser.add_argument("--environments", nargs="*", default=[], help="names that rows may bear (default: any)")
     parser.add_argument("--allow", nargs="*", default=[], metavar="KEY", help="keys of bad rows to let pass")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")

@@ -13,6 +13,7 @@ import numpy as np
 import xxhash
 
 from scripts.data.decontaminate import Benchmark, overlaps
+from scripts.data.examples import preference_of
 from scripts.rewards.messages import text_of
 
 Row = dict[str, Any]
@@ -107,12 +108,13 @@ def prompt_of(row: Row) -> Any:
     if "responses_create_params" in row:
         request = row["responses_create_params"]
         return [request.get("input"), request.get("tools") or None]
-    prompt = row["messages"][:-1] if "messages" in row else row.get("prompt", row.get("context"))
-    return [prompt, row.get("tools") or None]
+    if "chosen" in row or "completions" in row:
+        return [preference_of(row).prompt, row.get("tools") or None]
+    return [row["messages"][:-1], row.get("tools") or None]
 
 
 def user_texts(row: Row) -> list[str]:
     """The texts of the user's messages in a row of any kind."""
-    given = row["messages"] if "messages" in row else prompt_of(row)[0]
+    given = prompt_of(row)[0]
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
     return [text_of(message.get("content")) for message in messages if message.get("role") == "user"]

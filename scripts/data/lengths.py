@@ -27,6 +27,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from scripts.data.blocks import Block, blocks_of
+from scripts.data.check import KINDS, Kind
 from scripts.data.examples import preference_of
 from scripts.data.parallel import default_workers, in_order
 from scripts.data.rows import decode_row
@@ -115,14 +116,16 @@ def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
     return cached if isinstance(cached, str) else None
 
 
-def token_lengths(split: Path, rows: int, tokenizer: str, limit: int, workers: int = 1) -> Lengths:
-    """The lengths of a split of about `rows` rows; too long is a row of more than `limit` tokens.
+def token_lengths(split: Path, kind: Kind, rows: int, tokenizer: str, limit: int, workers: int = 1) -> Lengths:
+    """The lengths of a split of about `rows` rows of a kind; too long is a row of more than `limit` tokens.
 
     `tokenizer` is the path of a tokenizer.json, or `BYTES`. A row whose texts alone fill the limit is too long as well
     where no chat template is at hand, since every one adds something. UserError names a line that is no row.
     """
     every = max(1, math.ceil(rows / SAMPLE))
-    count = partial(_count_block, tokenizer=tokenizer, limit=limit, every=every, added=added_tokens(tokenizer))
+    count = partial(
+        _count_block, kind=kind, tokenizer=tokenizer, limit=limit, every=every, added=added_tokens(tokenizer)
+    )
     found = Lengths()
     for part in in_order(count, blocks_of(split), workers):
         found.too_long += [(found.rows + line, tokens) for line, tokens in part.too_long]
@@ -167,7 +170,7 @@ def added_tokens(tokenizer: str) -> Added | None:
     return Added(one, two, (four - two) // 2, max(0, around) if TOOL in declaring else None)
 
 
-def _count_block(block: Block, tokenizer: str, limit: int, every: int, added: Added | None) -> Lengths:
+def _count_block(block: Block, kind: Kind, tokenizer: str, limit: int, every: int, added: Added | None) -> Lengths:
     lines = block.read().splitlines()
     lengths = Lengths(rows=len(lines))
     begins, special = _special_tokens(tokenizer)
@@ -180,7 +183,7 @@ def _count_block(block: Block, tokenizer: str, limit: int, every: int, added: Ad
         if not is_sampled and len(line) + most <= room:
             continue
         try:
-            row = _parts_of(decode_row(line), declares=adds.tools is not None)
+            row = _parts_of(decode_row(line), kind, declares=adds.tools is not None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
         more = row.messages * adds.message + (adds.tools if row.tools else 0)
@@ -215,14 +218,12 @@ class _Parts(NamedTuple):
     tools: list[str]
 
 
-def _parts_of(row: dict[str, Any], declares: bool) -> _Parts:
-    if isinstance(params := row.get("responses_create_params"), dict):
+def _parts_of(row: dict[str, Any], kind: Kind, declares: bool) -> _Parts:
+    if kind == "prompts":
+        params = row["responses_create_params"]
         prompt, answers, tools = params.get("input"), [], params.get("tools")
-    elif "messages" in row:
+    elif kind == "demonstrations":
         prompt, answers, tools = row["messages"][:-1], [row["messages"][-1:]], row.get("tools")
-    elif "completions" in row:
-        prompt, tools = row["context"], row.get("tools")
-        answers = [answer["completion"] for answer in row["completions"]]
     else:
         preference, tools = preference_of(row), row.get("tools")
         prompt, answers = preference.prompt, [preference.chosen, preference.rejected]
@@ -262,6 +263,7 @@ def main() -> None:
     """Command line of the counting."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.lengths", description=__doc__.split("\n")[0])
     parser.add_argument("--split", type=Path, nargs="+", required=True, help="JSONL files")
+    parser.add_argument("--kind", choices=KINDS, default="prompts")
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json, or the folder that holds it")
     parser.add_argument("--limit", type=int, required=True, help="tokens that a row may have")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
@@ -270,7 +272,7 @@ def main() -> None:
     tokenizer = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     for split in arguments.split:
         rows = sum(1 for _ in split.open("rb"))
-        found = token_lengths(split, rows, str(tokenizer), arguments.limit, arguments.workers)
+        found = token_lengths(split, arguments.kind, rows, str(tokenizer), arguments.limit, arguments.workers)
         print(f"{split}: " + ", ".join(f"{name} {value}" for name, value in found.describe().items()))
         for line, tokens in found.too_long:
             print(f"{split}:{line}: {tokens} tokens")

@@ -97,7 +97,10 @@ def _token_lengths(stage: Stage, problems: list[str]) -> dict[str, Any] | None:
     described: dict[str, Any] = {"limit": limit}
     splits = read_record(stage.manifest, Manifest)
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
-        found = token_lengths(path, splits[split]["rows"], tokenizer, limit, default_workers())
+        rows = splits[split]["rows"]
+        found = token_lengths(
+            path, stage.recipe.blends[stage.settings.blend].kind, rows, tokenizer, limit, default_workers()
+        )
         described[split] = found.describe()
         _warn(name, path, limit, found)
         if split == "train" and found.share > stage.settings.max_truncated_share:

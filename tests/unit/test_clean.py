@@ -69,7 +69,10 @@ def test_a_rewritten_question_of_a_benchmark_is_found_and_a_different_one_is_not
         asked("How many clips did she sell?"),
         asked(f"Solve this.\n\n{NATALIA.upper().replace(',', ' --')} How many in all?"),
         asked("Natalia sold clips to 48 of her friends in April, and then went home."),
-        {"context": [MESSAGE], "completions": []},
+        {
+            "context": [MESSAGE],
+            "completions": [{"rank": rank, "completion": [ANSWER | {"content": f"{rank}"}]} for rank in (1, 2)],
+        },
         {"responses_create_params": {"input": NATALIA}},
         {"responses_create_params": {"input": [MESSAGE | {"content": [{"type": "input_text", "text": NATALIA}]}]}},
         {"prompt": NATALIA, "chosen": "a", "rejected": "b"},
@@ -114,5 +117,5 @@ def test_what_was_seen_is_remembered_in_eight_bytes_a_row():
 
 
 def test_the_users_texts_are_those_of_every_turn():
-    turns = [MESSAGE, ANSWER, {"role": "user", "content": None}, {"role": "system", "content": "s"}]
+    turns = [{"role": "system", "content": "s"}, MESSAGE, ANSWER, {"role": "user", "content": None}, ANSWER]
     assert user_texts({"messages": turns}) == [NATALIA, ""]

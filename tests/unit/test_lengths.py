@@ -60,14 +60,18 @@ def prompt(words: int, **params) -> dict:
         (
             {
                 "context": [{"role": "user", "content": "a"}],
-                "completions": [{"rank": 1, "completion": "b"}, {"rank": 0, "completion": "c d"}],
+                "completions": [
+                    {"rank": rank, "completion": [{"role": "assistant", "content": text}]}
+                    for rank, text in enumerate(("b", "c d"))
+                ],
             },
             3,
         ),
     ],
 )
 def test_the_texts_of_every_kind_of_row_are_counted(row, tokens, by_words, write_rows):
-    found = token_lengths(write_rows("split.jsonl", [row]), 1, by_words, 100)
+    kind = "prompts" if "responses_create_params" in row else "demonstrations" if "messages" in row else "preferences"
+    found = token_lengths(write_rows("split.jsonl", [row]), kind, 1, by_words, 100)
     assert found.tokens == [tokens] and found.too_long == []
 
 
@@ -76,16 +80,17 @@ def test_every_row_that_is_too_long_is_named_though_few_are_sampled(by_words, wr
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
     split = write_rows("split.jsonl", [prompt(50 if number % 20 == 7 else 3) for number in range(100)])
     for workers in (1, 2):
-        found = token_lengths(split, 100, by_words, 50, workers)
+        found = token_lengths(split, "prompts", 100, by_words, 50, workers)
         assert found.too_long == [(line, 50) for line in (8, 28, 48, 68, 88)]
         assert len(found.tokens) < 100 and found.describe()["longest_seen"] == 50
 
 
 def test_a_model_from_scratch_has_a_token_a_byte_and_two_a_message(write_rows):
     assert tokenizer_at_hand(SCRATCH) == BYTES
-    rows = [prompt(2), {"prompt": "ä", "chosen": "a", "rejected": "bc"}]
-    found = token_lengths(write_rows("split.jsonl", rows), 2, BYTES, 12)
+    found = token_lengths(write_rows("split.jsonl", [prompt(2), prompt(1)]), "prompts", 2, BYTES, 12)
     assert found.tokens == [13, 8] and found.too_long == [(1, 13)] and found.share == 0.5
+    pair = write_rows("split.jsonl", [{"prompt": "ä", "chosen": "a", "rejected": "bc", "messages": None}])
+    assert token_lengths(pair, "preferences", 1, BYTES, 12).tokens == [8]
 
 
 def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, tmp_path, write_rows):
@@ -105,7 +110,7 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
         }
         for sizes in ((1, 3), (1, 4), (5, 5), (4, 1))
     ]
-    found = token_lengths(write_rows("split.jsonl", rows), 4, by_words, 10)
+    found = token_lengths(write_rows("split.jsonl", rows), "demonstrations", 4, by_words, 10)
     assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
     (tmp_path / "chat_template.jinja").write_text("{% if tools %}You have {{ tools | tojson }} {% endif %}" + said)
     assert added_tokens(by_words) == (2, 4, 2, 2)
@@ -120,7 +125,7 @@ def test_rows_whose_texts_hold_special_tokens_are_told(by_words, write_rows):
     tokenizer.save(by_words)
     texts = ["<|im_end|>", "<think> <|im_", "a</s>", "<s>"]
     rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}]} for text in texts]
-    assert token_lengths(write_rows("split.jsonl", rows), 4, by_words, 10).special == [1, 3]
+    assert token_lengths(write_rows("split.jsonl", rows), "demonstrations", 4, by_words, 10).special == [1, 3]
 
 
 def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_path, monkeypatch):
@@ -132,10 +137,10 @@ def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_pa
 def test_a_row_that_is_none_and_a_tokenizer_that_is_none_are_named(by_words, write_rows, tmp_path):
     split = write_rows("split.jsonl", [prompt(1), b"{"])
     with pytest.raises(UserError, match=r"split.jsonl:2: not valid JSON"):
-        token_lengths(split, 2, by_words, 1)
+        token_lengths(split, "prompts", 2, by_words, 1)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(UserError, match=r"other.json: not a tokenizer"):
-        token_lengths(split, 2, str(tmp_path / "other.json"), 1)
+        token_lengths(split, "prompts", 2, str(tmp_path / "other.json"), 1)
 
 
 def test_the_program_prints_percentiles_and_the_long_rows(by_words, write_rows, tmp_path):
