@@ -124,6 +124,10 @@ class Pair(Struct):
     tools: list[ToolOffer] | None = None
 
 
+RANKED = "a context with ranked completions"
+PAIR_OF_TEXTS = "a prompt with chosen as a text and rejected as a text"
+
+
 def is_ranked(row: dict[str, Any]) -> bool:
     """Whether a row of preferences is a `Ranked` one; else it is a `Pair`."""
     return "completions" in row or "context" in row
@@ -132,9 +136,10 @@ def is_ranked(row: dict[str, Any]) -> bool:
 def form_of(row: dict[str, Any]) -> str:
     """Which form a row of preferences has, in words: what reads a blend wants one form of it."""
     if is_ranked(row):
-        return "a context with ranked completions"
-    kinds = ["messages" if isinstance(row.get(name), list) else "a text" for name in ("prompt", "chosen", "rejected")]
-    return "prompt, chosen and rejected as {}, {} and {}".format(*kinds)
+        return RANKED
+    kinds = {name: "messages" if isinstance(row.get(name), list) else "a text" for name in ("chosen", "rejected")}
+    prompt = "no prompt" if "prompt" not in row else "a prompt"
+    return f"{prompt} with {' and '.join(f'{name} as {kind}' for name, kind in kinds.items())}"
 
 
 @dataclass(frozen=True)
