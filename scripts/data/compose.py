@@ -8,17 +8,18 @@ import os
 import random
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import msgspec
 
 from scripts.data.check import Rules
+from scripts.data.clean import Cleaner
 from scripts.data.conversations import Misfit
 from scripts.data.parallel import in_order
 from scripts.data.published import Batch, batches_of, columns_of
@@ -29,19 +30,8 @@ from scripts.files import open_atomically
 from scripts.recipe.blend import Blend
 from scripts.recipe.source import Part, Rows
 
-Row = dict[str, Any]
 SHOWN = 20
 encode = msgspec.json.Encoder().encode
-
-
-class Cleaner(Protocol):
-    """What takes rows out of a blend that are there twice, or that a benchmark has."""
-
-    def kept(self, rows: list[Row], place: Callable[[int], str]) -> list[int]:
-        """The indices of the rows to keep; `place` says where one stands."""
-
-    def describe(self) -> dict[str, Any]:
-        """What was taken out, for the record."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +135,7 @@ def write_blend(
     that do not fit, or says that none is left.
     """
     name, mixes = output.stem, blend.shuffle or bool(blend.sources)
-    rules = Rules(blend.kind, frozenset(map(str, blend.environments)), form="ranked")
+    rules = Rules(blend.kind, frozenset(map(str, blend.environments)))
     tallies, rng, order = [], random.Random(blend.seed), array("Q")
     with open_atomically(output) as (target,), TemporaryFile(dir=output.parent) as file:
         waiting = _Waiting(file)

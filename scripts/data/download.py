@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -10,19 +11,21 @@ from typing import Any
 import msgspec
 
 from scripts.data.blocks import blocks_of
+from scripts.data.clean import Cleaner
 from scripts.data.compose import write_blend
 from scripts.data.conversations import Misfit
 from scripts.data.data_files import CARD, files_named, files_of_split, needs_names
 from scripts.data.fetcher import Fetcher, Wanted
 from scripts.data.parallel import default_workers
 from scripts.data.placeholders import TABLES, ExternalTable
-from scripts.data.rows import read_rows
+from scripts.data.published import batches_of
+from scripts.data.rows import RowError, read_rows
 from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file
 from scripts.data.synthesize import write_source
 from scripts.errors import UserError, run_program
 from scripts.files import replace_directory, write_json
-from scripts.recipe.blend import IMAGE_FILES, Blend
+from scripts.recipe.blend import IMAGE_FILES, Benchmark, Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import Files, FolderSource, HubSource, Rows
@@ -113,17 +116,37 @@ def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: 
     wanted = [_wanted_files(name, part, recipe, fetcher) for part in blend.parts()]
     files = [[fetcher.bring(files) for files in sets] for sets in wanted]
     path = fetcher.directory / f"{name}.jsonl"
-    counted = write_blend(blend, files, path, workers=workers)
+    benchmarks = [(given, _wanted_files(given.name, given, recipe, fetcher)) for given in blend.decontaminate]
+    instances = {
+        given.name: (_instances(given, sets, fetcher), given.ngram, given.overlap) for given, sets in benchmarks
+    }
+    cleaner = Cleaner(blend.deduplicate, instances) if blend.deduplicate or benchmarks else None
+    counted = write_blend(blend, files, path, cleaner, workers)
     fetcher.described[path.name] = describe_file(path)
-    items = [[item for files in sets for item in files] for sets in wanted]
-    origins = [
-        fetcher.origin(part[0].source) | {"files": {item.file: fetcher.brought[item][1]["sha256"] for item in part}}
-        for part in items
-    ]
+    for given, sets in benchmarks:
+        counted["decontaminated"][given.name] |= _origin(sets, fetcher)
+    origins = [_origin(sets, fetcher) for sets in wanted]
     counts = counted.pop("sources", [{}])
     parts = [origin | count for origin, count in zip(origins, counts, strict=True)]
     joined = {key: ", ".join(dict.fromkeys(origin[key] for origin in origins)) for key in ("source", "revision")}
     return joined | {"composed": counted | {"sources": parts}}
+
+
+def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher) -> Iterator[list[str]]:
+    """The texts of each instance of a benchmark."""
+    for file in fetcher.bring([item for files in sets for item in files]):
+        for batch in batches_of(file.path, file.shown, benchmark.columns):
+            for index, row in enumerate(batch.rows(benchmark.columns)):
+                if isinstance(row, RowError):
+                    raise UserError(f"{batch.place(index)}: {row}")
+                yield [str(row[column] or "") for column in benchmark.columns]
+
+
+def _origin(sets: list[list[Wanted]], fetcher: Fetcher) -> dict[str, Any]:
+    """What the record says of files that were read where they are."""
+    files = [item for files in sets for item in files]
+    hashes = {item.file: fetcher.brought[item][1]["sha256"] for item in files}
+    return fetcher.origin(files[0].source) | {"files": hashes}
 
 
 def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> list[list[Wanted]]:

@@ -6,8 +6,8 @@ from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.reasoning import Reasoning, Share
-from scripts.recipe.source import Part, Rows
-from scripts.recipe.strict import invalid
+from scripts.recipe.source import Files, Part, Rows, Text
+from scripts.recipe.strict import Name, invalid
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 RowKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
@@ -16,8 +16,21 @@ IMAGE_FILES = {
     "mmpr": ("meta.json", "annotations.zip", "images.zip"),
     "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
 }
-COMPOSES = frozenset({*Rows.model_fields} - {"source", "file"} | {"sources", "shuffle"})
+COMPOSES = frozenset({*Rows.model_fields} - {"source", "file"} | {"sources", "shuffle", "deduplicate", "decontaminate"})
 """The settings any of which makes a blend be composed, rather than linked as it is published."""
+
+
+class Benchmark(Files):
+    """A benchmark whose instances no prompt of a blend is to hold (scripts.data.decontaminate has the definition)."""
+
+    name: Name = Field(description="What it is counted as.")
+    columns: list[Text] = Field(
+        min_length=1, description="Its columns of text; of several, the mean of their overlaps counts."
+    )
+    ngram: int = Field(8, ge=2, le=32, description="Words of an n-gram.")
+    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.5, description="A row goes when more than this share of an instance's words stand in n-grams that it has too."
+    )
 
 
 class Blend(Rows):
@@ -57,6 +70,10 @@ class Blend(Rows):
     test: int = Field(0, ge=0, description="The N rows before those become a test split, which nothing trains on.")
     allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
     missing_images: Share = Field(0.0, description="Of format mmpr: the share of rows that may lack their image.")
+    deduplicate: Literal["prompt", "row"] | None = Field(
+        None, description="Leave out rows whose prompt, or all of which, came before; white space does not count."
+    )
+    decontaminate: list[Benchmark] = Field([], description="Leave out rows whose prompts overlap with these.")
 
     @property
     def names_environments(self) -> bool:
@@ -112,6 +129,13 @@ class Blend(Rows):
                 raise invalid("constants are fields of prompts; leave them out")
             if part.environment and part.environment not in self.environments:
                 raise invalid(f"environments has not {part.environment}, which environment names; add it")
+        return self
+
+    @model_validator(mode="after")
+    def _names_each_benchmark_once(self) -> "Blend":
+        names = [benchmark.name for benchmark in self.decontaminate]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise invalid(f"decontaminate names {repeated[0]} twice")
         return self
 
     @model_validator(mode="after")

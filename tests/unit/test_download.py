@@ -819,6 +819,20 @@ def test_own_blends_stand_beside_synthetic_ones(served, tmp_path):
     assert questions_of(tmp_path / "mixed/own.jsonl") == "12"
 
 
+def test_duplicates_and_rows_of_a_benchmark_are_left_out_and_recorded(served, fetched, tmp_path):
+    asked = "how many eggs do seven hens lay in twelve days of may"
+    (tmp_path / "eggs.jsonl").write_text(json.dumps({"text": asked}) + "\n")
+    served.repositories["org/data"].commit({"a.parquet": parquet("1", asked, "1", "2")})
+    benchmark = {"name": "eggs", "source": {"kind": "folder", "path": str(tmp_path)}, "columns": ["text"]}
+    said = {"kind": "demonstrations", "file": "a.parquet", "deduplicate": "prompt", "decontaminate": [benchmark]}
+    record = fetched(blends={"own": Blend.model_validate(said)})
+    assert questions_of(fetched.folder / "own.jsonl") == "12"
+    counted = record["blends"]["own"]["composed"]
+    assert (counted["kept"], counted["duplicates"]) == (2, 1)
+    eggs = counted["decontaminated"]["eggs"]
+    assert (eggs["rows"], eggs["first"], list(eggs["files"])) == (1, ["org/data/a.parquet: row 2"], ["eggs.jsonl"])
+
+
 def test_a_file_of_json_lines_in_a_standard_shape_needs_no_word(served, fetched):
     rows = b'{"prompt": "Why?", "completion": "So."}\n'
     served.repositories["org/data"].commit({"a.jsonl": rows, "b.jsonl": b'{"messages": []}\n'})
