@@ -44,7 +44,7 @@ def as_messages(value: Any, role: str, column: str) -> list[Message]:
 
 def _message(message: Any, place: int, column: str) -> Message:
     if isinstance(message, dict) and "from" in message and "value" in message:
-        return {"role": ROLES.get(message["from"], message["from"]), "content": message["value"]}
+        message = {"role": ROLES.get(message["from"], message["from"]), "content": message["value"]}
     if not isinstance(message, dict) or "role" not in message or "content" not in message:
         raise Misfit(f"its message {place + 1} has no role and content", column)
     if len(message) == 2 and isinstance(message["content"], str):
@@ -68,7 +68,7 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def as_tools(value: Any, flat: bool, column: str | None) -> list[Any]:
+def as_tools(value: Any, flat: bool, column: str) -> list[Any]:
     """The functions that a conversation may call, as chat templates take them or, `flat`, as the Responses API does.
 
     They may be JSON. A function alone, without ``type``, is one.

@@ -105,6 +105,7 @@ class Mapper:
         self.whole = self._first(*CONVERSATIONS)
         self.asked = self._first("prompt", "question")
         self.answered = self._first("completion", "answer")
+        self.pictured = self._first("images", "image")
         self.make = self._gym if is_gym else self._maker()
 
     def _maker(self) -> Callable[[Row], Row]:
@@ -166,8 +167,8 @@ class Mapper:
             messages = with_template(messages, self.rows.prompt_template)
         if self.rows.system_prompt:
             messages = with_system(messages, self.rows.system_prompt)
-        if field := self._first("images", "image"):
-            messages = with_images(messages, self._value(published, field), self.column[field])
+        if self.pictured:
+            messages = with_images(messages, self._value(published, self.pictured), self.column[self.pictured])
         return messages
 
     def _answer(self, published: Row, field: str) -> tuple[str, str, str]:
@@ -191,7 +192,9 @@ class Mapper:
         return {"agent_ref": agent} if agent else {}
 
     def _tools(self, published: Row, flat: bool) -> Row:
-        tools = as_tools(self._value(published, "tools"), flat, self.column.get("tools"))
+        if "tools" not in self.column:
+            return {}
+        tools = as_tools(self._value(published, "tools"), flat, self.column["tools"])
         return {"tools": tools} if tools else {}
 
     def _shown(self, published: Row) -> Row:
