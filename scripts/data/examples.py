@@ -23,6 +23,11 @@ class Picture(Struct, tag="input_image"):
 
     image_url: Text
 
+    def __post_init__(self) -> None:
+        """An address would have to be fetched while the stage trains."""
+        if not self.image_url.startswith("data:image/") or ";base64," not in self.image_url[:40]:
+            raise broken("image_url", "is no picture as a data URI (data:image/png;base64,...)")
+
 
 class Function(Struct):
     """What a call of a tool calls; the arguments as an object, or as JSON of one."""
