@@ -72,6 +72,11 @@ class Training(Strict):
         return False
 
     @property
+    def chat_template(self) -> str | None:
+        """The chat template that it names; None: that of what it starts from."""
+        return None
+
+    @property
     def max_length(self) -> int:
         """Tokens of a row's prompt and response together, at most."""
         raise NotImplementedError
@@ -84,13 +89,14 @@ class Training(Strict):
 class TrainingConfig(Training):
     """A stage's resolved training config: all that may change its weights, and nothing that may not.
 
-    `release` pins what trains, `environments` holds the SHA-256 of the user's own ones, `model` is there where the
-    stage has no parent.
+    `release` pins what trains, `environments` holds the SHA-256 of the user's own ones, `template_sha256` that of a
+    chat template whose text is not in the config, `model` is there where the stage has no parent.
     """
 
     seed: int | None
     release: dict[str, str]
     environments: dict[str, str] = Field({})
+    template_sha256: str | None = None
     model: Any = None
 
     def values(self) -> dict[str, Any]:
@@ -107,7 +113,9 @@ class StageSettings(Training):
     """A stage of a recipe. `config_model` is its config's; the fields `WITHOUT_EFFECT` change no weight."""
 
     config_model: ClassVar[type[TrainingConfig]]
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"parent", "blend", "checkpointing", "resources", "gate"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"parent", "blend", "checkpointing", "resources", "gate", "template_change"}
+    )
     default_seed: ClassVar[int | None] = 0
     is_converted: ClassVar[bool] = False
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
@@ -123,6 +131,10 @@ class StageSettings(Training):
     seed: int | None = Field(None, description="Instead of the recipe's.")
     checkpointing: Checkpointing = Checkpointing()
     resources: Resources = Resources()
+    template_change: bool = Field(
+        False,
+        description="Chat template, special tokens and vocabulary may be others than those its parent trained with.",
+    )
     gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
