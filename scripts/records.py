@@ -366,12 +366,31 @@ class ShownRow(TypedDict):
     parts: list[ShownTokens]
 
 
+class Tokens(TypedDict):
+    """The tokens of a split's rows, as the preflight counted them; those of before say less."""
+
+    longest_seen: NotRequired[Count]
+    too_long: NotRequired[Count]
+    too_long_share: NotRequired[float]
+    answers_cut: NotRequired[Count]
+    with_special_tokens: NotRequired[Count]
+
+
+class TokensOfSplits(TypedDict):
+    """The tokens of the splits' rows, and how many the stage reads of one."""
+
+    limit: Count
+    train: Tokens
+    validation: Tokens
+
+
 class Preflight(TypedDict):
     """preflight.json; `rows_not_shown` says why there are no `rows`."""
 
     epochs: NotRequired[Count]
     rows: NotRequired[list[ShownRow]]
     rows_not_shown: NotRequired[str]
+    tokens: NotRequired[TokensOfSplits | None]
 
 
 class Startups(TypedDict):

@@ -56,13 +56,11 @@ def tokenize_demonstrations(
     TRL's setting of that name does. UserError names a line of which nobody can tell what is to be learnt.
     """
     conversations = [as_chat(line.row["messages"]) for line in lines]
-    options = [variables | {"tools": line.row.get("tools") or None} for line in lines]
+    options = [{"tools": line.row.get("tools") or None, **variables} for line in lines]
     pictures = [pictures_in(messages, line, processor) for messages, line in zip(conversations, lines, strict=True)]
     if assistant_only_loss:
         each = zip(lines, conversations, options, strict=True)
-        ids, labels = zip(
-            *(_all_answers(line, messages, processor, some) for line, messages, some in each), strict=True
-        )
+        ids, labels = zip(*(_all_answers(*arguments, processor) for arguments in each), strict=True)
     else:
         ids, labels = _last_answers(lines, conversations, processor, options)
     return [
@@ -176,14 +174,14 @@ def tokenize_pairs(
     its answers; of a prompt that fills all by itself, the start is lost, so that each answer keeps a token.
     """
     preferences = [preference_of(line.row) for line in lines]
-    options = [variables | {"tools": line.row.get("tools") or None} for line in lines]
+    options = [{"tools": line.row.get("tools") or None, **variables} for line in lines]
     each = list(zip(lines, preferences, options, strict=True))
-    asked = [_prompt(line, pair.prompt, processor, some) for line, pair, some in each]
+    asked = [_prompt(line, as_chat(pair.prompt), processor, some) for line, pair, some in each]
 
     def answers(name: str) -> list[str]:
         found = []
         for (line, pair, some), prompt in zip(each, asked, strict=True):
-            text = _text(line, [*pair.prompt, *getattr(pair, name)], processor, some)
+            text = _text(line, as_chat([*pair.prompt, *getattr(pair, name)]), processor, some)
             _check_begins(line, prompt, text, f"the conversation with {name}", "the pair")
             found.append(text.removeprefix(prompt))
         return found
