@@ -71,7 +71,7 @@ def test_what_the_recipe_says_of_the_tokenizer_goes_into_the_export_and_not_into
 @pytest.mark.parametrize(
     ("damage", "says", "message"),
     [
-        ({"chat_template": None}, {}, "no chat template; name a file with one as model.chat_template"),
+        ({"chat_template": None}, {}, "no chat template; name one as model.chat_template"),
         ({"pad_token": None}, {}, r"no pad token, .* \(such as <\|reserved\|>\) as model.pad_token"),
         ({"eos_token": "<|endoftext|>"}, {}, r"ends an answer with '<\|im_end\|>', .* as model.eos_token"),
         ({}, {"eos_token": "</s>"}, "model.eos_token: '</s>' is no token of"),
