@@ -184,7 +184,7 @@ def write_blend(
     cleaned = cleaner.describe() if cleaner else {}
     counts = [tally.counts() for tally in tallies]
     total = {key: sum(count[key] for count in counts) for key in counts[0]}
-    return total | cleaned | ({"sources": counts} if blend.sources else {})
+    return total | cleaned | {"sources": counts}
 
 
 @dataclass

@@ -126,10 +126,9 @@ def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: 
     for given, sets in benchmarks:
         counted["decontaminated"][given.name] |= _origin(sets, fetcher)
     origins = [_origin(sets, fetcher) for sets in wanted]
-    counts = counted.pop("sources", [{}])
-    parts = [origin | count for origin, count in zip(origins, counts, strict=True)]
-    joined = {key: ", ".join(dict.fromkeys(origin[key] for origin in origins)) for key in ("source", "revision")}
-    return joined | {"composed": counted | {"sources": parts}}
+    counted["sources"] = [origin | count for origin, count in zip(origins, counted["sources"], strict=True)]
+    names, commits = zip(*dict.fromkeys((origin["source"], origin["revision"]) for origin in origins), strict=True)
+    return {"source": ", ".join(names), "revision": ", ".join(commits), "composed": counted}
 
 
 def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher) -> Iterator[list[str]]:

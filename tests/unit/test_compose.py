@@ -71,7 +71,7 @@ def test_every_format_holds_the_same_rows(name, composed):
     made, counts = composed(rows, name, **said)
     messages = [{"role": "user", "content": rows[0]["question"]}, {"role": "assistant", "content": "007"}]
     assert made == [{"messages": messages}] * 2
-    assert counts == {"read": 3, "filtered": 1, "invalid": 0, "kept": 2}
+    assert counts["sources"] == [{"read": 3, "filtered": 1, "invalid": 0, "kept": 2}]
 
 
 SHOWN = [
@@ -260,7 +260,7 @@ def test_a_row_that_does_not_fit_is_named_with_file_row_and_column(row, said, pr
     assert f"  0.jsonl:2: {problem}" in message
     assert message.startswith("blends.blend: 1 of 2 rows do not fit; correct them, filter them out")
     made, counts = composed([good, row], "rows.jsonl", environment=MATH, drop_invalid=True, **said)
-    assert len(made) == 1 and counts == {"read": 2, "filtered": 0, "invalid": 1, "kept": 1}
+    assert len(made) == 1 and counts["sources"] == [{"read": 2, "filtered": 0, "invalid": 1, "kept": 1}]
     assert f"1 of 2 rows left out; the first: 0.jsonl:2: {problem}" in capsys.readouterr().err
 
 
