@@ -254,8 +254,8 @@ def _refuse(tallies: list[_Tally]) -> None:
         elif not tally.kept:
             first = f"; the first: {tally.problems[0]}" if tally.problems else ""
             lines.append(
-                f"{tally.where}: no row can be trained on: of {tally.read} read, {tally.filtered} are filtered out and "
-                f"{tally.invalid} do not fit{first}"
+                f"{tally.where}: no row can be trained on: of {tally.read} read, {tally.filtered} are filtered out, "
+                f"{tally.invalid} do not fit, and the others were there before or are a benchmark's{first}"
             )
     if lines:
         raise UserError("\n".join(lines))
