@@ -112,9 +112,9 @@ BYTES = [
 ]
 
 
-@pytest.mark.parametrize(("row", "said", "line"), BYTES)
-def test_rows_that_were_trained_on_are_the_same_to_the_byte(row, said, line, tmp_path):
-    written(tmp_path, [row], **said)
+@pytest.mark.parametrize(("row", "options", "line"), BYTES)
+def test_rows_that_were_trained_on_are_the_same_to_the_byte(row, options, line, tmp_path):
+    written(tmp_path, [row], **options)
     assert (tmp_path / "blend.jsonl").read_bytes() == line
 
 
