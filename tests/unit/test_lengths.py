@@ -100,7 +100,7 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
         "bos_token": "B",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert added_tokens(by_words) == (5, 6, 2, None)
+    assert added_tokens(by_words) == (5, 6, 2, 0, None)
     rows = [
         {
             "messages": [
@@ -113,7 +113,7 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
     found = token_lengths(write_rows("split.jsonl", rows), "demonstrations", 4, by_words, 10)
     assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
     (tmp_path / "chat_template.jinja").write_text("{% if tools %}You have {{ tools | tojson }} {% endif %}" + said)
-    assert added_tokens(by_words) == (2, 4, 2, 2)
+    assert added_tokens(by_words) == (2, 4, 2, 0, 2)
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     assert added_tokens(by_words) is None
 
