@@ -44,7 +44,9 @@ def as_messages(value: Any, role: str, column: str) -> list[Message]:
 
 def _message(message: Any, place: int, column: str) -> Message:
     if isinstance(message, dict) and "from" in message and "value" in message:
-        return {"role": ROLES.get(message["from"], message["from"]), "content": message["value"]}
+        said_by = message["from"]
+        role = ROLES.get(said_by, said_by) if isinstance(said_by, str) else said_by
+        return {"role": role, "content": message["value"]}
     if not isinstance(message, dict) or "role" not in message or "content" not in message:
         raise Misfit(f"its message {place + 1} has no role and content", column)
     if len(message) == 2 and isinstance(message["content"], str):
@@ -56,9 +58,7 @@ def _message(message: Any, place: int, column: str) -> Message:
 
 
 def _text_part(part: Any) -> Any:
-    return (
-        {"type": "input_text", "text": part["text"]} if isinstance(part, dict) and part.get("type") == "text" else part
-    )
+    return part | {"type": "input_text"} if isinstance(part, dict) and part.get("type") == "text" else part
 
 
 def without_nulls(value: Any) -> Any:
