@@ -55,3 +55,20 @@ def save_pretrained(architecture: str, folder: Path, max_shard_size: str = "5GB"
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     made.save_pretrained(folder)
+
+
+def save_beginning(architecture: str, folder: Path, chat_template: str = TEMPLATE) -> None:
+    """Save a model as its family is published: of Llama and Gemma, template and tokenizer both give a first token."""
+    import json
+
+    from tokenizers.processors import TemplateProcessing
+
+    if architecture == "qwen3":
+        return save_pretrained(architecture, folder, chat_template=chat_template)
+    first = SPECIALS[3]
+    save_pretrained(architecture, folder, bos_token=first, chat_template="{{ bos_token }}" + chat_template)
+    path = folder / "tokenizer.json"
+    state = json.loads(path.read_text())
+    token = next(each["id"] for each in state["added_tokens"] if each["content"] == first)
+    made = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, token)])
+    path.write_text(json.dumps(state | {"post_processor": json.loads(made.__getstate__())}))

@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
 
+from scripts.backends.nemo_rl.training import PASSTHROUGH
+from scripts.backends.protocol import backend_of
 from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_demonstrations, tokenize_pairs
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
@@ -14,8 +16,9 @@ from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
 from scripts.recipe.load import load_recipe
 from scripts.stage.publish import take_settings
 from scripts.stage.shown import shortened_row, shown_row, text_of_rows
+from scripts.stage.stage import Stage
 from scripts.train.preflight import check_stage
-from tests.conftest import SHORT
+from tests.conftest import ROOT, SHORT
 from tests.pretrained import TEMPLATE, tokenizer
 from tests.stages import ready_stage
 
@@ -253,3 +256,35 @@ def test_rows_are_shown_token_by_token_with_what_is_learnt_marked():
     assert coloured.count("\x1b[0m") == 4 and "[[" not in coloured and "\\x1b" in coloured
     long = shown_row(1, [("", False, made("x" * 500)["input_ids"])], made)
     assert shortened_row(long)["parts"][0]["texts"][80] == " … 380 more … " and long["tokens"] == 500
+
+
+def test_a_stage_of_nemo_rl_talks_as_its_recipe_tells_and_a_file_is_known_by_its_content(tmp_path):
+    recipe = load_recipe(ROOT / "config/recipes/steps-rlvr-tiny.yaml")
+    (name, settings), file = next(iter(recipe.stages.items())), tmp_path / "own.jinja"
+    tokenizer().save_pretrained(tmp_path / "model")
+    model = recipe.model.model_copy(update={"name": str(tmp_path / "model")})
+
+    def stage(**says) -> Stage:
+        policy = {**settings.policy, **({"tokenizer": says} if says else {})}
+        stages = {name: settings.model_copy(update={"policy": policy})}
+        return Stage(recipe.model_copy(update={"model": model, "stages": stages}), tmp_path, name)
+
+    nemo_rl, known = backend_of("nemo_rl"), set()
+    for text in (MARKED, FORGETS):
+        file.write_text(text)
+        named = stage(chat_template=str(file))
+        assert nemo_rl.chat_format(named).chat_template == text
+        known.add(named.config.content)
+    assert len(known) == 2 and "template_sha256" not in stage().config.values()
+    assert (
+        nemo_rl.chat_format(stage()).chat_template == nemo_rl.chat_format(stage(chat_template="default")).chat_template
+    )
+    assert nemo_rl.chat_format(stage(chat_template=None)).chat_template == PASSTHROUGH
+    (tmp_path / "data" / settings.blend).mkdir(parents=True)
+    row = {"responses_create_params": {"input": "2 or 3?"}}
+    stage().train_split.write_text(json.dumps(row) + "\n")
+    (shown,) = nemo_rl.shown_rows(stage(), 3)
+    asked = tokenizer().apply_chat_template(
+        [{"role": "user", "content": "2 or 3?"}], tokenize=True, return_dict=True, add_generation_prompt=True
+    )
+    assert shown["parts"][0]["ids"] == asked["input_ids"]
