@@ -34,10 +34,11 @@ class SourceFile(File):
 
 
 class Origin(TypedDict):
-    """Who served a blend, and at which revision."""
+    """Who served a blend, at which revision and, where it was composed, what became of the published rows."""
 
     source: str
     revision: str
+    composed: NotRequired[dict[str, Any]]
 
 
 class SourceRecord(TypedDict):
@@ -74,6 +75,7 @@ class Manifest(TypedDict):
     test: NotRequired[Split]
     source: NotRequired[Dataset | None]
     placeholders: NotRequired[dict[str, Count]]
+    composed: NotRequired[dict[str, Any]]
 
 
 class Facts(TypedDict):
@@ -315,6 +317,29 @@ class Evaluation(TypedDict):
     mean: Scores
     content: NotRequired[str]
     decoding: NotRequired[dict[str, Any]]
+
+
+class Benchmark(TypedDict):
+    """The score on a benchmark; the change, where the parent was asked the same."""
+
+    score: float
+    samples: Count
+    stderr: NotRequired[float | None]
+    metric: NotRequired[str]
+    before: NotRequired[float | None]
+    change: NotRequired[Change | None]
+    change_from_first: NotRequired[Change | None]
+    key: NotRequired[str]
+    first: NotRequired[str | None]
+
+
+class Benchmarks(TypedDict):
+    """benchmarks.json; `content` is the export's."""
+
+    stage: str
+    content: str
+    benchmarks: dict[str, Benchmark]
+    by: NotRequired[str]
 
 
 class Gate(TypedDict):

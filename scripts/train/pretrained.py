@@ -18,7 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, Ge
 from transformers import logging as transformers_logging
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from scripts.data.download import Fetcher, Wanted
+from scripts.data.fetcher import Fetcher, Wanted
 from scripts.errors import UserError, run_program
 from scripts.files import describe_files, link_or_copy, read_json, replace_directory
 from scripts.model.chat_format import read_template

@@ -65,6 +65,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.model.random_init",
     "scripts.evaluate.generate",
     "scripts.evaluate.score",
+    "scripts.evaluate.harness",
     "scripts.backends.trl.probe",
 }
 MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")
