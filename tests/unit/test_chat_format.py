@@ -145,12 +145,13 @@ def test_what_differs_between_two_formats_is_told_and_how_they_pad_is_no_differe
     other.add_tokens(["<|new|>"])
     other.save_pretrained(tmp_path / "other")
     write_json(tmp_path / "other/generation_config.json", {"eos_token_id": [2, 0]})
+    write_json(tmp_path / "before/generation_config.json", {"eos_token_id": 2, "pad_token_id": 0})
     formats = {name: ChatFormat.of(tmp_path / name) for name in ("before", "padded", "other")}
     assert formats["before"].changes(formats["padded"]) == []
     assert (tmp_path / "padded/tokenizer.json").read_bytes() != (tmp_path / "before/tokenizer.json").read_bytes()
     template, pad, ends, words = formats["before"].changes(formats["other"])
     assert template.startswith("the chat template (line 2 was \"{{ message['content'] }}")
-    assert pad == "pad_token ('<|endoftext|>', now '<|reserved|>')" and "eos_token_id (None, now [0, 2])" in ends
+    assert pad == "pad_token ('<|endoftext|>', now '<|reserved|>')" and "eos_token_id (2, now [0, 2])" in ends
     assert "'<|new|>' was None, now" in words
 
 
