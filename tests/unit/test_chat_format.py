@@ -10,14 +10,16 @@ from scripts.backends.nemo_rl.training import PASSTHROUGH
 from scripts.backends.protocol import backend_of
 from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_demonstrations, tokenize_pairs
 from scripts.errors import UserError
-from scripts.files import read_json, write_json
+from scripts.files import read_json, sha256_text, write_json
 from scripts.model.chat_format import ChatFormat, read_template, training_template_of
 from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
 from scripts.recipe.load import load_recipe
+from scripts.recipe.model import PretrainedModel
+from scripts.stage.model_source import sync_source
 from scripts.stage.publish import take_settings
 from scripts.stage.shown import shortened_row, shown_row, text_of_rows
 from scripts.stage.stage import Stage
-from scripts.train.preflight import check_stage
+from scripts.train.preflight import changes_of_format, check_stage
 from tests.conftest import ROOT, SHORT
 from tests.pretrained import TEMPLATE, tokenizer
 from tests.stages import ready_stage
@@ -136,6 +138,26 @@ def test_a_template_is_had_from_a_file_a_model_trl_or_as_it_is(tmp_path):
             read_template(named)
 
 
+def test_an_edited_template_of_the_first_model_makes_its_export_again_and_an_export_from_before_stays(tmp_path):
+    tokenizer().save_pretrained(tmp_path / "model")
+    file, directory = tmp_path / "own.jinja", tmp_path / "results/model"
+    file.write_text(MARKED)
+    model = PretrainedModel(name=str(tmp_path / "model"), chat_template=str(file))
+    before = {"model": model.model_dump(mode="json", exclude={"megatron"}), "changed": None}
+    (directory / "hf/model").mkdir(parents=True)
+    (directory / "hf/model/chat_template.jinja").write_text(MARKED)
+    write_json(directory / "source.json", before)
+    sync_source(model, directory)
+    assert read_json(directory / "source.json") == before
+    for text in (FORGETS, MARKED):
+        file.write_text(text)
+        sync_source(model, directory)
+        assert read_json(directory / "source.json") == before | {"chat_template": sha256_text(text)}
+    file.unlink()
+    with pytest.raises(UserError, match=r"model.chat_template: .*own.jinja: cannot be read"):
+        sync_source(model, directory)
+
+
 def test_what_differs_between_two_formats_is_told_and_how_they_pad_is_no_difference(tmp_path):
     before = tokenizer()
     before.save_pretrained(tmp_path / "before")
@@ -183,6 +205,10 @@ def stage(tmp_path):
     return make
 
 
+def first_tokens(stage: Stage) -> list[str]:
+    return backend_of("trl").shown_rows(stage, 1)[0]["parts"][0]["texts"][:2]
+
+
 def test_a_stage_that_would_talk_otherwise_than_its_parent_is_refused_unless_it_says_so(stage, tmp_path):
     changed = tmp_path / "changed.jinja"
     changed.write_text(
@@ -192,14 +218,14 @@ def test_a_stage_that_would_talk_otherwise_than_its_parent_is_refused_unless_it_
     plain, other = stage(), stage(named)
     assert plain.config.chat_template is None and "tokenizer" not in plain.config.values()["policy"]
     assert other.config.chat_template == changed.read_text() and other.config.content != plain.config.content
-    assert check_stage(plain)["rows"][0]["parts"][0]["texts"][:2] == ["<|user|>", "q"]
+    assert first_tokens(plain) == ["<|user|>", "q"] and changes_of_format(plain) == []
     with pytest.raises(
         UserError, match=r"than its parent sft trained with: the chat template \(line 1 was .*template_chang"
     ):
         check_stage(other)
     allowed = stage(f"{named} template_change: true,")
     assert allowed.config.content == other.config.content  # known by the text, not by the leave
-    assert check_stage(allowed)["rows"][0]["parts"][0]["texts"][:2] == ["\n", "<|user|>"]
+    assert first_tokens(allowed) == ["\n", "<|user|>"] and changes_of_format(allowed) == []
     moved = changed.rename(tmp_path / "moved.jinja")
     assert stage(named.replace(str(changed), str(moved))).config.content == other.config.content
     with pytest.raises(
@@ -212,7 +238,7 @@ def test_an_export_that_talks_otherwise_than_its_stage_trained_is_found_by_the_s
     """As where a converter takes tokenizer and template from elsewhere."""
     made = stage()
     (made.parent_export.resolve() / "chat_template.jinja").write_text(CHAT_TEMPLATE + " ")
-    assert "rows" in check_stage(made)  # its parent began with no export to differ from
+    assert changes_of_format(made) == []  # its parent began with no export to differ from
     folder = made.parent_export.resolve()
     grandchild = made.recipe.stages["rlhf"].model_copy(update={"parent": "rlvr1"})
     recipe = made.recipe.model_copy(update={"stages": {**made.recipe.stages, "rlhf": grandchild}})
