@@ -72,6 +72,17 @@ def test_a_stage_without_scores_has_a_card_that_says_so(chain):
     assert "- No held-out scores were taken." in card.text and card.data.eval_results is None
 
 
+def test_the_chat_template_that_a_stage_names_is_told_by_card_and_lineage(chain):
+    (chain / "rlvr1/hf/model").resolve().joinpath("chat_template.jinja").write_text("{{ messages }}")
+    record = read_json(chain / "rlvr1/ckpt/record.json")
+    named = {"name": "qwen3_training", "sha256": "a" * 64}
+    write_json(chain / "rlvr1/ckpt/record.json", record | {"chat_template": named})
+    text = model_card(chain / "rlvr1/hf").text
+    assert "Stage `rlvr1` trained with the chat template `qwen3_training` (SHA-256 aaaaaaaaaaaaaaaa)." in text
+    assert "chat    template qwen3_training  sha256 aaaaaaaaaaaaaaaa\n" in text
+    assert "as its files say: chat template of SHA-256 " in text
+
+
 # --- the push ---
 
 
