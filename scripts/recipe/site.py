@@ -114,7 +114,7 @@ class Site(Strict):
     )
     vllm_python: str | None = Field(
         None,
-        description="The Python that trains where vLLM samples, and scores tasks (envs/vllm.txt); none: Snakemake's own.",
+        description="Trains where vLLM samples, and scores tasks: a Python of envs/vllm.txt; none: Snakemake's own.",
     )
     slurm: Slurm | None = Field(None, description="None: everything runs on this machine.")
     stages: dict[Name, StageResources] = Field({}, description="Resources of single stages on this site.")
