@@ -16,7 +16,7 @@ from scripts.installed import backend_module
 from scripts.launch.slurm import Job
 from scripts.recipe.recipe import AnyStage, Recipe
 from scripts.recipe.resolve import own_environments, training_config
-from scripts.recipe.site import Site
+from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.reach import Reach
@@ -56,6 +56,7 @@ class TrainingJob:
     processes: int = 1
     accelerator: str = "cpu"
     parent_adapter: Path | None = None
+    gym_python: str = GYM_PYTHON
 
     @classmethod
     def of(
