@@ -1,17 +1,23 @@
+from scripts.recipe.blend import COMPOSES
+
 # Blends: source -> filled -> train and validation splits with their manifest.
 SOURCE = f"{RESULTS}/data/source"
 PUBLISHED = [path for name, blend in RECIPE.blends.items() for path in blend.published_files(name)]
 PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.blends.items() if blend.columns]
 # What of a blend decides its files: an edit of anything else fetches and fills nothing again.
-DECIDES = {"file", "format", "source"}
+DECIDES = ["format", "source", "file"]
+DECIDES_COMPOSED = ["kind", "environments", "format", "source", "file", "columns", "shuffle"]
 if RECIPE.source.kind == "synthetic":
-    DECIDES |= {"kind", "environments", "rows", "holdout"}
+    DECIDES = ["kind", "environments", *DECIDES, "rows", "holdout"]
 
 
 def decides(blend):
     """What of a blend decides its files, as far as the blend says it."""
-    of_columns = {"columns", "shuffle", "kind", "environments"} if blend.columns else set()
-    return blend.model_dump(mode="json", include=DECIDES | of_columns)
+    said = blend.model_dump(mode="json")
+    if not blend.is_composed:
+        return {key: said[key] for key in DECIDES}
+    others = blend.model_dump(mode="json", include={*COMPOSES, "seed"}, exclude_defaults=True)
+    return {key: said[key] for key in DECIDES_COMPOSED} | others
 
 
 rule source:

@@ -339,10 +339,29 @@ class Criteria(TypedDict):
     verdict: NotRequired[str]
 
 
+class Tokens(TypedDict):
+    """The tokens of a split's rows, as the preflight counted them; those of before say less."""
+
+    longest_seen: NotRequired[Count]
+    too_long: NotRequired[Count]
+    too_long_share: NotRequired[float]
+    answers_cut: NotRequired[Count]
+    with_special_tokens: NotRequired[Count]
+
+
+class TokensOfSplits(TypedDict):
+    """The tokens of the splits' rows, and how many the stage reads of one."""
+
+    limit: Count
+    train: Tokens
+    validation: Tokens
+
+
 class Preflight(TypedDict):
     """preflight.json."""
 
     epochs: NotRequired[Count]
+    tokens: NotRequired[TokensOfSplits | None]
 
 
 class Startups(TypedDict):

@@ -108,7 +108,7 @@ class _Rows:
 
     def __init__(self, blend: Blend) -> None:
         self.columns, self.kind = blend.columns, blend.kind
-        self.rules = Rules(blend.kind, frozenset(map(str, blend.environments)), form="ranked")
+        self.rules = Rules(blend.kind, frozenset(map(str, blend.environments)))
         self.kept = self.left_out = 0
         self.first_problem = "there is none"
 

@@ -21,9 +21,10 @@ from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
 from scripts.files import amount, explain_write_errors, link_or_copy, replace_directory, write_json
-from scripts.recipe.blend import IMAGE_FILES, Blend, FolderSource, HubSource, SyntheticSource
+from scripts.recipe.blend import IMAGE_FILES, Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.strict import nearest
 
 THREADS = 4

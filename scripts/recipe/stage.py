@@ -12,6 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import Criterion
+from scripts.recipe.reasoning import Share
 from scripts.recipe.strict import Name, Strict
 
 if TYPE_CHECKING:
@@ -76,6 +77,11 @@ class Training(Strict):
         """Tokens of a row's prompt and response together, at most."""
         raise NotImplementedError
 
+    @property
+    def longest_row(self) -> int:
+        """Tokens of a row of the split, at most: where responses are sampled, of its prompt."""
+        return self.max_length
+
     def planned_step(self, train_rows: int | None) -> int | None:
         """The step at which the stage is done; None where the training rows decide and nobody knows them yet."""
         raise NotImplementedError
@@ -107,7 +113,9 @@ class StageSettings(Training):
     """A stage of a recipe. `config_model` is its config's; the fields `WITHOUT_EFFECT` change no weight."""
 
     config_model: ClassVar[type[TrainingConfig]]
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"parent", "blend", "checkpointing", "resources", "gate"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"parent", "blend", "checkpointing", "resources", "gate", "max_truncated_share"}
+    )
     default_seed: ClassVar[int | None] = 0
     is_converted: ClassVar[bool] = False
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
@@ -121,6 +129,9 @@ class StageSettings(Training):
     )
     blend: Name
     seed: int | None = Field(None, description="Instead of the recipe's.")
+    max_truncated_share: Share = Field(
+        0.05, description="Of the training rows, how many may be too long for the stage; more, and it is refused."
+    )
     checkpointing: Checkpointing = Checkpointing()
     resources: Resources = Resources()
     gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")

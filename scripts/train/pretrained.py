@@ -23,9 +23,9 @@ from scripts.data.download import Fetcher, Wanted
 from scripts.errors import UserError, run_program
 from scripts.files import describe_files, link_or_copy, read_json, replace_directory
 from scripts.model.hugging_face import check_model, chosen_files, config_of
-from scripts.recipe.blend import HubSource
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
+from scripts.recipe.source import HubSource
 from scripts.recipe.yaml_file import repository_root
 from scripts.stage.model_source import note_files
 from scripts.stage.paths import MODEL, StagePaths

@@ -25,9 +25,9 @@ from scripts.data.hub_errors import explain
 from scripts.data.placeholders import TABLES
 from scripts.data.synthesize import write_source
 from scripts.errors import UserError
-from scripts.recipe.blend import FolderSource, HubSource
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.source import FolderSource, HubSource
 from tests.conftest import ROOT, SHORT
 from tests.hub import Fault, Hub
 
@@ -689,18 +689,14 @@ def test_a_mention_of_a_placeholder_is_none_and_what_no_table_has_is_left_to_the
 
 
 @pytest.mark.parametrize(
-    ("blend", "at"),
-    [
-        ({"source": {"kind": "hub", "repository": "org/data"}}, "blends.rlvr1.source"),
-        ({"format": "mmpr_tiny", "environments": []}, "blends.rlvr1.format"),
-    ],
+    "blend",
+    [{"columns": {"prompt": "text"}}, {"filter": [["level", "==", 1]]}, {"format": "mmpr_tiny", "environments": []}],
 )
-def test_a_synthetic_recipe_cannot_have_a_blend_of_the_hub_or_of_images(blend, at, tmp_path):
+def test_a_blend_that_is_synthesized_has_no_columns_or_images(blend, tmp_path):
     text = yaml.safe_load(SHORT.read_text())
     text["blends"]["rlvr1"] |= blend
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(text))
-    message = refusal(load_recipe, tmp_path / "recipe.yaml")
-    assert f"{at}: the recipe's blends are synthetic, which this one cannot be" in message
+    assert ": blends.rlvr1" in refusal(load_recipe, tmp_path / "recipe.yaml")
 
 
 def test_a_synthetic_source_has_a_record_of_the_same_form(tmp_path):

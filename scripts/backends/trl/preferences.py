@@ -13,7 +13,7 @@ from scripts.backends.trl.algorithms import Dpo
 from scripts.backends.trl.rows import TOKENS, Line, token_ids, training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, start_options
 from scripts.data.examples import preference_of
-from scripts.data.prompts import render
+from scripts.data.prompts import as_chat, render
 from scripts.errors import UserError
 from scripts.model.load import tokenizer_of
 from scripts.recipe.sampling import TemplateVariables
@@ -111,12 +111,16 @@ def tokenize_pairs(
     by itself, the start is lost, so that each answer keeps a token.
     """
     preferences = [preference_of(line.row) for line in lines]
-    prompts = [render(pair.prompt, processor, add_generation_prompt=True, **variables) for pair in preferences]
+    options = [{"tools": line.row.get("tools") or None, **variables} for line in lines]
+    prompts = [
+        render(as_chat(pair.prompt), processor, add_generation_prompt=True, **offered)
+        for pair, offered in zip(preferences, options, strict=True)
+    ]
 
     def answers(name: str) -> list[str]:
         return [
-            render([*pair.prompt, *getattr(pair, name)], processor, **variables).removeprefix(prompt)
-            for pair, prompt in zip(preferences, prompts, strict=True)
+            render(as_chat([*pair.prompt, *getattr(pair, name)]), processor, **offered).removeprefix(prompt)
+            for pair, prompt, offered in zip(preferences, prompts, options, strict=True)
         ]
 
     columns = [token_ids(texts, processor) for texts in (prompts, answers("chosen"), answers("rejected"))]

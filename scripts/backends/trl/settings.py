@@ -125,6 +125,11 @@ class GrpoTraining(TrlTraining):
         return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
 
     @property
+    def longest_row(self) -> int:
+        """Tokens of a prompt that is trained on."""
+        return self.data.max_input_seq_length or self.longest_prompt
+
+    @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one step, whose rollouts may be trained on in several batches."""
         return self.rollouts_per_step // self.rows_per_update

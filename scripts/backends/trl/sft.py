@@ -95,9 +95,17 @@ def tokenize_demonstrations(
     """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt."""
     conversations = [as_chat(line.row["messages"]) for line in lines]
     pictures = [pictures_in(messages, line, processor) for messages, line in zip(conversations, lines, strict=True)]
-    prompts = [render(messages[:-1], processor, add_generation_prompt=True, **variables) for messages in conversations]
-    prompt_ids = token_ids(prompts, processor)
-    ids = token_ids([render(messages, processor, **variables) for messages in conversations], processor)
+    offered = [{"tools": line.row.get("tools") or None, **variables} for line in lines]
+    prompt_ids, ids = (
+        token_ids(
+            [
+                render(messages[:end], processor, add_generation_prompt=end == -1, **options)
+                for messages, options in zip(conversations, offered, strict=True)
+            ],
+            processor,
+        )
+        for end in (-1, None)
+    )
     return [
         {
             "input_ids": full[:max_length],
