@@ -21,7 +21,7 @@ import nemo_gym
 import resources_servers
 import uvicorn
 from fastapi import FastAPI
-from nemo_gym.base_resources_server import BaseResourcesServerConfig, SimpleResourcesServer
+from nemo_gym.base_resources_server import SimpleResourcesServer
 from nemo_gym.config_types import BaseServerConfig
 from nemo_gym.server_utils import ServerClient
 from omegaconf import DictConfig, OmegaConf
@@ -48,7 +48,7 @@ def make_server(folder: str, config: dict[str, Any]) -> SimpleResourcesServer:
         for kind in vars(module).values()
         if inspect.isclass(kind) and issubclass(kind, SimpleResourcesServer) and kind.__module__ == module.__name__
     ]
-    typed = inspect.get_annotations(served, eval_str=True).get("config", BaseResourcesServerConfig)
+    typed = served.model_fields["config"].annotation
     client = ServerClient(
         head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=DictConfig({})
     )
