@@ -3,7 +3,9 @@ from scripts.recipe.blend import COMPOSES
 # Blends: source -> filled -> train and validation splits with their manifest.
 SOURCE = f"{RESULTS}/data/source"
 PUBLISHED = [path for name, blend in RECIPE.blends.items() for path in blend.published_files(name)]
-PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.blends.items() if blend.columns]
+PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.blends.items() if blend.is_composed]
+SYNTHESIZED = all(RECIPE.is_synthetic(blend) for blend in RECIPE.blends.values())
+WORKERS = "" if SYNTHESIZED else " --workers {threads}"
 # What of a blend decides its files: an edit of anything else fetches and fills nothing again.
 DECIDES = ["format", "source", "file"]
 DECIDES_COMPOSED = ["kind", "environments", "format", "source", "file", "columns", "shuffle"]
@@ -30,6 +32,7 @@ rule source:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    threads: 1 if SYNTHESIZED else 2
     resources:
         **LIGHT,
     params:
@@ -37,10 +40,12 @@ rule source:
         source=RECIPE.source.model_dump(mode="json"),
         blends={name: decides(blend) for name, blend in RECIPE.blends.items()},
         tables=RECIPE.tables,
-        program="synthesize" if RECIPE.source.kind == "synthetic" else "download",
+        program="synthesize" if SYNTHESIZED else "download",
         directory=subpath(output.record, parent=True),
     shell:
-        "python -m scripts.data.{params.program} --recipe {params.recipe:q} --output {params.directory:q} 2> {log:q}"
+        "python -m scripts.data.{params.program} --recipe {params.recipe:q} --output {params.directory:q}"
+        + WORKERS
+        + " 2> {log:q}"
 
 
 def blends_of(format):

@@ -23,6 +23,11 @@ class Picture(Struct, tag="input_image"):
 
     image_url: Text
 
+    def __post_init__(self) -> None:
+        """An address would have to be fetched while the stage trains."""
+        if not self.image_url.startswith("data:image/") or ";base64," not in self.image_url[:40]:
+            raise broken("image_url", "is no picture as a data URI (data:image/png;base64,...)")
+
 
 class Function(Struct):
     """What a call of a tool calls; the arguments as an object, or as JSON of one."""
@@ -174,13 +179,15 @@ def preference_of(row: dict[str, Any]) -> Preference:
     if preference.chosen == preference.rejected:
         raise broken(names[2], "the two are equal, so nothing is preferred")
     for name, answer in zip(names[1:], (preference.chosen, preference.rejected), strict=True):
-        if not answer or {answer[0]["role"], answer[-1]["role"]} != {"assistant"}:
+        if not answer or answer[0]["role"] != "assistant" or (last := answer[-1])["role"] != "assistant":
             raise broken(name, "must begin and end with the assistant's message")
-        if not answer[-1].get("content") and not answer[-1].get("tool_calls"):
+        if not last.get("content") and not last.get("tool_calls"):
             raise broken(name, "ends with an empty message")
-    for name, messages in zip(names, vars(preference).values(), strict=True):
-        if any(part["type"] == "input_image" for message in messages for part in _parts(message)):
-            raise broken(name, "shows a picture; preferences are of texts")
+    for name, messages in zip(names, (preference.prompt, preference.chosen, preference.rejected), strict=True):
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, list) and any(part["type"] == "input_image" for part in content):
+                raise broken(name, "shows a picture; preferences are of texts")
     return preference
 
 
@@ -196,10 +203,6 @@ def _of_pair(row: dict[str, Any]) -> Preference:
     if not same or (prompt and chosen[:same][-len(prompt) :] != prompt):
         raise broken("rejected", "does not begin with the prompt that chosen begins with")
     return Preference(chosen[:same], chosen[same:], rejected[same:])
-
-
-def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
-    return message["content"] if isinstance(message.get("content"), list) else []
 
 
 def _as_messages(answer: str | Messages, role: str) -> Messages:

@@ -87,5 +87,9 @@ def render_prompt(row: Row, processor: Any, **variables: Any) -> str:
 
     `variables` are those of the template that a stage sets.
     """
-    tools = row["responses_create_params"].get("tools") or None
-    return render(prompt_of(row), processor, tools=tools, add_generation_prompt=True, **variables)
+    return render(prompt_of(row), processor, tools=tools_of(row), add_generation_prompt=True, **variables)
+
+
+def tools_of(row: Row) -> list[Any] | None:
+    """The tools that a row's prompt declares; None: it declares none."""
+    return row["responses_create_params"].get("tools") or None

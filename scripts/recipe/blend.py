@@ -1,6 +1,5 @@
 """Blends of training data and where they come from."""
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
@@ -94,15 +93,9 @@ class Blend(Rows):
 
     def published_files(self, name: str) -> dict[str, str]:
         """The files of the blend `name` in its source that are linked, by their path below ``data/source/``."""
-        if self.columns is not None:
-            return {f"{name}/{part}": part for parts in self.sets_of_files() for part in parts}
         if self.format == "jsonl":
-            return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
+            return {} if self.is_composed else {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
-
-    def sets_of_files(self) -> list[list[str]]:
-        """The files of columns in their order, those together that one with ``*-of-00006`` means."""
-        return [_parts(file) for file in ([self.file] if isinstance(self.file, str) else self.file or [])]
 
     @model_validator(mode="before")
     @classmethod
@@ -156,9 +149,3 @@ class Blend(Rows):
             rows = MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"
             raise invalid(f"{self.format} is split by NeMo-RL itself: holdout must be {rows}, and test left out")
         return self
-
-
-def _parts(file: str) -> list[str]:
-    """The names that one with ``*-of-00006`` in it means; any other means itself."""
-    count = re.search(r"\*-of-(\d+)", file)
-    return [file.replace("*", f"{part:05}") for part in range(int(count[1]))] if count else [file]

@@ -1,7 +1,7 @@
 """Where rows come from, and what becomes of their columns."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
 
@@ -37,6 +37,10 @@ class _Published(Strict):
         "None: file says it, or else train.",
     )
 
+    def whole(self) -> Self:
+        """All of the repository or the folder."""
+        return self.model_copy(update={"subset": None, "split": None})
+
 
 class HubSource(_Published):
     """Rows of a dataset repository on the Hugging Face hub."""
@@ -64,6 +68,12 @@ class Files(Strict):
         description="In the source: Parquet, CSV, TSV, JSONL or JSON, may be compressed; with * and ** several, and "
         "train-*-of-00006.parquet means six. None: as subset and split say, or the blend's name with .jsonl.",
     )
+
+    @model_validator(mode="after")
+    def _says_files_once(self) -> Self:
+        if self.file and self.source and (self.source.subset or self.source.split):
+            raise invalid("file says which files, and so do subset and split of source; leave one out")
+        return self
 
     def names_several(self) -> bool:
         """Whether more is said than the name of one file of JSON lines."""
@@ -97,7 +107,7 @@ class Rows(Files):
         "a number loses its commas.",
     )
     completion_template: Text | None = Field(
-        None, description='With answer_after: the completion, such as "{reasoning}\\n\\boxed{{answer}}".'
+        None, description='What the answer becomes in demonstrations, such as "{reasoning}\\n\\boxed{{answer}}".'
     )
     remove: Text | None = Field(None, description="A regular expression: what matches is taken out of completions.")
     json_columns: list[Text] = Field([], description="Columns whose texts are JSON (tools always may be).")
@@ -113,12 +123,6 @@ class Rows(Files):
         except re.error as error:
             raise invalid(f"is no regular expression ({error})") from None
         return pattern
-
-    @model_validator(mode="after")
-    def _template_has_an_answer(self) -> "Rows":
-        if self.completion_template and not self.answer_after and "{answer}" in self.completion_template:
-            raise invalid("completion_template names {answer}: set answer_after, the mark that it follows")
-        return self
 
 
 class Part(Rows):

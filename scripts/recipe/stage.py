@@ -73,6 +73,11 @@ class Training(Strict):
         return False
 
     @property
+    def chat_template(self) -> str | None:
+        """The chat template that it names; None: that of what it starts from."""
+        return None
+
+    @property
     def max_length(self) -> int:
         """Tokens of a row's prompt and response together, at most."""
         raise NotImplementedError
@@ -90,13 +95,14 @@ class Training(Strict):
 class TrainingConfig(Training):
     """A stage's resolved training config: all that may change its weights, and nothing that may not.
 
-    `release` pins what trains, `environments` holds the SHA-256 of the user's own ones, `model` is there where the
-    stage has no parent.
+    `release` pins what trains, `environments` holds the SHA-256 of the user's own ones, `template_sha256` that of a
+    chat template whose text is not in the config, `model` is there where the stage has no parent.
     """
 
     seed: int | None
     release: dict[str, str]
     environments: dict[str, str] = Field({})
+    template_sha256: str | None = None
     model: Any = None
 
     def values(self) -> dict[str, Any]:
@@ -114,7 +120,7 @@ class StageSettings(Training):
 
     config_model: ClassVar[type[TrainingConfig]]
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
-        {"parent", "blend", "checkpointing", "resources", "gate", "max_truncated_share"}
+        {"parent", "blend", "checkpointing", "resources", "gate", "max_truncated_share", "template_change"}
     )
     default_seed: ClassVar[int | None] = 0
     is_converted: ClassVar[bool] = False
@@ -134,6 +140,10 @@ class StageSettings(Training):
     )
     checkpointing: Checkpointing = Checkpointing()
     resources: Resources = Resources()
+    template_change: bool = Field(
+        False,
+        description="Chat template, special tokens and vocabulary may be others than those its parent trained with.",
+    )
     gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:

@@ -61,10 +61,12 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.worker",
     "scripts.backends.nemo_rl.safetensors",
     "scripts.model.load",
+    "scripts.model.processor",
     "scripts.backends.trl.ranks",
     "scripts.model.random_init",
     "scripts.evaluate.generate",
     "scripts.evaluate.score",
+    "scripts.evaluate.harness",
     "scripts.backends.trl.probe",
 }
 MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")

@@ -662,7 +662,7 @@ CALL = {"type": "function", "function": {"name": "ring", "arguments": '{"times":
         ),
         (
             "messages[1].content",
-            [{"type": "input_image", "image_url": "data:"}],
+            [{"type": "input_image", "image_url": "data:image/png;base64,"}],
             "$.messages[1].content: has a picture, which no answer can",
         ),
         ("messages[0].content", [{"type": "image_url"}], "$.messages[0].content[0].type: invalid value 'image_url'"),

@@ -37,6 +37,7 @@ def test_a_stage_of_preferences_is_ready(check):
         "max_num_steps": 500,
         "epochs": 1,
         "tokens": None,
+        "rows_not_shown": "NeMo-RL tokenizes the pairs of dpo by itself",
     }
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from datasets import Dataset
@@ -23,20 +22,19 @@ from scripts.backends.trl.callback import (
     UNREAD_VERDICTS,
     UnjudgedAlarm,
 )
-from scripts.backends.trl.rows import Line, pictures_in, token_ids, training_rows
+from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.sampling import end_responses, sampling_arguments
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
+from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.vllm import load_by_reload, mismatch, prepare_engine, vllm_arguments
 from scripts.backends.trl.vllm_server import is_served
-from scripts.data.prompts import open_picture, pictures_of, prompt_of, render_prompt
+from scripts.data.prompts import open_picture, pictures_of, prompt_of
 from scripts.errors import UserError
 from scripts.evaluate.generate import ResponseEnds
-from scripts.recipe.sampling import TemplateVariables
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged
 
-SCHEMA = pa.schema({"prompt": pa.string(), "row": pa.string(), "line": pa.int64(), "has_pictures": pa.bool_()})
 Completion = str | list[dict[str, Any]]
 
 
@@ -51,7 +49,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         keep_to=job.config.data.max_input_seq_length,
         variables=policy.tokenizer.chat_template_kwargs,
     )
-    rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step, SCHEMA, prepare)
+    rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step, PROMPTS, prepare)
     trainer_class = LeaveOneOutTrainer if grpo.use_leave_one_out_baseline else MeasuringTrainer
     by_vllm = job.config.samples_by_vllm
     if by_vllm:
@@ -73,28 +71,6 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
             load_by_reload(trainer.vllm_generation)
         set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
     return trainer
-
-
-def render_prompts(
-    lines: list[Line], processor: Any, max_length: int, keep_to: int | None, variables: TemplateVariables
-) -> list[dict[str, Any]]:
-    """Prompts in the chat template, beside the text of their rows; UserError for one that is too long.
-
-    Those longer than `keep_to` are left out.
-    """
-    has_pictures = [bool(pictures_in(prompt_of(line.row), line, processor)) for line in lines]
-    prompts = [render_prompt(line.row, processor, **variables) for line in lines]
-    lengths = [len(ids) for ids in token_ids(prompts, processor)]
-    for line, length in zip(lines, lengths, strict=True):
-        if keep_to is None and length > max_length:
-            raise UserError(
-                f"{line.place}: the prompt has {length} tokens, but max_total_sequence_length less max_new_tokens "
-                f"leaves {max_length}; raise policy.max_total_sequence_length, or leave such rows out by "
-                "data.max_input_seq_length"
-            )
-    columns = zip(prompts, [line.text for line in lines], [line.number for line in lines], has_pictures, strict=True)
-    rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in columns]
-    return [row for row, length in zip(rows, lengths, strict=True) if keep_to is None or length <= keep_to]
 
 
 def _with_pictures(rows: Dataset, split: Path) -> Dataset:
