@@ -12,8 +12,10 @@ import importlib
 import inspect
 import json
 import os
+import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +65,19 @@ def application(server: SimpleResourcesServer, folder: str) -> FastAPI:
         return server.setup_webserver()
 
 
+def end_group_with_this_process() -> None:
+    """Leave a process that kills this one's group once it is gone: Ray's daemons end by themselves after a minute."""
+    this = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == this:
+            time.sleep(0.2)
+        os.killpg(0, signal.SIGKILL)
+
+
 def main() -> None:
-    """Serve what standard input asks for."""
+    """Serve what standard input asks for; this process leads a session of its own."""
     end_with_parent()
+    end_group_with_this_process()
     asked = json.load(sys.stdin)
     sys.path.remove(os.environ.pop("PYTHONPATH"))  # no module of ours is taken for one of theirs
     folder, parts = asked["folder"], OmegaConf.load(asked["file"]).values()
