@@ -245,6 +245,7 @@ def check_row(
     if spec.verify is not None:
         return spec.check(row)
     if spec.judged is None:
-        return f"environment {name!r} has no verifier here: name its NeMo-Gym server (gym.servers)"
+        where = "evaluation.gym.servers" if held_out else "gym.servers"
+        return f"environment {name!r} has no verifier here: name its NeMo-Gym server ({where})"
     role = spec.judged.role
     return f"{name} needs a judge, and none is named: say judges.{role} and judge_servers.{role}"
