@@ -93,7 +93,12 @@ def agents_of(gym: Gym | None, python: str | Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name in gym.servers if gym else ():
-        for agent in gym.agents.get(name) or configured(gym, name, python).agents:
+        agents = gym.agents.get(name) or configured(gym, name, python).agents
+        if not agents:
+            raise UserError(
+                f"gym.servers: Gym's YAML of {name} names no agent; say whose rows it rewards in gym.agents"
+            )
+        for agent in agents:
             if found.setdefault(agent, name) != name:
                 raise UserError(
                     f"gym.servers: {found[agent]} and {name} both reward the rows of {agent}; name one of them, or say "
