@@ -114,7 +114,8 @@ class Site(Strict):
         True, description="Refuse a stage of backend trl that by its estimate does not fit; false: warn."
     )
     vllm_python: str | None = Field(
-        None, description="The Python that trains where vLLM samples (envs/vllm.txt); none: Snakemake's own."
+        None,
+        description="Trains where vLLM samples, and scores tasks: a Python of envs/vllm.txt; none: Snakemake's own.",
     )
     gym_python: str = Field(
         GYM_PYTHON,
