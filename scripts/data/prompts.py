@@ -65,10 +65,10 @@ def render(messages: Messages, processor: Any, **options: Any) -> str:
     return processor.apply_chat_template(messages, tokenize=False, **options)
 
 
-def render_prompt(row: Row, processor: Any, **variables: Any) -> str:
+def render_prompt(row: Row, processor: Any, tools: list[dict[str, Any]] | None = None, **variables: Any) -> str:
     """The prompt of a row in the policy's chat template, ready for the answer; its tools go to the template.
 
-    `variables` are those of the template that a stage sets.
+    `tools` are those of its environment, if that has some; `variables` are those of the template that a stage sets.
     """
-    tools = row["responses_create_params"].get("tools") or None
+    tools = tools or row["responses_create_params"].get("tools") or None
     return render(prompt_of(row), processor, tools=tools, add_generation_prompt=True, **variables)

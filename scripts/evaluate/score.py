@@ -18,6 +18,7 @@ from scripts.recipe.evaluation import Evaluation, EvaluationBase
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.rewards.judge import JudgeClients
+from scripts.rewards.play import whole_text
 from scripts.rewards.registry import check_row, contract_of, register, scores
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.verdict import Unjudged, described
@@ -50,7 +51,7 @@ def answer_rows(
     responses = rollouts(model, processor, rows, **decoding)
     rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], judges)
     return [
-        Answer(*origin, prompt_for_reading(row), reward, *response)
+        Answer(*origin, prompt_for_reading(row), reward, *response._replace(text=whole_text(response.text)))
         for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
     ]
 

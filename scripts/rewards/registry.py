@@ -16,6 +16,7 @@ from scripts.rewards import environments
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
 from scripts.rewards.own import OwnEnvironment
+from scripts.rewards.play import Play
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
@@ -40,7 +41,19 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
     for name, path in own_environments.items():
         own = OwnEnvironment(name, path, (expected or {}).get(name))
         compare = own.compare if own.compares else None
-        SPECS[name] = EnvironmentSpec(verify=own.verify, compare=compare, check=own.check, answers=own.answers)
+        SPECS[name] = EnvironmentSpec(
+            verify=own.verify,
+            compare=compare,
+            check=own.check,
+            answers=own.answers,
+            environment_factory=own.environment_factory,
+            reads_response=own.reads_response,
+        )
+
+
+def environment_factory(name: str) -> type[Play] | None:
+    """What rollouts of an environment's rows are played in; None where a response is one message."""
+    return SPECS.get(name, EnvironmentSpec()).environment_factory
 
 
 def contract_of(name: str) -> type[PromptRow] | None:

@@ -49,6 +49,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.callback",
     "scripts.backends.trl.driver",
     "scripts.backends.trl.grpo",
+    "scripts.backends.trl.grpo_trainer",
     "scripts.backends.trl.preferences",
     "scripts.backends.trl.rows",
     "scripts.backends.trl.sampling",
@@ -63,6 +64,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.ranks",
     "scripts.model.random_init",
     "scripts.evaluate.generate",
+    "scripts.evaluate.turns",
     "scripts.evaluate.score",
     "scripts.backends.trl.probe",
 }

@@ -10,7 +10,8 @@ pytest.importorskip("trl")
 
 import torch
 
-from scripts.backends.trl.grpo import SCHEMA, MeasuringTrainer, render_prompts
+from scripts.backends.trl.grpo import SCHEMA, render_prompts
+from scripts.backends.trl.grpo_trainer import MeasuringTrainer
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.train import train_rank
 from scripts.data.rows import read_rows
