@@ -1,17 +1,25 @@
+from scripts.recipe.blend import COMPOSES
+
 # Blends: source -> filled -> train and validation splits with their manifest.
 SOURCE = f"{RESULTS}/data/source"
 PUBLISHED = [path for name, blend in RECIPE.blends.items() for path in blend.published_files(name)]
-PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.blends.items() if blend.columns]
+PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.blends.items() if blend.is_composed]
+SYNTHESIZED = all(RECIPE.is_synthetic(blend) for blend in RECIPE.blends.values())
+WORKERS = "" if SYNTHESIZED else " --workers {threads}"
 # What of a blend decides its files: an edit of anything else fetches and fills nothing again.
-DECIDES = {"file", "format", "source"}
+DECIDES = ["format", "source", "file"]
+DECIDES_COMPOSED = ["kind", "environments", "format", "source", "file", "columns", "shuffle"]
 if RECIPE.source.kind == "synthetic":
-    DECIDES |= {"kind", "environments", "rows", "holdout"}
+    DECIDES = ["kind", "environments", *DECIDES, "rows", "holdout"]
 
 
 def decides(blend):
     """What of a blend decides its files, as far as the blend says it."""
-    of_columns = {"columns", "shuffle", "kind", "environments"} if blend.columns else set()
-    return blend.model_dump(mode="json", include=DECIDES | of_columns)
+    said = blend.model_dump(mode="json")
+    if not blend.is_composed:
+        return {key: said[key] for key in DECIDES}
+    others = blend.model_dump(mode="json", include={*COMPOSES, "seed"}, exclude_defaults=True)
+    return {key: said[key] for key in DECIDES_COMPOSED} | others
 
 
 rule source:
@@ -24,6 +32,7 @@ rule source:
     retries: 0
     conda:
         "../envs/controller.yaml"
+    threads: 1 if SYNTHESIZED else 2
     resources:
         **LIGHT,
     params:
@@ -31,10 +40,12 @@ rule source:
         source=RECIPE.source.model_dump(mode="json"),
         blends={name: decides(blend) for name, blend in RECIPE.blends.items()},
         tables=RECIPE.tables,
-        program="synthesize" if RECIPE.source.kind == "synthetic" else "download",
+        program="synthesize" if SYNTHESIZED else "download",
         directory=subpath(output.record, parent=True),
     shell:
-        "python -m scripts.data.{params.program} --recipe {params.recipe:q} --output {params.directory:q} 2> {log:q}"
+        "python -m scripts.data.{params.program} --recipe {params.recipe:q} --output {params.directory:q}"
+        + WORKERS
+        + " 2> {log:q}"
 
 
 def blends_of(format):

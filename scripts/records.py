@@ -34,10 +34,11 @@ class SourceFile(File):
 
 
 class Origin(TypedDict):
-    """Who served a blend, and at which revision."""
+    """Who served a blend, at which revision and, where it was composed, what became of the published rows."""
 
     source: str
     revision: str
+    composed: NotRequired[dict[str, Any]]
 
 
 class SourceRecord(TypedDict):
@@ -74,6 +75,7 @@ class Manifest(TypedDict):
     test: NotRequired[Split]
     source: NotRequired[Dataset | None]
     placeholders: NotRequired[dict[str, Count]]
+    composed: NotRequired[dict[str, Any]]
 
 
 class Facts(TypedDict):
@@ -146,6 +148,7 @@ class SourceOfModel(TypedDict):
 
     model: dict[str, Any]
     changed: dict[str, str] | None
+    chat_template: NotRequired[str]
 
 
 class SeenFile(TypedDict):
@@ -163,6 +166,13 @@ class ModelFiles(TypedDict):
     files: dict[str, SeenFile]
 
 
+class NamedTemplate(TypedDict):
+    """The chat template that a recipe names for a stage."""
+
+    name: str
+    sha256: str
+
+
 class Origins(TypedDict, total=False):
     """Where a checkpoint comes from."""
 
@@ -174,6 +184,7 @@ class Origins(TypedDict, total=False):
     trained_by: list[Span]
     parents: list["Parent"]
     model: ModelSource
+    chat_template: NamedTemplate
 
 
 class Parent(Origins):
@@ -339,10 +350,49 @@ class Criteria(TypedDict):
     verdict: NotRequired[str]
 
 
+class ShownTokens(TypedDict):
+    """Some tokens of a row one after the other: their texts, and their ids where all are there."""
+
+    name: str
+    is_learnt: bool
+    texts: list[str]
+    ids: NotRequired[list[int]]
+
+
+class ShownRow(TypedDict):
+    """The tokens of a row as a stage trains on it."""
+
+    line: Count
+    tokens: Count
+    learnt: Count
+    parts: list[ShownTokens]
+
+
+class Tokens(TypedDict):
+    """The tokens of a split's rows, as the preflight counted them; those of before say less."""
+
+    longest_seen: NotRequired[Count]
+    too_long: NotRequired[Count]
+    too_long_share: NotRequired[float]
+    answers_cut: NotRequired[Count]
+    with_special_tokens: NotRequired[Count]
+
+
+class TokensOfSplits(TypedDict):
+    """The tokens of the splits' rows, and how many the stage reads of one."""
+
+    limit: Count
+    train: Tokens
+    validation: Tokens
+
+
 class Preflight(TypedDict):
-    """preflight.json."""
+    """preflight.json; `rows_not_shown` says why there are no `rows`."""
 
     epochs: NotRequired[Count]
+    rows: NotRequired[list[ShownRow]]
+    rows_not_shown: NotRequired[str]
+    tokens: NotRequired[TokensOfSplits | None]
 
 
 class Startups(TypedDict):

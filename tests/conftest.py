@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+# The trainings of two test processes share the cores: a thread that waits for another's is to leave its core meanwhile.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 ROOT = Path(__file__).parents[1]
 SHORT = Path(__file__).with_name("short.yaml")
 

@@ -20,7 +20,9 @@ def tokenizer(**changes: Any) -> Any:
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=SPECIALS, initial_alphabet=alphabet)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
+    )
     fast.train_from_iterator(["What is the larger of the two numbers? Answer with the larger one in a box."], trainer)
     chosen = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE} | changes
     template = chosen.pop("chat_template")

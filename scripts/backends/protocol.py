@@ -14,10 +14,12 @@ from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.installed import backend_module
 from scripts.launch.slurm import Job
+from scripts.model.chat_format import ChatFormat
 from scripts.recipe.recipe import AnyStage, Recipe
 from scripts.recipe.resolve import own_environments, training_config
 from scripts.recipe.site import Site
 from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.records import ShownRow
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, step_of
@@ -31,7 +33,8 @@ class TrainingJob:
 
     The backend trains up to `max_num_steps` (the planned step, or the one where the data end before it), from the
     checkpoint `resume_from` if there is one, or else from `parent_model` (None: the config's own model), over which the
-    adapters of `parent_adapter` lie where it goes on with those. It seals
+    adapters of `parent_adapter` lie where it goes on with those; its tokenizer is that of
+    `parent_tokenizer`, where this is another folder. It seals
     checkpoints with ``scripts.stage.rundir.seal_checkpoint``, logs each step into ``run/metrics.jsonl``, and at the end
     of each step asks `stop`: once that is due, it seals the step and returns. `config` alone says how to train; of
     `settings` counts what changes no weight: checkpoint periods, where judges answer, the gate, of which some criteria
@@ -56,6 +59,7 @@ class TrainingJob:
     processes: int = 1
     accelerator: str = "cpu"
     parent_adapter: Path | None = None
+    parent_tokenizer: Path | None = None
 
     @classmethod
     def of(
@@ -75,6 +79,7 @@ class TrainingJob:
             train_split=stage.train_split,
             parent_model=stage.base_export,
             parent_adapter=stage.parent_adapter,
+            parent_tokenizer=stage.parent_export,
             run=stage.paths.run,
             resume_from=resume_from,
             max_num_steps=max_num_steps,
@@ -150,6 +155,23 @@ class Backend:
         """
         return []
 
+    def chat_format(self, stage: Stage) -> ChatFormat | None:
+        """How a stage talks to its model: as what it starts from, but for the chat template that it names.
+
+        None where it starts from no export, or that is not there.
+        """
+        folder = stage.parent_export
+        if folder is None or not folder.exists():
+            return None
+        return ChatFormat.of(folder).with_template(stage.config.chat_template)
+
+    def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
+        """The tokens of the first rows that a stage trains on, or why they cannot be told here.
+
+        UserError where they cannot be trained on.
+        """
+        return f"backend {stage.config.backend} does not tell what it makes of rows"
+
     def seal_finished(self, run: Path) -> None:
         """Seal the whole checkpoints that a program of the backend's own left in a run directory."""
 
@@ -201,7 +223,7 @@ def backends_in(recipe: Recipe) -> list[Backend]:
     return [backend_of(name) for name in dict.fromkeys(stage.backend for stage in recipe.stages.values())]
 
 
-_PATHS = ("train_split", "parent_model", "parent_adapter", "run", "resume_from")
+_PATHS = ("train_split", "parent_model", "parent_adapter", "parent_tokenizer", "run", "resume_from")
 _SETTINGS = TypeAdapter(AnyStage)
 
 

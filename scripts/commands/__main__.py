@@ -20,7 +20,7 @@ def main() -> int | None:
 
         autocomplete(parser, always_complete_options="long", default_completer=candidates)
     arguments = parser.parse_args()
-    return import_module(f"scripts.commands.{arguments.command}").run(arguments)
+    return import_module(f"scripts.commands.{arguments.command.replace('-', '_')}").run(arguments)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,15 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="STAGE",
         help="print what NeMo-RL would be told of a stage, apart from the deadline, and end",
     )
+    show = add(
+        "show-rows",
+        "rows as the stages train on them: the very tokens, and which of them are learnt",
+        "Of stages whose data and start are there. What is learnt is green in a terminal, else between [[ and ]]. Exit "
+        "status 1: a stage would refuse a row.",
+        of_project=True,
+    )
+    show.add_argument("--stage", help="of this stage alone")
+    show.add_argument("--rows", type=int, default=3, help="of each stage (default: %(default)s)")
     compare = add("compare", "runs side by side on one page: curves, held-out scores, costs and configs")
     compare.add_argument("results", type=given_path, nargs="+", help="folders of results, such as results/tiny")
     compare.add_argument("--output", type=given_path, required=True, help="HTML")

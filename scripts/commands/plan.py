@@ -13,6 +13,7 @@ from scripts.files import amount
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.records import Preflight, read_if_there
 from scripts.stage.estimate import ALIKE, EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, steps_left, tree_bytes
@@ -69,7 +70,7 @@ def plan_text(project: Project) -> str:
     table = _cluster_table(plan) if project.site.slurm else _local_table(plan)
     to_train = {stage.state.stage: stage.estimate for stage in plan if stage.estimate.steps != 0}
     lines = [*table, *_basis(to_train, project.site), *_warning(project, to_train)]
-    lines += [*_memory(project, to_train), *_aside(plan)]
+    lines += [*_memory(project, to_train), *_long_rows(project), *_aside(plan)]
     for backend in backends_in(project.recipe):
         if parameters := backend.parameters(project.recipe):
             heading, rows = parameters
@@ -176,6 +177,20 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
             )
     table = ["", *aligned([["memory of a process", "needs", "has", "for"], *rows], left={0, 3})] if rows else []
     return [*table, *problems]
+
+
+def _long_rows(project: Project) -> list[str]:
+    """Of which stages the preflight counted training rows that are too long."""
+    lines = []
+    for name in project.recipe.stages:
+        preflight = read_if_there(Stage(project.recipe, project.results, name).paths.preflight, Preflight)
+        tokens = ((preflight or {}).get("tokens") or {}).get("train", {})
+        if tokens.get("too_long_share"):
+            cut = f", {tokens['answers_cut']} of them without any answer" if tokens["answers_cut"] else ""
+            lines.append(
+                f"{name}: {tokens['too_long']} training rows ({tokens['too_long_share']:.1%}) are too long{cut}"
+            )
+    return ["", *lines] if lines else []
 
 
 def _aside(plan: Iterable[Planned]) -> list[str]:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from scripts.data.blocks import Block, blocks_of
-from scripts.data.examples import FORMS, Demonstration, form_of
+from scripts.data.examples import Demonstration, form_of, preference_problem
 from scripts.data.parallel import default_workers, in_order
 from scripts.data.rows import RowError, decode_row, decode_rows, key_of
 from scripts.errors import UserError, run_program, shortened
@@ -27,6 +27,7 @@ from scripts.rewards.registry import contract_of
 from scripts.rewards.row import PromptRow, problem_of
 
 Kind = Literal["prompts", "demonstrations", "preferences"]
+KINDS = get_args(Kind)
 SHOWN = 50
 PIECE_BYTES = 1 << 12
 LONGEST_PROBLEM = 200
@@ -45,7 +46,7 @@ class BadRow(NamedTuple):
 class Rules:
     """What a blend's rows are held against.
 
-    `form` is that of the blend's first row of preferences; `is_published`: rows may still be placeholders, and lines
+    `form` is what all rows of preferences have, None: any; `is_published`: rows may still be placeholders, and lines
     may end as on Windows.
     """
 
@@ -58,18 +59,15 @@ class Rules:
     def problem_of(self, row: dict[str, Any], environment: str | None) -> str | None:
         """What is wrong with a row; None: nothing."""
         if self.kind == "preferences":
-            if (form := form_of(row)) != self.form:
-                return f"$: is {NAMES[form]}, but the first row is {NAMES[self.form]}; a blend has one form"
-            return problem_of(row, FORMS[form])
+            if self.form not in (None, form := form_of(row)):
+                return f"$: is {form}, but the first row is {self.form}; a blend has one form"
+            return preference_problem(row)
         if environment is not None and self.environments and environment not in self.environments:
             return f"$.agent_ref.name: is none of the blend's environments{nearest(environment, self.environments)}"
         if self.kind == "demonstrations":
             missing = "$.agent_ref: is missing" if self.environments and "agent_ref" not in row else None
             return problem_of(row, Demonstration) or missing
         return problem_of(row, contract_of(environment or "") or PromptRow)
-
-
-NAMES = {"ranked": "a context with ranked completions", "pair": "a prompt with chosen and rejected"}
 
 
 @dataclass
@@ -180,7 +178,7 @@ def _check_in_file(block: Block, rules: Rules) -> tuple[Path, Tally]:
     return block.path, check_block(block, rules)
 
 
-def _first_form(file: Path) -> str:
+def _first_form(file: Path) -> str | None:
     """The form of the first row of preferences that can be read."""
     with file.open("rb") as lines:
         for line in lines:
@@ -188,7 +186,7 @@ def _first_form(file: Path) -> str:
                 return form_of(decode_row(line.rstrip(b"\r\n")))
             except RowError:
                 continue
-    return "pair"
+    return None
 
 
 def _table(tallies: dict[Path, Tally]) -> str:
@@ -255,7 +253,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--split", type=Path, nargs="+", help="splits of a blend (JSONL)")
     what.add_argument("--source", type=Path, nargs="+", help="blends as published, placeholders and all (JSONL)")
-    parser.add_argument("--kind", choices=("prompts", "demonstrations", "preferences"), default="prompts")
+    parser.add_argument("--kind", choices=KINDS, default="prompts")
     parser.add_argument("--environments", nargs="*", default=[], help="names that rows may bear (default: any)")
     parser.add_argument("--allow", nargs="*", default=[], metavar="KEY", help="keys of bad rows to let pass")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")

@@ -1,46 +1,43 @@
-"""Fetch a recipe's blends, and the external tables that their placeholders name, from the hub or from folders."""
+"""Fetch a recipe's blends, compose those of columns, and fetch the external tables that their placeholders name."""
 
 import argparse
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from shutil import disk_usage
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-from huggingface_hub import constants
 
 from scripts.data.blocks import blocks_of
-from scripts.data.columns import write_rows
-from scripts.data.hub import HubClient, near
-from scripts.data.hub_cache import HubFile, Kind, Snapshot
+from scripts.data.clean import Cleaner
+from scripts.data.compose import write_blend
+from scripts.data.conversations import Misfit
+from scripts.data.data_files import CARD, files_named, files_of_split, needs_names
+from scripts.data.fetcher import Fetcher, Wanted
+from scripts.data.parallel import default_workers
 from scripts.data.placeholders import TABLES, ExternalTable
+from scripts.data.published import batches_of
+from scripts.data.rows import RowError, read_rows
+from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file
+from scripts.data.synthesize import write_source
 from scripts.errors import UserError, run_program
-from scripts.files import amount, explain_write_errors, link_or_copy, replace_directory, write_json
-from scripts.recipe.blend import IMAGE_FILES, Blend, FolderSource, HubSource, SyntheticSource
+from scripts.files import replace_directory, write_json
+from scripts.recipe.blend import IMAGE_FILES, Benchmark, Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.source import Files, FolderSource, HubSource, Rows
 from scripts.recipe.strict import nearest
 
-THREADS = 4
 PLACEHOLDER = b"_hf_placeholder"
+READY = {  # fields of which a row of a blend has one
+    "prompts": {"responses_create_params", "_hf_placeholder"},
+    "demonstrations": {"messages"},
+    "preferences": {"context", "prompt"},
+}
 RAW = {"mmpr": "OMNI3_MMPR_PUBLIC_RAW", "mmpr_tiny": "OMNI3_MMPR_TINY_RAW"}  # Nemotron's, of images fetched before
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A file of a source, and the path below the output folder that it gets."""
-
-    source: HubSource | FolderSource
-    file: str
-    target: str
 
 
 class _PlaceholderRow(msgspec.Struct):
@@ -50,90 +47,44 @@ class _PlaceholderRow(msgspec.Struct):
     placeholder: Any = msgspec.field(name=PLACEHOLDER.decode(), default=msgspec.UNSET)
 
 
-class Fetcher:
-    """Puts files of several sources below one folder, some at a time; each hub revision is looked up once."""
-
-    def __init__(self, directory: Path, kind: Kind = "dataset") -> None:
-        self.directory = directory
-        self.described: dict[str, dict[str, Any]] = {}
-        self.snapshots: dict[HubSource, Snapshot] = {}
-        self._hub = HubClient(kind)
-
-    def fetch(self, wanted: list[Wanted]) -> None:
-        """Fetch all files; the first that fails ends the others, and what came of them stays in the hub's cache."""
-        from_hub = [item for item in wanted if isinstance(item.source, HubSource)]
-        for source in dict.fromkeys(item.source for item in from_hub):
-            if source in self.snapshots and self.snapshots[source].names is not None:
-                continue
-            files = [item.file for item in from_hub if item.source == source]
-            self.snapshots[source] = self._hub.find_snapshot(source.repository, source.revision, files)
-        located = self.map(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
-        folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
-        _check_space(located, list(folders.values()), self.directory)
-        self.map(lambda pair: self._place(*pair), [*zip(from_hub, located, strict=True), *folders.items()])
-
-    def names(self, source: HubSource) -> tuple[str, ...]:
-        """The files that a source has; those in the cache where the hub cannot be asked."""
-        known = self._hub.find_snapshot(source.repository, source.revision, ["config.json"], are_all=False)
-        self.snapshots[source] = known
-        return known.names or tuple(path.name for path in known.pointer("config.json").parent.iterdir())
-
-    def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
-        """What the record says of a source that was fetched from."""
-        if isinstance(source, FolderSource):
-            return {"source": str(Path(source.path)), "revision": "folder"}
-        return {"source": self.snapshots[source].repository, "revision": self.snapshots[source].commit}
-
-    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """The results of the work on each item, in order, from a few threads."""
-        with ThreadPoolExecutor(THREADS) as pool:
-            futures = [pool.submit(work, item) for item in items]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:
-                self._hub.stop()
-                pool.shutdown(cancel_futures=True)
-                raise
-        return [future.result() for future in futures]
-
-    def _place(self, item: Wanted, file: HubFile | Path) -> None:
-        described = self._hub.fetch(file) if isinstance(file, HubFile) else None
-        placed = self.directory / item.target
-        placed.parent.mkdir(parents=True, exist_ok=True)
-        with explain_write_errors(placed):
-            link_or_copy(file.pointer if isinstance(file, HubFile) else file, placed)
-        self.described[item.target] = described or describe_file(placed)
-
-
-def fetch_source(recipe: Recipe, directory: Path) -> None:
+def fetch_source(recipe: Recipe, directory: Path, workers: int = 1) -> None:
     """Make `directory` hold every blend, ``tables/`` and ``record.json`` (origin and content of all of it).
 
-    Only the tables that placeholder rows of these blends name are fetched; ``tables/`` may be empty. A table comes from
-    ``tables/`` in a blend's folder, or from the hub.
+    Blends of columns are composed, those of a synthetic source written. Only the tables that placeholder rows of these
+    blends name are fetched; ``tables/`` may be empty. A table comes from ``tables/`` in a blend's folder, or from the
+    hub.
     """
-    if isinstance(recipe.source, SyntheticSource):
-        raise UserError(f"recipe {recipe.name}: its blends are synthetic; python -m scripts.data.synthesize makes them")
     repositories = {table.repository for table in TABLES.values()}
     for unknown in recipe.tables.keys() - repositories:
         raise UserError(f"tables.{unknown}: no placeholder refers to this repository{nearest(unknown, repositories)}")
-    sources = {name: source_of(recipe, blend) for name, blend in recipe.blends.items()}
-    published = {name: blend.published_files(name) for name, blend in recipe.blends.items()}
-    rows = [f"{name}.jsonl" for name, blend in recipe.blends.items() if blend.format == "jsonl"]
+    synthetic = {name: blend for name, blend in recipe.blends.items() if recipe.is_synthetic(blend)}
+    own = {name: blend for name, blend in recipe.blends.items() if name not in synthetic}
+    linked = {name: source_of(recipe, blend) for name, blend in own.items() if not blend.is_composed}
+    record: dict[str, Any] = {"blends": {}, "tables": {}, "files": {}}
     with replace_directory(directory) as fresh:
-        (fresh / "tables").mkdir()
+        if synthetic:
+            record = write_source(recipe.model_copy(update={"blends": synthetic}), fresh)
+        (fresh / "tables").mkdir(exist_ok=True)
         fetcher = Fetcher(fresh)
         fetcher.fetch(
-            [Wanted(sources[name], file, target) for name in published for target, file in published[name].items()]
+            [
+                Wanted(source, file, target)
+                for name, source in linked.items()
+                for target, file in own[name].published_files(name).items()
+            ]
         )
-        for name, blend in recipe.blends.items():
-            if blend.columns is not None:
-                sets = [[fresh / name / file for file in files] for files in blend.sets_of_files()]
-                write_rows(sets, fresh / f"{name}.jsonl", blend)
-                fetcher.described[f"{name}.jsonl"] = describe_file(fresh / f"{name}.jsonl")
-        named: set[ExternalTable] = set().union(*fetcher.map(lambda file: tables_named(fresh / file), rows))
-        folders = [Path(source.path) for source in sources.values() if isinstance(source, FolderSource)]
-        ordered = sorted(named, key=lambda table: table.repository)
+        for name, blend in own.items():
+            if blend.is_composed or _has_a_shape_of_its_own(fresh / f"{name}.jsonl", blend):
+                record["blends"][name] = compose(name, blend, recipe, fetcher, workers)
+            else:
+                record["blends"][name] = fetcher.origin(linked[name])
+        rows = [fresh / f"{name}.jsonl" for name, blend in own.items() if blend.format == "jsonl"]
+        named: set[ExternalTable] = set().union(*fetcher.map(tables_named, rows))
+        if named and synthetic:
+            raise UserError("an own blend has placeholder rows, whose tables the synthetic blends have; remove either")
+        parts = [part.source or recipe.source for blend in own.values() for part in blend.parts()]
+        folders = [Path(source.path) for source in parts if isinstance(source, FolderSource)]
+        ordered = sorted(named, key=attrgetter("repository"))
         tables = {table.repository: _wanted_table(table, folders, recipe) for table in ordered}
         try:
             fetcher.fetch(list(tables.values()))
@@ -142,12 +93,76 @@ def fetch_source(recipe: Recipe, directory: Path) -> None:
             raise UserError(f"a table that placeholder rows name: {error}{hint}") from None
         for snapshot in fetcher.snapshots.values():
             snapshot.remember()
-        record = {
-            "blends": {name: fetcher.origin(source) for name, source in sources.items()},
-            "tables": {repository: fetcher.origin(item.source)["revision"] for repository, item in tables.items()},
-            "files": dict(sorted(fetcher.described.items())),
-        }
+        record["tables"] |= {name: fetcher.origin(item.source)["revision"] for name, item in tables.items()}
+        record["files"] = dict(sorted({**record["files"], **fetcher.described}.items()))
         write_json(fresh / "record.json", record)
+
+
+def _has_a_shape_of_its_own(path: Path, blend: Blend) -> bool:
+    """Whether a file of JSON lines that was linked has rows of another shape than a blend's, but of a known one."""
+    if blend.format != "jsonl":
+        return False
+    try:
+        row = next(read_rows(path))[2]
+        Mapper(Rows(), blend.kind, tuple(row), is_table=False)
+    except (UserError, Misfit):
+        return False
+    is_ready = row.keys() & READY[blend.kind] and not isinstance(row.get("chosen"), list)
+    return not is_ready or "images" in row
+
+
+def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: int) -> dict[str, Any]:
+    """Write a blend of columns; what the record says of it."""
+    wanted = [_wanted_files(name, part, recipe, fetcher) for part in blend.parts()]
+    files = [[fetcher.bring(files) for files in sets] for sets in wanted]
+    path = fetcher.directory / f"{name}.jsonl"
+    benchmarks = [(given, _wanted_files(given.name, given, recipe, fetcher)) for given in blend.decontaminate]
+    instances = {
+        given.name: (_instances(given, sets, fetcher), given.ngram, given.overlap) for given, sets in benchmarks
+    }
+    cleaner = Cleaner(blend.deduplicate, instances) if blend.deduplicate or benchmarks else None
+    counted = write_blend(blend, files, path, cleaner, workers)
+    fetcher.described[path.name] = describe_file(path)
+    for given, sets in benchmarks:
+        counted["decontaminated"][given.name] |= _origin(sets, fetcher)
+    origins = [_origin(sets, fetcher) for sets in wanted]
+    counts = counted.pop("sources", [{}])
+    parts = [origin | count for origin, count in zip(origins, counts, strict=True)]
+    joined = {key: ", ".join(dict.fromkeys(origin[key] for origin in origins)) for key in ("source", "revision")}
+    return joined | {"composed": counted | {"sources": parts}}
+
+
+def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher) -> Iterator[list[str]]:
+    """The texts of each instance of a benchmark."""
+    for file in fetcher.bring([item for files in sets for item in files]):
+        for batch in batches_of(file.path, file.shown, benchmark.columns):
+            for index, row in enumerate(batch.rows(benchmark.columns)):
+                if isinstance(row, RowError):
+                    raise UserError(f"{batch.place(index)}: {row}")
+                yield [str(row[column] or "") for column in benchmark.columns]
+
+
+def _origin(sets: list[list[Wanted]], fetcher: Fetcher) -> dict[str, Any]:
+    """What the record says of files that were read where they are."""
+    files = [item for files in sets for item in files]
+    hashes = {item.file: fetcher.brought[item][1]["sha256"] for item in files}
+    return fetcher.origin(files[0].source) | {"files": hashes}
+
+
+def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> list[list[Wanted]]:
+    """The files of a part of a blend, those together that one name, or a split, means."""
+    source = part.source or recipe.source
+    whole, where = source.whole(), source.repository if isinstance(source, HubSource) else source.path
+    names = fetcher.names(whole) if needs_names(part.file) else ()
+    file = part.file
+    if file is None and not (source.subset or source.split) and f"{name}.jsonl" in names:
+        file = f"{name}.jsonl"
+    if file:
+        sets = files_named(file, names, where)
+    else:
+        card = fetcher.bring([Wanted(whole, CARD)])[0].path.read_text("utf-8") if CARD in names else ""
+        sets = files_of_split(names, card, source.subset, source.split, where)
+    return [[Wanted(whole, one) for one in files] for files in sets]
 
 
 def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
@@ -187,42 +202,14 @@ def _wanted_table(table: ExternalTable, folders: list[Path], recipe: Recipe) -> 
     return Wanted(HubSource(kind="hub", repository=table.repository, revision=revision), table.file, target)
 
 
-def _find(item: Wanted) -> Path:
-    """The path of a folder's file, which can be read."""
-    folder = Path(item.source.path)
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder, but the recipe's source is there; correct the path")
-    path = folder / item.file
-    if not path.is_file():
-        names = tuple(sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()))
-        raise UserError(f"{path}: no such file, but the recipe's source should have it; {near(item.file, names)}")
-    with path.open("rb"):
-        return path
-
-
-def _check_space(from_hub: list[HubFile], from_folders: list[Path], directory: Path) -> None:
-    """UserError when the disk of the hub's cache or, where it is another one, of the output has too little room."""
-    cache = next(path for path in Path(constants.HF_HUB_CACHE, "x").absolute().parents if path.exists())
-    here = directory.stat().st_dev
-    to_copy = sum(path.stat().st_size for path in from_folders if path.stat().st_dev != here)
-    to_copy += sum(file.size for file in from_hub) if cache.stat().st_dev != here else 0
-    to_load = sum(max(0, file.size - file.bytes_here) for file in from_hub)
-    for path, needed, where in (
-        (cache, to_load, f"the hub's cache {constants.HF_HUB_CACHE} (HF_HOME says where it is)"),
-        (directory, to_copy, str(directory.parent)),
-    ):
-        free = disk_usage(path).free
-        if needed > free:
-            raise UserError(f"{where}: {amount(needed)} are to come and {amount(free)} are free; make room, or move it")
-
-
 def main() -> None:
     """Command line of the download."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.download", description=__doc__)
     parser.add_argument("--recipe", type=Path, required=True, help="recipe YAML whose blends to fetch")
     parser.add_argument("--output", type=Path, required=True, help="directory for the blends, tables/ and record.json")
+    parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
     arguments = parser.parse_args()
-    fetch_source(load_recipe(arguments.recipe), arguments.output)
+    fetch_source(load_recipe(arguments.recipe), arguments.output, max(1, arguments.workers))
 
 
 if __name__ == "__main__":

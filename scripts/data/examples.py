@@ -1,27 +1,84 @@
 """Rows that no environment rewards: answers to imitate, and pairs of a better and a worse answer."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.rewards.row import AgentRef, Text, broken
+from scripts.rewards.row import AgentRef, InputText, Text, broken, parse, problem_of
 
 Messages = list[dict[str, Any]]
+
+
+class TextPart(Struct, tag="text"):
+    """A text in a message, as chat templates name it."""
+
+    text: str
+
+
+class Picture(Struct, tag="input_image"):
+    """A picture in a message, as a data URI."""
+
+    image_url: Text
+
+    def __post_init__(self) -> None:
+        """An address would have to be fetched while the stage trains."""
+        if not self.image_url.startswith("data:image/") or ";base64," not in self.image_url[:40]:
+            raise broken("image_url", "is no picture as a data URI (data:image/png;base64,...)")
+
+
+class Function(Struct):
+    """What a call of a tool calls; the arguments as an object, or as JSON of one."""
+
+    name: Text
+    arguments: dict[str, Any] | str = {}
+
+    def __post_init__(self) -> None:
+        """Arguments that are a text are JSON of an object."""
+        if isinstance(self.arguments, str) and self.arguments:
+            parse(self.arguments, "arguments", dict)
+
+
+class ToolCall(Struct):
+    """A call of a tool, as chat templates read it."""
+
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class Schema(Struct):
+    """What a tool does: a function with its parameters, in JSON schema."""
+
+    name: Text
+    parameters: dict[str, Any] = {}
+    description: str = ""
+
+
+class ToolOffer(Struct):
+    """A tool that the assistant may call, as chat templates read it."""
+
+    function: Schema
+    type: Literal["function"]
 
 
 class ChatMessage(Struct):
     """A message of a chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Any] | None = None
-    tool_calls: list[Any] | None = None
+    content: str | list[TextPart | InputText | Picture] | None = None
+    tool_calls: list[ToolCall] | None = None
 
     def __post_init__(self) -> None:
         """Something is said, or a tool called."""
         if self.content is None and not self.tool_calls:
             raise broken("content", "is missing")
+        if self.tool_calls and self.role != "assistant":
+            raise broken("tool_calls", f"are the assistant's, and not the {self.role}'s")
+
+
+Chat = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class Demonstration(Struct, kw_only=True):
@@ -29,58 +86,65 @@ class Demonstration(Struct, kw_only=True):
 
     agent_ref: AgentRef | UnsetType = UNSET
     messages: Annotated[list[ChatMessage], Meta(min_length=2)]
+    tools: list[ToolOffer] | None = None
 
     def __post_init__(self) -> None:
         """The assistant has the last word, and says something."""
-        last = self.messages[-1]
+        last, place = self.messages[-1], len(self.messages) - 1
         if last.role != "assistant":
             raise broken("messages", f"must end with the assistant's message, not the {last.role}'s")
         if not last.content and not last.tool_calls:
-            raise broken(f"messages[{len(self.messages) - 1}].content", "is empty; there is nothing to imitate")
+            raise broken(f"messages[{place}].content", "is empty; there is nothing to imitate")
+        if isinstance(last.content, list) and any(isinstance(part, Picture) for part in last.content):
+            raise broken(f"messages[{place}].content", "has a picture, which no answer can")
 
 
 class Completion(Struct):
     """An answer with its rank; the lower rank is the better."""
 
     rank: int
-    completion: Annotated[list[ChatMessage], Meta(min_length=1)]
+    completion: Chat
 
 
 class Ranked(Struct):
     """NeMo-RL's PreferenceDataset: a context and two completions, in either order."""
 
-    context: Annotated[list[ChatMessage], Meta(min_length=1)]
+    context: Chat
     completions: Annotated[list[Completion], Meta(min_length=2, max_length=2)]
+    tools: list[ToolOffer] | None = None
 
     def __post_init__(self) -> None:
         """One of the two is preferred."""
         first, second = self.completions
         if first.rank == second.rank:
             raise broken("completions", f"have the same rank, {first.rank}; the lower is the better")
-        if first.completion == second.completion:
-            raise broken("completions", "are equal, so nothing is preferred")
 
 
 class Pair(Struct):
-    """NeMo-RL's BinaryPreferenceDataset: a prompt, the chosen and the rejected answer."""
+    """TRL's `prompt`, `chosen` and `rejected`, texts or messages; NeMo-RL's BinaryPreferenceDataset where texts."""
 
-    prompt: Text | Annotated[list[ChatMessage], Meta(min_length=1)]
-    chosen: Text
-    rejected: Text
-    completions: Any | UnsetType = UNSET
-
-    def __post_init__(self) -> None:
-        """One of the two is preferred."""
-        if self.chosen == self.rejected:
-            raise broken("rejected", "equals chosen, so nothing is preferred")
+    chosen: Text | Chat
+    rejected: Text | Chat
+    prompt: Text | Chat | UnsetType = UNSET
+    tools: list[ToolOffer] | None = None
 
 
-FORMS = {"ranked": Ranked, "pair": Pair}
+RANKED = "a context with ranked completions"
+PAIR_OF_TEXTS = "a prompt with chosen as a text and rejected as a text"
+
+
+def is_ranked(row: dict[str, Any]) -> bool:
+    """Whether a row of preferences is a `Ranked` one; else it is a `Pair`."""
+    return "completions" in row or "context" in row
 
 
 def form_of(row: dict[str, Any]) -> str:
-    """Which of the two forms a row of preferences has, by its fields."""
-    return "ranked" if "completions" in row or "context" in row else "pair"
+    """Which form a row of preferences has, in words: what reads a blend wants one form of it."""
+    if is_ranked(row):
+        return RANKED
+    kinds = {name: "messages" if isinstance(row.get(name), list) else "a text" for name in ("chosen", "rejected")}
+    prompt = "no prompt" if "prompt" not in row else "a prompt"
+    return f"{prompt} with {' and '.join(f'{name} as {kind}' for name, kind in kinds.items())}"
 
 
 @dataclass(frozen=True)
@@ -92,20 +156,53 @@ class Preference:
     rejected: Messages
 
 
+def preference_problem(row: dict[str, Any]) -> str | None:
+    """What is wrong with a row of preferences, with its path; None: nothing is."""
+    if problem := problem_of(row, Ranked if is_ranked(row) else Pair):
+        return problem
+    try:
+        preference_of(row)
+    except ValueError as error:
+        return f"${error}"
+    return None
+
+
 def preference_of(row: dict[str, Any]) -> Preference:
-    """The preference that a row of either form states."""
-    if form_of(row) == "pair":
-        return Preference(
-            _as_messages(row["prompt"], "user"),
-            _as_messages(row["chosen"], "assistant"),
-            _as_messages(row["rejected"], "assistant"),
-        )
-    better, worse = sorted(row["completions"], key=itemgetter("rank"))
-    return Preference(
-        _as_messages(row["context"], "user"),
-        _as_messages(better["completion"], "assistant"),
-        _as_messages(worse["completion"], "assistant"),
-    )
+    """The preference that a row of either form states; ValueError where it states none."""
+    if is_ranked(row):
+        better, worse = sorted(row["completions"], key=itemgetter("rank"))
+        names = "context", "completions", "completions"
+        preference = Preference(row["context"], better["completion"], worse["completion"])
+    else:
+        names = "prompt", "chosen", "rejected"
+        preference = _of_pair(row)
+    if preference.chosen == preference.rejected:
+        raise broken(names[2], "the two are equal, so nothing is preferred")
+    for name, answer in zip(names[1:], (preference.chosen, preference.rejected), strict=True):
+        if not answer or answer[0]["role"] != "assistant" or (last := answer[-1])["role"] != "assistant":
+            raise broken(name, "must begin and end with the assistant's message")
+        if not last.get("content") and not last.get("tool_calls"):
+            raise broken(name, "ends with an empty message")
+    for name, messages in zip(names, (preference.prompt, preference.chosen, preference.rejected), strict=True):
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, list) and any(part["type"] == "input_image" for part in content):
+                raise broken(name, "shows a picture; preferences are of texts")
+    return preference
+
+
+def _of_pair(row: dict[str, Any]) -> Preference:
+    """The preference of a `Pair`, whose answers may be whole conversations, with the prompt before them."""
+    chosen, rejected = (_as_messages(row[name], "assistant") for name in ("chosen", "rejected"))
+    prompt = _as_messages(row["prompt"], "user") if "prompt" in row else []
+    if chosen[0]["role"] == rejected[0]["role"] == "assistant":
+        if not prompt:
+            raise broken("prompt", "is missing")
+        return Preference(prompt, chosen, rejected)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+    if not same or (prompt and chosen[:same][-len(prompt) :] != prompt):
+        raise broken("rejected", "does not begin with the prompt that chosen begins with")
+    return Preference(chosen[:same], chosen[same:], rejected[same:])
 
 
 def _as_messages(answer: str | Messages, role: str) -> Messages:

@@ -189,7 +189,9 @@ def main() -> None:
     )
     folder = {"name": str(source.parent.absolute()), "revision": "folder"}  # as of a source of that kind
     origin = origin_of(record, source.stem) if record else folder
-    write_json(output / "manifest.json", {"blend": output.name, "source": origin, **described})
+    composed = record["blends"][source.stem].get("composed") if record else None
+    said = {"composed": composed} if composed else {}
+    write_json(output / "manifest.json", {"blend": output.name, "source": origin, **described, **said})
 
 
 if __name__ == "__main__":

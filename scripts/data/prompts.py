@@ -3,6 +3,7 @@
 import base64
 import binascii
 import io
+import json
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
@@ -21,19 +22,35 @@ def prompt_of(row: Row) -> Messages:
 
 
 def as_chat(messages: Messages) -> Messages:
-    """Messages whose content parts are named as chat templates name them, not as the Responses API does."""
+    """Messages as chat templates read them.
+
+    Content parts are named as templates name them, and content of texts alone is one text, as templates without
+    pictures want it. Arguments of a tool call that are JSON become an object, as vLLM makes them before it renders.
+    """
     return [
-        message | {"content": [_part(part) for part in message["content"]]}
-        if isinstance(message.get("content"), list)
-        else message
+        message
+        | ({"content": _content(message["content"])} if isinstance(message.get("content"), list) else {})
+        | ({"tool_calls": [_call(call) for call in message["tool_calls"]]} if message.get("tool_calls") else {})
         for message in messages
     ]
 
 
-def _part(part: dict[str, Any]) -> dict[str, Any]:
-    if part["type"] == "input_image":
-        return {"type": "image", "image": part["image_url"]}
-    return {"type": "text", "text": part["text"]}
+def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    if all(part["type"] != "input_image" for part in parts):
+        return "".join(part.get("text", "") or part.get("refusal", "") for part in parts)
+    return [
+        {"type": "image", "image": part["image_url"]}
+        if part["type"] == "input_image"
+        else {"type": "text", "text": part["text"]}
+        for part in parts
+    ]
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    if isinstance(function.get("arguments"), str):
+        function = function | {"arguments": json.loads(function["arguments"] or "{}")}
+    return call | {"function": function}
 
 
 def prompt_for_reading(row: Row) -> str:
@@ -65,10 +82,14 @@ def render(messages: Messages, processor: Any, **options: Any) -> str:
     return processor.apply_chat_template(messages, tokenize=False, **options)
 
 
-def render_prompt(row: Row, processor: Any, tools: list[dict[str, Any]] | None = None, **variables: Any) -> str:
+def render_prompt(row: Row, processor: Any, **variables: Any) -> str:
     """The prompt of a row in the policy's chat template, ready for the answer; its tools go to the template.
 
-    `tools` are those of its environment, if that has some; `variables` are those of the template that a stage sets.
+    `variables` are those of the template that a stage sets.
     """
-    tools = tools or row["responses_create_params"].get("tools") or None
-    return render(prompt_of(row), processor, tools=tools, add_generation_prompt=True, **variables)
+    return render(prompt_of(row), processor, tools=tools_of(row), add_generation_prompt=True, **variables)
+
+
+def tools_of(row: Row) -> list[Any] | None:
+    """The tools that a row's prompt declares; None: it declares none."""
+    return row["responses_create_params"].get("tools") or None

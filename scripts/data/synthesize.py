@@ -128,8 +128,8 @@ def _spoil(task: Task, environment: Environment, blend: Blend, rng: random.Rando
     return spoil(environment, task.answer, rng)
 
 
-def write_source(recipe: Recipe, directory: Path) -> None:
-    """Write every blend, the tables and ``record.json`` (what was written, with sizes and hashes) below a directory."""
+def write_source(recipe: Recipe, directory: Path) -> dict[str, Any]:
+    """Write every blend, the tables and ``record.json`` below a directory; the record, with sizes and hashes."""
     tables = _Tables()
     written = []
     for name, blend in recipe.blends.items():
@@ -152,6 +152,7 @@ def write_source(recipe: Recipe, directory: Path) -> None:
         "files": {str(path.relative_to(directory)): describe_file(path) for path in sorted(written)},
     }
     write_json(directory / "record.json", record)
+    return record
 
 
 TABLE_SCHEMA = pa.schema(

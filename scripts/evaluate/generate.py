@@ -10,7 +10,9 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from scripts.data.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
 from scripts.errors import UserError
-from scripts.model.load import load_model, load_processor, tokenizer_of
+from scripts.model.chat_format import tokenizer_of
+from scripts.model.load import load_model
+from scripts.model.processor import load_processor
 from scripts.rewards.registry import environment_factory
 from scripts.stage.consistency import exported_model
 

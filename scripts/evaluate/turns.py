@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.utils import get_json_schema
 from trl import GRPOTrainer
 from trl.chat_template_utils import (
     add_response_schema,
@@ -19,7 +18,7 @@ from trl.chat_template_utils import (
 from scripts.data.prompts import Row, prompt_of
 from scripts.errors import UserError
 from scripts.evaluate.generate import BATCH, ResponseEnds, Rollout, generate
-from scripts.model.load import tokenizer_of
+from scripts.model.chat_format import tokenizer_of
 from scripts.rewards.play import Play, played, tools_of
 from scripts.rewards.registry import environment_factory
 
@@ -45,11 +44,6 @@ def prepare_for_tools(processor: Any) -> str | None:
             f"TRL cannot read calls of tools by the model's chat template ({str(error).splitlines()[0]}); environments "
             "with tools need one that TRL knows, as Qwen3's, or a tokenizer with a response_template"
         ) from None
-
-
-def schemas_of(factory: type[Play]) -> list[dict[str, Any]]:
-    """The tools of an environment as chat templates take them."""
-    return [get_json_schema(tool) for tool in tools_of(factory())]
 
 
 class Player(GRPOTrainer):

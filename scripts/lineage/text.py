@@ -31,6 +31,8 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
         yield "config", f"sha256 {record['facts']['config'][:16]}"
     if record.get("seed") is not None:
         yield "seed", str(record["seed"])
+    if template := record.get("chat_template"):
+        yield "template", f"{template['name']}  sha256 {template['sha256'][:16]}"
     if record.get("release"):
         yield "release", " ".join(f"{name} {version}" for name, version in sorted(record["release"].items()))
     if (data := record.get("data")) and (facts := record.get("facts")):

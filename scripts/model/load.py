@@ -1,15 +1,13 @@
-"""A policy in Hugging Face format, read from a folder: its model, and what turns rows into the model's inputs."""
+"""A policy in Hugging Face format, read from a folder."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
     PreTrainedModel,
 )
 
@@ -28,14 +26,3 @@ def class_of(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextT
     """What loads the model: one that sees or one that does not."""
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM
-
-
-def load_processor(folder: Path) -> Any:
-    """The processor of a model that sees, the tokenizer of one that does not."""
-    kind = AutoProcessor if (folder / "processor_config.json").exists() else AutoTokenizer
-    return kind.from_pretrained(folder, local_files_only=True)
-
-
-def tokenizer_of(processor: Any) -> Any:
-    """The tokenizer, whether it is that already or a processor's."""
-    return getattr(processor, "tokenizer", processor)

@@ -1,10 +1,6 @@
-"""A tiny decoder and its byte-level tokenizer, with random weights: where a stage without a parent starts.
-
-Where the recipe gives it vision, the decoder is LLaVA's language model, and its tokenizer part of a processor.
-"""
+"""A tiny decoder with random weights: where a stage without a parent starts. With vision it is LLaVA's."""
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -15,100 +11,16 @@ from transformers import (
     PreTrainedTokenizerFast,
     SiglipVisionConfig,
 )
-from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from scripts.model.processor import IMAGE, make_processor, use_template
 from scripts.recipe.model import RandomModel
 from scripts.recipe.stage import TrainingConfig
-
-PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
-IMAGE, TOOL, CALL, CALL_END = "<|image|>", "<|tool|>", "<tool_call>", "</tool_call>"
-CHAT_TEMPLATE = (
-    "{% macro said(content) %}"
-    "{% if content is string %}{{ content }}{% else %}"
-    "{% for part in content %}{{ '<|image|>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
-    "{% endif %}"
-    "{% endmacro %}"
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ said(message['content']) + '<|end|>' }}{% endgeneration %}"
-    "{% else %}{{ said(message['content']) + '<|end|>' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
-
-TOOLS_TEMPLATE = CHAT_TEMPLATE.replace(
-    "{% generation %}{{ said(message['content']) + '<|end|>' }}{% endgeneration %}",
-    "{% generation %}{{ said(message['content'] or '') }}"
-    "{% for call in message['tool_calls'] or [] %}"
-    "{{ '<tool_call>' + call['function']['name'] + call['function']['arguments'] | tojson + '</tool_call>' }}"
-    "{% endfor %}{{ '<|end|>' }}{% endgeneration %}",
-)
-RESPONSE_TEMPLATE = {
-    "defaults": {"role": "assistant"},
-    "start_anchor": ASSISTANT,
-    "fields": {
-        "tool_calls": {
-            "open_pattern": CALL + r"(?P<name>\w+)",
-            "close": CALL_END,
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
-        },
-        "content": {"close": END},
-    },
-}
-
-
-def make_tokenizer(sees: bool = False, calls_tools: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token a byte (BPE without merges) and its specials; it pads on the left.
-
-    The chat template prints no tool declarations: the tiny model knows its few tools by heart. transformers reads the
-    calls of a model that `calls_tools` by the response template.
-    """
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: place for place, symbol in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=[USER, ASSISTANT, SYSTEM, *[IMAGE] * sees, *[TOOL] * calls_tools],
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    if calls_tools:
-        fast.add_tokens([CALL, CALL_END])
-        fast.chat_template, fast.response_template = TOOLS_TEMPLATE, RESPONSE_TEMPLATE
-    return fast
 
 
 def fresh_model(config: TrainingConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerFast | LlavaProcessor]:
     """The model that a stage's resolved config describes, and its tokenizer or processor."""
-    processor = make_processor(config.model)
+    processor = use_template(make_processor(config.model), config.chat_template)
     return make_model(config.model, processor, config.max_length, config.seed), processor
-
-
-def make_processor(shape: RandomModel) -> PreTrainedTokenizerFast | LlavaProcessor:
-    """What turns rows into the model's inputs: a tokenizer, or a processor where the model has vision.
-
-    Pictures are scaled by Pillow, so torchvision is not needed.
-    """
-    vision = shape.vision
-    if vision is None:
-        return make_tokenizer(calls_tools=shape.tools)
-    size = {"height": vision.image_size, "width": vision.image_size}
-    return LlavaProcessor(
-        image_processor=SiglipImageProcessorPil(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3),
-        tokenizer=make_tokenizer(sees=True),
-        patch_size=vision.patch_size,
-        vision_feature_select_strategy="full",
-        num_additional_image_tokens=0,
-        image_token=IMAGE,
-        chat_template=CHAT_TEMPLATE,
-    )
 
 
 def make_model(

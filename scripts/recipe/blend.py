@@ -1,13 +1,13 @@
 """Blends of training data and where they come from."""
 
-import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.reasoning import Reasoning, Share
-from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.source import Files, Part, Rows, Text
+from scripts.recipe.strict import Name, invalid
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 RowKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
@@ -16,32 +16,24 @@ IMAGE_FILES = {
     "mmpr": ("meta.json", "annotations.zip", "images.zip"),
     "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
 }
+COMPOSES = frozenset({*Rows.model_fields} - {"source", "file"} | {"sources", "shuffle", "deduplicate", "decontaminate"})
+"""The settings any of which makes a blend be composed, rather than linked as it is published."""
 
 
-class SyntheticSource(Strict):
-    """Blends written by scripts.data.synthesize, laid out as the published ones are on the hub."""
+class Benchmark(Files):
+    """A benchmark whose instances no prompt of a blend is to hold (scripts.data.decontaminate has the definition)."""
 
-    kind: Literal["synthetic"]
-    seed: int = Field(0, description="Another seed, another data set.")
-    placeholder_share: Share = Field(0.2, description="Share of the math rows written as _hf_placeholder rows.")
-
-
-class HubSource(Strict):
-    """Blends of a dataset repository on the Hugging Face hub."""
-
-    kind: Literal["hub"]
-    repository: str
-    revision: str = Field("main", description="A commit; a branch is resolved once, and the commit recorded.")
+    name: Name = Field(description="What it is counted as.")
+    columns: list[Text] = Field(
+        min_length=1, description="Its columns of text; of several, the mean of their overlaps counts."
+    )
+    ngram: int = Field(8, ge=2, le=32, description="Words of an n-gram.")
+    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.5, description="A row goes when more than this share of an instance's words stand in n-grams that it has too."
+    )
 
 
-class FolderSource(Strict):
-    """Blends in a folder of this machine, laid out as a dataset repository is."""
-
-    kind: Literal["folder"]
-    path: str
-
-
-class Blend(Strict):
+class Blend(Rows):
     """One set of training data."""
 
     kind: Literal["prompts", "demonstrations", "preferences"] = Field(
@@ -57,20 +49,13 @@ class Blend(Strict):
         description="How it is published: rows in a JSONL file, or images with their annotations as OpenGVLab/MMPR or "
         "OpenGVLab/MMPR-Tiny.",
     )
-    source: Annotated[HubSource | FolderSource, Field(discriminator="kind")] | None = Field(
-        None, description="Instead of the recipe's."
-    )
-    file: str | list[str] | None = Field(
-        None,
-        description="Its file in the source; none: the blend's name with .jsonl. With columns also several, of which "
-        "train-*-of-00006.parquet means six.",
-    )
-    columns: Literal["gsm8k", "tulu3"] | None = Field(
-        None, description="Whose columns its Parquet files have, which become rows (docs/data.md); none: it is JSONL."
+    sources: list[Part] = Field(
+        [], description="Instead of source and file: several, whose rows are mixed, with a share or rows of each."
     )
     shuffle: bool = Field(
-        False, description="With columns: mix the rows of each file, or of the parts that one name means, always alike."
+        False, description="Mix the rows of each file, or of those that one name means; sources are always mixed."
     )
+    seed: int = Field(0, description="Another seed, another order of mixed rows, and other rows of a share.")
     reasoning: Reasoning | None = Field(None, description="Demonstrations: how much reasoning some lose; none: none.")
     rows: PositiveInt | None = Field(None, description="Rows to synthesize, held-out rows included.")
     pictures: Share = Field(
@@ -85,23 +70,43 @@ class Blend(Strict):
     test: int = Field(0, ge=0, description="The N rows before those become a test split, which nothing trains on.")
     allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
     missing_images: Share = Field(0.0, description="Of format mmpr: the share of rows that may lack their image.")
+    deduplicate: Literal["prompt", "row"] | None = Field(
+        None, description="Leave out rows whose prompt, or all of which, came before; white space does not count."
+    )
+    decontaminate: list[Benchmark] = Field([], description="Leave out rows whose prompts overlap with these.")
 
     @property
     def names_environments(self) -> bool:
         """Whether each of its rows names an environment; those of preferences do not, of demonstrations as it says."""
         return self.kind == "prompts" or (self.kind == "demonstrations" and bool(self.environments))
 
+    @property
+    def is_composed(self) -> bool:
+        """Whether its rows are made from columns of published files; otherwise its one file is linked as it is."""
+        return self.names_several() or any(getattr(self, name) for name in COMPOSES)
+
+    def parts(self) -> list[Part]:
+        """What a composed blend is made of, each with all that counts for it."""
+        common = {name: getattr(self, name) for name in self.model_fields_set & Rows.model_fields.keys()}
+        own = [{name: getattr(part, name) for name in part.model_fields_set} for part in self.sources or [Part()]]
+        return [Part(**common | part) for part in own]
+
     def published_files(self, name: str) -> dict[str, str]:
-        """The files of the blend `name` in its source, by the path they get below ``data/source/``."""
-        if self.columns is not None:
-            return {f"{name}/{part}": part for parts in self.sets_of_files() for part in parts}
+        """The files of the blend `name` in its source that are linked, by their path below ``data/source/``."""
         if self.format == "jsonl":
-            return {f"{name}.jsonl": self.file or f"{name}.jsonl"}
+            return {} if self.is_composed else {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
 
-    def sets_of_files(self) -> list[list[str]]:
-        """The files of columns in their order, those together that one name with ``*-of-00006`` means."""
-        return [_parts(file) for file in ([self.file] if isinstance(self.file, str) else self.file or [])]
+    @model_validator(mode="before")
+    @classmethod
+    def _names_the_environments_of_its_rows(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("environments"):
+            return data
+        sources = data.get("sources")
+        parts = [data, *(sources if isinstance(sources, list) else [])]
+        named = dict.fromkeys(part.get("environment") for part in parts if isinstance(part, dict))
+        named = [name for name in named if isinstance(name, str)]
+        return data | {"environments": named} if named else data
 
     @model_validator(mode="after")
     def _reasoning_is_demonstrated(self) -> "Blend":
@@ -110,11 +115,27 @@ class Blend(Strict):
         return self
 
     @model_validator(mode="after")
-    def _columns_have_files(self) -> "Blend":
-        if self.columns is None and (isinstance(self.file, list) or self.shuffle):
-            raise invalid("several files, and shuffle, are for columns; a blend of JSONL has one file, in its order")
-        if self.columns is not None and (not self.file or self.format != "jsonl"):
-            raise invalid("columns are those of Parquet files; name them as file, and leave format out")
+    def _composes(self) -> "Blend":
+        if not self.is_composed:
+            return self
+        if self.format != "jsonl":
+            raise invalid(f"{self.format} is prepared as it is published; leave out what composes rows")
+        if self.sources and (self.source or self.file or self.shuffle):
+            raise invalid("sources stand in for source and file, and are always mixed; leave these and shuffle out")
+        for part in self.parts():
+            if self.kind == "preferences" and part.environment:
+                raise invalid("no environment rewards preferences; leave it out")
+            if self.kind != "prompts" and part.constants:
+                raise invalid("constants are fields of prompts; leave them out")
+            if part.environment and part.environment not in self.environments:
+                raise invalid(f"environments has not {part.environment}, which environment names; add it")
+        return self
+
+    @model_validator(mode="after")
+    def _names_each_benchmark_once(self) -> "Blend":
+        names = [benchmark.name for benchmark in self.decontaminate]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise invalid(f"decontaminate names {repeated[0]} twice")
         return self
 
     @model_validator(mode="after")
@@ -128,9 +149,3 @@ class Blend(Strict):
             rows = MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"
             raise invalid(f"{self.format} is split by NeMo-RL itself: holdout must be {rows}, and test left out")
         return self
-
-
-def _parts(file: str) -> list[str]:
-    """The names that one with ``*-of-00006`` in it means; any other means itself."""
-    count = re.search(r"\*-of-(\d+)", file)
-    return [file.replace("*", f"{part:05}") for part in range(int(count[1]))] if count else [file]

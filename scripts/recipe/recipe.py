@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
 
 from scripts.installed import backend_module, backend_names
-from scripts.recipe.blend import Blend, FolderSource, HubSource, SyntheticSource
+from scripts.recipe.blend import Blend
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
 
@@ -126,15 +127,18 @@ class Recipe(Strict):
             raise invalid(f"the stages start from each other: {cycle}", "stages") from None
 
     def _sources_fit(self) -> None:
-        if not isinstance(self.source, SyntheticSource):
-            return
+        if getattr(self.source, "subset", None) or getattr(self.source, "split", None):
+            raise invalid("subset and split are of a blend's own source; name the source there", "source")
         for name, blend in self.blends.items():
-            for key, differs in (("source", blend.source is not None), ("format", blend.format != "jsonl")):
-                if differs:
-                    raise invalid(
-                        "the recipe's blends are synthetic, which this one cannot be; make source a hub or a folder",
-                        f"blends.{name}.{key}",
-                    )
+            at = f"blends.{name}"
+            if self.is_synthetic(blend) and (blend.is_composed or blend.format != "jsonl"):
+                raise invalid("the recipe's source is synthetic, whose rows are ready; give it a source", at)
+            if isinstance(self.source, SyntheticSource) and any(part.source is None for part in blend.sources):
+                raise invalid("each needs its source, since the recipe's is synthetic", f"{at}.sources")
+
+    def is_synthetic(self, blend: Blend) -> bool:
+        """Whether a blend is written on this machine."""
+        return isinstance(self.source, SyntheticSource) and blend.source is None and not blend.sources
 
     def _environments_fit(self) -> None:
         rewarded_here = [stage.blend for stage in self.stages.values() if stage.is_rewarded_here]
@@ -142,7 +146,7 @@ class Recipe(Strict):
         for name, blend in self.blends.items():
             if not rewarded_here or name in elsewhere:
                 continue
-            if blend.names_environments or isinstance(self.source, SyntheticSource):
+            if blend.names_environments or self.is_synthetic(blend):
                 _check_environments(f"blends.{name}.environments", blend.environments, self.environments)
             if blend.pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
                 raise invalid("the model has no vision, by which it would see them", f"blends.{name}.pictures")

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import Criterion
+from scripts.recipe.reasoning import Share
 from scripts.recipe.strict import Name, Strict
 
 if TYPE_CHECKING:
@@ -72,9 +73,19 @@ class Training(Strict):
         return False
 
     @property
+    def chat_template(self) -> str | None:
+        """The chat template that it names; None: that of what it starts from."""
+        return None
+
+    @property
     def max_length(self) -> int:
         """Tokens of a row's prompt and response together, at most."""
         raise NotImplementedError
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of a row of the split, at most: where responses are sampled, of its prompt."""
+        return self.max_length
 
     def planned_step(self, train_rows: int | None) -> int | None:
         """The step at which the stage is done; None where the training rows decide and nobody knows them yet."""
@@ -84,13 +95,14 @@ class Training(Strict):
 class TrainingConfig(Training):
     """A stage's resolved training config: all that may change its weights, and nothing that may not.
 
-    `release` pins what trains, `environments` holds the SHA-256 of the user's own ones, `model` is there where the
-    stage has no parent.
+    `release` pins what trains, `environments` holds the SHA-256 of the user's own ones, `template_sha256` that of a
+    chat template whose text is not in the config, `model` is there where the stage has no parent.
     """
 
     seed: int | None
     release: dict[str, str]
     environments: dict[str, str] = Field({})
+    template_sha256: str | None = None
     model: Any = None
 
     def values(self) -> dict[str, Any]:
@@ -107,7 +119,9 @@ class StageSettings(Training):
     """A stage of a recipe. `config_model` is its config's; the fields `WITHOUT_EFFECT` change no weight."""
 
     config_model: ClassVar[type[TrainingConfig]]
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"parent", "blend", "checkpointing", "resources", "gate"})
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"parent", "blend", "checkpointing", "resources", "gate", "max_truncated_share", "template_change"}
+    )
     default_seed: ClassVar[int | None] = 0
     is_converted: ClassVar[bool] = False
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
@@ -121,8 +135,15 @@ class StageSettings(Training):
     )
     blend: Name
     seed: int | None = Field(None, description="Instead of the recipe's.")
+    max_truncated_share: Share = Field(
+        0.05, description="Of the training rows, how many may be too long for the stage; more, and it is refused."
+    )
     checkpointing: Checkpointing = Checkpointing()
     resources: Resources = Resources()
+    template_change: bool = Field(
+        False,
+        description="Chat template, special tokens and vocabulary may be others than those its parent trained with.",
+    )
     gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The environments by their names, and the rewards of rows that bear these."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib import import_module
@@ -16,7 +16,7 @@ from scripts.rewards import environments
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
 from scripts.rewards.own import OwnEnvironment
-from scripts.rewards.play import Play
+from scripts.rewards.play import Play, tools_of
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
@@ -54,6 +54,14 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
 def environment_factory(name: str) -> type[Play] | None:
     """What rollouts of an environment's rows are played in; None where a response is one message."""
     return SPECS.get(name, EnvironmentSpec()).environment_factory
+
+
+def tool_schemas(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """The tools of those environments that have some, by their names, as chat templates take them."""
+    from transformers.utils import get_json_schema  # noqa: PLC0415 - only where there are tools
+
+    factories = {name: factory for name in names if (factory := environment_factory(name))}
+    return {name: [get_json_schema(tool) for tool in tools_of(factory())] for name, factory in factories.items()}
 
 
 def contract_of(name: str) -> type[PromptRow] | None:

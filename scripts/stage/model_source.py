@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import sha256_file, write_json
+from scripts.files import sha256_file, sha256_text, write_json
+from scripts.model.chat_format import chat_template_of, read_template
 from scripts.model.hugging_face import model_files
 from scripts.recipe.model import PretrainedModel
 from scripts.records import ModelFiles, SourceOfModel, read_if_there
@@ -26,8 +27,23 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
             "snakemake --config model=/path/to/model"
         )
     source = {"model": model.model_dump(mode="json", exclude={"megatron"}), "changed": _changed(model, directory)}
+    if model.chat_template is not None:
+        source |= _template(model.chat_template, directory)
     if read_if_there(directory / SOURCE, SourceOfModel) != source:
         write_json(directory / SOURCE, source)
+
+
+def _template(named: str, directory: Path) -> dict[str, str]:
+    """The hash of the chat template that the recipe names; nothing where an export from before has that very one."""
+    try:
+        text = read_template(named)
+    except UserError as error:
+        raise UserError(f"model.chat_template: {error}") from None
+    known = read_if_there(directory / SOURCE, SourceOfModel)
+    is_exported = (
+        known is not None and "chat_template" not in known and chat_template_of(directory / "hf/model") == text
+    )
+    return {} if is_exported else {"chat_template": sha256_text(text)}
 
 
 def note_files(folder: Path, directory: Path, known: dict[str, Any]) -> None:

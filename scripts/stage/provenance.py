@@ -19,7 +19,7 @@ from scripts.stage.stage import Stage
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
 PATIENCE = 30.0
-OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "parents", "model")
+OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "parents", "model", "chat_template")
 
 
 def code_revision(root: Path | None = None) -> dict[str, Any]:
@@ -96,7 +96,16 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         "trained_by": trained_by(stage.paths.run, step),
         "parents": parents_of(stage.parent.paths.export_record if stage.parent else None),
         **_pretrained(stage),
+        **_chat_template(stage),
     }
+
+
+def _chat_template(stage: Stage) -> dict[str, Any]:
+    """The chat template that a stage names: how, and the hash of its text."""
+    if stage.config.chat_template is None:
+        return {}
+    content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
+    return {"chat_template": {"name": stage.settings.chat_template, "sha256": content}}
 
 
 def _pretrained(stage: Stage) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from scripts.files import (
     sha256_text,
     write_json,
 )
+from scripts.model.chat_format import write_template
 from scripts.model.hugging_face import INDEX, config_of, model_files
 from scripts.records import CheckpointRecord, Files, read_record
 from scripts.stage.rundir import FILES, Checkpoint
@@ -42,12 +43,12 @@ def publish_checkpoint(checkpoint: Checkpoint, ckpt: Path, record: dict[str, Any
         write_json(fresh / "record.json", record | {"files": read_record(checkpoint.path / FILES, Files)})
 
 
-def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None) -> None:
+def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_template: str | None = None) -> None:
     """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
 
     The directory's name is a hash of its files, so a path never means two different models. A file whose size or
     hash is not what the checkpoint's record says is a UserError. What is no weight comes from the model that it is to
-    be `like`, where there is one.
+    be `like`, where there is one; `chat_template` stands in for that model's.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
     weights = ckpt / "weights"
@@ -67,7 +68,7 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None) -> None:
                     "checkpoint is damaged: delete it, and training resumes from the one before"
                 )
         if like is not None:
-            take_settings(like, fresh)
+            take_settings(like, fresh, chat_template)
             files = describe_files(fresh, weights_among(files))
     settle_export(exports, files)
     publish_export(record, files, hf)
@@ -78,10 +79,11 @@ def weights_among(files: dict[str, Any]) -> dict[str, Any]:
     return {name: described for name, described in files.items() if name.endswith(".safetensors")}
 
 
-def take_settings(model: Path, fresh: Path) -> None:
+def take_settings(model: Path, fresh: Path, chat_template: str | None = None) -> None:
     """Let a folder of weights have the config, tokenizer, template and generation settings of a model, to the byte.
 
-    What saved the weights may have changed them. Only the config's type is that of the weights.
+    What saved the weights may have changed them. Only the config's type is that of the weights, and the chat template
+    is another where one is given.
     """
     dtype = config_of(fresh).get("dtype")
     for path in fresh.iterdir():
@@ -90,6 +92,8 @@ def take_settings(model: Path, fresh: Path) -> None:
     for path in model_files(model):
         if path.suffix != ".safetensors" and path.name != INDEX:
             link_or_copy(path, fresh / path.name)
+    if chat_template is not None:
+        write_template(fresh, chat_template)
     config = config_of(model)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     if config.get(key) != dtype:

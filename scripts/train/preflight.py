@@ -10,20 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import backend_of
-from scripts.data.lengths import token_lengths, tokenizer_at_hand
+from scripts.data.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.data.parallel import default_workers
 from scripts.errors import UserError, run_program
 from scripts.files import check_readable, write_json
+from scripts.model.chat_format import ChatFormat
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.records import Criteria, Gate, Manifest, read_record
 from scripts.stage.consistency import check_splits
 from scripts.stage.disk import shortage
 from scripts.stage.probe import CHEAP_ROWS, judges_of, longest_response, sample_rows, try_rewards
+from scripts.stage.shown import shortened_row, text_of_rows, without_torch
 from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of, stage_parser
 
 SHOWN = 10
+SHOWN_ROWS = 3
 
 
 def check_stage(stage: Stage, site: Site | None = None, python: str = sys.executable) -> dict[str, Any]:
@@ -50,6 +53,12 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     except UserError as error:
         problems.append(str(error))
     problems += backend_of(settings.backend).preflight(stage, site, python)
+    problems += changes_of_format(stage)
+    try:
+        shown = backend_of(settings.backend).shown_rows(stage, SHOWN_ROWS)
+    except UserError as error:
+        problems.append(str(error))
+    tokens = _token_lengths(stage, problems) if blend.format == "jsonl" else None
     if problems:
         raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
     record = {
@@ -58,14 +67,38 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         "rows_per_step": settings.rows_per_step,
         "max_num_steps": stage.planned,
         "epochs": math.ceil(stage.planned * settings.rows_per_step / stage.rows),
-        "tokens": _token_lengths(stage) if blend.format == "jsonl" else None,
+        "tokens": tokens,
     }
+    record |= {"rows_not_shown": shown} if isinstance(shown, str) else {"rows": [shortened_row(row) for row in shown]}
+    if isinstance(shown, str):
+        print(f"{name}: its rows are not shown: {shown}", file=sys.stderr)
+    else:
+        print(text_of_rows(shown, str(stage.train_split), coloured=False), file=sys.stderr)
     if probe := getattr(settings, "probe", None):
         samples = sample_rows(stage.train_split, max(probe.rows, CHEAP_ROWS), frozenset(blend.allow))
         found = try_rewards(samples, probe, judges_of(settings), longest_response(stage.config))
         found.report(name, probe.action)
         record["reward_probe"] = found.record
     return record
+
+
+def changes_of_format(stage: Stage) -> list[str]:
+    """How a stage talks to its model otherwise than its parent did, a line; none where the recipe allows that."""
+    if stage.settings.template_change:
+        return []
+    trained = backend_of(stage.settings.backend).chat_format(stage)
+    parent = stage.parent
+    # a parent that started from no export has trained with the tokenizer that it published
+    before = parent and backend_of(parent.settings.backend).chat_format(parent)
+    if before is None and stage.parent_export is not None and stage.parent_export.exists():
+        before = ChatFormat.of(stage.parent_export)
+    if before is None or trained is None or not (changes := before.changes(trained)):
+        return []
+    start = f"than its parent {parent.name} trained with" if parent else "than the model has"
+    return [
+        f"it would train with others {start}: {'; '.join(changes)}. A policy that learnt one and is asked in another "
+        f"answers worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
+    ]
 
 
 def _why_parent_stops(parent: Stage) -> str:
@@ -83,9 +116,12 @@ def _why_parent_stops(parent: Stage) -> str:
     return "\n    ".join(lines)
 
 
-def _token_lengths(stage: Stage) -> dict[str, Any] | None:
-    """Tokens of a row in each split; None where no tokenizer is at hand. Rows that are too long are warned of."""
-    name, limit, exported = stage.name, stage.config.max_length, stage.parent_export
+def _token_lengths(stage: Stage, problems: list[str]) -> dict[str, Any] | None:
+    """Tokens of a row in each split; None where no tokenizer is at hand.
+
+    Rows that are too long, or hold special tokens, are warned of; too large a share of too long ones is a problem.
+    """
+    name, limit, exported = stage.name, stage.config.longest_row, stage.parent_export
     is_there = exported is not None and (exported / "tokenizer.json").is_file()
     tokenizer = str(exported / "tokenizer.json") if is_there else tokenizer_at_hand(stage.recipe.model)
     if tokenizer is None:
@@ -93,13 +129,38 @@ def _token_lengths(stage: Stage) -> dict[str, Any] | None:
     described: dict[str, Any] = {"limit": limit}
     splits = read_record(stage.manifest, Manifest)
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
-        found = token_lengths(path, splits[split]["rows"], tokenizer, limit, default_workers())
-        for line, tokens in found.too_long[:SHOWN]:
-            print(f"warning: {name}: {path}:{line}: {tokens} tokens, the limit is {limit} (trap 32)", file=sys.stderr)
-        if len(found.too_long) > SHOWN:
-            print(f"warning: {name}: {path}: {len(found.too_long)} rows in all are too long", file=sys.stderr)
+        rows = splits[split]["rows"]
+        found = token_lengths(
+            path, stage.recipe.blends[stage.settings.blend].kind, rows, tokenizer, limit, default_workers()
+        )
         described[split] = found.describe()
+        _warn(name, path, limit, found)
+        if split == "train" and found.share > stage.settings.max_truncated_share:
+            lost = f"; {found.answers_cut} of them would keep nothing of their answer" if found.answers_cut else ""
+            problems.append(
+                f"{path}: {len(found.too_long)} of {found.rows} rows ({found.share:.1%}) have more than the {limit} "
+                f"tokens that the stage reads of a row, the longest {found.longest}{lost}; raise "
+                f"policy.max_total_sequence_length of stages.{name}, leave long rows out of the blend, or allow a "
+                f"larger share by its max_truncated_share (now {stage.settings.max_truncated_share:g})"
+            )
     return described
+
+
+def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
+    """Print the first rows that are too long or hold special tokens, and how many there are."""
+    for line, tokens in found.too_long[:SHOWN]:
+        print(f"warning: {name}: {path}:{line}: {tokens} tokens, the limit is {limit} (trap 32)", file=sys.stderr)
+    if found.too_long:
+        lost = f", and {found.answers_cut} of them keep nothing of their answer" if found.answers_cut else ""
+        count = f"{len(found.too_long)} of {found.rows} rows ({found.share:.1%})"
+        print(f"warning: {name}: {path}: {count} are too long{lost}", file=sys.stderr)
+    if found.special:
+        lines = ", ".join(map(str, found.special[:SHOWN])) + (", ..." if len(found.special) > SHOWN else "")
+        print(
+            f"warning: {name}: {path}: texts of {len(found.special)} rows hold what the tokenizer takes for special "
+            f"tokens (line {lines})",
+            file=sys.stderr,
+        )
 
 
 def main() -> None:
@@ -109,6 +170,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the Python that trains the stage; default: this one")
     parser.add_argument("--output", type=Path, required=True, help="preflight.json")
     arguments = parser.parse_args()
+    without_torch()
     stage = stage_of(arguments)
     site = load_site(arguments.site, stage.recipe) if arguments.site else None
     write_json(arguments.output, check_stage(stage, site, arguments.python))

@@ -14,30 +14,23 @@ from typing import Any
 import transformers
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from jinja2 import TemplateError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers import logging as transformers_logging
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from scripts.data.download import Fetcher, Wanted
+from scripts.data.fetcher import Fetcher, Wanted
 from scripts.errors import UserError, run_program
 from scripts.files import describe_files, link_or_copy, read_json, replace_directory
+from scripts.model.chat_format import read_template
 from scripts.model.hugging_face import check_model, chosen_files, config_of
-from scripts.recipe.blend import HubSource
+from scripts.model.processor import check_end, check_template
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.source import HubSource
 from scripts.stage.model_source import note_files
 from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.publish import export_name, publish_export, settle_export, weights_among
 
-ANSWER = "stagecoach"
-TALK = [
-    {"role": "user", "content": "?"},
-    {"role": "assistant", "content": "!"},
-    {"role": "user", "content": "?"},
-    {"role": "assistant", "content": ANSWER},
-]
 DECODERS = [[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
 
 
@@ -176,12 +169,16 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
             raise UserError(f"model.{name}: {token!r} is no token of {model.name}, whose vocabulary stays as it is")
         setattr(tokenizer, name, token)
     if model.chat_template is not None:
-        tokenizer.chat_template = _read_template(model.chat_template)
+        try:
+            tokenizer.chat_template = read_template(model.chat_template)
+        except UserError as error:
+            raise UserError(f"model.chat_template: {error}") from None
     if said or model.chat_template is not None:
         for path in [*folder.glob("tokenizer*"), *folder.glob("chat_template*"), *folder.glob("special_tokens*")]:
             path.unlink()
         tokenizer.save_pretrained(folder)
-    _check_template(model, tokenizer, folder)
+    _check_one_template(model.name, tokenizer, folder)
+    check_template(model.name, tokenizer, "model.chat_template")
     generation = folder / "generation_config.json"
     settings = GenerationConfig.from_pretrained(folder) if generation.exists() else GenerationConfig()
     ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
@@ -195,37 +192,16 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
         settings.save_pretrained(folder)
 
 
-def _read_template(name: str) -> str:
-    path = repository_root() / name
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"model.chat_template: {path}: cannot be read ({error})") from None
-
-
-def _check_template(model: PretrainedModel, tokenizer: Any, folder: Path) -> None:
-    """UserError where there is no chat template, or two, or one by which the answer to a prompt cannot be told."""
-    name = model.name
+def _check_one_template(name: str, tokenizer: Any, folder: Path) -> None:
+    """UserError where there is no chat template, or two."""
     if not tokenizer.chat_template:
-        raise UserError(f"{name}: its tokenizer has no chat template; name a file with one as model.chat_template")
+        raise UserError(f"{name}: its tokenizer has no chat template; name one as model.chat_template")
     beside = folder / "tokenizer_config.json"
     other = read_json(beside).get("chat_template") if beside.exists() else None
     if isinstance(other, str) and other.strip() != tokenizer.chat_template.strip():
         raise UserError(
             f"{name}: chat_template.jinja and tokenizer_config.json hold different chat templates, of which "
             "programs take one or the other; name the right one as model.chat_template"
-        )
-    try:
-        prompt = tokenizer.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
-        text = tokenizer.apply_chat_template(TALK, tokenize=False)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise UserError(f"{name}: its chat template fails ({error}); name one as model.chat_template") from None
-    if ANSWER not in text.removeprefix(prompt):
-        raise UserError(f"{name}: its chat template does not print an assistant's answer; name another one")
-    if not text.startswith(prompt):
-        raise UserError(
-            f"{name}: by its chat template a conversation does not begin with the prompt of its last answer, so "
-            "what is learnt would not be what is asked; name another one as model.chat_template"
         )
 
 
@@ -240,15 +216,9 @@ def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int], pad: 
         raise UserError(
             f"{name}: its tokenizer has no pad token, which batches need; name an unused token{like} as model.pad_token"
         )
-    text = tokenizer.apply_chat_template(TALK, tokenize=False)
-    after = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
-    known = {tokenizer.eos_token_id, *ends}
-    if not after or after[0] not in known:
-        closing = token(after[0]) if after else "nothing"
-        raise UserError(
-            f"{name}: its chat template ends an answer with {closing!r}, but generation ends with "
-            f"{token(sorted(known))}; name the right one as model.eos_token, or another template as model.chat_template"
-        )
+    check_end(
+        name, tokenizer, ends, "name the right one as model.eos_token, or another template as model.chat_template"
+    )
     generation = "generation_config.json"
     if ends and tokenizer.eos_token_id not in ends and model.eos_token is None:
         raise UserError(

@@ -18,7 +18,7 @@ from scripts.backends.nemo_rl.checkpoints import seal_finished
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.train import KILLED
-from scripts.model.random_init import make_tokenizer
+from scripts.model.processor import make_tokenizer
 from tests.slurm.nemo_rl import make_checkout
 from tests.slurm.processes import PATH
 

@@ -13,7 +13,7 @@ import yaml
 from safetensors.torch import save_file
 
 from scripts.backends.nemo_rl.megatron_python import WORKER
-from scripts.model.random_init import make_tokenizer
+from scripts.model.processor import make_tokenizer
 from scripts.stage.attempts import read_attempts
 from scripts.stage.progress import read_log
 from tests.conftest import Workflow

@@ -285,7 +285,9 @@ def test_preferences_have_one_form_which_the_first_row_chooses(run, write_rows, 
     mixed = write_rows("val-split.jsonl", [PAIR, RANKED])
     status, _, table = run("--split", pairs, mixed, "--kind", "preferences")
     assert status == 1 and table.count("cannot be trained on") == 1
-    assert re.search(rf"{mixed}:2 .*: is a context with ranked completions, but the first row is a prompt with", table)
+    assert re.search(
+        rf"{mixed}:2 .*: is a context with ranked completions, but the first row is a prompt with chosen", table
+    )
 
 
 def test_demonstrations_bear_one_of_the_blends_environments(run, write_rows):

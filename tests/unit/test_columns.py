@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.data.columns import write_rows
+from scripts.data.compose import PublishedFile, write_blend
 from scripts.data.download import fetch_source
 from scripts.errors import UserError
 from scripts.recipe.blend import Blend
@@ -24,7 +24,7 @@ ASKS, RIGHT, WRONG = (
 def written(tmp_path, rows: list[dict], **blend) -> list[dict]:
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "0.parquet")
     output = tmp_path / "blend.jsonl"
-    write_rows([[tmp_path / "0.parquet"]], output, Blend(file="0.parquet", **blend))
+    write_blend(Blend(file="0.parquet", **blend), [[[PublishedFile(tmp_path / "0.parquet", "0.parquet")]]], output)
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -56,8 +56,11 @@ def test_rows_of_tulu_3_by_their_kind(tmp_path):
 def test_what_breaks_its_contract_is_left_out_and_counted(tmp_path, capsys):
     rows = written(tmp_path, [QUESTION | {"answer": "forty"}, QUESTION], columns="gsm8k")
     assert len(rows) == 1
-    assert "blend.jsonl: 1 of 2 rows left out; the first: row 1: it has not the columns" in capsys.readouterr().err
-    with pytest.raises(UserError, match="no row can be trained on; the first: row 1"):
+    left_out = "1 of 2 rows left out; the first: 0.parquet: row 1: column answer: has no '####' with an answer after it"
+    assert left_out in capsys.readouterr().err
+    with pytest.raises(UserError, match="no row can be trained on: of 1 read, 0 are filtered out and 1 do not fit"):
+        written(tmp_path, [QUESTION | {"answer": "forty"}], columns="gsm8k")
+    with pytest.raises(UserError, match=r"0\.parquet: has no column question; valid: text"):
         written(tmp_path, [{"text": "nothing"}], columns="gsm8k")
 
 
@@ -79,7 +82,8 @@ def test_files_of_several_sets_are_fetched_and_follow_each_other(tmp_path):
     rows = [json.loads(line) for line in (tmp_path / "source/math.jsonl").read_text().splitlines()]
     assert [row["question"][0] for row in rows] == ["1", "2", "3"]
     record = json.loads((tmp_path / "source/record.json").read_text())
-    assert {"math.jsonl", "math/test.parquet", "math/train-00001-of-00002.parquet"} <= record["files"].keys()
+    (part,) = record["blends"]["math"]["composed"]["sources"]
+    assert {"test.parquet", "train-00001-of-00002.parquet"} <= part["files"].keys()
 
 
 CONSTRAINTS = [

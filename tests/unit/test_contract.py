@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.data.examples import FORMS, Demonstration, form_of
+from scripts.data.examples import Demonstration, Preference, preference_of, preference_problem
 from scripts.recipe.environment import Environment
 from scripts.rewards.registry import SPECS, contract_of
 from scripts.rewards.row import PromptRow, problem_of
@@ -637,6 +637,12 @@ RANKED = {
     ],
 }
 
+USER, GOOD_ANSWER, BAD_ANSWER = (
+    {"role": role, "content": text} for role, text in (("user", "q"), ("assistant", "a"), ("assistant", "b"))
+)
+LISTS = {"prompt": [USER], "chosen": [GOOD_ANSWER], "rejected": [BAD_ANSWER]}
+CALL = {"type": "function", "function": {"name": "ring", "arguments": '{"times": 2}'}}
+
 
 @pytest.mark.parametrize(
     ("path", "value", "says"),
@@ -648,6 +654,19 @@ RANKED = {
         ("messages[1].role", "user", "$.messages: must end with the assistant's message, not the user's"),
         ("messages[1].content", "", "$.messages[1].content: is empty; there is nothing to imitate"),
         ("messages[0].content", DROP, "$.messages[0].content: is missing"),
+        ("messages[0].tool_calls", [CALL], "$.messages[0].tool_calls: are the assistant's, and not the user's"),
+        (
+            "messages[1].tool_calls",
+            [{"function": {"name": "ring", "arguments": "2"}}],
+            "$.messages[1].tool_calls[0].function.arguments: in its JSON, $: expected object, got int",
+        ),
+        (
+            "messages[1].content",
+            [{"type": "input_image", "image_url": "data:image/png;base64,"}],
+            "$.messages[1].content: has a picture, which no answer can",
+        ),
+        ("messages[0].content", [{"type": "image_url"}], "$.messages[0].content[0].type: invalid value 'image_url'"),
+        ("tools", "[]", "$.tools: expected array | null, got str"),
         ("agent_ref", None, "$.agent_ref: expected object, got null"),
     ],
 )
@@ -661,8 +680,19 @@ def test_a_demonstration_ends_with_what_is_imitated(path, value, says):
     [
         (PAIR, "prompt", DROP, "$.prompt: is missing"),
         (PAIR, "chosen", "", "$.chosen: expected str of length >= 1"),
-        (PAIR, "rejected", ["No."], "$.rejected: expected str, got array"),
-        (PAIR, "rejected", "Hello!", "$.rejected: equals chosen, so nothing is preferred"),
+        (PAIR, "rejected", ["No."], "$.rejected[0]: expected object, got str"),
+        (PAIR, "rejected", "Hello!", "$.rejected: the two are equal, so nothing is preferred"),
+        (LISTS, "prompt", DROP, "$.prompt: is missing"),
+        (LISTS, "chosen", [USER], "$.rejected: does not begin with the prompt that chosen begins with"),
+        (LISTS, "rejected[0].content", "", "$.rejected: ends with an empty message"),
+        (LISTS, "rejected[0].content", "a", "$.rejected: the two are equal, so nothing is preferred"),
+        (LISTS, "chosen", [USER, GOOD_ANSWER], "$.rejected: does not begin with the prompt that chosen begins with"),
+        (
+            RANKED,
+            "completions[0].completion[0].role",
+            "user",
+            "$.completions: must begin and end with the assistant's message",
+        ),
         (RANKED, "context", [], "$.context: expected array of length >= 1"),
         (RANKED, "completions[1]", DROP, "$.completions: expected array of length >= 2"),
         (RANKED, "completions", [*RANKED["completions"]] * 2, "$.completions: expected array of length <= 2"),
@@ -670,10 +700,32 @@ def test_a_demonstration_ends_with_what_is_imitated(path, value, says):
         (RANKED, "completions[0].completion", DROP, "$.completions[0].completion: is missing"),
         (RANKED, "completions[1].rank", 1, "$.completions: have the same rank, 1; the lower is the better"),
         (RANKED, "completions[1].rank", None, "$.completions[1].rank: expected int, got null"),
-        (RANKED, "completions[1].completion[0].content", "No.", "$.completions: are equal, so nothing is preferred"),
+        (
+            RANKED,
+            "completions[1].completion[0].content",
+            "No.",
+            "$.completions: the two are equal, so nothing is preferred",
+        ),
     ],
 )
 def test_a_row_in_which_nothing_is_preferred_is_told(row, path, value, says):
-    contract = FORMS[form_of(row)]
-    assert problem_of(row, contract) is None
-    assert problem_of(changed(copy.deepcopy(row), path, value), contract) == says
+    assert preference_problem(row) is None
+    assert preference_problem(changed(copy.deepcopy(row), path, value)) == says
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        LISTS,
+        LISTS | {"prompt": "q"},
+        {"chosen": [USER, GOOD_ANSWER], "rejected": [USER, BAD_ANSWER]},
+        {"prompt": "q", "chosen": [USER, GOOD_ANSWER], "rejected": [USER, BAD_ANSWER]},
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {
+            "context": [USER],
+            "completions": [{"rank": 2, "completion": [BAD_ANSWER]}, {"rank": 1, "completion": [GOOD_ANSWER]}],
+        },
+    ],
+)
+def test_every_form_of_a_preference_is_the_same_preference(row):
+    assert preference_problem(row) is None and preference_of(row) == Preference([USER], [GOOD_ANSWER], [BAD_ANSWER])

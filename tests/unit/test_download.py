@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import io
 import json
 import os
 import re
@@ -13,21 +14,24 @@ from pathlib import Path
 
 import httpx2
 import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 import yaml
 from huggingface_hub import constants
 from huggingface_hub.utils import WeakFileLock
 
-from scripts.data import download, hub
+from scripts.data import fetcher, hub
 from scripts.data.download import fetch_source, tables_named
 from scripts.data.hub_errors import explain
 from scripts.data.placeholders import TABLES
 from scripts.data.synthesize import write_source
 from scripts.errors import UserError
-from scripts.recipe.blend import FolderSource, HubSource
+from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.source import FolderSource, HubSource
 from tests.conftest import ROOT, SHORT
 from tests.hub import Fault, Hub
 
@@ -75,8 +79,10 @@ def fetched(tmp_path, recipe):
     """The record of a recipe's download to a folder."""
 
     def fetch(*arguments, **changes) -> dict:
-        fetch_source(recipe(*arguments, **changes), tmp_path / "source")
-        return json.loads((tmp_path / "source/record.json").read_text())
+        fetch_source(recipe(*arguments, **changes), fetch.folder)
+        return json.loads((fetch.folder / "record.json").read_text())
+
+    fetch.folder = tmp_path / "source"
 
     return fetch
 
@@ -611,7 +617,7 @@ def test_a_disk_that_fills_up_while_a_file_comes_is_named_and_the_next_goes_on(
 ):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 10})
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk / "hub"))
-    monkeypatch.setattr(download, "_check_space", lambda *_: None)
+    monkeypatch.setattr(fetcher, "_check_space", lambda *_: None)
     message = refusal(fetched)
     assert f"cannot be written ({os.strerror(errno.ENOSPC)}); make room" in message
     part = part_of(small_disk, LARGE * 10)
@@ -689,18 +695,14 @@ def test_a_mention_of_a_placeholder_is_none_and_what_no_table_has_is_left_to_the
 
 
 @pytest.mark.parametrize(
-    ("blend", "at"),
-    [
-        ({"source": {"kind": "hub", "repository": "org/data"}}, "blends.rlvr1.source"),
-        ({"format": "mmpr_tiny", "environments": []}, "blends.rlvr1.format"),
-    ],
+    "blend",
+    [{"columns": {"prompt": "text"}}, {"filter": [["level", "==", 1]]}, {"format": "mmpr_tiny", "environments": []}],
 )
-def test_a_synthetic_recipe_cannot_have_a_blend_of_the_hub_or_of_images(blend, at, tmp_path):
+def test_a_blend_that_is_synthesized_has_no_columns_or_images(blend, tmp_path):
     text = yaml.safe_load(SHORT.read_text())
     text["blends"]["rlvr1"] |= blend
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(text))
-    message = refusal(load_recipe, tmp_path / "recipe.yaml")
-    assert f"{at}: the recipe's blends are synthetic, which this one cannot be" in message
+    assert ": blends.rlvr1" in refusal(load_recipe, tmp_path / "recipe.yaml")
 
 
 def test_a_synthetic_source_has_a_record_of_the_same_form(tmp_path):
@@ -713,5 +715,128 @@ def test_a_synthetic_source_has_a_record_of_the_same_form(tmp_path):
     assert record["files"] == {str(path.relative_to(tmp_path)): described(path.read_bytes()) for path in paths}
 
 
-def test_a_synthetic_recipe_is_not_downloaded(tmp_path):
-    assert "scripts.data.synthesize makes them" in refusal(fetch_source, load_recipe(SHORT), tmp_path / "source")
+CARD = b"""---
+configs:
+- config_name: main
+  data_files:
+  - {split: train, path: "main/train-*"}
+  - {split: test, path: main/test.parquet}
+- {config_name: socratic, data_files: socratic/*.parquet}
+---
+# A data set
+"""
+
+
+def parquet(*questions: str) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"question": questions, "answer": [f"#### {number}" for number in questions]}), file)
+    return file.getvalue()
+
+
+DATA_SET = {
+    "main/train-00000-of-00002.parquet": parquet("1"),
+    "main/train-00001-of-00002.parquet": parquet("2"),
+    "main/test.parquet": parquet("3"),
+    "socratic/all.parquet": parquet("4"),
+    "notes/x.txt": b"",
+}
+CHOSEN = [
+    ({"subset": "main", "split": "train"}, None, "12"),
+    ({"subset": "main", "split": "train+test"}, None, "123"),
+    ({"subset": "main"}, None, "12"),
+    ({"subset": "socratic"}, None, "4"),
+    ({}, "main/t*.parquet", "312"),
+    ({}, "**/*.parquet", "3124"),
+    ({}, ["main/test.parquet", "main/train-*-of-00002.parquet"], "312"),
+]
+
+
+@pytest.mark.parametrize("has_card", [True, False], ids=["card", "names"])
+@pytest.mark.parametrize(("said", "file", "rows"), CHOSEN)
+def test_a_subset_and_a_split_are_the_files_of_the_card_or_of_the_names(said, file, rows, has_card, served, fetched):
+    commit = served.repositories["org/data"].commit(DATA_SET | ({"README.md": CARD} if has_card else {}))
+    source = HubSource(kind="hub", repository="org/data", **said)
+    blend = Blend(kind="demonstrations", source=source, file=file, answer_after="####", completion_template="{answer}")
+    record = fetched(blends={"own": blend})
+    assert questions_of(fetched.folder / "own.jsonl") == rows
+    said = record["blends"]["own"]
+    assert (said["source"], said["revision"], said["composed"]["kept"]) == ("org/data", commit, len(rows))
+    (part,) = said["composed"]["sources"]
+    for name, sha256 in part["files"].items():
+        assert sha256 == hashlib.sha256(DATA_SET[name]).hexdigest()
+
+
+def questions_of(path) -> str:
+    return "".join(json.loads(line)["messages"][0]["content"] for line in path.read_text().splitlines())
+
+
+WRONG = [
+    ({"subset": "mian"}, True, "org/data: has no subset mian; did you mean main?; set source.subset"),
+    ({"split": "train"}, True, "org/data: has no subset default; valid: main, socratic; set source.subset"),
+    ({"subset": "main", "split": "dev"}, True, "org/data: has no split dev; valid: test, train; set source.split"),
+    ({"subset": "mian"}, False, "org/data: has no folder mian of a subset; did you mean main?"),
+    ({"subset": "main", "split": "dev"}, False, "org/data: has no split dev; valid: test, train"),
+    ({"subset": "notes"}, False, "org/data: has no file that ends in .parquet"),
+]
+
+
+@pytest.mark.parametrize(("said", "has_card", "message"), WRONG)
+def test_a_subset_or_split_that_is_not_there_is_told_with_those_that_are(said, has_card, message, served, fetched):
+    served.repositories["org/data"].commit(DATA_SET | ({"README.md": CARD} if has_card else {}))
+    source = HubSource(kind="hub", repository="org/data", **said)
+    assert message in refusal(fetched, blends={"own": Blend(kind="demonstrations", source=source)})
+
+
+def test_a_glob_is_found_offline_in_the_cache_and_a_part_that_is_missing_is_named(served, fetched, monkeypatch):
+    repository = served.repositories["org/data"]
+    commit = repository.commit(DATA_SET)
+    source = HubSource(kind="hub", repository="org/data", revision=commit)
+    blends = {"own": Blend(kind="demonstrations", source=source, file="main/train-*.parquet")}
+    fetched(blends=blends)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    fetched(blends=blends)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    served.repositories["org/cut"].commit({name: DATA_SET[name] for name in list(DATA_SET)[1:]})
+    cut = Blend(kind="demonstrations", source=HubSource(kind="hub", repository="org/cut"), file="main/train-*.parquet")
+    assert "org/cut: 1 of the 2 parts of main/train are missing, the first 00000" in refusal(
+        fetched, blends={"own": cut}
+    )
+    missing = Blend(kind="demonstrations", source=source, file="mian/*.parquet")
+    assert "org/data: no file is like mian/*.parquet; near it: main/" in refusal(fetched, blends={"own": missing})
+
+
+def test_own_blends_stand_beside_synthetic_ones(served, tmp_path):
+    served.repositories["org/data"].commit(DATA_SET)
+    text = yaml.safe_load(SHORT.read_text())
+    own = {"kind": "demonstrations", "source": {"kind": "hub", "repository": "org/data", "subset": "main"}}
+    text["blends"] |= {"own": own}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(text))
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    fetch_source(recipe, tmp_path / "mixed")
+    write_source(load_recipe(SHORT), tmp_path / "synthetic")
+    mixed, synthetic = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("mixed", "synthetic"))
+    assert synthetic["files"].items() <= mixed["files"].items() and mixed["blends"]["own"]["source"] == "org/data"
+    assert questions_of(tmp_path / "mixed/own.jsonl") == "12"
+
+
+def test_duplicates_and_rows_of_a_benchmark_are_left_out_and_recorded(served, fetched, tmp_path):
+    asked = "how many eggs do seven hens lay in twelve days of may"
+    (tmp_path / "eggs.jsonl").write_text(json.dumps({"text": asked}) + "\n")
+    served.repositories["org/data"].commit({"a.parquet": parquet("1", asked, "1", "2")})
+    benchmark = {"name": "eggs", "source": {"kind": "folder", "path": str(tmp_path)}, "columns": ["text"]}
+    said = {"kind": "demonstrations", "file": "a.parquet", "deduplicate": "prompt", "decontaminate": [benchmark]}
+    record = fetched(blends={"own": Blend.model_validate(said)})
+    assert questions_of(fetched.folder / "own.jsonl") == "12"
+    counted = record["blends"]["own"]["composed"]
+    assert (counted["kept"], counted["duplicates"]) == (2, 1)
+    eggs = counted["decontaminated"]["eggs"]
+    assert (eggs["rows"], eggs["first"], list(eggs["files"])) == (1, ["org/data/a.parquet: row 2"], ["eggs.jsonl"])
+
+
+def test_a_file_of_json_lines_in_a_standard_shape_needs_no_word(served, fetched):
+    rows = b'{"prompt": "Why?", "completion": "So."}\n'
+    served.repositories["org/data"].commit({"a.jsonl": rows, "b.jsonl": b'{"messages": []}\n'})
+    blend = Blend(kind="demonstrations")
+    record = fetched(blends={"a": blend, "b": blend})
+    assert questions_of(fetched.folder / "a.jsonl") == "Why?"
+    assert (fetched.folder / "b.jsonl").read_bytes() == b'{"messages": []}\n' and "composed" in record["blends"]["a"]

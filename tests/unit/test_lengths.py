@@ -1,5 +1,6 @@
 """Token lengths: every kind of row is counted, the long rows are all found, whatever is sampled."""
 
+import json
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from scripts.data import blocks, lengths
-from scripts.data.lengths import BYTES, token_lengths, tokenizer_at_hand
+from scripts.data.lengths import BYTES, added_tokens, token_lengths, tokenizer_at_hand
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
 from tests.conftest import ROOT
@@ -26,6 +27,9 @@ def by_words(tmp_path):
     return str(tmp_path / "tokenizer.json")
 
 
+USER = {"role": "user", "content": "a b"}
+
+
 def prompt(words: int, **params) -> dict:
     return {"responses_create_params": {"input": [{"role": "user", "content": "word " * words}], **params}}
 
@@ -36,20 +40,38 @@ def prompt(words: int, **params) -> dict:
         (prompt(3), 3),
         ({"responses_create_params": {"input": "two words"}}, 2),
         (prompt(3, tools=[{"name": "a b"}]), 5),
+        (
+            {
+                "messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}],
+                "tools": [{"name": "a b"}],
+            },
+            5,
+        ),
+        (
+            {
+                "chosen": [USER, {"role": "assistant", "content": "c"}],
+                "rejected": [USER, {"role": "assistant", "content": "d e"}],
+            },
+            4,
+        ),
         ({"responses_create_params": {"input": [{"role": "user", "content": [{"type": "text", "text": "a b"}]}]}}, 2),
         ({"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]}, 3),
         ({"prompt": "a", "chosen": "b c", "rejected": "d e f"}, 4),
         (
             {
                 "context": [{"role": "user", "content": "a"}],
-                "completions": [{"completion": "b"}, {"completion": "c d"}],
+                "completions": [
+                    {"rank": rank, "completion": [{"role": "assistant", "content": text}]}
+                    for rank, text in enumerate(("b", "c d"))
+                ],
             },
             3,
         ),
     ],
 )
 def test_the_texts_of_every_kind_of_row_are_counted(row, tokens, by_words, write_rows):
-    found = token_lengths(write_rows("split.jsonl", [row]), 1, by_words, 100)
+    kind = "prompts" if "responses_create_params" in row else "demonstrations" if "messages" in row else "preferences"
+    found = token_lengths(write_rows("split.jsonl", [row]), kind, 1, by_words, 100)
     assert found.tokens == [tokens] and found.too_long == []
 
 
@@ -58,17 +80,52 @@ def test_every_row_that_is_too_long_is_named_though_few_are_sampled(by_words, wr
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
     split = write_rows("split.jsonl", [prompt(50 if number % 20 == 7 else 3) for number in range(100)])
     for workers in (1, 2):
-        found = token_lengths(split, 100, by_words, 50, workers)
+        found = token_lengths(split, "prompts", 100, by_words, 50, workers)
         assert found.too_long == [(line, 50) for line in (8, 28, 48, 68, 88)]
         assert len(found.tokens) < 100 and found.describe()["longest_seen"] == 50
 
 
-def test_a_model_from_scratch_has_a_token_a_byte(write_rows):
+def test_a_model_from_scratch_has_a_token_a_byte_and_two_a_message(write_rows):
     assert tokenizer_at_hand(SCRATCH) == BYTES
-    found = token_lengths(
-        write_rows("split.jsonl", [prompt(2), {"prompt": "ä", "chosen": "", "rejected": ""}]), 2, BYTES, 9
-    )
-    assert found.describe() == {"p50": 10, "p90": 10, "p99": 10, "longest_seen": 10, "rows_counted": 2, "too_long": 1}
+    found = token_lengths(write_rows("split.jsonl", [prompt(2), prompt(1)]), "prompts", 2, BYTES, 12)
+    assert found.tokens == [13, 8] and found.too_long == [(1, 13)] and found.share == 0.5
+    pair = write_rows("split.jsonl", [{"prompt": "ä", "chosen": "a", "rejected": "bc", "messages": None}])
+    assert token_lengths(pair, "preferences", 1, BYTES, 12).tokens == [8]
+
+
+def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, tmp_path, write_rows):
+    said = "{% for message in messages %}{% generation %}| {{ message['content'] }} |\n{% endgeneration %}{% endfor %}"
+    settings = {
+        "chat_template": "{{ bos_token }} S " + said + "{% if add_generation_prompt %}>{% endif %}",
+        "bos_token": "B",
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert added_tokens(by_words) == (5, 6, 2, None)
+    rows = [
+        {
+            "messages": [
+                {"role": role, "content": "w " * words}
+                for role, words in zip(("user", "assistant"), sizes, strict=True)
+            ]
+        }
+        for sizes in ((1, 3), (1, 4), (5, 5), (4, 1))
+    ]
+    found = token_lengths(write_rows("split.jsonl", rows), "demonstrations", 4, by_words, 10)
+    assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
+    (tmp_path / "chat_template.jinja").write_text("{% if tools %}You have {{ tools | tojson }} {% endif %}" + said)
+    assert added_tokens(by_words) == (2, 4, 2, 2)
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
+    assert added_tokens(by_words) is None
+
+
+def test_rows_whose_texts_hold_special_tokens_are_told(by_words, write_rows):
+    tokenizer = Tokenizer.from_file(by_words)
+    tokenizer.add_special_tokens(["<|im_end|>", "</s>"])
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save(by_words)
+    texts = ["<|im_end|>", "<think> <|im_", "a</s>", "<s>"]
+    rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}]} for text in texts]
+    assert token_lengths(write_rows("split.jsonl", rows), "demonstrations", 4, by_words, 10).special == [1, 3]
 
 
 def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_path, monkeypatch):
@@ -80,10 +137,10 @@ def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_pa
 def test_a_row_that_is_none_and_a_tokenizer_that_is_none_are_named(by_words, write_rows, tmp_path):
     split = write_rows("split.jsonl", [prompt(1), b"{"])
     with pytest.raises(UserError, match=r"split.jsonl:2: not valid JSON"):
-        token_lengths(split, 2, by_words, 1)
+        token_lengths(split, "prompts", 2, by_words, 1)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(UserError, match=r"other.json: not a tokenizer"):
-        token_lengths(split, 2, str(tmp_path / "other.json"), 1)
+        token_lengths(split, "prompts", 2, str(tmp_path / "other.json"), 1)
 
 
 def test_the_program_prints_percentiles_and_the_long_rows(by_words, write_rows, tmp_path):
@@ -91,4 +148,7 @@ def test_the_program_prints_percentiles_and_the_long_rows(by_words, write_rows, 
     command = [sys.executable, "-m", "scripts.data.lengths", "--split", str(split), "--tokenizer", str(tmp_path)]
     done = subprocess.run([*command, "--limit", "9"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[1:] == [f"{split}:2: 9 tokens"]
-    assert "p50 9, p90 9, p99 9, longest_seen 9, rows_counted 2, too_long 1" in done.stdout
+    assert (
+        "p50 9, p90 9, p99 9, longest_seen 9, rows_counted 2, too_long 1, too_long_share 0.5, answers_cut 0"
+        in done.stdout
+    )

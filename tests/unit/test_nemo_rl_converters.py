@@ -138,7 +138,7 @@ assert AutoTokenizer.from_pretrained(sys.argv[1])("a b")["input_ids"]
 def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits(tmp_path, monkeypatch, dtensor, tied):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from scripts.model.random_init import make_tokenizer
+    from scripts.model.processor import make_tokenizer
 
     checkout, venv, model = Path(CHECKOUTS, "v0.7.0"), Path(PYTHON).parents[1], tmp_path / "model"
     if dtensor == 2 and not (checkout / AUTOMODEL / "nemo_automodel").exists():

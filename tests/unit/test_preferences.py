@@ -3,6 +3,9 @@
 import pytest
 
 from scripts.backends.nemo_rl.backend import NemoRl
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.recipe import check_preferences
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
@@ -34,6 +37,7 @@ def test_a_stage_of_preferences_is_ready(check):
         "max_num_steps": 500,
         "epochs": 1,
         "tokens": None,
+        "rows_not_shown": "NeMo-RL tokenizes the pairs of dpo by itself",
     }
 
 
@@ -42,3 +46,27 @@ def test_what_would_stop_the_stage_stops_its_preflight_and_a_warning_is_printed(
     with pytest.raises(UserError, match=r"stage dpo is not ready to train:\n  no checkout$"):
         check(found=found)
     assert capsys.readouterr().err == "warning: dpo: a slow image (trap 37)\n"
+
+
+SAID = [[{"role": "assistant", "content": text}] for text in "ab"]
+LISTS = {"prompt": "q", "chosen": SAID[0], "rejected": SAID[1]}
+RANKED = {
+    "context": [{"role": "user", "content": "q"}],
+    "completions": [{"rank": rank, "completion": answer} for rank, answer in enumerate(SAID)],
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (PAIR, None),
+        (PAIR | {"prompt": RANKED["context"]}, None),
+        (RANKED, "are a context with ranked completions, but data.train.dataset_name BinaryPreferenceDataset reads"),
+        (LISTS, "write them as context and completions"),
+    ],
+)
+def test_nemo_rl_reads_pairs_of_texts_or_ranked_completions_as_the_stage_says(row, says, tmp_path):
+    stage = ready_stage(RECIPE, tmp_path, "dpo", [row] * 2)
+    found = list(check_preferences(StageContext(**vars(runtime_of(RECIPE, "dpo", SITE)), stage=stage)))
+    assert len(found) == (says is not None)
+    assert all(says in finding.says for finding in found)

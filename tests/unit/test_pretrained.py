@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
-from scripts.data import download
+from scripts.data import fetcher
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.model import PretrainedModel
@@ -71,7 +71,7 @@ def test_what_the_recipe_says_of_the_tokenizer_goes_into_the_export_and_not_into
 @pytest.mark.parametrize(
     ("damage", "says", "message"),
     [
-        ({"chat_template": None}, {}, "no chat template; name a file with one as model.chat_template"),
+        ({"chat_template": None}, {}, "no chat template; name one as model.chat_template"),
         ({"pad_token": None}, {}, r"no pad token, .* \(such as <\|reserved\|>\) as model.pad_token"),
         ({"eos_token": "<|endoftext|>"}, {}, r"ends an answer with '<\|im_end\|>', .* as model.eos_token"),
         ({}, {"eos_token": "</s>"}, "model.eos_token: '</s>' is no token of"),
@@ -261,7 +261,7 @@ def test_what_keeps_a_model_from_coming_is_one_message(served, files, tmp_path, 
     if says.pop("down", False):
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     if free := says.pop("free", None):
-        monkeypatch.setattr(download, "disk_usage", lambda _: SimpleNamespace(free=free))
+        monkeypatch.setattr(fetcher, "disk_usage", lambda _: SimpleNamespace(free=free))
     with pytest.raises(UserError, match=message) as error:
         of_hub(tmp_path, **says)
     assert MINE not in str(error.value)

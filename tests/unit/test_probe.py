@@ -331,7 +331,8 @@ def test_the_probes_settings_are_no_part_of_what_a_stage_trains(stage):
 def test_rollouts_are_described_and_a_constant_reward_stops_the_stage(stage, monkeypatch):
     pytest.importorskip("torch")
     from scripts.backends.trl.probe import try_rollouts
-    from scripts.model.random_init import make_model, make_tokenizer
+    from scripts.model.processor import make_tokenizer
+    from scripts.model.random_init import make_model
 
     recipe = stage.load()
     config, tokenizer = resolve_stage(recipe, "rlvr1"), make_tokenizer()

@@ -592,19 +592,32 @@ def ready(tmp_path):
 def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready, capsys):
     checked = ready()
     tokens, probed = checked.pop("tokens"), checked.pop("reward_probe")
+    assert checked.pop("rows_not_shown").endswith("sft/hf/model is not there yet")
     assert probed["math_with_judge_simple_agent"]["by_kind"]["good"] == {"the right answer": 1.0}
     assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
-    each = {"p50": 1, "p90": 1, "p99": 1, "longest_seen": 1, "rows_counted": 40, "too_long": 0}
-    assert tokens == {"limit": 96, "train": each, "validation": each}
+    each = dict.fromkeys(("p50", "p90", "p99", "longest_seen"), 4) | {"rows_counted": 40}
+    each |= dict.fromkeys(("too_long", "too_long_share", "answers_cut", "with_special_tokens"), 0)
+    assert tokens == {"limit": 64, "train": each, "validation": each}
     assert "trap 32" not in capsys.readouterr().err
 
 
 def test_preflight_warns_of_rows_that_are_too_long(ready, capsys):
-    long = {"responses_create_params": {"input": "q" * 96}}
-    assert ready([{}] * 20 + [long] * 12)["tokens"]["train"]["too_long"] == 12
+    long = {"responses_create_params": {"input": "q" * 62}}
+    assert ready([{}] * 20 + [long] + [{}] * 20)["tokens"]["train"]["too_long"] == 1
     said = capsys.readouterr().err
-    assert "train-split.jsonl:21: 96 tokens, the limit is 96" in said and "train-split.jsonl:31:" not in said
-    assert "train-split.jsonl: 12 rows in all are too long" in said
+    assert "train-split.jsonl:21: 65 tokens, the limit is 64" in said
+    assert "train-split.jsonl: 1 of 41 rows (2.4%) are too long" in said
+
+
+def test_preflight_refuses_a_stage_of_which_too_many_rows_are_too_long(ready):
+    long = {"responses_create_params": {"input": "q" * 96}}
+    with pytest.raises(UserError) as error:
+        ready([{}] * 20 + [long] * 12)
+    assert "train-split.jsonl: 12 of 32 rows (37.5%) have more than the 64 tokens that the stage reads" in str(
+        error.value
+    )
+    assert "the longest 99; raise policy.max_total_sequence_length of stages.rlvr1" in str(error.value)
+    assert "or allow a larger share by its max_truncated_share (now 0.05)" in str(error.value)
 
 
 def test_preflight_names_the_rows_that_no_verifier_here_can_reward_and_shows_ten(ready):

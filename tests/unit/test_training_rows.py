@@ -65,11 +65,11 @@ def stages(tmp_path):
 def read(stages):
     """What the rows of a job are read by, for a tokenizer and a longest row."""
     from scripts.backends.trl.rows import training_rows
-    from scripts.backends.trl.sft import SCHEMA, tokenize_demonstrations
+    from scripts.backends.trl.tokenization import DEMONSTRATIONS, tokenize_demonstrations
 
     def rows(count=ROWS, max_length=64, **changes):
         prepare = partial(tokenize_demonstrations, processor=tokenizer(**changes), max_length=max_length, variables={})
-        return training_rows(stages.sft("sft"), count, SCHEMA, prepare)
+        return training_rows(stages.sft("sft"), count, DEMONSTRATIONS, prepare)
 
     return rows
 
@@ -109,7 +109,7 @@ def test_a_second_attempt_finds_them_and_whatever_changes_them_makes_them_anew(s
 
 def test_edited_code_makes_them_anew_and_what_fails_leaves_nothing(stages, tmp_path, monkeypatch):
     from scripts.backends.trl.rows import training_rows
-    from scripts.backends.trl.sft import SCHEMA
+    from scripts.backends.trl.tokenization import DEMONSTRATIONS
 
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -123,9 +123,9 @@ def test_edited_code_makes_them_anew_and_what_fails_leaves_nothing(stages, tmp_p
         prepare = partial(importlib.import_module("edited_code").prepare, processor=tokenizer())
         if ids == "missing":
             with pytest.raises(NameError):
-                training_rows(stages.sft("sft"), ROWS, SCHEMA, prepare)
+                training_rows(stages.sft("sft"), ROWS, DEMONSTRATIONS, prepare)
         else:
-            assert training_rows(stages.sft("sft"), ROWS, SCHEMA, prepare)[0]["input_ids"] == json.loads(ids)
+            assert training_rows(stages.sft("sft"), ROWS, DEMONSTRATIONS, prepare)[0]["input_ids"] == json.loads(ids)
             keys.add(kept(stages)[0])
     assert len(keys) == 2 and list((stages.directory / "tokens").iterdir()) == []
 

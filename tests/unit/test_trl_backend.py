@@ -109,9 +109,8 @@ def test_what_cannot_be_judged_is_counted_and_a_rising_share_is_warned_of(capsys
 
 
 def test_only_the_assistants_tokens_are_learnt():
-    from scripts.backends.trl.rows import Line
-    from scripts.backends.trl.sft import tokenize_demonstrations
-    from scripts.model.random_init import make_tokenizer
+    from scripts.backends.trl.tokenization import Line, tokenize_demonstrations
+    from scripts.model.processor import make_tokenizer
 
     tokenizer = make_tokenizer()
     row = {"messages": [{"role": "user", "content": "hé"}, {"role": "assistant", "content": "ok"}]}
@@ -127,17 +126,18 @@ def test_only_the_assistants_tokens_are_learnt():
 def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_learnt():
     from datasets import Dataset
 
-    from scripts.backends.trl.sft import SCHEMA, fill_last_batch
+    from scripts.backends.trl.sft import fill_last_batch
+    from scripts.backends.trl.tokenization import DEMONSTRATIONS
 
     rows = [{"input_ids": [number, 7], "labels": [-100, 7], "pictures": []} for number in range(6)]
-    made = Dataset(pa.Table.from_pylist(rows, schema=SCHEMA))
+    made = Dataset(pa.Table.from_pylist(rows, schema=DEMONSTRATIONS))
     filled = list(fill_last_batch(made, 4))
     assert filled[:6] == rows and filled[6:] == [{"input_ids": [0], "labels": [-100], "pictures": []}] * 2
     assert fill_last_batch(made, 3) is made
 
 
 def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
-    from scripts.model.random_init import make_tokenizer
+    from scripts.model.processor import make_tokenizer
 
     tokenizer = make_tokenizer()
     text = "".join(map(chr, range(1, 400))) + "日本 🎉"
@@ -148,7 +148,8 @@ def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
 def test_equal_configs_give_equal_models_and_another_seed_another():
     import torch
 
-    from scripts.model.random_init import make_model, make_tokenizer
+    from scripts.model.processor import make_tokenizer
+    from scripts.model.random_init import make_model
 
     def weights(seed: int):
         model = make_model(SHAPE, make_tokenizer(), max_length=64, seed=seed)

@@ -10,14 +10,15 @@ pytest.importorskip("trl")
 
 import torch
 
-from scripts.backends.trl.grpo import SCHEMA, render_prompts
 from scripts.backends.trl.grpo_trainer import MeasuringTrainer
 from scripts.backends.trl.rows import training_rows
+from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.train import train_rank
 from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.evaluate.generate import end_tokens, rollouts
-from scripts.model.random_init import make_model, make_tokenizer
+from scripts.model.processor import make_tokenizer
+from scripts.model.random_init import make_model
 from scripts.recipe.resolve import training_config
 from tests.stages import Stages
 
@@ -144,7 +145,7 @@ def test_rows_whose_prompt_is_too_long_are_left_out_and_the_next_are_taken(stage
         """Line numbers and lengths in tokens."""
         options = {"processor": make_tokenizer(), "max_length": job.config.longest_prompt, "variables": {}}
         prepare = partial(render_prompts, keep_to=job.config.data.max_input_seq_length, **options)
-        read = training_rows(job, count, SCHEMA, prepare)
+        read = training_rows(job, count, PROMPTS, prepare)
         return list(zip(read["line"], map(len, make_tokenizer()(list(read["prompt"]))["input_ids"]), strict=True))
 
     every = rows(job("every", 1, None), 1000)

@@ -22,7 +22,8 @@ from scripts.evaluate.generate import ResponseEnds, rollouts
 from scripts.evaluate.score import answer_rows
 from scripts.evaluate.turns import Player, prepare_for_tools
 from scripts.files import sha256_file, write_json
-from scripts.model.load import load_model, load_processor
+from scripts.model.load import load_model
+from scripts.model.processor import load_processor
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,24 @@ from scripts.backends.nemo_rl.checkpoints import seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks.site import conversion
 from scripts.backends.nemo_rl.command import cluster_environment
-from scripts.backends.nemo_rl.export import convert, link
+from scripts.backends.nemo_rl.export import convert, link, template_text
 from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of, stages_of
 from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
+from scripts.data.prompts import render_prompt
+from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.launch.slurm import Job
+from scripts.model.chat_format import ChatFormat, tokenizer_of
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.stage import TrainingConfig
-from scripts.records import ImageFile, read_if_there
+from scripts.records import ImageFile, ShownRow, read_if_there
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint
+from scripts.stage.shown import load_here, shown_row
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 
@@ -58,6 +63,31 @@ class NemoRl(Backend):
             if not finding.stops:
                 print(finding, file=sys.stderr)
         return [finding.says for finding in found if finding.stops]
+
+    def chat_format(self, stage: Stage) -> ChatFormat | None:
+        """How a stage talks to its model, as far as the recipe tells and files are here."""
+        named, start = stage.config.tokenizer.get("name"), stage.parent_export or stage.recipe.model.folder
+        folder = Path(named) if isinstance(named, str) and "$" not in named else start
+        if folder is None or not folder.is_dir():
+            return None
+        template = stage.config.chat_template
+        return ChatFormat.of(folder).with_template(None if template is None else template_text(template))
+
+    def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
+        """The prompts of the first rows in the chat template; what NeMo-RL makes of answers is its own affair."""
+        found = self.chat_format(stage)
+        if stage.settings.algorithm != "grpo":
+            return f"NeMo-RL tokenizes the pairs of {stage.settings.algorithm} by itself"
+        if found is None:
+            return "the tokenizer that it trains with is not in a folder here"
+        tokenizer, rows = load_here(found.folder, found.chat_template), []
+        if isinstance(tokenizer, str):
+            return tokenizer
+        for number, _, row in islice(read_rows(stage.train_split), count):
+            text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
+            ids = tokenizer_of(tokenizer)(text, add_special_tokens=False)["input_ids"]
+            rows.append(shown_row(number, [("prompt", False, ids)], tokenizer_of(tokenizer)))
+        return rows
 
     def seal_finished(self, run: Path) -> None:
         """Seal the whole checkpoints that the driver saved."""

@@ -19,6 +19,7 @@ from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError
 from scripts.files import describe_files, replace_directory
+from scripts.model.chat_format import write_template
 from scripts.model.hugging_face import check_model
 from scripts.recipe.model import MegatronCheckpoint, PretrainedModel
 from scripts.recipe.site import Site
@@ -88,6 +89,8 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
         model = _model_of(stage)
         check_model(incoming, like=model if model.is_absolute() else None)
+        if stage.config.chat_template is not None:
+            write_template(incoming, template_text(stage.config.chat_template))
         files = describe_files(incoming)
         target = incoming.parent / export_name(files)
         if not target.exists():
@@ -95,6 +98,19 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
     publish_export(read_record(stage.paths.record, CheckpointRecord), files, hf)
+
+
+def template_text(named: str) -> str:
+    """The chat template that a stage names, as NeMo-RL reads it: a path, or the template."""
+    if not named.endswith(".jinja"):
+        return named
+    try:
+        return Path(named).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"policy.tokenizer.chat_template: {named}: cannot be read ({error}); name a file that has the "
+            "same path here and in the containers"
+        ) from None
 
 
 def linked_weights(model: Path) -> MegatronCheckpoint | None:
@@ -123,6 +139,8 @@ def link(stage: Stage) -> None:
         for path in sorted(model.iterdir()):
             if path.is_file() and path.suffix != ".safetensors":
                 shutil.copyfile(path, fresh / path.name)
+        if stage.config.chat_template is not None:
+            write_template(fresh, template_text(stage.config.chat_template))
         weights = (ckpt / "weights").resolve() / "policy/weights"
         (fresh / LINK).symlink_to(os.path.relpath(weights, target.absolute()))
     publish_export(record, record["files"], hf)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -10,6 +11,7 @@ from scripts.backends.nemo_rl.megatron import content_of, iteration_of
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
+from scripts.files import sha256_file
 from scripts.recipe.evaluation import EvaluationBase
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.stage import StageSettings, TrainingConfig
@@ -65,8 +67,11 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return {"name": recipe.release, "revision": release_of(recipe.release).revision}
 
     def values_with_effect(self) -> dict[str, Any]:
-        """What it says that may change weights."""
-        return super().values_with_effect() | {"mtp": False}
+        """What it says that may change weights; of a chat template in a file, which may change, its hash as well."""
+        values = super().values_with_effect() | {"mtp": False}
+        if self.chat_template and self.chat_template.endswith(".jinja") and Path(self.chat_template).is_file():
+            values["template_sha256"] = sha256_file(Path(self.chat_template))
+        return values
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
         """The model's name and revision, and which Megatron weights are taken instead of its own."""

@@ -6,8 +6,11 @@ from pydantic import Field, PositiveInt, model_validator
 
 from scripts.recipe.stage import Training, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.tokenizer import OWN
 
 PREFETCHED_STEPS = 2
+PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""What NeMo-RL takes for ``chat_template: null``."""
 
 
 class NemoRlTraining(Training):
@@ -41,6 +44,20 @@ class NemoRlTraining(Training):
     def section(self) -> dict[str, Any]:
         """The settings of its algorithm."""
         return getattr(self, self.algorithm)
+
+    @property
+    def tokenizer(self) -> dict[str, Any]:
+        """What the recipe says of ``policy.tokenizer``."""
+        added = self.add.get("policy", {}).get("tokenizer", {})
+        return {**(self.policy.get("tokenizer") or {}), **(added or {})}
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that the recipe names: a path (.jinja) or the template; None: that of the tokenizer."""
+        named = self.tokenizer.get("chat_template", OWN)
+        if named is None:
+            return PASSTHROUGH
+        return None if named.lower() == OWN else named
 
     @property
     def rows_per_step(self) -> int:

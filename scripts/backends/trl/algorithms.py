@@ -6,8 +6,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.lora import Lora
 from scripts.recipe.reasoning import Share
-from scripts.recipe.sampling import Sampling, TemplateVariables
+from scripts.recipe.sampling import Sampling
 from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.tokenizer import Tokenizer
 
 
 def leave_out(values: dict[str, Any], settings: Strict) -> None:
@@ -35,14 +36,6 @@ class Optimizer(Strict):
     name: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit"] = Field(
         "adamw_torch_fused",
         description="8bit keeps its moments in 8 bits, by bitsandbytes on a GPU (not tried on one).",
-    )
-
-
-class Tokenizer(Strict):
-    """How rows become text."""
-
-    chat_template_kwargs: TemplateVariables = Field(
-        {}, description="Variables of the chat template, such as enable_thinking."
     )
 
 
@@ -215,7 +208,15 @@ class PromptData(Strict):
 class Sft(Strict):
     """Supervised fine-tuning on the assistant's tokens, rows in file order."""
 
+    PLACING: ClassVar[tuple[str, ...]] = ()
+    ADDED: ClassVar[tuple[str, ...]] = ("assistant_only_loss",)
+
     max_num_steps: PositiveInt
+    assistant_only_loss: bool = Field(
+        False,
+        description="Learn every message of the assistant's; false: the last one alone. Needs {% generation %} in the "
+        "chat template, or a row that proves by its tokens where each begins and ends.",
+    )
 
 
 class Grpo(Strict):

@@ -12,6 +12,7 @@ from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster,
 from scripts.backends.trl.devices import devices_of, offloads
 from scripts.backends.trl.fit import check_fits, device_of, load_of, parts_text, why_not
 from scripts.backends.trl.memory import need
+from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.vllm_server import is_served, left_by_server, serving
 from scripts.data.rows import key_of, read_rows
 from scripts.files import amount
@@ -19,6 +20,7 @@ from scripts.recipe.judges import roles_of
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import Site
+from scripts.records import ShownRow
 from scripts.rewards.registry import check_row, environment_factory, register
 from scripts.stage.consistency import exported_model
 from scripts.stage.publish import export_checkpoint
@@ -62,13 +64,15 @@ class Trl(Backend):
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
         """Export the published checkpoint; adapters are merged into what they lie over.
 
-        What descends from a pretrained model keeps its config, tokenizer and generation settings.
+        What descends from a pretrained model keeps its config, tokenizer and generation settings, but for the chat
+        template that the stage names.
         """
         like = None
         if stage.parent_export_record and isinstance(stage.recipe.model, PretrainedModel):
             like = exported_model(stage.parent_export_record)
         if stage.config.policy.lora is None:
-            export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like)
+            template = stage.config.chat_template
+            export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, template)
         else:
             import_module("scripts.backends.trl.merge").export_merged(stage)
 
@@ -90,6 +94,10 @@ class Trl(Backend):
         if stage.settings.blend in stage.recipe.evaluation_blends():
             checks.append(partial(check_row, roles=roles_of(stage.recipe.evaluation.judges), held_out=True))
         return problems + _unrewarded(stage.validation_split, allow, checks)
+
+    def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
+        """The tokens of the first rows that a stage trains on, or why they cannot be told here."""
+        return shown_rows(stage, count)
 
     def memory(self, stage: Stage, site: Site) -> tuple[list[str], str | None]:
         """What a process of the stage needs of which memory, and for what; why it cannot fit, where it cannot."""

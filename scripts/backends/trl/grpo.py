@@ -3,13 +3,11 @@
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import set_seed
@@ -24,21 +22,20 @@ from scripts.backends.trl.callback import (
     UnjudgedAlarm,
 )
 from scripts.backends.trl.grpo_trainer import LeaveOneOutTrainer, MeasuringTrainer
-from scripts.backends.trl.rows import Line, pictures_in, token_ids, training_rows
+from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.sampling import end_responses, sampling_arguments
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
+from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.vllm import load_by_reload, prepare_engine, vllm_arguments
 from scripts.backends.trl.vllm_server import is_served
-from scripts.data.prompts import open_picture, pictures_of, prompt_of, render_prompt
+from scripts.data.prompts import open_picture, pictures_of, prompt_of
 from scripts.errors import UserError
-from scripts.evaluate.turns import prepare_for_tools, schemas_of
-from scripts.recipe.sampling import TemplateVariables
+from scripts.evaluate.turns import prepare_for_tools
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.play import Play, played
-from scripts.rewards.registry import environment_factory, reward_groups
+from scripts.rewards.registry import environment_factory, reward_groups, tool_schemas
 from scripts.rewards.verdict import Unjudged
 
-SCHEMA = pa.schema({"prompt": pa.string(), "row": pa.string(), "line": pa.int64(), "has_pictures": pa.bool_()})
 Completion = str | list[dict[str, Any]]
 ONE_MESSAGE = ""
 
@@ -54,9 +51,9 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         max_length=job.config.longest_prompt,
         keep_to=job.config.data.max_input_seq_length,
         variables=policy.tokenizer.chat_template_kwargs,
-        **({"tools": {name: schemas_of(factory) for name, factory in factories.items()}} if factories else {}),
+        **({"tools": tool_schemas(factories)} if factories else {}),
     )
-    rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step, SCHEMA, prepare)
+    rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step, PROMPTS, prepare)
     if factories:
         prepare_for_tools(processor)
         factories[ONE_MESSAGE] = OneMessage
@@ -84,42 +81,6 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
             load_by_reload(trainer.vllm_generation)
         set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
     return trainer
-
-
-def render_prompts(
-    lines: list[Line],
-    processor: Any,
-    max_length: int,
-    keep_to: int | None,
-    variables: TemplateVariables,
-    tools: Mapping[str, list[dict[str, Any]]] = MappingProxyType({}),
-) -> list[dict[str, Any]]:
-    """Prompts in the chat template, beside the text of their rows; UserError for one that is too long.
-
-    Those longer than `keep_to` are left out. `tools` are those of environments, as the template takes them, where any
-    has some; TRL shows no others then.
-    """
-    has_pictures = [bool(pictures_in(prompt_of(line.row), line, processor)) for line in lines]
-    for line in lines if tools else ():
-        if line.row["responses_create_params"].get("tools"):
-            raise UserError(
-                f"{line.place}: declares tools of its own, which TRL cannot show beside environments with tools; "
-                "give such rows a blend and a stage of their own"
-            )
-    prompts = [
-        render_prompt(line.row, processor, tools.get(line.row["agent_ref"]["name"]), **variables) for line in lines
-    ]
-    lengths = [len(ids) for ids in token_ids(prompts, processor)]
-    for line, length in zip(lines, lengths, strict=True):
-        if keep_to is None and length > max_length:
-            raise UserError(
-                f"{line.place}: the prompt has {length} tokens, but max_total_sequence_length less max_new_tokens "
-                f"leaves {max_length}; raise policy.max_total_sequence_length, or leave such rows out by "
-                "data.max_input_seq_length"
-            )
-    columns = zip(prompts, [line.text for line in lines], [line.number for line in lines], has_pictures, strict=True)
-    rows = [dict(zip(SCHEMA.names, row, strict=True)) for row in columns]
-    return [row for row, length in zip(rows, lengths, strict=True) if keep_to is None or length <= keep_to]
 
 
 def _with_pictures(rows: Dataset, split: Path) -> Dataset:

@@ -52,7 +52,7 @@ def export_merged(stage: Stage) -> None:
     exports.mkdir(exist_ok=True)
     with replace_directory(exports / ".incoming") as fresh:
         found = write_merged(stage.base_export, weights, fresh)
-        take_settings(stage.parent_export, fresh)
+        take_settings(stage.parent_export, fresh, stage.config.chat_template)
         files = describe_files(fresh)
     settle_export(exports, files)
     publish_export(record, files, hf, merged=found, adapter=_settle_adapter(stage, weights, exports))

@@ -3,22 +3,16 @@
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import torch
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithms import Dpo
-from scripts.backends.trl.rows import TOKENS, Line, token_ids, training_rows
+from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, start_options
-from scripts.data.examples import preference_of
-from scripts.data.prompts import render
-from scripts.errors import UserError
-from scripts.model.load import tokenizer_of
-from scripts.recipe.sampling import TemplateVariables
-
-SCHEMA = pa.schema(dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), TOKENS))
+from scripts.backends.trl.tokenization import PAIRS, tokenize_pairs
+from scripts.model.chat_format import tokenizer_of
 
 
 class TokenizedPairsTrainer(DPOTrainer):
@@ -68,7 +62,7 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
         variables=policy.tokenizer.chat_template_kwargs,
         cuts=policy.truncation_mode == "keep_start",
     )
-    pairs = training_rows(job, job.max_num_steps * policy.train_global_batch_size, SCHEMA, prepare)
+    pairs = training_rows(job, job.max_num_steps * policy.train_global_batch_size, PAIRS, prepare)
     loss_types, loss_weights = losses(settings)
     arguments = DPOConfig(
         train_sampling_strategy="sequential",
@@ -100,37 +94,3 @@ def losses(settings: Dpo) -> tuple[list[str], list[float]]:
     }
     weighted = {name: weight for name, weight in named.items() if weight}
     return list(weighted), list(weighted.values())
-
-
-def tokenize_pairs(
-    lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables, cuts: bool = False
-) -> list[dict[str, list[int]]]:
-    """Token ids of prompts, chosen and rejected answers in the chat template.
-
-    A pair that is too long is a UserError or, where it `cuts`, loses the end of its answers; of a prompt that fills all
-    by itself, the start is lost, so that each answer keeps a token.
-    """
-    preferences = [preference_of(line.row) for line in lines]
-    prompts = [render(pair.prompt, processor, add_generation_prompt=True, **variables) for pair in preferences]
-
-    def answers(name: str) -> list[str]:
-        return [
-            render([*pair.prompt, *getattr(pair, name)], processor, **variables).removeprefix(prompt)
-            for pair, prompt in zip(preferences, prompts, strict=True)
-        ]
-
-    columns = [token_ids(texts, processor) for texts in (prompts, answers("chosen"), answers("rejected"))]
-    if cuts:
-        columns[0] = [prompt[1 - max_length :] for prompt in columns[0]]
-        columns[1:] = [
-            [ids[: max_length - len(prompt)] for prompt, ids in zip(columns[0], column, strict=True)]
-            for column in columns[1:]
-        ]
-    for line, prompt, chosen, rejected in zip(lines, *columns, strict=True):
-        length = len(prompt) + max(len(chosen), len(rejected))
-        if length > max_length:
-            raise UserError(
-                f"{line.place}: prompt and answer have {length} tokens, more than the {max_length} of "
-                "policy.max_total_sequence_length; raise that, drop the row, or set policy.truncation_mode: keep_start"
-            )
-    return [dict(zip(SCHEMA.names, pair, strict=True)) for pair in zip(*columns, strict=True)]

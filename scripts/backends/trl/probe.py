@@ -19,6 +19,7 @@ from scripts.backends.trl.settings import GrpoConfig, GrpoSettings
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import Rollout, load_export, rollouts
 from scripts.files import write_json
+from scripts.model.processor import use_template
 from scripts.model.random_init import fresh_model
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.probe import Probe
@@ -129,7 +130,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     if arguments.parent_export:
-        start = load_export(arguments.parent_export, arguments.accelerator)
+        model, processor = load_export(arguments.parent_export, arguments.accelerator)
+        start = model, use_template(processor, config.chat_template)
     else:
         start = fresh_model(config)
     samples = sample_rows(arguments.split, stage.probe.prompts, frozenset(recipe.blends[stage.blend].allow))

@@ -9,21 +9,19 @@ import inspect
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pyarrow as pa
 from datasets import Dataset
-from PIL import Image
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl import tokenization
 from scripts.backends.trl.ranks import as_rank_0_says, rank
+from scripts.backends.trl.tokenization import lines_of
 from scripts.data import examples, prompts
-from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.files import (
     canonical_json,
@@ -33,24 +31,13 @@ from scripts.files import (
     sha256_file,
     sha256_text,
 )
-from scripts.model.load import tokenizer_of
 from scripts.records import Manifest, read_record
 from scripts.rewards import messages
 
 BATCH = 128
 PROGRESS_SECONDS = 20.0
-CODE = (__file__, examples.__file__, messages.__file__, prompts.__file__)
+CODE = (__file__, tokenization.__file__, examples.__file__, messages.__file__, prompts.__file__)
 LIBRARIES = ("tokenizers", "transformers", "jinja2")
-TOKENS = pa.list_(pa.int32())
-
-
-class Line(NamedTuple):
-    """A row of the training split, with its line number and its text; `place` names it in messages."""
-
-    number: int
-    place: str
-    text: str
-    row: dict[str, Any]
 
 
 def training_rows(job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> Dataset:
@@ -90,7 +77,7 @@ def _key(split: str, count: int, prepare: partial) -> str:
 
 
 def _write(file: Path, job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> None:
-    lines, done, said = _lines(job.train_split), 0, time.monotonic()
+    lines, done, said = lines_of(job.train_split), 0, time.monotonic()
     with (
         explain_write_errors(file.parent),
         replace_directory(file.parent) as fresh,
@@ -106,28 +93,3 @@ def _write(file: Path, job: TrainingJob, count: int, schema: pa.Schema, prepare:
                 print(f"{job.stage}: tokenized {done:,} of {count:,} rows", flush=True)
         if not done:
             raise UserError(f"{job.train_split}: every row is left out; raise data.max_input_seq_length")
-
-
-def _lines(split: Path) -> Iterator[Line]:
-    for number, line, row in read_rows(split):
-        yield Line(number, f"{split}:{number}", line.decode(), row)
-
-
-def token_ids(texts: list[str], processor: Any) -> list[list[int]]:
-    """The tokens of texts that are in the chat template already, with as many in a picture's place as it has.
-
-    All pictures are scaled to one size.
-    """
-    picture = getattr(processor, "image_token", None)
-    if picture is not None:
-        expanded = processor(text=[picture], images=[Image.new("RGB", (1, 1))])["input_ids"][0]
-        texts = [text.replace(picture, picture * len(expanded)) for text in texts]
-    return tokenizer_of(processor)(texts, add_special_tokens=False)["input_ids"]
-
-
-def pictures_in(conversation: prompts.Messages, line: Line, processor: Any) -> list[str]:
-    """The pictures that a row shows; UserError where the model cannot see them."""
-    pictures = prompts.pictures_of(conversation)
-    if pictures and tokenizer_of(processor) is processor:
-        raise UserError(f"{line.place}: shows a picture, but the recipe's model has no vision")
-    return pictures

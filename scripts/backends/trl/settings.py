@@ -19,12 +19,15 @@ from scripts.backends.trl.algorithms import (
     leave_out,
 )
 from scripts.backends.trl.lora import with_parents_shape
+from scripts.errors import UserError
+from scripts.model.chat_format import read_template
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.pins import pinned_versions
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import StageSettings, Training, TrainingConfig
 from scripts.recipe.strict import invalid
+from scripts.recipe.tokenizer import OWN
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -53,6 +56,12 @@ class TrlTraining(Training):
     def goes_on_with_adapters(self) -> bool:
         """Whether it trains the parent's adapters on."""
         return self.policy.lora is not None and self.policy.lora.from_parent
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that it names, in a resolved config its text; None: that of what it starts from."""
+        named = self.policy.tokenizer.chat_template
+        return None if named == OWN else named
 
     @property
     def max_length(self) -> int:
@@ -121,6 +130,11 @@ class GrpoTraining(TrlTraining):
     def longest_prompt(self) -> int:
         """Tokens that a prompt may have."""
         return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of a prompt that is trained on."""
+        return self.data.max_input_seq_length or self.longest_prompt
 
     @property
     def updates_per_step(self) -> int:
@@ -211,6 +225,9 @@ class TrlSettings(StageSettings):
     def values_with_effect(self) -> dict[str, Any]:
         """What it says that may change weights, but for rounding; what was added since is there where it is not off."""
         values = super().values_with_effect()
+        if self.chat_template is not None:
+            values["policy"]["tokenizer"]["chat_template"] = read_template(self.chat_template)
+        leave_out(values["policy"]["tokenizer"], self.policy.tokenizer)
         leave_out(values["policy"], self.policy)
         leave_out(values["policy"]["optimizer"], self.policy.optimizer)
         return values
@@ -228,7 +245,16 @@ class TrlSettings(StageSettings):
             raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
 
     def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
-        """The stage with the shape of its parent's adapters, where it goes on with those."""
+        """The stage with the shape of its parent's adapters, where it goes on with those.
+
+        UserError where it names a chat template that is not there.
+        """
+        if self.chat_template is not None:
+            try:
+                read_template(self.chat_template)
+            except UserError as error:
+                at = key("stages", name, "policy", "tokenizer", "chat_template")
+                raise UserError(f"{at}: {error}") from None
         at = partial(key, "stages", name, "policy", "lora")
         return with_parents_shape(self, recipe, at) if self.goes_on_with_adapters else self
 
@@ -242,6 +268,12 @@ class SftSettings(TrlSettings, SftTraining):
     """A stage of supervised fine-tuning."""
 
     config_model: ClassVar[type[TrainingConfig]] = SftConfig
+
+    def values_with_effect(self) -> dict[str, Any]:
+        """What it says that may change weights."""
+        values = super().values_with_effect()
+        leave_out(values["sft"], self.sft)
+        return values
 
 
 class GrpoSettings(TrlSettings, GrpoTraining):

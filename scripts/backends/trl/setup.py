@@ -10,7 +10,8 @@ from trl.trainer.utils import create_model_from_path
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.sharding import is_sharded, sharding_arguments
 from scripts.errors import UserError
-from scripts.model.load import class_of, load_processor
+from scripts.model.load import class_of
+from scripts.model.processor import load_processor, use_template
 from scripts.model.random_init import fresh_model
 
 # Transformers below 5.20, which vLLM wants, knows the older name alone.
@@ -132,7 +133,8 @@ def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
 
         base = create_model_from_path(model, device_map=None, **_loading(job))
         model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
-    return model, load_processor(job.parent_model)
+    processor = load_processor(job.parent_tokenizer or job.parent_model)
+    return model, use_template(processor, job.config.chat_template)
 
 
 def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:

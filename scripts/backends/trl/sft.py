@@ -3,21 +3,18 @@
 from functools import partial
 from typing import Any
 
-import pyarrow as pa
 import torch
 from datasets import Dataset, concatenate_datasets
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.rows import TOKENS, Line, pictures_in, token_ids, training_rows
+from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
-from scripts.data.prompts import as_chat, open_picture, render
+from scripts.backends.trl.tokenization import DEMONSTRATIONS, tokenize_demonstrations
+from scripts.data.prompts import open_picture
 from scripts.errors import UserError
-from scripts.model.load import tokenizer_of
-from scripts.recipe.sampling import TemplateVariables
-
-SCHEMA = pa.schema({"input_ids": TOKENS, "labels": TOKENS, "pictures": pa.list_(pa.string())})
+from scripts.model.chat_format import tokenizer_of
 
 
 def make_trainer(job: TrainingJob) -> SFTTrainer:
@@ -33,8 +30,9 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
         processor=processor,
         max_length=policy.max_total_sequence_length,
         variables=policy.tokenizer.chat_template_kwargs,
+        assistant_only_loss=job.config.sft.assistant_only_loss,
     )
-    rows = training_rows(job, job.max_num_steps * batch, SCHEMA, prepare)
+    rows = training_rows(job, job.max_num_steps * batch, DEMONSTRATIONS, prepare)
     if job.ranks * shares_of(job)[1] > 1:
         rows = fill_last_batch(rows, batch)
     arguments = SFTConfig(
@@ -87,25 +85,6 @@ def refuse_leaks(trainer: SFTTrainer, stage: str) -> None:
         f"{stage}: a model of type {model.config.model_type} with attn_implementation {attention} cannot be trained "
         f"with policy.sequence_packing ({why}); set its enabled to false"
     )
-
-
-def tokenize_demonstrations(
-    lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables
-) -> list[dict[str, Any]]:
-    """Token ids and labels of demonstrations; only the last message, the assistant's, is learnt."""
-    conversations = [as_chat(line.row["messages"]) for line in lines]
-    pictures = [pictures_in(messages, line, processor) for messages, line in zip(conversations, lines, strict=True)]
-    prompts = [render(messages[:-1], processor, add_generation_prompt=True, **variables) for messages in conversations]
-    prompt_ids = token_ids(prompts, processor)
-    ids = token_ids([render(messages, processor, **variables) for messages in conversations], processor)
-    return [
-        {
-            "input_ids": full[:max_length],
-            "labels": ([-100] * len(prompt) + full[len(prompt) :])[:max_length],
-            "pictures": uris,
-        }
-        for prompt, full, uris in zip(prompt_ids, ids, pictures, strict=True)
-    ]
 
 
 class _PictureCollator:

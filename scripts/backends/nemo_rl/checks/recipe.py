@@ -8,6 +8,8 @@ from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.backends.protocol import Finding
+from scripts.data.examples import PAIR_OF_TEXTS, RANKED, form_of
+from scripts.data.rows import read_rows
 from scripts.records import Manifest, read_record
 
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
@@ -111,6 +113,25 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
         )
     if generating % (tensor := context.generator_gpus):
         yield context.error(18, f"{generating} generating GPUs are no multiple of vLLM's tensor_parallel_size {tensor}")
+
+
+def check_preferences(context: StageContext) -> Iterator[Finding]:
+    """The reader of preferences must be that of the rows' form, as the first of them has it."""
+    split, name = context.stage.train_split, context.setting("data.train.dataset_name")
+    readers = {"PreferenceDataset": RANKED, "BinaryPreferenceDataset": PAIR_OF_TEXTS}
+    if context.settings.reward != "pairs" or name not in readers or not split.exists():
+        return
+    form = next(form_of(row) for _, _, row in read_rows(split))
+    if form != readers[name]:
+        yield context.error(
+            23,
+            f"the rows of {split} are {form}, but data.train.dataset_name {name} reads {readers[name]}; "
+            + (
+                "name the other reader"
+                if form in readers.values()
+                else "write them as context and completions (docs/data.md, Preferences), and name PreferenceDataset"
+            ),
+        )
 
 
 def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:

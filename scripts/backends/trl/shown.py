@@ -1,0 +1,87 @@
+"""The rows of a stage of backend `trl` as its trainer gets them, by the same functions, without torch."""
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from scripts.backends.trl.tokenization import (
+    IGNORED,
+    Line,
+    lines_of,
+    render_prompts,
+    token_ids,
+    tokenize_demonstrations,
+    tokenize_pairs,
+)
+from scripts.files import read_json
+from scripts.model.chat_format import tokenizer_of
+from scripts.recipe.resolve import own_environments
+from scripts.recipe.stage import TrainingConfig
+from scripts.records import ShownRow
+from scripts.rewards.registry import register, tool_schemas
+from scripts.stage.shown import load_here, runs, shown_row
+from scripts.stage.stage import Stage
+
+
+def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
+    """The tokens of the first rows that a stage trains on, or why they cannot be told here.
+
+    UserError where the trainer would refuse them, or the chat template that the stage names.
+    """
+    config, folder = stage.config, stage.parent_export
+    register(own_environments(stage.recipe, stage.name), config.environments)
+    if folder is not None:
+        processor = load_here(folder, config.chat_template)
+    elif find_spec("transformers") is None:
+        processor = "transformers is not installed here (envs/trl.txt)"
+    else:
+        from scripts.model.processor import make_processor, use_template  # noqa: PLC0415 - the controller lacks what it needs
+
+        processor = use_template(make_processor(config.model), config.chat_template)
+    if isinstance(processor, str):
+        return processor
+    tokenizer = tokenizer_of(processor)
+    if config.chat_template is not None:
+        from scripts.model.processor import check_end, check_template  # noqa: PLC0415
+
+        key = f"{stage.name}: policy.tokenizer.chat_template"
+        check_template(key, tokenizer, key)
+        check_end(key, tokenizer, _ends(folder), "name another one, or the right token as model.eos_token")
+    rows: list[ShownRow] = []
+    for line in lines_of(stage.train_split):
+        rows += [shown_row(line.number, parts, tokenizer) for parts in _parts(line, config, processor)]
+        if len(rows) == count:
+            break
+    learnt = {token for row in rows for part in row["parts"] if part["is_learnt"] for token in part["ids"]}
+    if learnt and not learnt & {tokenizer.eos_token_id, *_ends(folder)}:
+        print(
+            f"warning: {stage.name}: no shown row learns {tokenizer.eos_token!r}, so the model may not learn to end",
+            file=sys.stderr,
+        )
+    return rows
+
+
+def _ends(folder: Path | None) -> list[int]:
+    """The tokens that end a generation by a model's settings."""
+    settings = folder and folder / "generation_config.json"
+    ends = read_json(settings).get("eos_token_id") if settings and settings.exists() else None
+    return ends if isinstance(ends, list) else [ends] if ends is not None else []
+
+
+def _parts(line: Line, config: TrainingConfig, processor: Any) -> list[list[tuple[str, bool, list[int]]]]:
+    """The parts of a row; none where the stage leaves it out."""
+    policy = config.policy
+    options = {"max_length": policy.max_total_sequence_length, "variables": policy.tokenizer.chat_template_kwargs}
+    if config.algorithm == "sft":
+        assistant_only = config.sft.assistant_only_loss
+        found = tokenize_demonstrations([line], processor, **options, assistant_only_loss=assistant_only)
+        return [list(runs(row["input_ids"], row["labels"], IGNORED)) for row in found]
+    if config.algorithm == "grpo":
+        options |= {"max_length": config.longest_prompt, "tools": tool_schemas(config.environments or ())}
+        found = render_prompts([line], processor, **options, keep_to=config.data.max_input_seq_length)
+        return [[("prompt", False, token_ids([row["prompt"]], processor)[0])] for row in found]
+    found = tokenize_pairs([line], processor, **options, cuts=policy.truncation_mode == "keep_start")
+    return [
+        [(name, name != "prompt", row[f"{name}_ids"]) for name in ("prompt", "chosen", "rejected")] for row in found
+    ]

@@ -1,0 +1,35 @@
+"""Show rows as the stages train on them: the very tokens, and which of them are learnt."""
+
+import argparse
+import os
+import sys
+
+from scripts.backends.protocol import backend_of
+from scripts.commands.project import project_of
+from scripts.errors import UserError
+from scripts.recipe.load import check_stage_name
+from scripts.stage.shown import text_of_rows, without_torch
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the first rows of one stage, or of all; the exit status is 1 where a stage would refuse them."""
+    without_torch()
+    project, status = project_of(arguments), 0
+    if arguments.stage:
+        check_stage_name(project.recipe, arguments.stage)
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for stage in project.stages():
+        if arguments.stage not in (None, stage.name):
+            continue
+        if not stage.train_split.exists():
+            shown = f"{stage.train_split} is not there yet: snakemake {stage.manifest}"
+        elif stage.parent_export_record is not None and not stage.parent_export_record.exists():
+            shown = f"what it starts from is not there yet: snakemake {stage.parent_export_record}"
+        else:
+            try:
+                shown = backend_of(stage.settings.backend).shown_rows(stage, arguments.rows)
+            except UserError as error:
+                shown, status = str(error), 1
+        print(f"stage {stage.name}, {stage.settings.algorithm}")
+        print(shown if isinstance(shown, str) else text_of_rows(shown, str(stage.train_split), coloured))
+    return status

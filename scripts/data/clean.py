@@ -1,0 +1,120 @@
+"""Rows of a blend that are there twice, or whose prompts overlap with a benchmark's, are left out and counted.
+
+Two rows are the same when their prompts are (`prompt`: the messages before the answer, with their tools and pictures),
+or all of them (`row`); runs of white space count as one. The first one stays. What is remembered of a row are 8 bytes;
+that a hash of 64 bits takes two different rows for the same has a chance of 3 in a million among ten million rows.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import xxhash
+
+from scripts.data.decontaminate import Benchmark, overlaps
+from scripts.data.examples import preference_of
+from scripts.rewards.messages import text_of
+
+Row = dict[str, Any]
+FIRST = 5
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+class Cleaner:
+    """Chooses the rows of a blend that stay; it sees them all, in their order, some thousands at once.
+
+    `benchmarks` are the texts of their instances by name, with `ngram` and `overlap` of each.
+    """
+
+    def __init__(
+        self, by: Literal["prompt", "row"] | None, benchmarks: dict[str, tuple[Iterator[list[str]], int, float]]
+    ) -> None:
+        self.by = by
+        self.vocabulary: dict[str, int] = {}
+        self.benchmarks = {name: Benchmark(texts, self.vocabulary, *how) for name, (texts, *how) in benchmarks.items()}
+        self.seen = _Seen()
+        self.duplicates = 0
+        self.overlapping: dict[str, int] = dict.fromkeys(benchmarks, 0)
+        self.first: dict[str, list[str]] = {name: [] for name in benchmarks}
+
+    def kept(self, rows: list[Row], place: Callable[[int], str]) -> list[int]:
+        """The numbers of those of these rows that stay; `place` names a row by its number, for the record."""
+        kept = list(range(len(rows)))
+        if self.by is not None:
+            prompts = rows if self.by == "row" else map(prompt_of, rows)
+            hashes = [xxhash.xxh3_64_intdigest(_encode(_plain(prompt))) for prompt in prompts]
+            kept = np.flatnonzero(self.seen.are_new(np.array(hashes, np.uint64))).tolist()
+            self.duplicates += len(rows) - len(kept)
+        if not self.benchmarks:
+            return kept
+        found = overlaps([user_texts(rows[number]) for number in kept], self.benchmarks, self.vocabulary)
+        for at, names in sorted(found.items()):
+            for name in names:
+                self.overlapping[name] += 1
+                if len(self.first[name]) < FIRST:
+                    self.first[name].append(place(kept[at]))
+        return [number for at, number in enumerate(kept) if at not in found]
+
+    def describe(self) -> dict[str, Any]:
+        """What was left out, for records: how many duplicates, and by benchmark how many rows, the first by name."""
+        described: dict[str, Any] = {"duplicates": self.duplicates} if self.by is not None else {}
+        if self.benchmarks:
+            described["decontaminated"] = {
+                name: {
+                    "instances": benchmark.instances,
+                    "too_short": benchmark.too_short,
+                    "rows": self.overlapping[name],
+                    "first": self.first[name],
+                }
+                for name, benchmark in self.benchmarks.items()
+            }
+        return described
+
+
+class _Seen:
+    """Hashes that came before, 8 bytes each: sorted runs, of which one is at least twice as long as the next."""
+
+    def __init__(self) -> None:
+        self.runs: list[np.ndarray] = []
+
+    def are_new(self, hashes: np.ndarray) -> np.ndarray:
+        """Whether each is there for the first time; all are remembered."""
+        new = np.zeros(len(hashes), bool)
+        ordered, first = np.unique(hashes, return_index=True)
+        new[first] = True
+        for run in self.runs:
+            places = np.minimum(np.searchsorted(run, ordered), len(run) - 1)
+            new[first[run[places] == ordered]] = False
+        if new.any():
+            self.runs.append(ordered[new[first]])
+        while len(self.runs) > 1 and len(self.runs[-2]) < 2 * len(self.runs[-1]):
+            last = self.runs.pop()
+            self.runs[-1] = np.union1d(self.runs[-1], last)
+        return new
+
+
+def _plain(value: Any) -> Any:
+    """A value whose texts have one space where there is white space, and none around them."""
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def prompt_of(row: Row) -> Any:
+    """What a policy reads of a row of any kind before it answers: messages and tools."""
+    if "responses_create_params" in row:
+        request = row["responses_create_params"]
+        return [request.get("input"), request.get("tools") or None]
+    if "chosen" in row or "completions" in row:
+        return [preference_of(row).prompt, row.get("tools") or None]
+    return [row["messages"][:-1], row.get("tools") or None]
+
+
+def user_texts(row: Row) -> list[str]:
+    """The texts of the user's messages in a row of any kind."""
+    given = prompt_of(row)[0]
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [text_of(message.get("content")) for message in messages if message.get("role") == "user"]

@@ -1,0 +1,251 @@
+"""The one pass from published files to a blend: rows are filtered, mapped, cleaned, mixed, and counted.
+
+A row that does not fit is named with its file, its place there and its column; then nothing is written, unless the
+recipe says ``drop_invalid``.
+"""
+
+import os
+import random
+import sys
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
+
+import msgspec
+
+from scripts.data.check import Rules
+from scripts.data.clean import Cleaner
+from scripts.data.conversations import Misfit
+from scripts.data.parallel import in_order
+from scripts.data.published import Batch, batches_of, columns_of
+from scripts.data.rows import RowError
+from scripts.data.shapes import Mapper, mappings_of
+from scripts.errors import UserError
+from scripts.files import open_atomically
+from scripts.recipe.blend import Blend
+from scripts.recipe.source import Part, Rows
+
+SHOWN = 20
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """A file that was fetched, by the name that messages and the record have of it."""
+
+    path: Path
+    shown: str
+
+
+@dataclass
+class Composed:
+    """What became of the rows of a batch: the lines of those kept with their indices, the problems of others."""
+
+    before: str
+    first: int
+    lines: list[bytes] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    read: int = 0
+    filtered: int = 0
+
+    def place(self, line: int) -> str:
+        """Where the row of a line stands."""
+        return f"{self.before}{self.first + self.indices[line]}"
+
+
+def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules) -> Composed:
+    """The rows of a batch as lines of the blend, each by the first mapping whose filter it meets."""
+    result, waiting = Composed(batch.before, batch.first), {*range(len(batch))}
+    made: dict[int, bytes | str | None] = {}
+    for rows in mappings:
+        chosen = waiting & batch.matching(rows.filter) if rows.filter else waiting
+        made |= _made(batch, rows, rules, chosen)
+        waiting = waiting - chosen
+    for index, line in sorted(made.items()):
+        if isinstance(line, bytes):
+            result.lines.append(line)
+            result.indices.append(index)
+        elif line is not None:
+            result.problems.append(f"{batch.place(index)}: {line}")
+    result.filtered = len(waiting)
+    result.read = len(batch) - sum(line is None for line in made.values())
+    return result
+
+
+def _made(batch: Batch, rows: Rows, rules: Rules, chosen: set[int]) -> dict[int, bytes | str | None]:
+    """By index: a row's line, what is wrong with it, or None for a blank line."""
+    made: dict[int, bytes | str | None] = {}
+    mappers: dict[tuple[str, ...], Mapper] = {}
+    table = None if batch.is_lines else Mapper(rows, rules.kind, batch.names, is_table=True)
+    for index, published in enumerate(batch.rows(table and table.needed)):
+        if index not in chosen:
+            continue
+        try:
+            if isinstance(published, RowError):
+                made[index] = str(published) if batch.content[index].strip() else None
+                continue
+            if (mapper := table or mappers.get(names := tuple(published))) is None:
+                mapper = mappers[names] = Mapper(rows, rules.kind, names, is_table=False)
+            row = mapper.row_of(published)
+            agent = row.get("agent_ref")
+            name = agent.get("name") if isinstance(agent, dict) else None
+            if "_hf_placeholder" not in row and (problem := rules.problem_of(row, name)):
+                made[index] = mapper.blamed(problem)
+            else:
+                made[index] = (encode(row) if table or row is not published else batch.content[index]) + b"\n"
+        except Misfit as error:
+            made[index] = str(error)
+    return made
+
+
+class _Waiting:
+    """Lines that wait in a temporary file, since they may be larger than the memory, for an order of their own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.sizes = file, array("Q")
+
+    def add(self, lines: list[bytes]) -> None:
+        self.sizes.extend(map(len, lines))
+        self.file.writelines(lines)
+
+    def lines(self, order: array) -> Iterator[bytes]:
+        """The lines of these numbers."""
+        self.file.flush()
+        starts = array("Q", accumulate(self.sizes, initial=0))
+        return (os.pread(self.file.fileno(), self.sizes[number], starts[number]) for number in order)
+
+
+def write_blend(
+    blend: Blend,
+    files: list[list[list[PublishedFile]]],
+    output: Path,
+    cleaner: Cleaner | None = None,
+    workers: int = 1,
+) -> dict[str, Any]:
+    """Write a blend as JSONL from the sets of files of each of its parts; what was counted.
+
+    With `shuffle` the rows of a set stand in another order than in its files; those of several sources are mixed. The
+    order, and which rows of a share there are, hang on the rows and the blend's seed alone. UserError names the rows
+    that do not fit, or says that none is left.
+    """
+    name, mixes = output.stem, blend.shuffle or bool(blend.sources)
+    rules = Rules(blend.kind, frozenset(map(str, blend.environments)))
+    tallies, rng, order = [], random.Random(blend.seed), array("Q")
+    with open_atomically(output) as (target,), TemporaryFile(dir=output.parent) as file:
+        waiting = _Waiting(file)
+        for number, (part, sets) in enumerate(zip(blend.parts(), files, strict=True)):
+            where = f"blends.{name}.sources.{number}" if blend.sources else f"blends.{name}"
+            mappings = mappings_of(part, blend.kind)
+            if not mappings:
+                raise UserError(f"{where}.columns: {part.columns} has no {blend.kind}; name the columns")
+            tallies.append(tally := _Tally(where, part.drop_invalid or isinstance(part.columns, str)))
+            first = len(waiting.sizes)
+            for paths in sets:
+                begin = len(waiting.sizes)
+                compose = partial(compose_batch, mappings=mappings, rules=rules)
+                for composed in in_order(compose, _batches(paths, mappings, blend.kind), workers):
+                    lines = tally.lines(composed, cleaner)
+                    if mixes:
+                        waiting.add(lines)
+                    else:
+                        target.writelines(lines)
+                if blend.shuffle:
+                    numbers = array("Q", range(begin, len(waiting.sizes)))
+                    random.Random(blend.seed).shuffle(numbers)
+                    target.writelines(waiting.lines(numbers))
+            if blend.sources:
+                order.extend(_chosen(part, range(first, len(waiting.sizes)), rng, tally))
+        _refuse(tallies)
+        rng.shuffle(order)
+        target.writelines(waiting.lines(order))
+    for tally in tallies:
+        if tally.invalid:
+            left_out = f"{tally.invalid} of {tally.read} rows left out"
+            print(f"{tally.where}: {left_out}; the first: {tally.problems[0]}", file=sys.stderr)
+    cleaned = cleaner.describe() if cleaner else {}
+    counts = [tally.counts() for tally in tallies]
+    total = {key: sum(count[key] for count in counts) for key in counts[0]}
+    return total | cleaned | ({"sources": counts} if blend.sources else {})
+
+
+@dataclass
+class _Tally:
+    """What became of the rows of a part of a blend, which the recipe names `where`."""
+
+    where: str
+    drops: bool
+    read: int = 0
+    filtered: int = 0
+    invalid: int = 0
+    kept: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.invalid) and not self.drops
+
+    def lines(self, composed: Composed, cleaner: Cleaner | None) -> list[bytes]:
+        """Count the rows of a batch; the lines of those that the cleaner keeps."""
+        self.read += composed.read
+        self.filtered += composed.filtered
+        self.invalid += len(composed.problems)
+        self.problems += composed.problems[: SHOWN - len(self.problems)]
+        lines = composed.lines
+        if cleaner is not None and lines:
+            kept = cleaner.kept([msgspec.json.decode(line) for line in lines], composed.place)
+            lines = [lines[index] for index in kept]
+        self.kept += len(lines)
+        return lines
+
+    def counts(self) -> dict[str, int]:
+        return {"read": self.read, "filtered": self.filtered, "invalid": self.invalid, "kept": self.kept}
+
+
+def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Iterator[Batch]:
+    """The batches of files one after the other, of Parquet with those columns alone that are needed."""
+    for file in paths:
+        wanted = {column for rows in mappings for column, _, _ in rows.filter}
+        if (names := columns_of(file.path, file.shown)) is not None:
+            try:
+                for rows in mappings:
+                    wanted.update(Mapper(rows, kind, names, is_table=True).needed)
+            except Misfit as error:
+                raise UserError(f"{file.shown}: {error}") from None
+        yield from batches_of(file.path, file.shown, wanted)
+
+
+def _chosen(part: Part, numbers: range, rng: random.Random, tally: _Tally) -> range | list[int]:
+    """The lines of a part that the blend takes."""
+    wanted = part.rows or (max(1, round(part.share * len(numbers))) if part.share else len(numbers))
+    if part.rows and part.rows > len(numbers) and not tally.refused:
+        raise UserError(f"{tally.where}.rows: {part.rows} are wanted, but {len(numbers)} are there; lower it")
+    tally.kept = min(wanted, len(numbers))
+    return numbers if wanted >= len(numbers) else rng.sample(numbers, wanted)
+
+
+def _refuse(tallies: list[_Tally]) -> None:
+    """UserError with the rows that do not fit and may not be left out, or where no row is left."""
+    lines = []
+    for tally in tallies:
+        if tally.refused:
+            more = tally.invalid - len(tally.problems)
+            lines += [
+                f"{tally.where}: {tally.invalid} of {tally.read} rows do not fit; correct them, filter them out, map "
+                "other columns, or set drop_invalid: true to leave them out:",
+                *(f"  {problem}" for problem in tally.problems),
+                *([f"  and {more} rows more"] if more else []),
+            ]
+        elif not tally.kept:
+            first = f"; the first: {tally.problems[0]}" if tally.problems else ""
+            lines.append(
+                f"{tally.where}: no row can be trained on: of {tally.read} read, {tally.filtered} are filtered out and "
+                f"{tally.invalid} do not fit{first}"
+            )
+    if lines:
+        raise UserError("\n".join(lines))

@@ -1,0 +1,174 @@
+"""The messages of published rows, in the forms in which they come."""
+
+import base64
+import io
+import json
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from scripts.rewards.messages import last_user_text, text_of
+
+Message = dict[str, Any]
+ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
+SYSTEM = ("system", "developer")
+PICTURES = ("image", "image_url", "input_image")
+
+
+class Misfit(ValueError):
+    """Why a published row is no row of the blend, and which column is to blame, where one is."""
+
+    def __init__(self, problem: str, column: str | None = None) -> None:
+        super().__init__(f"column {column}: {problem}" if column else problem)
+
+
+def as_text(value: Any, column: str) -> str:
+    """A column's value as a text that says something; a whole number is taken as its digits."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise Misfit("is missing" if value is None else f"is a {type(value).__name__}, not a text", column)
+    if not value.strip():
+        raise Misfit("is empty", column)
+    return value
+
+
+def as_messages(value: Any, role: str, column: str) -> list[Message]:
+    """The messages of a column: one text, which `role` says, or messages with role and content, or ShareGPT's."""
+    if not isinstance(value, list):
+        return [{"role": role, "content": as_text(value, column)}]
+    if not value:
+        raise Misfit("is empty", column)
+    return [_message(message, place, column) for place, message in enumerate(value)]
+
+
+def _message(message: Any, place: int, column: str) -> Message:
+    if isinstance(message, dict) and "from" in message and "value" in message:
+        return {"role": ROLES.get(message["from"], message["from"]), "content": message["value"]}
+    if not isinstance(message, dict) or "role" not in message or "content" not in message:
+        raise Misfit(f"its message {place + 1} has no role and content", column)
+    if len(message) == 2 and isinstance(message["content"], str):
+        return message
+    kept = {key: without_nulls(value) for key, value in message.items() if value is not None or key == "content"}
+    if isinstance(kept["content"], list):
+        kept["content"] = [_text_part(part) for part in kept["content"]]
+    return kept
+
+
+def _text_part(part: Any) -> Any:
+    return (
+        {"type": "input_text", "text": part["text"]} if isinstance(part, dict) and part.get("type") == "text" else part
+    )
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the nulls that columns put where one row has a key that another lacks."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+def as_tools(value: Any, flat: bool, column: str | None) -> list[Any]:
+    """The functions that a conversation may call, as chat templates take them or, `flat`, as the Responses API does.
+
+    They may be JSON. A function alone, without ``type``, is one.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value or "[]")
+        except ValueError as error:
+            raise Misfit(f"is not JSON ({error})", column) from None
+    if not isinstance(value or [], list):
+        raise Misfit("is no list of tools", column)
+    tools = []
+    for tool in without_nulls(value or []):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or "name" not in function:
+            raise Misfit("a tool has no name", column)
+        function = {key: item for key, item in function.items() if key != "type"}
+        if flat:
+            defaults = {"type": "function", "parameters": {"type": "object", "properties": {}}, "strict": False}
+            tools.append(defaults | function)
+        else:
+            tools.append({"type": "function", "function": function})
+    return tools
+
+
+def text_in(messages: list[Message]) -> str:
+    """The text of the last message of a user, or else of the last message."""
+    text = last_user_text(messages)
+    return text_of(messages[-1].get("content")) if text is None else text
+
+
+def with_system(messages: list[Message], text: str) -> list[Message]:
+    """The messages, behind a system message where they begin with none."""
+    begins = messages and messages[0]["role"] in SYSTEM
+    return messages if begins else [{"role": "system", "content": text}, *messages]
+
+
+def with_template(messages: list[Message], template: str) -> list[Message]:
+    """The messages, the last text of the last user in a template's place ``{prompt}``."""
+    for place in reversed(range(len(messages))):
+        if messages[place]["role"] != "user":
+            continue
+        content = messages[place]["content"]
+        if isinstance(content, list):
+            texts = [number for number, part in enumerate(content) if "text" in part]
+            if not texts:
+                return messages
+            part = content[texts[-1]]
+            changed: Any = list(content)
+            changed[texts[-1]] = part | {"text": template.replace("{prompt}", part["text"])}
+        else:
+            changed = template.replace("{prompt}", content)
+        return [*messages[:place], messages[place] | {"content": changed}, *messages[place + 1 :]]
+    return messages
+
+
+def with_images(messages: list[Message], images: Any, column: str) -> list[Message]:
+    """The messages with pictures where they say so, or else before the first text of the user."""
+    given = [image for image in (images if isinstance(images, list) else [images]) if image is not None]
+    parts = [{"type": "input_image", "image_url": _uri(image, column), "detail": "auto"} for image in given]
+    if not parts:
+        return messages
+    places = sum(_is_place(part) for said in messages for part in _parts(said))
+    if places not in (0, len(parts)):
+        raise Misfit(f"has {len(parts)} pictures, but the messages have places for {places}", column)
+    waiting, changed = iter(parts), []
+    for message in messages:
+        content = message["content"]
+        if places:
+            content = [next(waiting) if _is_place(part) else part for part in content] if _parts(message) else content
+        elif message["role"] == "user" and (first := list(waiting)):
+            said = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+            content = [*first, *said]
+        changed.append(message | {"content": content})
+    return changed
+
+
+def _parts(message: Message) -> list[Any]:
+    return message["content"] if isinstance(message["content"], list) else []
+
+
+def _is_place(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in PICTURES and not part.get("image_url")
+
+
+def _uri(image: Any, column: str) -> str:
+    """A picture as a data URI: it may be one, or bytes as the hub's data sets have them."""
+    data = image.get("bytes") if isinstance(image, dict) else image
+    if isinstance(data, str) and data.startswith("data:image/"):
+        return data
+    if not isinstance(data, bytes):
+        raise Misfit("its picture is neither bytes nor a data URI; put the picture itself into the column", column)
+    try:
+        kind = Image.open(io.BytesIO(data)).get_format_mimetype()
+    except (OSError, UnidentifiedImageError) as error:
+        raise Misfit(f"its picture cannot be read ({error})", column) from None
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def shared_start(chosen: list[Message], rejected: list[Message]) -> int:
+    """How many messages two conversations begin with alike, of which each keeps one at least behind them."""
+    longest = min(len(chosen), len(rejected)) - 1
+    return next((place for place in range(longest) if chosen[place] != rejected[place]), longest)

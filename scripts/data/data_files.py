@@ -1,0 +1,156 @@
+"""Which files of a data set are meant: by glob, or by subset and split as its card or the files' names say.
+
+The rules are those of the hub's data sets (``configs`` and ``data_files`` of the card; otherwise names such as
+``data/train-00000-of-00002.parquet``, ``test.csv`` or ``validation/0.jsonl``).
+"""
+
+import re
+from collections.abc import Collection
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+from fsspec.utils import glob_translate
+
+from scripts.data.hub import near
+from scripts.data.published import FORMATS, format_of
+from scripts.errors import UserError
+from scripts.recipe.strict import nearest
+
+CARD = "README.md"
+KEYWORDS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+    "eval": "test",
+    "evaluation": "test",
+}
+_SHARD = re.compile(r"(?P<split>[\w.-]+?)-(?P<part>\d{5})-of-(?P<parts>\d{5})(-\w+)?\.")
+_PARTS = re.compile(r"\*-of-(\d+)")
+_SEPARATORS = re.compile(r"[-._ 0-9]+")
+_FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
+
+
+def files_named(file: str | list[str], names: Collection[str] | None, where: str) -> list[list[str]]:
+    """The files that each name means: several where it is a glob, six where it holds ``*-of-00006``.
+
+    `names` are the files that there are; None: not known, and not needed while there is no glob.
+    """
+    return [_named(one, names, where) for one in ([file] if isinstance(file, str) else file)]
+
+
+def needs_names(file: str | list[str] | None) -> bool:
+    """Whether the names of a source's files must be known to say which are meant."""
+    return file is None or any("*" in _PARTS.sub("", one) for one in ([file] if isinstance(file, str) else file))
+
+
+def _named(file: str, names: Collection[str] | None, where: str) -> list[str]:
+    if count := _PARTS.search(file):
+        return [file.replace("*", f"{part:05}") for part in range(int(count[1]))]
+    if "*" not in file:
+        return [file]
+    pattern = re.compile(glob_translate(file))
+    if not (found := sorted(name for name in names or () if pattern.fullmatch(name))):
+        raise UserError(f"{where}: no file is like {file}; {near(file, tuple(names or ()))}")
+    return _whole(found, where)
+
+
+def files_of_split(
+    names: Collection[str], card: str, subset: str | None, split: str | None, where: str
+) -> list[list[str]]:
+    """The files of a split, or of several that a plus sign joins; UserError names the subsets and splits there are."""
+    splits = _splits_of(names, card, subset, where)
+    if split is None:
+        split = "train" if "train" in splits else next(iter(splits)) if len(splits) == 1 else ""
+    found = []
+    for one in split.split("+"):
+        if not (files := splits.get(one) or splits.get(KEYWORDS.get(one, ""))):
+            raise UserError(f"{where}: has no split {one or 'train'}{nearest(one, splits)}; set source.split")
+        found.append(_whole(files, where))
+    return found
+
+
+def _splits_of(names: Collection[str], card: str, subset: str | None, where: str) -> dict[str, list[str]]:
+    """The files of each split of a subset."""
+    configs = {str(config.get("config_name", "default")): config for config in _configs(card, where)}
+    if configs:
+        default = [name for name, config in configs.items() if config.get("default") or name == "default"]
+        chosen = subset or next(iter(default or (configs if len(configs) == 1 else ())), "")
+        if chosen not in configs:
+            hint = nearest(chosen, configs)
+            raise UserError(f"{where}: has no subset {chosen or 'default'}{hint}; set source.subset")
+        config = configs[chosen]
+        folder = config.get("data_dir")
+        if (patterns := config.get("data_files")) is not None:
+            return _by_patterns(patterns, folder, names, where)
+        names = [name for name in names if not folder or name.startswith(f"{folder.strip('/')}/")]
+    elif subset is not None:
+        folders = {str(part) for name in names for part in PurePosixPath(name).parts[:-1]}
+        names = [name for name in names if subset in PurePosixPath(name).parts[:-1]]
+        if not names:
+            raise UserError(f"{where}: has no folder {subset} of a subset{nearest(subset, folders)}")
+    formats = {format_of(name) for name in names}
+    chosen_format = next((suffix for suffix in FORMATS if suffix in formats), None)
+    splits: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if format_of(name) == chosen_format and name != "dataset_infos.json":
+            splits.setdefault(_split_of(name), []).append(name)
+    if chosen_format is None or not splits:
+        raise UserError(f"{where}: has no file that ends in {', '.join(FORMATS)}")
+    return splits
+
+
+def _configs(card: str, where: str) -> list[dict[str, Any]]:
+    front = _FRONT.match(card)
+    try:
+        data = yaml.safe_load(front[1]) if front else {}
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: the head of its {CARD} is no YAML ({error}); say file") from None
+    configs = data.get("configs") if isinstance(data, dict) else None
+    return [config for config in configs or [] if isinstance(config, dict)]
+
+
+def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], where: str) -> dict[str, list[str]]:
+    """What a card's ``data_files`` name: one or several patterns, by split or for train."""
+    entries = patterns if isinstance(patterns, list) else [patterns]
+    splits: dict[str, list[str]] = {}
+    for entry in entries:
+        said = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
+        path = said.get("path", [])
+        for pattern in [path] if isinstance(path, str) else path:
+            wanted = str(PurePosixPath(folder or ".", pattern))
+            if any(name.startswith(f"{wanted}/") for name in names):
+                wanted += "/**"
+            splits.setdefault(str(said.get("split", "train")), []).extend(_named(wanted, names, where))
+    return splits
+
+
+def _split_of(name: str) -> str:
+    """The split that a file's name, or else a folder's, says; train where nothing does."""
+    path = PurePosixPath(name)
+    if shard := _SHARD.match(path.name):
+        return shard["split"]
+    for part in reversed(path.parts):
+        if said := next((KEYWORDS[word] for word in _SEPARATORS.split(part.lower()) if word in KEYWORDS), None):
+            return said
+    return "train"
+
+
+def _whole(files: list[str], where: str) -> list[str]:
+    """The files, of which no part may be missing where their names say how many there are."""
+    there: dict[tuple[str, int], set[int]] = {}
+    for file in files:
+        if shard := _SHARD.match(PurePosixPath(file).name):
+            stem = str(PurePosixPath(file).with_name(shard["split"]))
+            there.setdefault((stem, int(shard["parts"])), set()).add(int(shard["part"]))
+    for (stem, parts), numbers in there.items():
+        if missing := sorted({*range(parts)} - numbers):
+            raise UserError(
+                f"{where}: {len(missing)} of the {parts} parts of {stem} are missing, the first {missing[0]:05}"
+            )
+    return files

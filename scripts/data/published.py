@@ -1,0 +1,200 @@
+"""Published files of rows, some rows at a time and so in flat memory: Parquet, CSV, TSV, JSON lines, a list in JSON.
+
+All but Parquet may be compressed (.gz, .zst, .bz2).
+"""
+
+import codecs
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import csv
+
+from scripts.data.blocks import LONGEST_LINE
+from scripts.data.rows import RowError, decode_rows
+from scripts.errors import UserError
+from scripts.recipe.strict import nearest
+
+Row = dict[str, Any]
+FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+ROWS = 1024
+BYTES = 1 << 20
+BATCH_BYTES = 16 * BYTES
+_NUMBER = "\0number"
+
+
+def format_of(name: str) -> str | None:
+    """Which of FORMATS a file has by its name; None: none of them."""
+    for packed in PACKED:
+        name = name.removesuffix(packed)
+    return next((suffix for suffix in FORMATS if name.endswith(suffix)), None)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows of a file, which `shown` names in messages; the first has the number `first`, counted from 1."""
+
+    shown: str
+    first: int
+    content: pa.RecordBatch | list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @property
+    def is_lines(self) -> bool:
+        """Whether its rows are JSON, and not those of a table."""
+        return isinstance(self.content, list)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of a table."""
+        return self.content.schema.names
+
+    @property
+    def before(self) -> str:
+        """What stands before a row's number where a message names it."""
+        return f"{self.shown}:" if self.is_lines else f"{self.shown}: row "
+
+    def place(self, index: int) -> str:
+        """Where a row stands, as a message names it."""
+        return f"{self.before}{self.first + index}"
+
+    def rows(self, columns: Collection[str] | None = None) -> list[Row | RowError]:
+        """The rows, of these columns alone where some are named; a RowError for a line that is no row.
+
+        UserError where a table has no such column, or no row of some lines.
+        """
+        if self.is_lines:
+            rows = [row for _, row in decode_rows(b"\n".join(self.content) + b"\n")]
+            if columns is None:
+                return rows
+            self._know(columns, {name for row in rows if isinstance(row, dict) for name in row})
+            return [{name: row.get(name) for name in columns} if isinstance(row, dict) else row for row in rows]
+        self._know(columns or (), self.names)
+        names = self.names if columns is None else list(columns)
+        values = [self.content.column(name).to_pylist() for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+    def _know(self, columns: Collection[str], names: Collection[str]) -> None:
+        if unknown := next((name for name in columns if name not in names), None):
+            raise UserError(f"{self.shown}: has no column {unknown}{nearest(unknown, names)}")
+
+    def matching(self, conditions: list[tuple[str, str, Any]]) -> set[int]:
+        """The indices of the rows that meet all conditions (column, operator, value), and of lines that are no rows."""
+        names, unread = list(dict.fromkeys(column for column, _, _ in conditions)), set()
+        if self.is_lines:
+            rows = self.rows(names)
+            unread = {index for index, row in enumerate(rows) if isinstance(row, RowError)}
+            values = {name: [None if isinstance(row, RowError) else row[name] for row in rows] for name in names}
+        else:
+            self._know(names, self.names)
+            values = {name: self.content.column(name) for name in names}
+        try:
+            table = pa.table(values)
+            for column, _, value in conditions:
+                if pa.types.is_string(table[column].type) and isinstance(value, int | float):  # as CSV has numbers
+                    table = table.set_column(table.schema.get_field_index(column), column, table[column].cast("double"))
+            table = table.append_column(_NUMBER, pa.array(range(len(self)), pa.int64()))
+            met = {*table.filter(pq.filters_to_expression(conditions))[_NUMBER].to_pylist()}
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            said = ", ".join(f"{column} {operator} {value!r}" for column, operator, value in conditions)
+            raise UserError(f"{self.place(0)}: cannot be held against the filter {said}: {error}") from None
+        return met | unread
+
+
+def columns_of(path: Path, shown: str) -> list[str] | None:
+    """The columns of a table; None for JSON, whose rows have keys of their own."""
+    kind, names = format_of(shown), None
+    with _readable(shown, kind):
+        if kind == ".parquet":
+            names = pq.read_schema(path).names
+        elif kind in (".csv", ".tsv"):
+            with pa.input_stream(path, compression=_compression(shown)) as head:
+                names = _csv_reader(head, kind).schema.names
+    if twice := next((name for name in names or () if names.count(name) > 1), None):
+        raise UserError(f"{shown}: has two columns {twice}; rename one")
+    return names
+
+
+def batches_of(path: Path, shown: str | None = None, columns: Collection[str] = ()) -> Iterator[Batch]:
+    """The rows of a file in their order; of Parquet only these `columns` that it has, or all where none is named.
+
+    `shown` is its name in messages, which says its format. UserError where it cannot be read.
+    """
+    shown, first = shown or str(path), 1
+    kind = format_of(shown)
+    reader = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}.get(kind, _lines)
+    with _readable(shown, kind):
+        for content in reader(path, shown, columns):
+            yield Batch(shown, first, content)
+            first += len(content)
+
+
+@contextmanager
+def _readable(shown: str, kind: str | None) -> Iterator[None]:
+    if kind is None:
+        raise UserError(f"{shown}: a name that ends in none of {', '.join(FORMATS)}, so its format is not known")
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{shown}: cannot be read as {kind[1:]}: {error}") from None
+
+
+def _parquet(path: Path, _shown: str, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=BYTES) as file:
+        names = [name for name in file.schema_arrow.names if name in columns] or None
+        for batch in file.iter_batches(batch_size=ROWS, columns=names, use_threads=False):
+            rows = max(1, len(batch) * BATCH_BYTES // max(1, batch.nbytes))
+            yield from (batch.slice(start, rows) for start in range(0, len(batch), rows))
+
+
+def _csv(path: Path, shown: str, _columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+    with pa.input_stream(path, compression=_compression(shown)) as file:
+        for batch in _csv_reader(file, format_of(shown), columns_of(path, shown)):
+            yield from (batch.slice(start, ROWS) for start in range(0, len(batch), ROWS))
+
+
+def _csv_reader(file: pa.NativeFile, kind: str, names: Collection[str] = ()) -> csv.CSVStreamingReader:
+    """All these columns as texts: whether 007 is a number, the file does not say."""
+    return csv.open_csv(
+        file,
+        csv.ReadOptions(use_threads=False, block_size=BATCH_BYTES),
+        csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",", newlines_in_values=True),
+        csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
+    )
+
+
+def _lines(path: Path, shown: str, _columns: Collection[str]) -> Iterator[list[bytes]]:
+    with pa.input_stream(path, compression=_compression(shown)) as file:
+        rest = file.read(BYTES).removeprefix(codecs.BOM_UTF8)
+        if format_of(shown) == ".json" and rest.lstrip().startswith(b"["):
+            yield from _list(rest + file.read(), shown)
+            return
+        while chunk := file.read(BYTES):
+            *whole, rest = (rest + chunk).split(b"\n")
+            if len(rest) > LONGEST_LINE:
+                raise UserError(f"{shown}: more than {LONGEST_LINE >> 20} MiB without a newline; is it a JSONL file?")
+            if whole:
+                yield [line.rstrip(b"\r") for line in whole]
+        if rest:
+            yield [line.rstrip(b"\r") for line in rest.removesuffix(b"\n").split(b"\n")]
+
+
+def _list(text: bytes, shown: str) -> Iterator[list[bytes]]:
+    try:
+        rows = msgspec.json.decode(text, type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise UserError(f"{shown}: cannot be read as a list in JSON: {error}") from None
+    for start in range(0, len(rows), ROWS):
+        yield [msgspec.json.format(bytes(row), indent=-1) for row in rows[start : start + ROWS]]
+
+
+def _compression(shown: str) -> str | None:
+    return PACKED.get(Path(shown).suffix)

@@ -1,0 +1,268 @@
+"""A published row becomes a row of a blend: its shape is known by the names of its columns, or the recipe maps them.
+
+======================================  =================  =============================  =======================
+columns                                 demonstrations     prompts                        preferences
+======================================  =================  =============================  =======================
+messages                                the conversation   it, without the last answers
+prompt, completion; question, answer    both as messages   the prompt; expected_answer
+chosen, rejected, perhaps prompt                                                          prompt, and two answers
+======================================  =================  =============================  =======================
+
+``tools``, ``images`` and ``agent_ref`` may stand beside them. Rows of NeMo-Gym pass as they are.
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection
+from typing import Any
+
+from scripts.data.conversations import (
+    Misfit,
+    as_messages,
+    as_text,
+    as_tools,
+    shared_start,
+    text_in,
+    with_images,
+    with_system,
+    with_template,
+    without_nulls,
+)
+from scripts.recipe.source import Part, Rows
+from scripts.recipe.strict import nearest
+from scripts.rewards.registry import contract_of
+
+Row = dict[str, Any]
+CONVERSATIONS = ("messages", "conversations")
+CONTENT = (*CONVERSATIONS, "prompt", "completion", "question", "answer", "chosen", "rejected")
+BESIDE = ("tools", "images", "image", "agent_ref")
+MATH = "math_with_judge_simple_agent"
+_GSM8K = {
+    "columns": {"prompt": "question", "answer": "answer"},
+    "environment": MATH,
+    "prompt_template": "{prompt}\n\nReason step by step, and put the final answer in \\boxed{}.",
+    "answer_after": "####",
+    "completion_template": "{reasoning}\n\\boxed{{answer}}",
+    "remove": "<<[^>]*>>",
+}
+_TULU3_PROMPTS = [
+    {
+        "filter": [("dataset", "!=", "ifeval")],
+        "columns": {"prompt": "messages", "expected_answer": "ground_truth"},
+        "environment": MATH,
+    },
+    {
+        "filter": [("dataset", "==", "ifeval")],
+        "columns": {"prompt": "messages", "constraint": "ground_truth"},
+        "environment": "tulu3_constraints",
+        "json_columns": ["ground_truth"],
+    },
+]
+NAMED: dict[str, dict[str, list[Row]]] = {
+    "gsm8k": {"prompts": [_GSM8K], "demonstrations": [_GSM8K]},
+    "tulu3": {"prompts": _TULU3_PROMPTS, "demonstrations": [{}], "preferences": [{}]},
+}
+"""What the names that `columns` knows stand for, by kind; of several, a row is the first's whose filter it meets."""
+_SLOT = re.compile(r"\{(reasoning|answer)\}")
+_FIELD = re.compile(r"\$\.(\w+)")
+_NUMBER = re.compile(r"[-+]?[$€£]?\d+(\.\d+)?%?")
+
+
+def mappings_of(part: Part, kind: str) -> list[Rows]:
+    """How the rows of a part are made; the first whose filter a row meets counts."""
+    if not isinstance(part.columns, str):
+        return [part]
+    own = {name: getattr(part, name) for name in part.model_fields_set & Rows.model_fields.keys() - {"columns"}}
+    return [
+        Rows(**named | own | {"filter": [*named.get("filter", []), *part.filter]})
+        for named in NAMED[part.columns].get(kind, [])
+    ]
+
+
+class Mapper:
+    """Makes rows of a blend from those published rows that have these columns; of a table, nulls stand for no key.
+
+    `needed` are the columns that are read. Misfit where one that the recipe names is not there.
+    """
+
+    def __init__(self, rows: Rows, kind: str, names: Collection[str], is_table: bool) -> None:
+        self.rows, self.kind, self.names, self.is_table = rows, kind, names, is_table
+        self.mapped = mapped = rows.columns if isinstance(rows.columns, dict) else {}
+        heads = {column: column if column in names else column.partition(".")[0] for column in mapped.values()}
+        if unknown := next((column for column, head in heads.items() if head not in names), None):
+            raise Misfit(f"has no column {unknown}{nearest(unknown, names)}")
+        free = [name for name in names if name not in {*heads.values()} and name not in mapped]
+        if mapped.keys() & {*CONTENT} and not mapped.keys() & {*CONVERSATIONS}:
+            free = [name for name in free if name not in CONVERSATIONS]
+        contract = contract_of(rows.environment or "")
+        self.fields = {*getattr(contract, "__struct_fields__", ())}
+        is_gym = kind == "prompts" and "responses_create_params" in names
+        takes_all = is_gym or (kind == "prompts" and contract is None and not mapped)
+        free = [name for name in free if takes_all or name in CONTENT or name in BESIDE or name in self.fields]
+        self.column = {**mapped, **{name: name for name in free}}
+        self.needed = list(dict.fromkeys([*heads.values(), *free]))
+        self.others = [name for name in self.column if takes_all or name in mapped or name in self.fields]
+        self.whole = self._first(*CONVERSATIONS)
+        self.asked = self._first("prompt", "question")
+        self.answered = self._first("completion", "answer")
+        self.make = self._gym if is_gym else self._maker()
+
+    def _maker(self) -> Callable[[Row], Row]:
+        """What makes a row of these columns, by the first shape that they have."""
+        if self.kind == "prompts":
+            maker, wanted = self._prompt if self.asked or self.whole else None, "prompt, question or messages"
+        elif self.kind == "demonstrations":
+            maker = self._shown if self.whole or (self.asked and self.answered) else None
+            wanted = "messages, prompt and completion, or question and answer"
+        elif {"context", "completions"} <= self.column.keys():
+            return self._as_it_is
+        else:
+            maker = self._pair if {"chosen", "rejected"} <= self.column.keys() else None
+            wanted = "chosen and rejected, and prompt where they do not begin with it"
+        if maker is None:
+            there = ", ".join(self.names) or "none"
+            raise Misfit(f"has not the columns of {self.kind} ({wanted}), but {there}; map them by columns")
+        return maker
+
+    def row_of(self, published: Row) -> Row:
+        """The row; the very same where nothing is to be done. Misfit says what is wrong with which column."""
+        if "_hf_placeholder" in published:
+            return published
+        return self.make(published)
+
+    def blamed(self, problem: str) -> str:
+        """What is wrong with a row that was made, with the column to which the first field in it goes back."""
+        found = _FIELD.match(problem)
+        column = self.column.get(found[1]) if found else None
+        return f"column {column}: {problem}" if column else problem
+
+    def _value(self, published: Row, field: str) -> Any:
+        """What a row has for a field; None where it has nothing."""
+        if (column := self.column.get(field)) is None:
+            return None
+        if column in published:
+            value = published[column]
+        else:
+            value = published
+            for part in column.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+        if value is not None and column in self.rows.json_columns:
+            try:
+                return json.loads(value)
+            except (TypeError, ValueError) as error:
+                raise Misfit(f"is not JSON ({error})", column) from None
+        return value
+
+    def _first(self, *fields: str) -> str | None:
+        """The first of some fields that the recipe maps, or else for which there is a column."""
+        return next((field for known in (self.mapped, self.column) for field in fields if field in known), None)
+
+    def _messages(self, published: Row, field: str, role: str = "user") -> list[Row]:
+        return as_messages(self._value(published, field), role, self.column[field])
+
+    def _before_answer(self, published: Row, messages: list[Row]) -> list[Row]:
+        """The messages before the answer with what the recipe puts there, and with their pictures."""
+        if self.rows.prompt_template:
+            messages = with_template(messages, self.rows.prompt_template)
+        if self.rows.system_prompt:
+            messages = with_system(messages, self.rows.system_prompt)
+        if field := self._first("images", "image"):
+            messages = with_images(messages, self._value(published, field), self.column[field])
+        return messages
+
+    def _answer(self, published: Row, field: str) -> tuple[str, str, str]:
+        """The whole text of an answer, its reasoning and the answer alone."""
+        column = self.column[field]
+        whole = as_text(self._value(published, field), column)
+        reasoning = self._value(published, "reasoning") or ""
+        if (mark := self.rows.answer_after) is None:
+            return whole, reasoning, whole
+        before, found, answer = whole.rpartition(mark)
+        answer = answer.strip()
+        if not found or not answer:
+            raise Misfit(f"has no {mark!r} with an answer after it", column)
+        number = answer.replace(",", "")
+        return whole, reasoning or before.removesuffix("\n"), number if _NUMBER.fullmatch(number) else answer
+
+    def _agent(self, published: Row) -> Row:
+        if self.rows.environment:
+            return {"agent_ref": {"type": "responses_api_agents", "name": str(self.rows.environment)}}
+        agent = self._value(published, "agent_ref")
+        return {"agent_ref": agent} if agent else {}
+
+    def _tools(self, published: Row, flat: bool) -> Row:
+        tools = as_tools(self._value(published, "tools"), flat, self.column.get("tools"))
+        return {"tools": tools} if tools else {}
+
+    def _shown(self, published: Row) -> Row:
+        """A demonstration."""
+        if self.whole:
+            messages = self._messages(published, self.whole)
+            messages = [*self._before_answer(published, messages[:-1]), messages[-1]]
+        else:
+            messages = self._before_answer(published, self._messages(published, self.asked))
+            messages = [*messages, *self._completion(published, self.answered)]
+        return self._agent(published) | {"messages": messages} | self._tools(published, flat=False)
+
+    def _completion(self, published: Row, field: str) -> list[Row]:
+        if isinstance(self._value(published, field), list):
+            return self._messages(published, field, "assistant")
+        text, reasoning, answer = self._answer(published, field)
+        if self.rows.completion_template:
+            values = {"reasoning": reasoning, "answer": answer}
+            text = _SLOT.sub(lambda slot: values[slot[1]], self.rows.completion_template)
+        if self.rows.remove:
+            text = re.sub(self.rows.remove, "", text)
+        return [{"role": "assistant", "content": text}]
+
+    def _prompt(self, published: Row) -> Row:
+        """A row that an environment rewards."""
+        field = self.asked or self.whole
+        messages = self._messages(published, field)
+        while not self.asked and messages and messages[-1]["role"] == "assistant":
+            messages.pop()
+        messages, row, used = self._before_answer(published, messages), self._agent(published), {field, *BESIDE}
+        if not row:
+            raise Misfit("no environment rewards it; set environment")
+        row["responses_create_params"] = {"input": messages} | self._tools(published, flat=True)
+        if "question" in self.fields and ("question" not in self.column or field == "question"):
+            row["question"] = text_in(messages)
+        expected = self._first("expected_answer", "answer")
+        name = "expected_answer" if "expected_answer" in self.fields else expected
+        if expected and (name == "expected_answer" or self.rows.answer_after):
+            row[name] = self._answer(published, expected)[2]
+            used |= {"expected_answer", "answer"}
+        others = {name: self._value(published, name) for name in self.others if name not in used}
+        return row | {name: value for name, value in others.items() if value is not None} | self.rows.constants
+
+    def _gym(self, published: Row) -> Row:
+        """A row of NeMo-Gym's, as it is but for what the recipe adds."""
+        if self.is_table:
+            published = without_nulls(published)
+        row, request = published, published.get("responses_create_params")
+        if self.column.keys() != published.keys() or any(self.column[name] != name for name in self.column):
+            row = {name: self._value(published, name) for name in self.column}
+        if not row.get("agent_ref") and self.rows.environment:
+            row = row | self._agent(published)
+        if isinstance(request, dict) and (self.rows.system_prompt or self.rows.prompt_template):
+            messages = self._before_answer(
+                published, as_messages(request.get("input"), "user", "responses_create_params")
+            )
+            row = row | {"responses_create_params": request | {"input": messages}}
+        return row | self.rows.constants if self.rows.constants else row
+
+    def _pair(self, published: Row) -> Row:
+        """A context with a better and a worse answer."""
+        chosen, rejected = (self._messages(published, field, "assistant") for field in ("chosen", "rejected"))
+        shared = shared_start(chosen, rejected)
+        context = chosen[:shared]
+        if self.asked and not context:
+            context = self._messages(published, self.asked)
+        if not context:
+            raise Misfit("has no prompt: chosen and rejected begin differently, and no column is the prompt")
+        answers = [{"rank": rank, "completion": said[shared:]} for rank, said in enumerate((chosen, rejected))]
+        context = self._before_answer(published, context)
+        return {"context": context, "completions": answers} | self._tools(published, flat=False)
+
+    def _as_it_is(self, published: Row) -> Row:
+        return published

@@ -1,0 +1,202 @@
+"""How a model is talked to: chat template, special tokens, vocabulary, which stay as they are from stage to stage.
+
+They are read from a folder's files, without transformers, so wherever a stage is planned.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import takewhile, zip_longest
+from pathlib import Path
+from typing import Any, Self
+
+from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RemoteEntryNotFoundError
+from tokenizers import Tokenizer
+
+from scripts.errors import UserError
+from scripts.files import read_json, write_json, write_text
+from scripts.recipe.tokenizer import OWN
+from scripts.recipe.yaml_file import repository_root
+
+TEMPLATE, SETTINGS, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
+SHOWN = 60
+
+
+def read_template(named: str) -> str:
+    """The chat template (Jinja) that a recipe names; UserError where there is none.
+
+    A file (from the project's root), one that TRL ships (by its file's name, as qwen3_training), the folder of a model,
+    a model of the hub (organisation/name, or organisation/name@revision), or the template itself.
+    """
+    path = repository_root() / named
+    if "{%" in named or "{{" in named:
+        return named
+    if path.is_dir():
+        found = chat_template_of(path)
+    elif path.suffix in (".jinja", ".j2") or path.is_file() or named.startswith(("/", ".")):
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: cannot be read ({error})") from None
+    elif "/" in named:
+        found = _template_on_hub(*named.split("@", 1))
+    elif (shipped := _shipped() / f"{named}.jinja").is_file():
+        return shipped.read_text(encoding="utf-8")
+    else:
+        raise UserError(
+            f"{named}: no file ({path}), and none of the templates that TRL ships: {_shipped()}"
+            if _shipped().is_dir()
+            else f"{named}: no file ({path}); for one that TRL ships, TRL has to be installed here (envs/trl.txt)"
+        )
+    if found is None:
+        raise UserError(f"{named}: a model without a chat template")
+    return found
+
+
+def _shipped() -> Path:
+    """Where TRL has the chat templates that it ships; it is not imported."""
+    spec = find_spec("trl")
+    return Path(spec.submodule_search_locations[0] if spec else "no trl", "chat_templates")
+
+
+def _template_on_hub(repository: str, revision: str | None = None) -> str | None:
+    """The chat template of a model on the hub, asked once: afterwards the cache's answer stands."""
+    for name in (TEMPLATE, SETTINGS):
+        try:
+            path = try_to_load_from_cache(repository, name, revision=revision)
+            if path is None:
+                path = hf_hub_download(repository, name, revision=revision)
+        except RemoteEntryNotFoundError:
+            continue
+        except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+            raise UserError(
+                f"{repository}: no file of this project, and its chat template cannot be had from the hub: {error}"
+            ) from None
+        if isinstance(path, str) and (found := chat_template_of(Path(path).parent)):
+            return found
+    return None
+
+
+def training_template_of(chat_template: str) -> str | None:
+    """The name of the template that TRL ships for training with this one: marked, and the same in every turn."""
+    for path in _shipped().glob("*_training.jinja"):
+        plain = path.with_name(path.name.replace("_training", ""))
+        if plain.is_file() and plain.read_text(encoding="utf-8") == chat_template:
+            return path.stem
+    return None
+
+
+def marks_answers(chat_template: str) -> bool:
+    """Whether a chat template marks what the assistant says, by ``{% generation %}``."""
+    return re.search(r"\{%-?\s*generation\s*-?%\}", chat_template) is not None
+
+
+def chat_template_of(folder: Path) -> str | None:
+    """A model's chat template; a file of its own counts more than the tokenizer's settings."""
+    if (folder / TEMPLATE).is_file():
+        return (folder / TEMPLATE).read_text(encoding="utf-8")
+    template = _json(folder / SETTINGS).get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((each["template"] for each in template if each["name"] == OWN), None)
+    return template if isinstance(template, str) else None
+
+
+def tokenizer_of(processor: Any) -> Any:
+    """The tokenizer, whether it is that already or a processor's."""
+    return getattr(processor, "tokenizer", processor)
+
+
+def write_template(folder: Path, chat_template: str) -> None:
+    """Let a folder of links to a model's files have another chat template, and nowhere another one beside it."""
+    for path in folder.glob("chat_template*"):
+        path.unlink()
+    write_text(folder / TEMPLATE, chat_template)
+    for path in (*folder.glob(SETTINGS), *folder.glob("*processor_config.json")):
+        settings = read_json(path)
+        if settings.pop("chat_template", None) is not None:
+            path.unlink()
+            write_json(path, settings)
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """A model's chat template, the tokens that begin, end and fill, and where its tokenizer lies."""
+
+    chat_template: str | None
+    tokens: dict[str, Any]
+    folder: Path
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """That of a model in Hugging Face's format."""
+        settings, generation = _json(folder / SETTINGS), _json(folder / GENERATION)
+        tokens = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        for name in ("eos_token_id", "pad_token_id"):
+            value = generation.get(name)
+            tokens[f"{GENERATION}'s {name}"] = sorted(value) if isinstance(value, list) else value
+        return cls(chat_template_of(folder), tokens, folder)
+
+    def with_template(self, chat_template: str | None) -> Self:
+        """The same with another chat template; None: with its own."""
+        return self if chat_template is None else replace(self, chat_template=chat_template)
+
+    def changes(self, other: "ChatFormat") -> list[str]:
+        """What is another in the other one, a phrase each."""
+        found = []
+        if (self.chat_template or "") != (other.chat_template or ""):
+            found.append(f"the chat template ({_first_difference(self.chat_template, other.chat_template)})")
+        for name, value in self.tokens.items():
+            if other.tokens[name] != value:
+                found.append(f"{name} ({value!r}, now {other.tokens[name]!r})")
+        if problem := _tokenizers_differ(self.folder / "tokenizer.json", other.folder / "tokenizer.json"):
+            found.append(problem)
+        return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file of settings; empty where it is not there or none."""
+    try:
+        content = read_json(path)
+    except (OSError, ValueError, UserError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _text(token: Any) -> str | None:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def common_length(text: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
+    return sum(1 for _ in alike)
+
+
+def _first_difference(before: str | None, after: str | None) -> str:
+    """The first line that is another, from shortly before the place where it is."""
+    lines = zip_longest((before or "").splitlines(keepends=True), (after or "").splitlines(keepends=True), fillvalue="")
+    number, old, new = next((number, *pair) for number, pair in enumerate(lines, start=1) if pair[0] != pair[1])
+    start = max(0, common_length(old, new) - SHOWN // 2)
+    return f"line {number} was {old[start : start + SHOWN]!r}, now {new[start : start + SHOWN]!r}"
+
+
+def _tokenizers_differ(before: Path, after: Path) -> str | None:
+    """How two tokenizers differ in more than how they pad and cut; None where they do not, or one is no file."""
+    if not (before.is_file() and after.is_file()) or before.read_bytes() == after.read_bytes():
+        return None
+    old, new = (Tokenizer.from_file(str(path)) for path in (before, after))
+    words, others = old.get_vocab(), new.get_vocab()
+    if words != others:
+        name = min(
+            (word for word in words.keys() | others.keys() if words.get(word) != others.get(word)),
+            key=lambda word: (words.get(word, len(words)), word),
+        )
+        return (
+            f"the vocabulary ({len(words)} tokens, now {len(others)}; {name!r} was {words.get(name)}, now "
+            f"{others.get(name)})"
+        )
+    for tokenizer in (old, new):
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+    return None if old.to_str() == new.to_str() else "the tokenizer (same tokens, but how texts become them)"

@@ -1,0 +1,149 @@
+"""What turns rows into a model's inputs: a tokenizer, or a processor where the model sees. It needs no torch."""
+
+from pathlib import Path
+from typing import Any
+
+import transformers
+from jinja2 import TemplateError
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from scripts.errors import UserError
+from scripts.model.chat_format import tokenizer_of
+from scripts.recipe.model import RandomModel
+
+PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
+IMAGE, TOOL, CALL, CALL_END = "<|image|>", "<|tool|>", "<tool_call>", "</tool_call>"
+ANSWER = "stagecoach"
+TALK = [
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": "!"},
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": ANSWER},
+]
+CHAT_TEMPLATE = (
+    "{% macro said(content) %}"
+    "{% if content is string %}{{ content }}{% else %}"
+    "{% for part in content %}{{ '<|image|>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+    "{% endif %}"
+    "{% endmacro %}"
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ said(message['content']) + '<|end|>' }}{% endgeneration %}"
+    "{% else %}{{ said(message['content']) + '<|end|>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+TOOLS_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{% generation %}{{ said(message['content']) + '<|end|>' }}{% endgeneration %}",
+    "{% generation %}{{ said(message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + call['function']['name'] + call['function']['arguments'] | tojson + '</tool_call>' }}"
+    "{% endfor %}{{ '<|end|>' }}{% endgeneration %}",
+)
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": ASSISTANT,
+    "fields": {
+        "tool_calls": {
+            "open_pattern": CALL + r"(?P<name>\w+)",
+            "close": CALL_END,
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": END},
+    },
+}
+
+
+def load_processor(folder: Path) -> Any:
+    """The processor of a model that sees, the tokenizer of one that does not."""
+    sees = (folder / "processor_config.json").exists()
+    kind = transformers.AutoProcessor if sees else transformers.AutoTokenizer  # each takes long to import
+    return kind.from_pretrained(folder, local_files_only=True)
+
+
+def use_template(processor: Any, chat_template: str | None) -> Any:
+    """The processor or tokenizer with another chat template; None: with its own."""
+    if chat_template is not None:
+        processor.chat_template = tokenizer_of(processor).chat_template = chat_template
+    return processor
+
+
+def check_template(name: str, tokenizer: Any, key: str) -> None:
+    """UserError where by its chat template the answer to a prompt cannot be told; `key` is where to name another."""
+    try:
+        prompt = tokenizer.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(TALK, tokenize=False)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise UserError(f"{name}: its chat template fails ({error}); name one as {key}") from None
+    if ANSWER not in text.removeprefix(prompt):
+        raise UserError(f"{name}: its chat template does not print an assistant's answer; name another one as {key}")
+    if not text.startswith(prompt):
+        raise UserError(
+            f"{name}: by its chat template a conversation does not begin with the prompt of its last answer, so "
+            f"what is learnt would not be what is asked; name another one as {key}"
+        )
+
+
+def check_end(name: str, tokenizer: Any, ends: list[int], advice: str) -> None:
+    """UserError where the chat template ends an answer with a token that ends no generation (`ends`, and eos)."""
+    text = tokenizer.apply_chat_template(TALK, tokenize=False)
+    after = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
+    known = {tokenizer.eos_token_id, *ends}
+    if not after or after[0] not in known:
+        closing = tokenizer.convert_ids_to_tokens(after[0]) if after else "nothing"
+        raise UserError(
+            f"{name}: its chat template ends an answer with {closing!r}, but generation ends with "
+            f"{tokenizer.convert_ids_to_tokens(sorted(known))}; {advice}"
+        )
+
+
+def make_tokenizer(sees: bool = False, calls_tools: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer with one token a byte (BPE without merges) and its specials; it pads on the left.
+
+    The chat template prints no tool declarations: the tiny model knows its few tools by heart. transformers reads the
+    calls of a model that `calls_tools` by the response template.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: place for place, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=[USER, ASSISTANT, SYSTEM, *[IMAGE] * sees, *[TOOL] * calls_tools],
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    if calls_tools:
+        fast.add_tokens([CALL, CALL_END])
+        fast.chat_template, fast.response_template = TOOLS_TEMPLATE, RESPONSE_TEMPLATE
+    return fast
+
+
+def make_processor(shape: RandomModel) -> Any:
+    """What turns rows into the model's inputs: a tokenizer, or a processor where the model has vision.
+
+    Pictures are scaled by Pillow, so torchvision is not needed.
+    """
+    vision = shape.vision
+    if vision is None:
+        return make_tokenizer(calls_tools=shape.tools)
+    from transformers import LlavaProcessor  # noqa: PLC0415 - only where a model sees
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil  # noqa: PLC0415
+
+    size = {"height": vision.image_size, "width": vision.image_size}
+    return LlavaProcessor(
+        image_processor=SiglipImageProcessorPil(size=size, image_mean=[0.5] * 3, image_std=[0.5] * 3),
+        tokenizer=make_tokenizer(sees=True),
+        patch_size=vision.patch_size,
+        vision_feature_select_strategy="full",
+        num_additional_image_tokens=0,
+        image_token=IMAGE,
+        chat_template=CHAT_TEMPLATE,
+    )

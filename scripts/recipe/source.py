@@ -1,0 +1,138 @@
+"""Where rows come from, and what becomes of their columns."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
+
+from scripts.recipe.environment import EnvironmentName
+from scripts.recipe.reasoning import Share
+from scripts.recipe.strict import Strict, invalid
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
+LINKED = (".jsonl",)
+
+
+class SyntheticSource(Strict):
+    """Blends written by scripts.data.synthesize, laid out as the published ones are on the hub."""
+
+    kind: Literal["synthetic"]
+    seed: int = Field(0, description="Another seed, another data set.")
+    placeholder_share: Share = Field(0.2, description="Share of the math rows written as _hf_placeholder rows.")
+
+
+class _Published(Strict):
+    """A dataset repository, or a folder laid out as one."""
+
+    subset: Text | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="Of the dataset card's configs, or a folder; none: the default one.",
+    )
+    split: Text | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="By the dataset card, or by the names of files and folders; train+test: one after the other. "
+        "None: file says it, or else train.",
+    )
+
+    def whole(self) -> Self:
+        """All of the repository or the folder."""
+        return self.model_copy(update={"subset": None, "split": None})
+
+
+class HubSource(_Published):
+    """Rows of a dataset repository on the Hugging Face hub."""
+
+    kind: Literal["hub"]
+    repository: str
+    revision: str = Field("main", description="A commit; a branch is resolved once, and the commit recorded.")
+
+
+class FolderSource(_Published):
+    """Rows in a folder of this machine, laid out as a dataset repository is."""
+
+    kind: Literal["folder"]
+    path: str
+
+
+class Files(Strict):
+    """Published files."""
+
+    source: Annotated[HubSource | FolderSource, Field(discriminator="kind")] | None = Field(
+        None, description="Instead of the recipe's."
+    )
+    file: str | list[str] | None = Field(
+        None,
+        description="In the source: Parquet, CSV, TSV, JSONL or JSON, may be compressed; with * and ** several, and "
+        "train-*-of-00006.parquet means six. None: as subset and split say, or the blend's name with .jsonl.",
+    )
+
+    @model_validator(mode="after")
+    def _says_files_once(self) -> Self:
+        if self.file and self.source and (self.source.subset or self.source.split):
+            raise invalid("file says which files, and so do subset and split of source; leave one out")
+        return self
+
+    def names_several(self) -> bool:
+        """Whether more is said than the name of one file of JSON lines."""
+        if self.source is not None and (self.source.subset or self.source.split):
+            return True
+        return self.file is not None and (
+            isinstance(self.file, list) or "*" in self.file or not self.file.endswith(LINKED)
+        )
+
+
+class Rows(Files):
+    """Published files, and what becomes of their columns."""
+
+    columns: Literal["gsm8k", "tulu3"] | dict[Text, Text] | None = Field(
+        None,
+        description="The column of each field that is not named like it: {prompt: question, expected_answer: answer}; "
+        "gsm8k and tulu3: as those data sets need it. None: the standard shapes (docs/data.md).",
+    )
+    filter: list[tuple[Text, Operator, Any]] = Field(
+        [], description="Conditions that a row must meet, all of them, as pyarrow's: [[difficulty, '>=', 3]]."
+    )
+    environment: EnvironmentName | None = Field(None, description="What rewards the rows, where they do not say it.")
+    constants: dict[Text, Any] = Field({}, description="Prompts: fields that are the same in every row.")
+    system_prompt: Text | None = Field(None, description="The first message of conversations that have no such one.")
+    prompt_template: Annotated[str, StringConstraints(pattern=r"\{prompt\}")] | None = Field(
+        None, description='What the last message of the user becomes, such as "{prompt}\\n\\nAnswer in \\boxed{}."'
+    )
+    answer_after: Text | None = Field(
+        None,
+        description="A mark, such as '####': the answer is what follows the last of them, the reasoning what precedes; "
+        "a number loses its commas.",
+    )
+    completion_template: Text | None = Field(
+        None, description='What the answer becomes in demonstrations, such as "{reasoning}\\n\\boxed{{answer}}".'
+    )
+    remove: Text | None = Field(None, description="A regular expression: what matches is taken out of completions.")
+    json_columns: list[Text] = Field([], description="Columns whose texts are JSON (tools always may be).")
+    drop_invalid: bool = Field(
+        False, description="Leave out and count rows that do not fit, rather than refuse the blend."
+    )
+
+    @field_validator("remove")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise invalid(f"is no regular expression ({error})") from None
+        return pattern
+
+
+class Part(Rows):
+    """One of the sources of a mixture. What it does not say, the blend says."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Of its rows; which, by the seed.")
+    rows: PositiveInt | None = Field(None, description="So many of its rows; which, by the seed.")
+
+    @model_validator(mode="after")
+    def _one_amount(self) -> "Part":
+        if self.share is not None and self.rows is not None:
+            raise invalid("has share and rows; one of them says how much")
+        return self

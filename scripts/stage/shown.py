@@ -1,0 +1,102 @@
+"""Rows as a stage trains on them, shown to people: the very tokens, and which of them are learnt."""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from itertools import cycle, groupby
+from pathlib import Path
+from typing import Any
+
+from scripts.records import ShownRow, ShownTokens
+
+FIRST, LAST = 80, 40
+BETWEEN = "¦"
+PLAIN, LEARNT = ("\x1b[48;5;254;30m", "\x1b[48;5;252;30m"), ("\x1b[48;5;120;30m", "\x1b[48;5;114;30m")
+"""Backgrounds of neighbouring tokens, so that none needs a mark between them."""
+RESET = "\x1b[0m"
+
+
+def without_torch() -> None:
+    """Let this process load tokenizers in half a second: transformers would load torch, which they do not need."""
+    sys.modules.setdefault("torch", None)
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
+def load_here(folder: Path, chat_template: str | None) -> Any:
+    """A model's tokenizer or processor with a chat template (None: its own), or as a text why it cannot be had here."""
+    if not folder.exists():
+        return f"{folder} is not there yet"
+    if find_spec("transformers") is None:
+        return "transformers is not installed here (envs/trl.txt)"
+    from scripts.model.processor import load_processor, use_template  # noqa: PLC0415 - the controller lacks what it needs
+
+    try:
+        return use_template(load_processor(folder), chat_template)
+    except (OSError, ValueError, ImportError) as error:
+        return f"the tokenizer of {folder} cannot be loaded here ({error})"
+
+
+def shown_row(line: int, parts: Iterable[tuple[str, bool, list[int]]], tokenizer: Any) -> ShownRow:
+    """A row of these parts: the name of each, whether it is learnt, its token ids."""
+    tokens: list[ShownTokens] = [
+        {"name": name, "is_learnt": is_learnt, "ids": ids, "texts": _texts(ids, tokenizer)}
+        for name, is_learnt, ids in parts
+        if ids
+    ]
+    learnt = sum(len(part["ids"]) for part in tokens if part["is_learnt"])
+    return {"line": line, "tokens": sum(len(part["ids"]) for part in tokens), "learnt": learnt, "parts": tokens}
+
+
+def runs(ids: list[int], labels: list[int], ignored: int) -> Iterator[tuple[str, bool, list[int]]]:
+    """The parts of a row by its labels."""
+    for is_learnt, pairs in groupby(zip(ids, labels, strict=True), lambda pair: pair[1] != ignored):
+        yield "", is_learnt, [token for token, _ in pairs]
+
+
+def _texts(ids: list[int], tokenizer: Any) -> list[str]:
+    """The text of each token by itself; one that holds a piece of a character is named as the vocabulary names it."""
+    names = tokenizer.convert_ids_to_tokens(ids)
+    texts = [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids]
+    return [
+        name.replace("▁", " ") if "▁" in name or "\ufffd" in text else text
+        for name, text in zip(names, texts, strict=True)
+    ]
+
+
+def shortened_row(row: ShownRow) -> ShownRow:
+    """A row without the ids, and of a long part no more than its beginning and end, for a record."""
+    return row | {"parts": [_shortened(part) for part in row["parts"]]}
+
+
+def _shortened(part: ShownTokens) -> ShownTokens:
+    texts = part["texts"]
+    if len(texts) > FIRST + LAST:
+        texts = [*texts[:FIRST], f" … {len(texts) - FIRST - LAST:,} more … ", *texts[-LAST:]]
+    return {"name": part["name"], "is_learnt": part["is_learnt"], "texts": texts}
+
+
+def text_of_rows(rows: Iterable[ShownRow], split: str, coloured: bool) -> str:
+    """Rows for a terminal: what is learnt on green, or between double brackets where there are no colours."""
+    lines = []
+    for row in rows:
+        learnt = f"{row['learnt']} learnt" if row["learnt"] else "the response to them is learnt"
+        lines.append(f"{split}:{row['line']}: {row['tokens']} tokens, {learnt}")
+        lines += [f"  {_part(part, coloured)}" for part in map(_shortened, row["parts"])]
+    return "\n".join(lines)
+
+
+def _part(part: ShownTokens, coloured: bool) -> str:
+    name = f"{part['name']}: " if part["name"] else ""
+    texts = [_visible(text) for text in part["texts"]]
+    if coloured:
+        colours = cycle(LEARNT if part["is_learnt"] else PLAIN)
+        return name + "".join(f"{colour}{text}{RESET}" for colour, text in zip(colours, texts, strict=False))
+    joined = BETWEEN.join(texts)
+    return name + (f"[[{joined}]]" if part["is_learnt"] else joined)
+
+
+def _visible(text: str) -> str:
+    """A token's text on one line, with nothing in it that a terminal would obey."""
+    text = text.replace("\n", "⏎")
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,0 +1,309 @@
+"""Rows of every shape and format become rows of a blend, or are named with file, row and column."""
+
+import base64
+import gzip
+import io
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from pyarrow import csv
+
+from scripts.data.check import Rules, check_files
+from scripts.data.compose import PublishedFile, write_blend
+from scripts.errors import UserError
+from scripts.recipe.blend import Blend
+
+MATH = "math_with_judge_simple_agent"
+ASKS, SAYS, OTHER, SYSTEM = (
+    {"role": role, "content": text}
+    for role, text in (("user", "Why?"), ("assistant", "So."), ("assistant", "No."), ("system", "Be brief."))
+)
+TOOL = {"name": "find", "description": "d", "parameters": {"type": "object", "properties": {}}}
+
+
+def write(path, rows: list[dict]):
+    """Rows as a file of the format that its name says."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix in (".csv", ".tsv"):
+        options = csv.WriteOptions(delimiter="\t" if path.suffix == ".tsv" else ",")
+        csv.write_csv(pa.Table.from_pylist(rows), path, options)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=1))
+    else:
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+@pytest.fixture
+def composed(tmp_path):
+    """The rows of a blend that is composed of rows in one file or more, and what was counted."""
+
+    def compose(files, name: str = "rows.parquet", **said) -> tuple[list[dict], dict]:
+        blend = Blend.model_validate({"file": name, **said} if "sources" not in said else said)
+        files = files if isinstance(files[0], list) else [files]
+        suffix = name.partition(".")[2]
+        paths = [write(tmp_path / f"{number}.{suffix}", rows) for number, rows in enumerate(files)]
+        sets = [[[PublishedFile(path, path.name)]] for path in paths]
+        counts = write_blend(blend, sets, tmp_path / "blend.jsonl")
+        return [json.loads(line) for line in (tmp_path / "blend.jsonl").read_text().splitlines()], counts
+
+    return compose
+
+
+def refusal(action, *arguments, **said) -> str:
+    with pytest.raises(UserError) as error:
+        action(*arguments, **said)
+    return str(error.value)
+
+
+FORMATS = ["rows.parquet", "rows.csv", "rows.tsv", "rows.jsonl", "rows.jsonl.gz", "rows.json"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_holds_the_same_rows(name, composed):
+    rows = [{"question": 'What, "x"\nis 1+1?', "answer": "007", "level": level} for level in (1, 2, 3)]
+    said = {"kind": "demonstrations", "filter": [["level", ">=", 2], ["question", "!=", "no"]]}
+    made, counts = composed(rows, name, **said)
+    messages = [{"role": "user", "content": rows[0]["question"]}, {"role": "assistant", "content": "007"}]
+    assert made == [{"messages": messages}] * 2
+    assert counts == {"read": 3, "filtered": 1, "invalid": 0, "kept": 2}
+
+
+SHOWN = [
+    ({"messages": [ASKS, SAYS]}, {"messages": [ASKS, SAYS]}),
+    ({"prompt": "Why?", "completion": "So."}, {"messages": [ASKS, SAYS]}),
+    ({"prompt": [SYSTEM, ASKS], "completion": [SAYS]}, {"messages": [SYSTEM, ASKS, SAYS]}),
+    ({"question": "Why?", "answer": "So."}, {"messages": [ASKS, SAYS]}),
+    (
+        {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]},
+        {"messages": [ASKS, SAYS]},
+    ),
+    (
+        {"messages": [ASKS, SAYS], "tools": json.dumps([TOOL])},
+        {"messages": [ASKS, SAYS], "tools": [{"type": "function", "function": TOOL}]},
+    ),
+]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
+@pytest.mark.parametrize(("row", "made"), SHOWN, ids=[" ".join(row) for row, _ in SHOWN])
+def test_demonstrations_of_every_shape_need_no_word(row, made, name, composed):
+    assert composed([row], name, kind="demonstrations")[0] == [made]
+
+
+PAIRS = [
+    {"prompt": "Why?", "chosen": "So.", "rejected": "No."},
+    {"prompt": [ASKS], "chosen": [SAYS], "rejected": [OTHER]},
+    {"chosen": [ASKS, SAYS], "rejected": [ASKS, OTHER]},
+    {"prompt": "Why?", "chosen": [ASKS, SAYS], "rejected": [ASKS, OTHER]},
+]
+
+
+@pytest.mark.parametrize("row", PAIRS, ids=[" ".join(row) for row in PAIRS])
+def test_preferences_of_every_shape_are_a_context_and_two_answers(row, composed):
+    answers = [{"rank": rank, "completion": [said]} for rank, said in enumerate((SAYS, OTHER))]
+    assert composed([row], kind="preferences")[0] == [{"context": [ASKS], "completions": answers}]
+    said = {"kind": "preferences", "system_prompt": "Be brief.", "prompt_template": "{prompt} Say."}
+    asked = [SYSTEM, {"role": "user", "content": "Why? Say."}]
+    assert composed([row], **said)[0] == [{"context": asked, "completions": answers}]
+
+
+def prompt(text: str, answer: str, **others) -> dict:
+    agent = {"agent_ref": {"type": "responses_api_agents", "name": MATH}}
+    request = {"responses_create_params": {"input": [{"role": "user", "content": text}]}}
+    return agent | request | {"question": text, "expected_answer": answer} | others
+
+
+ASKED = [
+    ({"question": "1+1?", "answer": "2"}, {}),
+    ({"question": "1+1?", "answer": 2}, {}),
+    ({"prompt": "1+1?", "expected_answer": "2"}, {}),
+    ({"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2", "source": "x"}, {}),
+    ({"messages": [{"role": "user", "content": "1+1?"}, SAYS], "answer": "2"}, {}),
+    ({"problem": "1+1?", "solution": "2"}, {"columns": {"prompt": "problem", "expected_answer": "solution"}}),
+    (
+        {"x": {"q": "1+1?"}, "reward_model": {"ground_truth": "2"}},
+        {"columns": {"prompt": "x.q", "expected_answer": "reward_model.ground_truth"}},
+    ),
+    ({"question": "1+1?", "answer": "It is\n#### 2"}, {"answer_after": "####"}),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), ASKED, ids=[" ".join(row) for row, _ in ASKED])
+def test_prompts_of_every_shape_have_an_environment_and_its_answer(row, said, composed, tmp_path):
+    assert composed([row], environment=MATH, **said)[0] == [prompt("1+1?", "2")]
+    assert check_files([tmp_path / "blend.jsonl"], Rules("prompts", frozenset({MATH})), 1)
+
+
+def test_fields_of_an_environment_come_from_columns_or_are_constant(composed):
+    row = {"question": "Which?", "options": [{"A": "x"}, {"B": "y"}], "answer": "A", "level": "3", "tests": '{"a": 1}'}
+    said = {"environment": "mcqa_simple_agent", "constants": {"grading_mode": "lenient_boxed"}}
+    (made,), _ = composed([row], "rows.jsonl", **said)
+    assert (made["options"], made["expected_answer"], made["grading_mode"]) == (row["options"], "A", "lenient_boxed")
+    assert "level" not in made
+    columns = {"prompt": "question", "expected_answer": "answer", "options": "options", "metadata": "tests"}
+    (made,), _ = composed([row], "rows.jsonl", **said, columns=columns, json_columns=["tests"])
+    assert made["metadata"] == {"a": 1}
+
+
+def test_an_own_environment_gets_all_columns_or_those_that_are_mapped(composed):
+    row = {"prompt": "Say it.", "wanted": ["it"], "level": 3}
+    (made,), _ = composed([row], environment="mine")
+    assert (made["agent_ref"]["name"], made["wanted"], made["level"]) == ("mine", ["it"], 3)
+    (made,), _ = composed([row], environment="mine", columns={"prompt": "prompt", "words": "wanted"})
+    assert made["words"] == ["it"] and "level" not in made and "wanted" not in made
+
+
+def test_rows_of_gym_pass_byte_for_byte_but_for_what_the_recipe_adds(composed, tmp_path):
+    text = b'{"expected_answer": "2", "agent_ref":{"name":"%b","type":"responses_api_agents"},' % MATH.encode()
+    text += b' "question":"1+1?", "responses_create_params": {"input": "1+1?"}}'
+    (tmp_path / "gym.jsonl").write_bytes(text + b"\r\n\n")
+    files = [[[PublishedFile(tmp_path / "gym.jsonl", "gym.jsonl")]]]
+    counts = write_blend(Blend(file="*.jsonl"), files, tmp_path / "out.jsonl")
+    assert (tmp_path / "out.jsonl").read_bytes() == text + b"\n" and counts["read"] == 1
+    (made,), _ = composed([json.loads(text)], system_prompt="Be brief.")
+    assert made["responses_create_params"]["input"] == [SYSTEM, {"role": "user", "content": "1+1?"}]
+
+
+def test_tools_of_prompts_are_those_of_the_responses_api(composed):
+    (made,), _ = composed([{"question": "1?", "answer": "1", "tools": [TOOL]}], "rows.jsonl", environment=MATH)
+    assert made["responses_create_params"]["tools"] == [{"type": "function", "strict": False} | TOOL]
+
+
+def test_pictures_stand_where_the_messages_say_or_before_the_text(composed):
+    file = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(file, "PNG")
+    uri = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    shown = {"type": "input_image", "image_url": uri, "detail": "auto"}
+    text = {"type": "input_text", "text": "Why?"}
+    places = [{"role": "user", "content": [{"type": "text", "text": "Why?"}, {"type": "image", "text": None}]}, SAYS]
+    stored = {"images": [{"bytes": file.getvalue(), "path": None}]}
+    for row, content in (
+        ({"prompt": "Why?", "completion": "So."}, [shown, text]),
+        ({"messages": [places[0], {"role": "assistant", "content": [{"type": "text", "text": "So."}]}]}, [text, shown]),
+    ):
+        (made,), _ = composed([row | stored], kind="demonstrations")
+        assert made["messages"][0]["content"] == content
+    assert "column images: its picture cannot be read" in refusal(
+        composed, [{"prompt": "a", "completion": "b", "images": [b"x"]}], kind="demonstrations"
+    )
+
+
+def test_an_answer_after_a_mark_and_its_reasoning_make_the_completion(composed):
+    row = {"question": "60 x 20?", "answer": "It is <<60*20=1200>>1200.\n#### 1,200"}
+    said = {"answer_after": "####", "prompt_template": "{prompt} In \\boxed{}.", "remove": "<<[^>]*>>"}
+    template = "{reasoning}\n\\boxed{{answer}}"
+    (made,), _ = composed([row], kind="demonstrations", completion_template=template, **said)
+    assert [said["content"] for said in made["messages"]] == [
+        "60 x 20? In \\boxed{}.",
+        "It is 1200.\n\\boxed{1200}",
+    ]
+    (made,), _ = composed([row], environment=MATH, **said)
+    assert made == prompt("60 x 20? In \\boxed{}.", "1200")
+
+
+# --- mixtures ---
+
+
+def numbered(count: int, name: str) -> list[dict]:
+    return [{"question": f"{name} {number}", "answer": "1"} for number in range(count)]
+
+
+def test_sources_are_mixed_by_share_and_rows_always_alike(composed):
+    sources = [{"file": "a.parquet", "share": 0.25}, {"file": "b.parquet", "rows": 3, "system_prompt": "Be brief."}]
+    said = {"kind": "demonstrations", "sources": sources}
+    files = [numbered(40, "a"), numbered(9, "b")]
+    made, counts = composed(files, **said)
+    asked = [row["messages"][-2]["content"] for row in made]
+    assert (sum(text[0] == "a" for text in asked), sum(text[0] == "b" for text in asked)) == (10, 3)
+    assert {row["messages"][0]["role"] for row in made if row["messages"][-2]["content"][0] == "b"} == {"system"}
+    assert asked != sorted(asked) and composed(files, **said)[0] == made != composed(files, seed=1, **said)[0]
+    assert counts["kept"] == 13 and [part["kept"] for part in counts["sources"]] == [10, 3]
+    sources[1]["rows"] = 10
+    assert "blends.blend.sources.1.rows: 10 are wanted, but 9 are there" in refusal(composed, files, **said)
+
+
+def test_several_processes_write_what_one_writes(tmp_path):
+    write(tmp_path / "a.parquet", numbered(5000, "a"))
+    blend = Blend(file="a.parquet", environment=MATH, shuffle=True)
+    files = [[[PublishedFile(tmp_path / "a.parquet", "a.parquet")]]]
+    for workers in (1, 2):
+        write_blend(blend, files, tmp_path / f"{workers}.jsonl", workers=workers)
+    assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
+
+
+# --- what does not fit ---
+
+GOOD = {"question": "1?", "answer": "1"}
+BAD = [
+    ({"question": None, "answer": "1"}, {}, "column question: is missing"),
+    ({"question": "1?", "answer": " "}, {}, "column answer: is empty"),
+    ({"question": "1?", "answer": 1.5}, {}, "column answer: is a float, not a text"),
+    ({"question": [], "answer": "1"}, {}, "column question: is empty"),
+    ({"question": [{"text": "x"}], "answer": "1"}, {}, "column question: its message 1 has no role and content"),
+    ({"question": [{"role": "tool", "content": "x"}], "answer": "1"}, {}, "$.responses_create_params.input[0].role"),
+    ({"question": "1?", "answer": "1", "tools": "[{"}, {}, "column tools: is not JSON"),
+    ({"question": "1?", "answer": "1", "tools": '[{"a": 1}]'}, {}, "column tools: a tool has no name"),
+    ({"question": "1?", "answer": "one"}, {"answer_after": "####"}, "column answer: has no '####' with an answer"),
+]
+
+
+@pytest.mark.parametrize(("row", "said", "problem"), BAD, ids=[problem for *_, problem in BAD])
+def test_a_row_that_does_not_fit_is_named_with_file_row_and_column(row, said, problem, composed, capsys):
+    good = GOOD | ({"answer": "#### 1"} if said else {})
+    message = refusal(composed, [good, row], "rows.jsonl", environment=MATH, **said)
+    assert f"  0.jsonl:2: {problem}" in message
+    assert message.startswith("blends.blend: 1 of 2 rows do not fit; correct them, filter them out")
+    made, counts = composed([good, row], "rows.jsonl", environment=MATH, drop_invalid=True, **said)
+    assert len(made) == 1 and counts == {"read": 2, "filtered": 0, "invalid": 1, "kept": 1}
+    assert f"1 of 2 rows left out; the first: 0.jsonl:2: {problem}" in capsys.readouterr().err
+
+
+REFUSED = [
+    (
+        {"columns": {"prompt": "qestion"}, "environment": MATH},
+        "0.parquet: has no column qestion; did you mean question?",
+    ),
+    (
+        {"kind": "preferences", "drop_invalid": True},
+        "0.parquet: has not the columns of preferences (chosen and rejected",
+    ),
+    ({"filter": [["level", "==", 1]], "environment": MATH}, "0.parquet: has no column level"),
+    ({"filter": [["answer", "in", [1]]], "environment": MATH}, "cannot be held against the filter answer in [1]"),
+    (
+        {"filter": [["answer", "==", "2"]], "environment": MATH},
+        "no row can be trained on: of 1 read, 1 are filtered out",
+    ),
+    ({"shuffle": True}, "0.parquet: row 1: no environment rewards it; set environment"),
+    ({"columns": "gsm8k", "kind": "preferences"}, "blends.blend.columns: gsm8k has no preferences"),
+]
+
+
+@pytest.mark.parametrize(("said", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_blend_that_cannot_be_composed_says_what_to_do(said, message, composed, tmp_path):
+    assert message in refusal(composed, [GOOD], **said)
+    assert not (tmp_path / "blend.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet", b"PAR1", "a.parquet: cannot be read as parquet"),
+        ("a.csv", b'question,answer\n"1,2\n', "a.csv: cannot be read as csv"),
+        ("a.csv", b"question,question\n1,2\n", "a.csv: has two columns question"),
+        ("a.csv", b"question,answer\n1,2,3\n", "a.csv: cannot be read as csv"),
+        ("a.json", b'[{"question": 1,]', "a.json: cannot be read as a list in JSON"),
+        ("a.jsonl.gz", b"nothing", "a.jsonl.gz: cannot be read as jsonl"),
+        ("a.jsonl", b'{"question": "1?", "answer": "1"}\n{"question"\n', "a.jsonl:2: not valid JSON"),
+        ("a.txt", b"", "a.txt: a name that ends in none of .parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    files = [[[PublishedFile(tmp_path / name, name)]]]
+    assert message in refusal(write_blend, Blend(file="*", environment=MATH), files, tmp_path / "out.jsonl")
