@@ -1,12 +1,14 @@
 # make demo: the tiny recipe to its report. make test: the tests; make unit: those of functions alone. make lint: the
-# linters. make gym: the NeMo-Gym that tests compare with, which they skip without. See README.md.
+# linters. make gym: the NeMo-Gym that tests compare with, which they skip without. make lm-eval: what scores tasks, which
+# Snakemake makes by itself. See README.md.
 PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/installed
 REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
 GYM := .venv-gym
+LM_EVAL := .lm-eval
 
-.PHONY: demo test unit lint setup gym profile schema clean
+.PHONY: demo test unit lint setup gym lm-eval profile schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -55,5 +57,12 @@ $(GYM)/installed: envs/nemo-gym.txt
 	@$(GYM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --requirement $<
 	@touch $@
 
+lm-eval: setup $(LM_EVAL)/installed
+
+$(LM_EVAL)/installed: envs/lm-eval.txt
+	@echo "Installing lm-eval into $(LM_EVAL), beside the packages of $(VENV) (once, some seconds)"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LM_EVAL) --requirement $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(GYM) .snakemake
+	rm -rf $(VENV) $(GYM) $(LM_EVAL) .snakemake

@@ -18,6 +18,7 @@ include: "rules/layout.smk"
 include: "rules/model.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
+include: "rules/benchmarks.smk"
 include: "rules/report.smk"
 include: "rules/publish.smk"
 include: "rules/images.smk"
@@ -30,6 +31,8 @@ localrules:
     source,
     pretrained,
     preflight,
+    lm_eval,
+    tasks,
     metrics,
     gate,
     stage_page,
@@ -53,3 +56,4 @@ rule all:
         f"{RESULTS}/summary.csv",
         expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),
         expand(f"{RESULTS}/{{stage}}/tracking.json", stage=TRACKED),
+        expand(f"{RESULTS}/{{stage}}/benchmarks.json", stage=BENCHMARKED),

@@ -1,5 +1,6 @@
 # Held-out scores of each export, and the gate that judges the stage. A parent's eval.json speaks for its rollouts: it
 # bears their hash, so that no time stamp of the large file counts.
+from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.resolve import own_environments
 
@@ -64,32 +65,6 @@ rule held_out:
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"
 
 
-# Made only when somebody asks for the file.
-rule benchmarks:
-    input:
-        f"{RESULTS}/{{stage}}/hf/record.json",
-    output:
-        f"{RESULTS}/{{stage}}/benchmarks.json",
-    log:
-        f"{RESULTS}/{{stage}}/logs/benchmarks.log",
-    wildcard_constraints:
-        stage=one_of(CONVERTED),
-    retries: 0
-    conda:
-        "../envs/controller.yaml"
-    resources:
-        **one_node_resources(SITE),
-        site=CONFIG.site,
-    params:
-        recipe=CONFIG.recipe,
-        names=getattr(RECIPE.evaluation, "benchmarks", []),
-        folder=f"{RESULTS}/{{stage}}/benchmarks",
-    shell:
-        "python -m scripts.backends.nemo_rl.benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --site {resources.site:q} --export {input:q} --folder {params.folder:q} --output {output:q}"
-        " > {log:q} 2>&1"
-
-
 def config_of_root(wildcards):
     """The config of a stage that starts from a fresh model, which it describes."""
     return [] if starting_export(wildcards) else f"{RESULTS}/{wildcards.stage}/config.yaml"
@@ -140,10 +115,17 @@ def criteria_of(wildcards):
     return [criterion.model_dump() for criterion in RECIPE.stages[wildcards.stage].gate]
 
 
+def benchmarks_of_gate(wildcards):
+    """The stage's scores on benchmarks, where its gate judges by them."""
+    metrics = {criterion.metric for criterion in RECIPE.stages[wildcards.stage].gate}
+    return f"{RESULTS}/{wildcards.stage}/benchmarks.json" if metrics & {*BENCHMARKS} else []
+
+
 rule gate:
     input:
         metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
         evaluation=evaluation_of,
+        benchmarks=benchmarks_of_gate,
     output:
         gate=f"{RESULTS}/{{stage}}/gate.json",
         criteria=f"{RESULTS}/{{stage}}/criteria.json",
@@ -157,5 +139,6 @@ rule gate:
         criteria=criteria_of,
     shell:
         "python -m scripts.evaluate.gate --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --metrics {input.metrics:q} --evaluation {input.evaluation:q} --criteria {output.criteria:q}"
+        " --metrics {input.metrics:q} --evaluation {input.evaluation:q} --benchmarks {input.benchmarks:q}"
+        " --criteria {output.criteria:q}"
         " --output {output.gate:q} 2>&1 | tee {log:q}"

@@ -8,6 +8,7 @@ rule card:
         export=f"{RESULTS}/{{stage}}/hf/record.json",
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
         evaluation=evaluation_of,
+        benchmarks=benchmarks_of_tasks,
         gate=f"{RESULTS}/{{stage}}/gate.json",
     output:
         f"{RESULTS}/{{stage}}/card.md",

@@ -12,6 +12,11 @@ def rollouts_of(wildcards):
     return f"{RESULTS}/{wildcards.stage}/rollouts.parquet" if wildcards.stage in SCORED else []
 
 
+def benchmarks_of_tasks(wildcards):
+    """A stage's scores on the recipe's tasks."""
+    return f"{RESULTS}/{wildcards.stage}/benchmarks.json" if TASKS else []
+
+
 def stage_labels(wildcards):
     """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
     place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
@@ -31,6 +36,7 @@ rule stage_page:
         gate=f"{RESULTS}/{{stage}}/gate.json",
         criteria=f"{RESULTS}/{{stage}}/criteria.json",
         manifest=of_blend("manifest.json"),
+        benchmarks=benchmarks_of_tasks,
     output:
         report(
             f"{RESULTS}/{{stage}}/stage.html",
@@ -52,7 +58,8 @@ rule stage_page:
 
 rule environments:
     input:
-        expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
+        evaluations=expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
+        benchmarks=expand(f"{RESULTS}/{{stage}}/benchmarks.json", stage=BENCHMARKED),
     output:
         report(
             f"{RESULTS}/environments.html",
@@ -66,7 +73,8 @@ rule environments:
     conda:
         "../envs/controller.yaml"
     shell:
-        "python -m scripts.report.environments --evaluations {input:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.report.environments --evaluations {input.evaluations:q} --benchmarks {input.benchmarks:q}"
+        " --output {output:q} 2> {log:q}"
 
 
 rule overview:
@@ -113,7 +121,7 @@ rule summary:
 rule report_html:
     input:
         overview=f"{RESULTS}/overview.html",
-        environments=f"{RESULTS}/environments.html" if SCORED else [],
+        environments=f"{RESULTS}/environments.html" if SCORED or TASKS else [],
         stages=STAGE_PAGES,
     output:
         f"{RESULTS}/report.html",

@@ -20,7 +20,7 @@ from scripts.lineage.text import chain_text
 from scripts.model.hugging_face import config_of, tensors_of
 from scripts.recipe.resolve import config_text
 from scripts.recipe.settings import leaves
-from scripts.records import Evaluation, ExportRecord, Gate, Manifest, read_if_there
+from scripts.records import Benchmarks, Evaluation, ExportRecord, Gate, Manifest, Record, read_if_there
 from scripts.stage.provenance import step_text, words_of_skipped
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
@@ -40,9 +40,10 @@ def model_card(hf: Path, license_id: str | None = None, adapter_of: str | None =
     if exported is None:
         folder = link.paths.directory / "hf"
         raise UserError(f"{folder}: no export of the published checkpoint; snakemake {folder}")
-    evaluation = _evaluation(link, exported)
+    evaluation = _of_export(link, exported, link.paths.evaluation, Evaluation)
+    benchmarks = _of_export(link, exported, link.paths.benchmarks, Benchmarks)
     card = ModelCard.from_template(
-        _metadata(chain, evaluation, license_id, adapter_of),
+        _metadata(chain, [*_results(evaluation), *_benchmark_results(benchmarks)], license_id, adapter_of),
         template_path=str(TEMPLATE),
         name=f"{link.run_name}-{link.name}",
         stage=link.name,
@@ -52,7 +53,8 @@ def model_card(hf: Path, license_id: str | None = None, adapter_of: str | None =
         model=_model(link.paths.export),
         configs=[(each.name, config_text(each.settings)) for each in chain.links.values() if each.settings],
         evaluation=evaluation,
-        limits=list(_limits(chain, evaluation)),
+        benchmarks=benchmarks,
+        limits=list(_limits(chain, evaluation, benchmarks)),
         lineage=chain_text(chain),
     )
     return ModelCard(_without_folders(str(card), chain))  # read again: metadata, model index and all
@@ -70,17 +72,15 @@ def _without_folders(text: str, chain: Chain) -> str:
     return text
 
 
-def _evaluation(link: Link, exported: ExportRecord) -> Evaluation | None:
-    path = link.paths.evaluation
-    evaluation = read_if_there(path, Evaluation)
-    if evaluation and evaluation.get("content") != exported["content"]:
+def _of_export(link: Link, exported: ExportRecord, path: Path, kind: type[Record]) -> Record | None:
+    """The scores in a record, where it is there; UserError where they are another export's."""
+    scores = read_if_there(path, kind)
+    if scores and scores.get("content") != exported["content"]:
         raise UserError(f"{path}: scores another export than {link.paths.directory / 'hf'}; snakemake {path}")
-    return evaluation
+    return scores
 
 
-def _metadata(
-    chain: Chain, evaluation: dict[str, Any] | None, license_id: str | None, adapter_of: str | None
-) -> ModelCardData:
+def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None, adapter_of: str | None) -> ModelCardData:
     """The card's YAML; only names that the hub can know are datasets and base models."""
     configs = [link.settings for link in chain.links.values() if link.settings]
     named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
@@ -95,8 +95,8 @@ def _metadata(
         base_model=adapter_of or next(filter(_is_hub_id, base), None),
         datasets=datasets or None,
         tags=list(tags),
-        model_name=f"{chain.last.run_name}-{chain.last.name}" if evaluation else None,
-        eval_results=list(_results(evaluation)) if evaluation else None,
+        model_name=f"{chain.last.run_name}-{chain.last.name}" if results else None,
+        eval_results=results or None,
     )
 
 
@@ -110,8 +110,8 @@ def _is_hub_id(name: str) -> bool:
     return HUB_ID.fullmatch(name) is not None
 
 
-def _results(evaluation: dict[str, Any]) -> Iterator[EvalResult]:
-    for name, entry in evaluation["environments"].items():
+def _results(evaluation: Evaluation | None) -> Iterator[EvalResult]:
+    for name, entry in evaluation["environments"].items() if evaluation else ():
         yield EvalResult(
             task_type="text-generation",
             dataset_type=name,
@@ -121,6 +121,22 @@ def _results(evaluation: dict[str, Any]) -> Iterator[EvalResult]:
             metric_type="mean_reward",
             metric_name="mean reward, 0 to 1",
             metric_value=entry["after"],
+        )
+
+
+def _benchmark_results(benchmarks: Benchmarks | None) -> Iterator[EvalResult]:
+    for name, entry in benchmarks["benchmarks"].items() if benchmarks else ():
+        dataset, metric = entry.get("dataset", {}), entry.get("metric", "score")
+        yield EvalResult(
+            task_type="text-generation",
+            dataset_type=dataset["path"] if _is_hub_id(dataset.get("path", "")) else name,
+            dataset_name=name,
+            dataset_config=dataset.get("name"),
+            dataset_split=dataset.get("split"),
+            metric_type=metric.split(",")[0],
+            metric_name=f"{name}: {metric}",  # the hub joins the results on one data set
+            metric_value=entry["score"],
+            metric_args={key: entry[key] for key in ("stderr", "num_fewshot", "version") if entry.get(key) is not None},
         )
 
 
@@ -170,7 +186,7 @@ def _model(folder: Path) -> dict[str, Any]:
     }
 
 
-def _limits(chain: Chain, evaluation: dict[str, Any] | None) -> Iterator[str]:
+def _limits(chain: Chain, evaluation: Evaluation | None, benchmarks: Benchmarks | None) -> Iterator[str]:
     """What the records say against the model, one sentence each."""
     if evaluation is None:
         yield "No held-out scores were taken."
@@ -183,6 +199,9 @@ def _limits(chain: Chain, evaluation: dict[str, Any] | None) -> Iterator[str]:
         for name, entry in evaluation["environments"].items():
             if entry["before"] is not None and entry["after"] < entry["before"]:
                 yield f"{name} scores lower after the last stage ({entry['before']:.3f} to {entry['after']:.3f})."
+    for name, entry in benchmarks["benchmarks"].items() if benchmarks else ():
+        if (change := entry.get("change")) and change["high"] < 0:
+            yield f"{name} scores lower after the last stage ({entry['before']:.3f} to {entry['score']:.3f})."
     gate = read_if_there(chain.last.paths.gate, Gate)
     if gate and gate["verdict"] != "pass":
         yield f"The last stage did not meet all its success criteria: {gate['verdict']}."

@@ -319,6 +319,29 @@ class Evaluation(TypedDict):
     decoding: NotRequired[dict[str, Any]]
 
 
+class Benchmark(TypedDict):
+    """The score on a benchmark; the change, where the parent was asked the same."""
+
+    score: float
+    samples: Count
+    stderr: NotRequired[float | None]
+    metric: NotRequired[str]
+    before: NotRequired[float | None]
+    change: NotRequired[Change | None]
+    change_from_first: NotRequired[Change | None]
+    key: NotRequired[str]
+    first: NotRequired[str | None]
+
+
+class Benchmarks(TypedDict):
+    """benchmarks.json; `content` is the export's."""
+
+    stage: str
+    content: str
+    benchmarks: dict[str, Benchmark]
+    by: NotRequired[str]
+
+
 class Gate(TypedDict):
     """gate.json."""
 

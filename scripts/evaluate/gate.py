@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.errors import run_program
+from scripts.evaluate.benchmarks import interval_of
 from scripts.evaluate.bootstrap import LEAST_ROWS
 from scripts.files import write_json
-from scripts.recipe.criteria import HELD_OUT, STEP_METRICS, Criterion
+from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, Criterion
 from scripts.recipe.load import load_recipe
-from scripts.records import Evaluation, read_record
+from scripts.records import Benchmarks, Evaluation, read_record
 from scripts.stage.metrics import SCHEMA
 from scripts.stage.step_criteria import judge_steps
 from scripts.stage.tables import read_table
+
+UNSCORED = "it, or what it is compared with, was not scored by the same task in the same way, or has no standard error"
 
 
 class Result(NamedTuple):
@@ -28,12 +31,19 @@ class Result(NamedTuple):
     step: int | None = None
 
 
-def judge(criterion: Criterion, steps: list[dict[str, Any]], evaluation: dict[str, Any] | None) -> Result:
-    """Hold a stage's logged steps and its eval.json (None: there is none) against one criterion.
+def judge(
+    criterion: Criterion,
+    steps: list[dict[str, Any]],
+    evaluation: dict[str, Any] | None,
+    benchmarks: dict[str, Any] | None = None,
+) -> Result:
+    """Hold a stage's logged steps, its eval.json and its benchmarks.json (None: there is none) against one criterion.
 
-    A change of held-out scores breaks a bound when its whole interval lies beyond it.
+    A score, or a change of one, breaks a bound when its whole interval lies beyond it.
     """
-    return _judge_held_out(criterion, evaluation) if criterion.metric in HELD_OUT else _judge_steps(criterion, steps)
+    if criterion.metric in STEP_METRICS:
+        return _judge_steps(criterion, steps)
+    return _judge_scores(criterion, benchmarks if criterion.metric in BENCHMARKS else evaluation)
 
 
 def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
@@ -54,42 +64,51 @@ def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
     return Result(criterion.action, f"{says}, first at step {finding.step}", value, step=finding.step)
 
 
-def _judge_held_out(criterion: Criterion, evaluation: dict[str, Any] | None) -> Result:
-    """Of several environments, the one that breaks the bound, or else the one whose upper bound is lowest."""
-    since = {"parent": "change", "first": "change_from_first"}[criterion.against]
-    entries = _entries(criterion, evaluation)
-    measured = {environment: entry[since] for environment, entry in entries.items() if entry[since] is not None}
+def _judge_scores(criterion: Criterion, record: dict[str, Any] | None) -> Result:
+    """Of several environments or benchmarks, the one that breaks the bound, or else whose upper bound is lowest."""
+    entries = _entries(criterion, record)
+    found = {name: _figure(criterion, entry) for name, entry in entries.items()}
+    measured = {name: figure for name, figure in found.items() if figure is not None}
     if not measured:
-        why = _why_unmeasured(criterion, evaluation, entries)
+        why = UNSCORED if criterion.metric in BENCHMARKS else _why_unmeasured(criterion, record, entries)
         says = f"{criterion.metric} was not measured ({_bounds(criterion)}): {why}"
-        return Result("not measured", says, environment=criterion.environment)
+        return Result("not measured", says, environment=criterion.environment or criterion.benchmark)
     results = [_judge_change(criterion, environment, change, len(measured)) for environment, change in measured.items()]
     worst = min(results, key=lambda result: (result.outcome == "pass", result.high))
     others = [result.environment for result in results if result.outcome != "pass" and result is not worst]
     return worst._replace(says=f"{worst.says}; also broken by {', '.join(others)}") if others else worst
 
 
-def _entries(criterion: Criterion, evaluation: dict[str, Any] | None) -> dict[str | None, dict[str, Any]]:
-    """What eval.json says of the environments that a criterion is about; of the mean, whose name is None."""
-    if evaluation is None:
+def _entries(criterion: Criterion, record: dict[str, Any] | None) -> dict[str | None, dict[str, Any]]:
+    """What a record says of what a criterion is about: environments, benchmarks, or the mean, whose name is None."""
+    if record is None:
         return {}
-    if criterion.metric == "worst_environment_change":
-        return evaluation["environments"]
-    if criterion.environment is None:
-        return {None: evaluation["mean"]}
-    return {name: entry for name, entry in evaluation["environments"].items() if name == criterion.environment}
+    if criterion.metric == "held_out_change" and criterion.environment is None:
+        return {None: record["mean"]}
+    entries = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"]
+    name = criterion.environment or criterion.benchmark
+    return entries if name is None else {name: entries[name]} if name in entries else {}
+
+
+def _figure(criterion: Criterion, entry: dict[str, Any]) -> dict[str, float] | None:
+    """The score or change that a criterion bounds, with its interval."""
+    if criterion.metric == "benchmark_score":
+        return interval_of(entry)
+    return entry.get({"parent": "change", "first": "change_from_first"}[criterion.against])
 
 
 def _judge_change(criterion: Criterion, environment: str | None, change: dict[str, float], compared: int) -> Result:
-    picked = criterion.metric == "worst_environment_change"
-    low, high = (change[f"joint_{end}" if picked else end] for end in ("low", "high"))
+    picked = criterion.metric.startswith("worst_")
+    low, high = (change.get(f"joint_{end}", change[end]) if picked else change[end] for end in ("low", "high"))
     least = -math.inf if criterion.min is None else criterion.min
     most = math.inf if criterion.max is None else criterion.max
-    since = "the parent" if criterion.against == "parent" else "the chain's first scored stage"
+    since = " since the parent" if criterion.against == "parent" else " since the chain's first scored stage"
+    is_score, among = criterion.metric == "benchmark_score", criterion.metric.split("_")[1]
+    form = ".3f" if is_score else "+.3f"
     says = (
-        f"{criterion.metric} since {since}{f' of {environment}' if environment else ''} is {change['value']:+.3f}, "
-        f"95 % interval {low:+.3f} to {high:+.3f}{f' ({compared} environments at once)' if picked else ''}, "
-        f"{_bounds(criterion)}"
+        f"{criterion.metric}{'' if is_score else since}{f' of {environment}' if environment else ''} is "
+        f"{change['value']:{form}}, 95 % interval {low:{form}} to {high:{form}}"
+        f"{f' ({compared} {among}s at once)' if picked else ''}, {_bounds(criterion)}"
     )
     is_broken = high < least or low > most
     if not is_broken and (low < least or high > most):
@@ -98,10 +117,10 @@ def _judge_change(criterion: Criterion, environment: str | None, change: dict[st
 
 
 def _why_unmeasured(
-    criterion: Criterion, evaluation: dict[str, Any] | None, entries: dict[str | None, dict[str, Any]]
+    criterion: Criterion, record: dict[str, Any] | None, entries: dict[str | None, dict[str, Any]]
 ) -> str:
     """Why no change was measured."""
-    if evaluation is None:
+    if record is None:
         return "the stage has no held-out scores"
     if not entries:
         return f"no held-out row is of {criterion.environment}"
@@ -127,12 +146,11 @@ def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]
     """criteria.json: each criterion with what was measured, and the page below the results folder that shows it."""
     rows = []
     for criterion, result in zip(criteria, results, strict=True):
-        held_out = criterion.metric in HELD_OUT
         rows.append(
             {
                 "metric": criterion.metric,
                 "environment": result.environment,
-                "against": criterion.against if held_out else None,
+                "against": None if criterion.metric in STEP_METRICS else criterion.against,
                 **{key: getattr(result, key) for key in ("value", "low", "high")},
                 **{key: getattr(criterion, key) for key in ("min", "max", "action")},
                 **{key: getattr(result, key) for key in ("outcome", "step", "says")},
@@ -149,13 +167,15 @@ def main() -> None:
     parser.add_argument("--stage", required=True)
     parser.add_argument("--metrics", type=Path, required=True, help="metrics.parquet")
     parser.add_argument("--evaluation", type=Path, nargs="?", help="eval.json, where there is one")
+    parser.add_argument("--benchmarks", type=Path, nargs="?", help="benchmarks.json, where a criterion is of it")
     parser.add_argument("--criteria", type=Path, required=True, help="criteria.json, to be written")
     parser.add_argument("--output", type=Path, required=True, help="gate.json")
     arguments = parser.parse_args()
     criteria = load_recipe(arguments.recipe).stages[arguments.stage].gate
     steps = read_table(arguments.metrics, SCHEMA).to_pylist()
     evaluation = read_record(arguments.evaluation, Evaluation) if arguments.evaluation else None
-    results = [judge(criterion, steps, evaluation) for criterion in criteria]
+    benchmarks = read_record(arguments.benchmarks, Benchmarks) if arguments.benchmarks else None
+    results = [judge(criterion, steps, evaluation, benchmarks) for criterion in criteria]
     record = criteria_record(arguments.stage, criteria, results)
     for row in record["criteria"]:
         print(f"{arguments.stage}: {row['outcome']}: {row['says']}")

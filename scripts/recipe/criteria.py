@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, model_validator
 from scripts.recipe.strict import Strict, invalid
 
 HELD_OUT = ("held_out_change", "worst_environment_change")
+BENCHMARKS = ("benchmark_score", "benchmark_change", "worst_benchmark_change")
 
 
 class StepMetric(NamedTuple):
@@ -46,12 +47,17 @@ STEP_METRICS = {
 class Criterion(Strict):
     """One bound that a finished stage must keep; docs/gates.md says how each metric is measured and judged."""
 
-    metric: Literal[*HELD_OUT, *STEP_METRICS]
+    metric: Literal[*HELD_OUT, *BENCHMARKS, *STEP_METRICS]
     environment: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         None, description="Of held_out_change: this environment's; none: the mean's, which weighs environments alike."
     )
+    benchmark: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+        None,
+        exclude_if=lambda name: name is None,
+        description="Of benchmark_score and benchmark_change: a task or benchmark of the evaluation.",
+    )
     against: Literal["parent", "first"] = Field(
-        "parent", description="Of held-out changes: since the stage's parent, or since the chain's first scored stage."
+        "parent", description="Of changes of scores: since the stage's parent, or since the chain's first scored stage."
     )
     min: float | None = None
     max: float | None = None
@@ -67,6 +73,13 @@ class Criterion(Strict):
     def _compares_held_out_scores(self) -> "Criterion":
         if self.environment is not None and self.metric != "held_out_change":
             raise invalid("environment is for held_out_change; leave it out")
-        if self.against != "parent" and self.metric not in HELD_OUT:
-            raise invalid("against is for changes of held-out scores; leave it out")
+        if self.against != "parent" and (self.metric in STEP_METRICS or self.metric == "benchmark_score"):
+            raise invalid("against is for changes of scores; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _names_a_benchmark(self) -> "Criterion":
+        wants_one = self.metric in ("benchmark_score", "benchmark_change")
+        if wants_one != (self.benchmark is not None):
+            raise invalid(f"{self.metric} needs a benchmark" if wants_one else f"benchmark is not for {self.metric}")
         return self

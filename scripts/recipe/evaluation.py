@@ -1,20 +1,77 @@
 """How held-out scores are taken."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
+from scripts.recipe.yaml_file import repository_root
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
     from scripts.recipe.stage import StageSettings
 
 
+TaskName = Annotated[str, StringConstraints(pattern=r"^[\w][\w.:+-]*$")]
+
+
+class Task(Strict):
+    """A task, group or tag of lm-evaluation-harness, and what is asked otherwise than its own file says."""
+
+    task: TaskName
+    num_fewshot: Annotated[int, Field(ge=0)] | None = Field(None, description="Examples before each question.")
+    limit: PositiveInt | Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="Only so many documents of each task, or that share of them; none: all."
+    )
+    gen_kwargs: dict[str, bool | int | float | str | list[str]] = Field(
+        {}, description="Over the task's generation_kwargs, such as {max_gen_toks: 2048, temperature: 0.6}."
+    )
+    metric: str | None = Field(
+        None, description="The one that counts, such as exact_match,flexible-extract; none: the task's first."
+    )
+    include_path: str | None = Field(
+        None, description="The folder of your own task's file, from the folder that Snakemake runs in."
+    )
+
+
 class EvaluationBase(Strict):
     """What every kind of evaluation answers."""
+
+    tasks: list[TaskName | Task] = Field(
+        [], description="Tasks of lm-evaluation-harness on which every stage's export is scored (benchmarks.json)."
+    )
+    apply_chat_template: bool = Field(True, description="Of tasks: where the export has a template.")
+    fewshot_as_multiturn: bool = Field(True, description="Of tasks: examples are turns of the conversation.")
+    max_length: PositiveInt | None = Field(
+        None, description="Of tasks: most tokens of a prompt and its response; none: the model's own."
+    )
+    chat_template_kwargs: TemplateVariables = Field(
+        {}, description="Variables of the chat template, such as enable_thinking."
+    )
+
+    @model_validator(mode="after")
+    def _tasks_have_names_of_their_own(self) -> "EvaluationBase":
+        names = [task.task for task in self.task_list]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise invalid(f"{', '.join(twice)} stands there more than once", "evaluation.tasks")
+        return self
+
+    @property
+    def task_list(self) -> list[Task]:
+        """The tasks, those that are only named among them."""
+        return [Task(task=task) if isinstance(task, str) else task for task in self.tasks]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """All that tells what the tasks ask."""
+        return self.model_dump(mode="json", include={*EvaluationBase.model_fields}, exclude_defaults=True)
+
+    @property
+    def benchmark_names(self) -> list[str]:
+        """What benchmarks.json may hold, by which a gate can judge."""
+        return [task.task for task in self.task_list]
 
     def scores(self, stage: "StageSettings") -> bool:
         """Whether a stage gets held-out scores."""
@@ -32,13 +89,19 @@ class EvaluationBase(Strict):
         return recipe.stages[name]
 
 
+def task_files(evaluation: EvaluationBase | None) -> list[str]:
+    """The files in the folders of the recipe's own tasks, which Snakemake watches."""
+    tasks = evaluation.task_list if evaluation else []
+    folders = {repository_root() / task.include_path for task in tasks if task.include_path}
+    files = (path for folder in sorted(folders) for path in sorted(folder.rglob("*")))
+    return [str(path) for path in files if path.is_file() and "__pycache__" not in path.parts]
+
+
 class Evaluation(EvaluationBase, Sampling):
     """How held-out scores are taken: every blend's validation rows, one response a row."""
 
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
-    chat_template_kwargs: TemplateVariables = Field(
-        {}, description="Variables of the chat template, such as enable_thinking."
-    )
+    max_new_tokens: PositiveInt | None = Field(None, description="None, beside tasks: no held-out scores are taken.")
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
     judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
     judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
@@ -50,20 +113,30 @@ class Evaluation(EvaluationBase, Sampling):
         return self.model_dump(mode="json", include=names, exclude_defaults=True)
 
     @model_validator(mode="after")
+    def _scores_something(self) -> "Evaluation":
+        if self.max_new_tokens is None and not self.tasks:
+            raise invalid("is missing", "evaluation.max_new_tokens")
+        return self
+
+    @model_validator(mode="after")
     def _judges_are_served(self) -> "Evaluation":
         check_servers(self.judges, self.judge_servers)
         return self
 
     def scores(self, stage: "StageSettings") -> bool:
         """Whether the stage's checkpoints are in Hugging Face's format, which transformers loads on this machine."""
-        return not stage.is_converted
+        return self.max_new_tokens is not None and not stage.is_converted
 
     def blends_in(self, recipe: "Recipe") -> list[str]:
         """The blends whose validation rows are scored."""
+        if self.max_new_tokens is None:
+            return []
         return self.blends or [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
 
     def check_in(self, recipe: "Recipe") -> None:
         """PydanticCustomError where no stage or no row can be scored."""
+        if self.max_new_tokens is None:
+            return
         if not recipe.scored_stages():
             raise invalid("these keys are for backend trl; NeMo-RL takes held_out, benchmarks and nodes", "evaluation")
         prompts = [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
@@ -71,7 +144,8 @@ class Evaluation(EvaluationBase, Sampling):
             if name not in prompts:
                 raise misnamed("evaluation.blends", "blend of prompts", name, prompts)
         if not self.blends_in(recipe):
-            raise invalid("no blend of prompts to take held-out rows from", "evaluation")
+            more = "; with tasks alone, leave max_new_tokens out" if self.tasks else ""
+            raise invalid(f"no blend of prompts to take held-out rows from{more}", "evaluation")
         scored = [name for blend in self.blends_in(recipe) for name in recipe.blends[blend].environments]
         for name, stage in recipe.stages.items():
             for place, criterion in enumerate(stage.gate):

@@ -35,6 +35,12 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
             line = line_of(node, ["environments", name], data)
             raise UserError(f"{path}:{line}: environments.{name}: no such file: {repository_root() / file}")
 
+    for place, task in enumerate(recipe.evaluation.task_list if recipe.evaluation else ()):
+        if task.include_path and not (repository_root() / task.include_path).is_dir():
+            line = line_of(node, ["evaluation", "tasks", str(place)], data)
+            missing = repository_root() / task.include_path
+            raise UserError(f"{path}:{line}: evaluation.tasks.{place}.include_path: no such folder: {missing}")
+
     def key(*location: str) -> str:
         return f"{path}:{line_of(node, [*location], data)}: {'.'.join(location)}"
 

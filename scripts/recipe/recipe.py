@@ -13,8 +13,9 @@ from pydantic import Discriminator, Field, StringConstraints, Tag, model_validat
 
 from scripts.installed import backend_module, backend_names
 from scripts.recipe.blend import Blend
+from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
-from scripts.recipe.evaluation import Evaluation
+from scripts.recipe.evaluation import Evaluation, EvaluationBase
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
@@ -56,7 +57,8 @@ def _tag_of(stage: Any) -> str | None:
 def _tag_of_evaluation(evaluation: Any) -> str:
     """Which model an evaluation is of: its keys say so."""
     keys = evaluation.keys() if isinstance(evaluation, dict) else type(evaluation).model_fields.keys()
-    kind = next((kind for kind in EVALUATIONS[1:] if keys & kind.model_fields.keys()), Evaluation)
+    shared = EvaluationBase.model_fields.keys()
+    kind = next((kind for kind in EVALUATIONS[1:] if keys & (kind.model_fields.keys() - shared)), Evaluation)
     return f"<{kind.__name__}>"
 
 
@@ -105,6 +107,7 @@ class Recipe(Strict):
             self.evaluation.check_in(self)
         elif not any(stage.is_converted for stage in self.stages.values()):
             raise invalid("is missing", "evaluation")
+        self._gates_name_benchmarks()
         self._names_are_free()
         return self
 
@@ -155,6 +158,17 @@ class Recipe(Strict):
                 raise invalid("NeMo-RL's environments are NeMo-Gym's; leave them out", "environments")
             if name in list(Environment):
                 raise invalid("an environment has this name already; choose another", f"environments.{name}")
+
+    def _gates_name_benchmarks(self) -> None:
+        known = self.evaluation.benchmark_names if self.evaluation else []
+        for name, stage in self.stages.items():
+            for place, criterion in enumerate(stage.gate):
+                if criterion.metric not in BENCHMARKS:
+                    continue
+                if not known:
+                    raise invalid("the evaluation has no tasks or benchmarks", f"stages.{name}.gate.{place}.metric")
+                if criterion.benchmark not in (None, *known):
+                    raise misnamed(f"stages.{name}.gate.{place}.benchmark", "benchmark", criterion.benchmark, known)
 
     def _names_are_free(self) -> None:
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):

@@ -1,11 +1,13 @@
-"""The page of held-out scores of every environment over the chain, as a heat map."""
+"""The page of held-out scores of every environment, and of benchmarks, over the chain, as heat maps."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from scripts.errors import UserError, run_program
-from scripts.records import Evaluation, read_record
+from scripts.records import Benchmarks, Evaluation, Record, read_record
 from scripts.report.page import write_page
 from scripts.report.records import scores_side_by_side
 
@@ -22,27 +24,34 @@ def colour(share: float) -> tuple[str, str]:
     return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.5 else "#fff"
 
 
-def write_environments_page(evaluations: list[Evaluation], output: Path) -> None:
-    """Write the heat map; its scale goes from 0 to 1, or to the highest score where that is above 1."""
-    table = scores_side_by_side(evaluations)
-    top = max([1.0, *(score.after for row in table.values() for score in row if score)])
+def write_environments_page(evaluations: list[Evaluation], output: Path, benchmarks: Sequence[Benchmarks] = ()) -> None:
+    """Write the heat maps; a scale goes from 0 to 1, or to the highest score where that is above 1."""
     write_page(
         output,
         "environments.html",
-        stages=[evaluation["stage"] for evaluation in evaluations],
-        table=table,
-        top=top,
-        colour_of=lambda score: colour(score.after / top),
+        environments=_heat_map(evaluations) if evaluations else None,
+        benchmarks=_heat_map(benchmarks) if benchmarks else None,
         scale=[colour(share / 10) for share in range(11)],
     )
 
 
-def readable(paths: list[Path]) -> list[Evaluation]:
-    """The evaluations in these files; one that is damaged is told of and left out."""
+def _heat_map(records: Sequence[Evaluation | Benchmarks]) -> dict[str, Any]:
+    table = scores_side_by_side([*records])
+    top = max([1.0, *(score.after for row in table.values() for score in row if score)])
+    return {
+        "stages": [record["stage"] for record in records],
+        "table": table,
+        "top": top,
+        "colour_of": lambda score: colour(score.after / top),
+    }
+
+
+def readable(paths: list[Path], kind: type[Record]) -> list[Record]:
+    """The records in these files; one that is damaged is told of and left out."""
     found = []
     for path in paths:
         try:
-            found.append(read_record(path, Evaluation))
+            found.append(read_record(path, kind))
         except UserError as error:
             print(error, file=sys.stderr)
     return found
@@ -51,10 +60,12 @@ def readable(paths: list[Path]) -> list[Evaluation]:
 def main() -> None:
     """Command line of the heat map."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.environments", description=__doc__)
-    parser.add_argument("--evaluations", type=Path, nargs="+", required=True, help="eval.json of the stages, in order")
+    parser.add_argument("--evaluations", type=Path, nargs="*", default=[], help="eval.json of the stages, in order")
+    parser.add_argument("--benchmarks", type=Path, nargs="*", default=[], help="their benchmarks.json, in order")
     parser.add_argument("--output", type=Path, required=True, help="HTML")
     arguments = parser.parse_args()
-    write_environments_page(readable(arguments.evaluations), arguments.output)
+    evaluations = readable(arguments.evaluations, Evaluation)
+    write_environments_page(evaluations, arguments.output, readable(arguments.benchmarks, Benchmarks))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,16 @@ from scripts.drawing.chart import interval
 from scripts.drawing.curves import short_name
 from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
-from scripts.records import CheckpointRecord, Criteria, Evaluation, JudgedCriterion, Scores, read_if_there, read_record
+from scripts.records import (
+    Benchmarks,
+    CheckpointRecord,
+    Criteria,
+    Evaluation,
+    JudgedCriterion,
+    Scores,
+    read_if_there,
+    read_record,
+)
 from scripts.stage.metrics import SCHEMA
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import read_table
@@ -42,6 +51,11 @@ def evaluation_of(stage: StagePaths) -> Evaluation | None:
     return read_if_there(stage.evaluation, Evaluation)
 
 
+def benchmarks_of(stage: StagePaths) -> Benchmarks | None:
+    """Its scores on benchmarks, where somebody took them."""
+    return read_if_there(stage.benchmarks, Benchmarks)
+
+
 def criteria_of(stage: StagePaths) -> list[JudgedCriterion]:
     """Each of the gate's criteria with its value and outcome."""
     judged = read_if_there(stage.criteria, Criteria)
@@ -50,7 +64,7 @@ def criteria_of(stage: StagePaths) -> list[JudgedCriterion]:
 
 @dataclass(frozen=True)
 class Score:
-    """A held-out score before and after a stage; None: not known.
+    """A score before and after a stage; None: not known. `error` is a benchmark's standard error.
 
     `change` with its 95 % interval (`low`, `high`) is against what the stage started from, `from_first` against the
     first stage that was scored.
@@ -66,6 +80,7 @@ class Score:
     from_first: float | None
     from_first_low: float | None
     from_first_high: float | None
+    error: float | None = None
 
     @property
     def is_clear(self) -> bool:
@@ -77,25 +92,29 @@ class Score:
         return interval(self.change, self.low, self.high, reach)
 
 
-def scores_of(evaluation: Evaluation | None) -> list[Score]:
-    """The scores of an eval.json, an entry an environment, and the mean last; none where there is none."""
-    if evaluation is None:
+def scores_of(record: Evaluation | Benchmarks | None) -> list[Score]:
+    """The scores of an eval.json, an entry an environment and the mean last, or of a benchmarks.json; none of none."""
+    if record is None:
         return []
-    entries = {**evaluation["environments"], "mean": evaluation["mean"]}
+    if "benchmarks" in record:
+        entries = {name: {**each, "after": each["score"]} for name, each in record["benchmarks"].items()}
+    else:
+        entries = {**record["environments"], "mean": record["mean"]}
     return [_score(name, entry) for name, entry in entries.items()]
 
 
 def _score(name: str, entry: Scores) -> Score:
-    before, after = entry["before"], entry["after"]
+    before, after = entry.get("before"), entry["after"]
     change = {"value": None if before is None else after - before} | (entry.get("change") or {})
     first = entry.get("change_from_first") or {}
     bounds = [difference.get(key) for difference in (change, first) for key in ("value", "low", "high")]
-    return Score(short_name(name), entry.get("rows"), before, after, *bounds)
+    rows = entry.get("rows", entry.get("samples"))
+    return Score(short_name(name), rows, before, after, *bounds, error=entry.get("stderr"))
 
 
-def scores_side_by_side(evaluations: list[Evaluation | None]) -> dict[str, list[Score | None]]:
-    """The scores of each environment, an entry an evaluation, None where it was not scored; the mean last."""
-    columns = [{score.name: score for score in scores_of(evaluation)} for evaluation in evaluations]
+def scores_side_by_side(records: list[Evaluation | Benchmarks | None]) -> dict[str, list[Score | None]]:
+    """The scores of each environment or benchmark, an entry a record, None where it was not scored; the mean last."""
+    columns = [{score.name: score for score in scores_of(record)} for record in records]
     names = dict.fromkeys(name for scores in columns for name in scores)
     return {name: [scores.get(name) for scores in columns] for name in sorted(names, key=lambda name: name == "mean")}
 

@@ -25,6 +25,8 @@ def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
     """Write the page of a stage that is trained; `manifest` is that of its blend."""
     settings, metrics, blend = records.settings_of(stage), records.metrics_of(stage), read_record(manifest, Manifest)
     parent, scores = records.parent_of(stage), records.scores_of(records.evaluation_of(stage))
+    taken = records.benchmarks_of(stage)
+    benchmarks = records.scores_of(taken)
     rollouts = read_table(stage.rollouts, ROLLOUTS).to_pandas() if stage.rollouts.exists() else None
     write_page(
         output,
@@ -37,6 +39,9 @@ def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
         steps_csv=_data_uri(metrics),
         scores=scores,
         reach=records.reach_of(scores),
+        benchmarks=benchmarks,
+        benchmark_reach=records.reach_of(benchmarks),
+        benchmarked_by=taken.get("by") if taken else None,
         criteria=records.criteria_of(stage),
         samples=[] if rollouts is None else sample_rollouts(rollouts),
         rollouts=0 if rollouts is None else len(rollouts),

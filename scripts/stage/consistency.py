@@ -8,11 +8,12 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import check_readable, sha256_file
-from scripts.recipe.criteria import HELD_OUT
+from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.recipe import Recipe
 from scripts.records import (
     ADVICE,
     AGAIN,
+    Benchmarks,
     CheckpointRecord,
     Criteria,
     Evaluation,
@@ -53,7 +54,8 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
 
 def damage_of_stage(paths: StagePaths) -> list[str]:
     """What is wrong with the records of a stage, a line each."""
-    others = {paths.evaluation: Evaluation, paths.gate: Gate, paths.criteria: Criteria, paths.preflight: Preflight}
+    others = {paths.evaluation: Evaluation, paths.benchmarks: Benchmarks, paths.gate: Gate}
+    others |= {paths.criteria: Criteria, paths.preflight: Preflight}
     problems = [line for path, kind in others.items() for line in damage(path, kind)]
     for contradictions in (_of_run, of_checkpoint, of_export):
         try:
@@ -199,8 +201,10 @@ def judge_again(recipe: Recipe, results: Path) -> None:
                 os.utime(paths.criteria, ns=(before, before))
 
 
-def _bounds(metric: str, environment: str | None, against: str | None, **rest: Any) -> tuple[Any, ...]:
+def _bounds(
+    metric: str, environment: str | None, against: str | None, benchmark: str | None = None, **rest: Any
+) -> tuple[Any, ...]:
     """What a criterion asks for, whether the recipe or a verdict's record says it."""
-    is_held_out = metric in HELD_OUT
-    of = environment if metric == "held_out_change" else None
-    return metric, of, against if is_held_out else None, rest["min"], rest["max"], rest["action"]
+    of = benchmark or environment if metric in ("held_out_change", "benchmark_score", "benchmark_change") else None
+    since = against if metric in (*HELD_OUT, *BENCHMARKS) else None
+    return metric, of, since, rest["min"], rest["max"], rest["action"]

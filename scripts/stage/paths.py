@@ -83,6 +83,11 @@ class StagePaths:
         return self.directory / "eval.json"
 
     @property
+    def benchmarks(self) -> Path:
+        """Scores on benchmarks."""
+        return self.directory / "benchmarks.json"
+
+    @property
     def rollouts(self) -> Path:
         """Each held-out row with its responses before and after the stage."""
         return self.directory / "rollouts.parquet"

@@ -315,7 +315,7 @@ def test_a_benchmarks_file_and_what_was_printed_must_agree(tmp_path, printed, me
     write_json(tmp_path / "config.json", {"temperature": 0.0})
     (tmp_path / "log").write_text(f"some\n{printed}\n")
     if message is None:
-        expected = {"score": 0.666667, "samples": 3, "settings": {"temperature": 0.0}}
+        expected = {"score": 0.666667, "stderr": 0.333333, "samples": 3, "settings": {"temperature": 0.0}}
         assert read_result(tmp_path, tmp_path / "log") == expected
     else:
         with pytest.raises(UserError, match=re.escape(message)):

@@ -96,7 +96,7 @@ def commands(results: Path, pages: Path) -> dict:
         write_overview(results, stages, pages / "overview.html")
         list(rows_of(StagePaths(results / name) for name in stages))
         write_environments_page(
-            readable([results / name / "eval.json" for name in stages]), pages / "environments.html"
+            readable([results / name / "eval.json" for name in stages], Evaluation), pages / "environments.html"
         )
         write_stage_page(StagePaths(results / "rlvr1"), results / "data/rlvr1/manifest.json", pages / "stage.html")
 
@@ -169,7 +169,7 @@ def test_the_summary_and_the_heat_map_leave_out_what_is_damaged_and_say_so(chain
         "damaged",
         "warn",
     ]
-    (kept,) = readable([chain / name / "eval.json" for name in ("sft", "rlvr1")])
+    (kept,) = readable([chain / name / "eval.json" for name in ("sft", "rlvr1")], Evaluation)
     assert kept["stage"] == "rlvr1"
     said = capsys.readouterr().err
     assert "sft/gate.json: damaged" in said and "sft/eval.json: damaged" in said

@@ -9,14 +9,16 @@ from statistics import fmean
 from typing import Any
 
 from scripts.backends.nemo_rl.export import linked_weights
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
 from scripts.backends.nemo_rl.settings import NemoRlEvaluation
 from scripts.errors import UserError, run_program
-from scripts.files import read_json, read_tail, write_json
+from scripts.evaluate.benchmarks import standard_error, write_benchmarks
+from scripts.files import read_json, read_tail
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
-from scripts.records import ExportRecord, read_record
+from scripts.records import Benchmark
 from scripts.stage.consistency import exported_model
 
 PROGRAM, CONFIGS = "examples/run_eval.py", "examples/configs/evals"
@@ -71,16 +73,13 @@ def read_result(results: Path, log: Path) -> dict[str, Any]:
             f"{path}: {len(rewards)} samples with a mean of {score:.4f}, but {log} says {printed_score:.4f} of "
             f"{samples}; evaluate again"
         )
-    return {"score": round(score, 6), "samples": samples, "settings": read_json(results / "config.json")}
+    counted = {"score": round(score, 6), "stderr": standard_error(rewards), "samples": samples}
+    return {**counted, "settings": read_json(results / "config.json")}
 
 
-def run_benchmarks(recipe: Recipe, name: str, site: Site, export: Path, folder: Path) -> dict[str, Any]:
-    """benchmarks.json: the results of all benchmarks that the recipe names, one after another."""
-    runtime, model, record = (
-        runtime_of(recipe, name, site),
-        exported_model(export).resolve(),
-        read_record(export, ExportRecord),
-    )
+def run_benchmarks(recipe: Recipe, name: str, site: Site, export: Path, folder: Path) -> dict[str, Benchmark]:
+    """The scores on all benchmarks that the recipe names, one after another."""
+    runtime, model = runtime_of(recipe, name, site), exported_model(export).resolve()
     if linked_weights(model):
         raise UserError(f"{model}: only a link to Megatron's weights; run_eval.py needs Hugging Face's format")
     results = {}
@@ -93,11 +92,7 @@ def run_benchmarks(recipe: Recipe, name: str, site: Site, export: Path, folder: 
         runtime.run([*runtime.release.python.split(), *arguments_of(benchmark, runtime, model, own)], log)
         results[benchmark] = read_result(own, log)
         print(f"{name}: {benchmark} {results[benchmark]['score']:.4f}", flush=True)
-    return {
-        **{key: record[key] for key in ("stage", "step", "content")},
-        "release": {"name": recipe.release, "revision": runtime.release.revision},
-        "benchmarks": results,
-    }
+    return results
 
 
 def main() -> None:
@@ -114,7 +109,9 @@ def main() -> None:
     if not isinstance(recipe.evaluation, NemoRlEvaluation) or not recipe.evaluation.benchmarks:
         raise UserError(f"{arguments.recipe}: names no benchmarks; list them as evaluation.benchmarks")
     site, folder = load_site(arguments.site, recipe), arguments.folder.absolute()
-    write_json(arguments.output, run_benchmarks(recipe, arguments.stage, site, arguments.export, folder))
+    scores = run_benchmarks(recipe, arguments.stage, site, arguments.export, folder)
+    release = {"name": recipe.release, "revision": release_of(recipe.release).revision}
+    write_benchmarks(arguments.export, scores, arguments.output, release=release)
 
 
 if __name__ == "__main__":

@@ -149,8 +149,15 @@ class NemoRlEvaluation(EvaluationBase):
         None, description="cluster.num_nodes while scoring; none: the stage's own. What generates keeps its share."
     )
 
+    @property
+    def benchmark_names(self) -> list[str]:
+        """What benchmarks.json may hold, by which a gate can judge."""
+        return super().benchmark_names or self.benchmarks
+
     @model_validator(mode="after")
     def _has_known_benchmarks(self) -> "NemoRlEvaluation":
+        if self.benchmarks and self.tasks:
+            raise invalid("tasks and benchmarks write the same file; name the ones or the others")
         for name in self.benchmarks:
             if name not in BENCHMARKS and not re.fullmatch(r"mmlu_[A-Z]{2}-[A-Z]{2,3}", name):
                 hint = nearest(name, BENCHMARKS)

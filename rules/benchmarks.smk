@@ -1,0 +1,112 @@
+# Scores of each export on benchmarks: the recipe's tasks, by lm-evaluation-harness; or those of NeMo-RL's run_eval.py.
+from scripts.recipe.evaluation import task_files
+
+TASKS = RECIPE.evaluation.task_list if RECIPE.evaluation else []
+# The pretrained model is scored too, so that the stages that start from it have a score before.
+BENCHMARKED = [*([MODEL] if is_exported else []), *STAGES] if TASKS else []
+PACKAGES = f"{workflow.basedir}/.lm-eval"
+
+
+# Made only when somebody asks for the file.
+rule benchmarks:
+    input:
+        f"{RESULTS}/{{stage}}/hf/record.json",
+    output:
+        f"{RESULTS}/{{stage}}/benchmarks.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/benchmarks.log",
+    wildcard_constraints:
+        stage=one_of([] if TASKS else CONVERTED),
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    resources:
+        **one_node_resources(SITE),
+        site=CONFIG.site,
+    params:
+        recipe=CONFIG.recipe,
+        names=getattr(RECIPE.evaluation, "benchmarks", []),
+        folder=f"{RESULTS}/{{stage}}/benchmarks",
+    shell:
+        "python -m scripts.backends.nemo_rl.benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+        " --site {resources.site:q} --export {input:q} --folder {params.folder:q} --output {output:q}"
+        " > {log:q} 2>&1"
+
+
+# Beside the packages of the Python that scores: made once, where no conda or other environment has it.
+rule lm_eval:
+    input:
+        f"{workflow.basedir}/envs/lm-eval.txt",
+    output:
+        f"{PACKAGES}/installed",
+    log:
+        f"{PACKAGES}/install.log",
+    retries: 0
+    conda:
+        "../envs/trl.yaml"
+    params:
+        python=SITE.vllm_python or "python",
+        packages=subpath(output[0], parent=True),
+    shell:
+        "{params.python:q} -m pip install --disable-pip-version-check --no-deps --upgrade --target {params.packages:q}"
+        " --requirement {input:q} > {log:q} 2>&1 && touch {output:q}"
+
+
+# What the tasks ask, and their data sets, before any node is asked for: compute nodes often lack the network.
+rule tasks:
+    input:
+        packages=ancient(f"{PACKAGES}/installed"),
+        files=task_files(RECIPE.evaluation),
+    output:
+        f"{RESULTS}/tasks.json",
+    log:
+        f"{RESULTS}/logs/tasks.log",
+    retries: 0
+    conda:
+        "../envs/trl.yaml"
+    resources:
+        python=SITE.vllm_python or "python",
+    params:
+        recipe=CONFIG.recipe,
+        packages=subpath(input.packages, parent=True),
+        asked=RECIPE.evaluation.asked if TASKS else [],
+    shell:
+        "{resources.python:q} -m scripts.evaluate.tasks --recipe {params.recipe:q} --packages {params.packages:q}"
+        " --output {output:q} 2> {log:q}"
+
+
+def benchmarks_of_parent(wildcards):
+    """Scores of what a stage starts from: its parent, or the pretrained model; nothing for that model itself."""
+    if wildcards.stage == MODEL:
+        return []
+    start = parent_of(wildcards) or (MODEL if model_of_root(wildcards) else None)
+    return f"{RESULTS}/{start}/benchmarks.json" if start else []
+
+
+rule score_tasks:
+    input:
+        tasks=f"{RESULTS}/tasks.json",
+        export=f"{RESULTS}/{{stage}}/hf/record.json",
+        parent=benchmarks_of_parent,
+    output:
+        f"{RESULTS}/{{stage}}/benchmarks.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/benchmarks.log",
+    wildcard_constraints:
+        stage=one_of(BENCHMARKED),
+    retries: 0
+    conda:
+        "../envs/trl.yaml"
+    threads: SITE.threads
+    resources:
+        **(one_node_resources(SITE) if CONVERTED else MODEL_RESOURCES),
+        trainings=trainings_of,
+        accelerator="auto" if CONVERTED else SITE.accelerator,
+        python=SITE.vllm_python or "python",
+        recipe=CONFIG.recipe,
+        packages=PACKAGES,
+        store=f"{CONFIG.results}/benchmarks",
+    shell:
+        "{resources.python:q} -m scripts.evaluate.harness --recipe {resources.recipe:q} --tasks {input.tasks:q}"
+        " --export {input.export:q} --parent {input.parent:q} --packages {resources.packages:q} --threads {threads}"
+        " --accelerator {resources.accelerator:q} --store {resources.store:q} --output {output:q} 2> {log:q} | tee -a {log:q}"

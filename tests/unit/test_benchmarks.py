@@ -1,0 +1,152 @@
+"""Scores on benchmarks: how they are kept, compared, judged by gates, and shown in the report and the card."""
+
+import numpy as np
+import pytest
+import yaml
+
+from scripts.card import model_card
+from scripts.errors import UserError
+from scripts.evaluate.benchmarks import beside_parent, keep, path_in, standard_error, write_benchmarks
+from scripts.evaluate.gate import judge
+from scripts.files import read_json, write_json
+from scripts.recipe.criteria import Criterion
+from scripts.recipe.load import load_recipe
+from scripts.records import Benchmarks, read_record
+from scripts.report.environments import write_environments_page
+from scripts.report.stage import write_stage_page
+from scripts.stage.paths import StagePaths
+from tests.conftest import ROOT, SHORT
+from tests.report_files import write_manifest, write_stage
+
+BASE, SFT, RLVR = "a" * 16, "b" * 16, "c" * 16
+
+
+@pytest.fixture
+def score(tmp_path):
+    """Put an export's answers to a question into the store; benchmarks.json beside what came before."""
+
+    def take(
+        content: str, values: list[float], parent: Benchmarks | None = None, key: str = "k", **entry
+    ) -> Benchmarks:
+        found = {"score": float(np.mean(values)), "samples": len(values), "stderr": standard_error(values), "key": key}
+        scores = {"gsm8k": found | entry}
+        rows = [
+            {"benchmark": "gsm8k", "task": "gsm8k", "document": place, "score": value}
+            for place, value in enumerate(values)
+        ]
+        keep(path_in(tmp_path, content, key), scores, rows[::-1])
+        return {"stage": content[0], "content": content, "benchmarks": beside_parent(scores, content, parent, tmp_path)}
+
+    return take
+
+
+WRONG, RIGHT = [0.0] * 20 + [1.0] * 20, [0.0] * 10 + [1.0] * 30
+
+
+def test_a_score_stands_beside_the_parents_and_the_firsts_paired_by_document(score):
+    base = score(BASE, WRONG)
+    sft = score(SFT, RIGHT, base)
+    rlvr = score(RLVR, RIGHT, sft)
+    first, second, third = (record["benchmarks"]["gsm8k"] for record in (base, sft, rlvr))
+    assert (first["before"], first["change"], first["first"]) == (None, None, None)
+    assert second["before"] == 0.5 and second["change"]["value"] == 0.25 and second["first"] == BASE
+    independent = 1.96 * np.hypot(first["stderr"], second["stderr"])
+    assert second["change"]["high"] - second["change"]["low"] < 1.5 * independent, "paired: narrower than two samples"
+    assert third["change"]["value"] == third["change"]["low"] == 0.0
+    assert third["change_from_first"]["value"] == 0.25 and third["first"] == BASE
+
+
+def test_what_was_asked_otherwise_is_not_compared(score):
+    found = score(SFT, RIGHT, score(BASE, WRONG), key="another")["benchmarks"]["gsm8k"]
+    assert (found["before"], found["change"], found["change_from_first"]) == (None, None, None)
+
+
+def test_a_score_that_is_no_mean_of_documents_is_compared_by_its_standard_error(score):
+    before, after = ({"score": value, "stderr": 0.03} for value in (20.0, 20.05))
+    change = score(SFT, RIGHT, score(BASE, WRONG, **before), **after)["benchmarks"]["gsm8k"]["change"]
+    assert change == {"value": 0.05, "low": pytest.approx(0.05 - 0.083154), "high": pytest.approx(0.05 + 0.083154)}
+    none = score(SFT, RIGHT, score(BASE, WRONG, score=20.0, stderr=None), score=21.0)["benchmarks"]["gsm8k"]
+    assert none["before"] == 20.0 and none["change"] is None
+
+
+def test_a_gate_judges_scores_and_changes_by_their_intervals(score):
+    record = score(SFT, RIGHT, score(BASE, WRONG))
+
+    def outcome(metric: str, name: str | None = "gsm8k", **bounds) -> tuple[str, str]:
+        result = judge(Criterion(metric=metric, benchmark=name, **bounds), [], None, record)
+        return result.outcome, result.says
+
+    assert outcome("benchmark_score", min=0.5)[0] == "pass" and outcome("benchmark_score", min=0.95)[0] == "stop"
+    assert "undecided" in outcome("benchmark_score", min=0.8)[1]
+    assert outcome("benchmark_change", min=0.0)[0] == "pass"
+    assert outcome("benchmark_change", max=0.05, action="warn")[0] == "warn"
+    assert outcome("benchmark_change", against="first", min=0.5)[0] == "stop"
+    worst = outcome("worst_benchmark_change", None, min=0.0)
+    assert worst[0] == "pass" and "of gsm8k is +0.250" in worst[1] and "(1 benchmarks at once)" in worst[1]
+    assert outcome("benchmark_change", "mmlu", min=0.0)[0] == "not measured"
+    assert (
+        judge(Criterion(metric="benchmark_score", benchmark="gsm8k", min=0.1), [], None, None).outcome == "not measured"
+    )
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "gate", "message"),
+    [
+        ({"tasks": ["gsm8k", {"task": "gsm8k"}]}, {}, "evaluation.tasks: gsm8k stands there more than once"),
+        ({"tasks": [{"task": "gsm8k", "shots": 5}]}, {}, "unknown key"),
+        ({"tasks": [{"task": "mine", "include_path": "nowhere"}]}, {}, "include_path: no such folder: "),
+        ({}, {}, "evaluation.max_new_tokens: is missing"),
+        ({"tasks": ["gsm8k"]}, {"metric": "benchmark_score", "min": 0.5}, "benchmark_score needs a benchmark"),
+        (
+            {"tasks": ["gsm8k"]},
+            {"metric": "benchmark_change", "benchmark": "gsm9k", "min": 0},
+            "benchmark: no benchmark is named gsm9k; did you mean gsm8k?",
+        ),
+        ({"max_new_tokens": 8}, {"metric": "worst_benchmark_change", "min": 0}, "the evaluation has no tasks"),
+    ],
+)
+def test_a_mistake_in_the_tasks_or_a_gate_on_them_is_one_message(tmp_path, evaluation, gate, message):
+    recipe = yaml.safe_load(SHORT.read_text()) | {"evaluation": evaluation}
+    recipe["stages"]["rlvr1"]["gate"] = [gate] if gate else []
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    with pytest.raises(UserError) as caught:
+        load_recipe(path)
+    assert message in str(caught.value)
+
+
+def test_tasks_alone_are_an_evaluation_without_held_out_scores(tmp_path):
+    for name in ("short", "super3"):
+        source = SHORT if name == "short" else ROOT / "config/recipes/super3.yaml"
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(source.read_text()) | {"evaluation": {"tasks": ["gsm8k"]}}))
+        recipe = load_recipe(path)
+        assert recipe.scored_stages() == [] and recipe.evaluation.benchmark_names == ["gsm8k"]
+
+
+def test_the_report_and_the_card_show_scores_with_their_errors(score, chain, tmp_path):
+    base, directory = score(BASE, WRONG), chain / "rlvr1"
+    content = read_json(directory / "hf/record.json")["content"]
+    dataset = {"path": "openai/gsm8k", "name": "main", "split": "test"}
+    record = score(content, [*RIGHT[:39], 0.0], base, metric="exact_match,strict-match", num_fewshot=5, dataset=dataset)
+    write_benchmarks(directory / "hf/record.json", record["benchmarks"], directory / "benchmarks.json", by="lm-eval")
+    assert read_record(directory / "benchmarks.json", Benchmarks)["content"] == content
+    card = model_card(directory / "hf")
+    (result,) = [each for each in card.data.eval_results if each.dataset_type == "openai/gsm8k"]
+    assert (result.metric_type, result.metric_value, result.dataset_config) == ("exact_match", 0.725, "main")
+    assert result.metric_args == {"stderr": pytest.approx(0.0715, abs=1e-3), "num_fewshot": 5}
+    assert "| gsm8k | exact_match,strict-match | 5 | 40 | 0.500 | 0.725 ± 0.071 | +0.225 (" in card.text
+
+    write_stage(tmp_path, "sft")
+    write_json(tmp_path / "sft/benchmarks.json", record | {"stage": "sft"})
+    write_stage_page(StagePaths(tmp_path / "sft"), write_manifest(tmp_path), tmp_path / "page.html")
+    assert "<td>0.500</td><td>0.725</td><td>0.071</td><td>+0.225</td>" in (tmp_path / "page.html").read_text()
+    write_environments_page([], tmp_path / "chain.html", [base, record])
+    page = (tmp_path / "chain.html").read_text()
+    assert "0.50 ± 0.080" in page and "0.72 ± 0.071 ▲" in page and "Environments over the chain</h1>" not in page
+
+
+def test_scores_of_another_export_get_into_no_card(chain):
+    write_json(chain / "rlvr1/benchmarks.json", {"stage": "rlvr1", "content": BASE, "benchmarks": {}})
+    with pytest.raises(UserError, match=r"benchmarks.json: scores another export than"):
+        model_card(chain / "rlvr1/hf")
