@@ -14,9 +14,10 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from scripts.errors import UserError, run_program
-from scripts.files import write_text
+from scripts.files import sha256_text, write_text
 from scripts.lineage.chain import Chain, Link, export_of, read_chain
 from scripts.lineage.text import chain_text
+from scripts.model.chat_format import ChatFormat
 from scripts.model.hugging_face import config_of, tensors_of
 from scripts.recipe.resolve import config_text
 from scripts.recipe.settings import leaves
@@ -101,9 +102,14 @@ def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None, a
 
 
 def _sources(chain: Chain) -> list[dict[str, Any]]:
-    """The datasets of the stages, where they were recorded."""
+    """The datasets of the stages, where they were recorded; a mixture is of several."""
     data = [link.record.get("data") or {"source": None} for link in chain.links.values()]
-    return [described["source"] for described in data if described["source"]]
+    pairs = [
+        zip(*(described["source"][key].split(", ") for key in ("name", "revision")), strict=False)
+        for described in data
+        if described["source"]
+    ]
+    return [{"name": name, "revision": revision} for pair in pairs for name, revision in pair]
 
 
 def _is_hub_id(name: str) -> bool:
@@ -172,6 +178,7 @@ def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
             "seed": link.record.get("seed"),
             "release": ", ".join(f"{name} {version}" for name, version in sorted(release.items())),
             "identity": link.record["identity"],
+            "chat_template": link.record.get("chat_template"),
         }
 
 
@@ -183,7 +190,17 @@ def _model(folder: Path) -> dict[str, Any]:
         "types": sorted({dtype for dtype, _ in tensors.values()}),
         "architecture": ", ".join(config.get("architectures") or [config.get("model_type", "unknown")]),
         "context": config.get("max_position_embeddings"),
+        "chat": _chat(folder),
     }
+
+
+def _chat(folder: Path) -> str:
+    """How the exported model is talked to, by its own files; empty where these tell no chat template."""
+    found = ChatFormat.of(folder)
+    if found.chat_template is None:
+        return ""
+    tokens = ", ".join(f"{name} {value!r}" for name, value in found.tokens.items() if value is not None)
+    return f"chat template of SHA-256 {sha256_text(found.chat_template)[:16]}; {tokens}"
 
 
 def _limits(chain: Chain, evaluation: Evaluation | None, benchmarks: Benchmarks | None) -> Iterator[str]:

@@ -31,7 +31,9 @@ def tokenizer(**changes: Any) -> Any:
     return made
 
 
-def save_pretrained(architecture: str, folder: Path, max_shard_size: str = "5GB", **changes: Any) -> None:
+def save_pretrained(
+    architecture: str, folder: Path, max_shard_size: str = "5GB", head_dim: int = 16, **changes: Any
+) -> None:
     """Save a model of an architecture with random weights; `changes` stand in for the tokenizer's tokens and template."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -45,7 +47,7 @@ def save_pretrained(architecture: str, folder: Path, max_shard_size: str = "5GB"
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
-        "head_dim": 16,
+        "head_dim": head_dim,
         "max_position_embeddings": 512,
         "eos_token_id": made.eos_token_id,
         "pad_token_id": made.pad_token_id,
@@ -57,3 +59,21 @@ def save_pretrained(architecture: str, folder: Path, max_shard_size: str = "5GB"
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape))
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     made.save_pretrained(folder)
+
+
+def save_beginning(architecture: str, folder: Path, chat_template: str = TEMPLATE, head_dim: int = 16) -> None:
+    """Save a model as its family is published: of Llama and Gemma, template and tokenizer both give a first token."""
+    import json
+
+    from tokenizers.processors import TemplateProcessing
+
+    if architecture == "qwen3":
+        return save_pretrained(architecture, folder, head_dim=head_dim, chat_template=chat_template)
+    first = SPECIALS[3]
+    begins = {"bos_token": first, "chat_template": "{{ bos_token }}" + chat_template}
+    save_pretrained(architecture, folder, head_dim=head_dim, **begins)
+    path = folder / "tokenizer.json"
+    state = json.loads(path.read_text())
+    token = next(each["id"] for each in state["added_tokens"] if each["content"] == first)
+    made = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, token)])
+    path.write_text(json.dumps(state | {"post_processor": json.loads(made.__getstate__())}))

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
+from scripts.errors import shortened
 from scripts.lineage.chain import Chain, Link
 from scripts.stage.provenance import step_text, words_of_skipped
+
+LONGEST_NAME = 80
 
 
 def chain_text(chain: Chain) -> str:
@@ -32,7 +35,7 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
     if record.get("seed") is not None:
         yield "seed", str(record["seed"])
     if template := record.get("chat_template"):
-        yield "template", f"{template['name']}  sha256 {template['sha256'][:16]}"
+        yield "chat", f"template {shortened(template['name'], LONGEST_NAME)}  sha256 {template['sha256'][:16]}"
     if record.get("release"):
         yield "release", " ".join(f"{name} {version}" for name, version in sorted(record["release"].items()))
     if (data := record.get("data")) and (facts := record.get("facts")):

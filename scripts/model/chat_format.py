@@ -20,6 +20,7 @@ from scripts.recipe.tokenizer import OWN
 from scripts.recipe.yaml_file import repository_root
 
 TEMPLATE, SETTINGS, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
+SPECIAL = ("bos_token", "eos_token", "pad_token")
 SHOWN = 60
 
 
@@ -131,7 +132,7 @@ class ChatFormat:
     def of(cls, folder: Path) -> Self:
         """That of a model in Hugging Face's format."""
         settings, generation = _json(folder / SETTINGS), _json(folder / GENERATION)
-        tokens = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        tokens = {name: _text(settings.get(name)) for name in SPECIAL}
         for name in ("eos_token_id", "pad_token_id"):
             value = generation.get(name)
             tokens[f"{GENERATION}'s {name}"] = sorted(value) if isinstance(value, list) else value
@@ -147,7 +148,8 @@ class ChatFormat:
         if (self.chat_template or "") != (other.chat_template or ""):
             found.append(f"the chat template ({_first_difference(self.chat_template, other.chat_template)})")
         for name, value in self.tokens.items():
-            if other.tokens[name] != value:
+            is_stated = name in SPECIAL or None not in (value, other.tokens[name])  # not all have generation settings
+            if is_stated and other.tokens[name] != value:
                 found.append(f"{name} ({value!r}, now {other.tokens[name]!r})")
         if problem := _tokenizers_differ(self.folder / "tokenizer.json", other.folder / "tokenizer.json"):
             found.append(problem)

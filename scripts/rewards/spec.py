@@ -72,9 +72,9 @@ class EnvironmentSpec:
     `verify` scores one response, 0 to 1; without it only a judge or NeMo-Gym rewards the rows. `compare`, where an
     environment has it, rewards all rollouts of one prompt together and stands in for `verify` in training. `check` says
     why they could not score responses to a row that obeys the contract. `confined` says that `verify` waits for a
-    process of its own, so that several at once use all cores. `cheap` lists the answers that it pays too easily.
-    `environment_factory` makes what a rollout of several turns with tools is played in, whose response is then a
-    `Played`; without `reads_response` only what was done there earns the reward.
+    process of its own, so that several at once use all cores, `remote` that it asks a server. `cheap` lists
+    the answers that it pays too easily. `environment_factory` makes what a rollout of several turns with tools is
+    played in, whose response is then a `Played`; without `reads_response` only what was done there earns the reward.
     """
 
     row: type[PromptRow] = PromptRow
@@ -82,6 +82,7 @@ class EnvironmentSpec:
     compare: Callable[[Row, list[str]], list[float]] | None = None
     check: Callable[[Row], str | None] = lambda row: None
     confined: bool = False
+    remote: bool = False
     environment_factory: type[Play] | None = None
     reads_response: bool = True
     judged: JudgeVerifier | None = None

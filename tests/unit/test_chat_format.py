@@ -6,16 +6,21 @@ import pytest
 
 pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
 
+from scripts.backends.nemo_rl.training import PASSTHROUGH
+from scripts.backends.protocol import backend_of
 from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_demonstrations, tokenize_pairs
 from scripts.errors import UserError
-from scripts.files import read_json, write_json
+from scripts.files import read_json, sha256_text, write_json
 from scripts.model.chat_format import ChatFormat, read_template, training_template_of
 from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
 from scripts.recipe.load import load_recipe
+from scripts.recipe.model import PretrainedModel
+from scripts.stage.model_source import sync_source
 from scripts.stage.publish import take_settings
 from scripts.stage.shown import shortened_row, shown_row, text_of_rows
-from scripts.train.preflight import check_stage
-from tests.conftest import SHORT
+from scripts.stage.stage import Stage
+from scripts.train.preflight import changes_of_format, check_stage
+from tests.conftest import ROOT, SHORT
 from tests.pretrained import TEMPLATE, tokenizer
 from tests.stages import ready_stage
 
@@ -133,6 +138,26 @@ def test_a_template_is_had_from_a_file_a_model_trl_or_as_it_is(tmp_path):
             read_template(named)
 
 
+def test_an_edited_template_of_the_first_model_makes_its_export_again_and_an_export_from_before_stays(tmp_path):
+    tokenizer().save_pretrained(tmp_path / "model")
+    file, directory = tmp_path / "own.jinja", tmp_path / "results/model"
+    file.write_text(MARKED)
+    model = PretrainedModel(name=str(tmp_path / "model"), chat_template=str(file))
+    before = {"model": model.model_dump(mode="json", exclude={"megatron"}), "changed": None}
+    (directory / "hf/model").mkdir(parents=True)
+    (directory / "hf/model/chat_template.jinja").write_text(MARKED)
+    write_json(directory / "source.json", before)
+    sync_source(model, directory)
+    assert read_json(directory / "source.json") == before
+    for text in (FORGETS, MARKED):
+        file.write_text(text)
+        sync_source(model, directory)
+        assert read_json(directory / "source.json") == before | {"chat_template": sha256_text(text)}
+    file.unlink()
+    with pytest.raises(UserError, match=r"model.chat_template: .*own.jinja: cannot be read"):
+        sync_source(model, directory)
+
+
 def test_what_differs_between_two_formats_is_told_and_how_they_pad_is_no_difference(tmp_path):
     before = tokenizer()
     before.save_pretrained(tmp_path / "before")
@@ -142,12 +167,13 @@ def test_what_differs_between_two_formats_is_told_and_how_they_pad_is_no_differe
     other.add_tokens(["<|new|>"])
     other.save_pretrained(tmp_path / "other")
     write_json(tmp_path / "other/generation_config.json", {"eos_token_id": [2, 0]})
+    write_json(tmp_path / "before/generation_config.json", {"eos_token_id": 2, "pad_token_id": 0})
     formats = {name: ChatFormat.of(tmp_path / name) for name in ("before", "padded", "other")}
     assert formats["before"].changes(formats["padded"]) == []
     assert (tmp_path / "padded/tokenizer.json").read_bytes() != (tmp_path / "before/tokenizer.json").read_bytes()
     template, pad, ends, words = formats["before"].changes(formats["other"])
     assert template.startswith("the chat template (line 2 was \"{{ message['content'] }}")
-    assert pad == "pad_token ('<|endoftext|>', now '<|reserved|>')" and "eos_token_id (None, now [0, 2])" in ends
+    assert pad == "pad_token ('<|endoftext|>', now '<|reserved|>')" and "eos_token_id (2, now [0, 2])" in ends
     assert "'<|new|>' was None, now" in words
 
 
@@ -179,6 +205,10 @@ def stage(tmp_path):
     return make
 
 
+def first_tokens(stage: Stage) -> list[str]:
+    return backend_of("trl").shown_rows(stage, 1)[0]["parts"][0]["texts"][:2]
+
+
 def test_a_stage_that_would_talk_otherwise_than_its_parent_is_refused_unless_it_says_so(stage, tmp_path):
     changed = tmp_path / "changed.jinja"
     changed.write_text(
@@ -188,14 +218,14 @@ def test_a_stage_that_would_talk_otherwise_than_its_parent_is_refused_unless_it_
     plain, other = stage(), stage(named)
     assert plain.config.chat_template is None and "tokenizer" not in plain.config.values()["policy"]
     assert other.config.chat_template == changed.read_text() and other.config.content != plain.config.content
-    assert check_stage(plain)["rows"][0]["parts"][0]["texts"][:2] == ["<|user|>", "q"]
+    assert first_tokens(plain) == ["<|user|>", "q"] and changes_of_format(plain) == []
     with pytest.raises(
         UserError, match=r"than its parent sft trained with: the chat template \(line 1 was .*template_chang"
     ):
         check_stage(other)
     allowed = stage(f"{named} template_change: true,")
     assert allowed.config.content == other.config.content  # known by the text, not by the leave
-    assert check_stage(allowed)["rows"][0]["parts"][0]["texts"][:2] == ["\n", "<|user|>"]
+    assert first_tokens(allowed) == ["\n", "<|user|>"] and changes_of_format(allowed) == []
     moved = changed.rename(tmp_path / "moved.jinja")
     assert stage(named.replace(str(changed), str(moved))).config.content == other.config.content
     with pytest.raises(
@@ -208,7 +238,7 @@ def test_an_export_that_talks_otherwise_than_its_stage_trained_is_found_by_the_s
     """As where a converter takes tokenizer and template from elsewhere."""
     made = stage()
     (made.parent_export.resolve() / "chat_template.jinja").write_text(CHAT_TEMPLATE + " ")
-    assert "rows" in check_stage(made)  # its parent began with no export to differ from
+    assert changes_of_format(made) == []  # its parent began with no export to differ from
     folder = made.parent_export.resolve()
     grandchild = made.recipe.stages["rlhf"].model_copy(update={"parent": "rlvr1"})
     recipe = made.recipe.model_copy(update={"stages": {**made.recipe.stages, "rlhf": grandchild}})
@@ -253,3 +283,35 @@ def test_rows_are_shown_token_by_token_with_what_is_learnt_marked():
     assert coloured.count("\x1b[0m") == 4 and "[[" not in coloured and "\\x1b" in coloured
     long = shown_row(1, [("", False, made("x" * 500)["input_ids"])], made)
     assert shortened_row(long)["parts"][0]["texts"][80] == " … 380 more … " and long["tokens"] == 500
+
+
+def test_a_stage_of_nemo_rl_talks_as_its_recipe_tells_and_a_file_is_known_by_its_content(tmp_path):
+    recipe = load_recipe(ROOT / "config/recipes/steps-rlvr-tiny.yaml")
+    (name, settings), file = next(iter(recipe.stages.items())), tmp_path / "own.jinja"
+    tokenizer().save_pretrained(tmp_path / "model")
+    model = recipe.model.model_copy(update={"name": str(tmp_path / "model")})
+
+    def stage(**says) -> Stage:
+        policy = {**settings.policy, **({"tokenizer": says} if says else {})}
+        stages = {name: settings.model_copy(update={"policy": policy})}
+        return Stage(recipe.model_copy(update={"model": model, "stages": stages}), tmp_path, name)
+
+    nemo_rl, known = backend_of("nemo_rl"), set()
+    for text in (MARKED, FORGETS):
+        file.write_text(text)
+        named = stage(chat_template=str(file))
+        assert nemo_rl.chat_format(named).chat_template == text
+        known.add(named.config.content)
+    assert len(known) == 2 and "template_sha256" not in stage().config.values()
+    assert (
+        nemo_rl.chat_format(stage()).chat_template == nemo_rl.chat_format(stage(chat_template="default")).chat_template
+    )
+    assert nemo_rl.chat_format(stage(chat_template=None)).chat_template == PASSTHROUGH
+    (tmp_path / "data" / settings.blend).mkdir(parents=True)
+    row = {"responses_create_params": {"input": "2 or 3?"}}
+    stage().train_split.write_text(json.dumps(row) + "\n")
+    (shown,) = nemo_rl.shown_rows(stage(), 3)
+    asked = tokenizer().apply_chat_template(
+        [{"role": "user", "content": "2 or 3?"}], tokenize=True, return_dict=True, add_generation_prompt=True
+    )
+    assert shown["parts"][0]["ids"] == asked["input_ids"]

@@ -229,9 +229,14 @@ def test_what_a_model_or_a_row_says_stays_text(results):
     pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
     write_metrics(results / "rlvr1/metrics.parquet", [step(1, environment_rewards={evil: 1.0})])
     (results / "rlvr1/config.yaml").write_text(f"algorithm: grpo\nbackend: trl\nnote: {evil!r}\n".replace("\\'", "''"))
+    part = {"name": "chosen", "is_learnt": True, "texts": [evil, "\n"]}
+    write_json(results / "rlvr1/preflight.json", {"rows": [{"line": 4, "tokens": 2, "learnt": 2, "parts": [part]}]})
     page = page_of(results, "rlvr1")
+    assert (
+        '<pre class="learnt">chosen: <span class="token">&lt;script&gt;' in page and "Row 4: 2 tokens, 2 learnt" in page
+    )
     assert page.count("<script>") == 1 and "<script>alert" not in page
-    assert page.count("&lt;script&gt;alert(1)") >= 6 and "{{ 7 * 7 }}" in page
+    assert page.count("&lt;script&gt;alert(1)") >= 7 and "{{ 7 * 7 }}" in page
 
 
 def test_rollouts_are_chosen_from_the_largest_loss_to_the_largest_gain_of_each_environment():

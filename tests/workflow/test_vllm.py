@@ -21,6 +21,7 @@ from scripts.files import sha256_file
 from scripts.recipe.pins import pinned_versions
 from scripts.stage.versions import problem_of
 from tests.conftest import ROOT, Workflow
+from tests.pretrained import save_beginning
 
 PYTHON = os.environ.get("STAGECOACH_VLLM_PYTHON", sys.executable)
 LACKING = problem_of(PYTHON, pinned_versions("vllm", (*PACKAGES, "vllm")))
@@ -131,3 +132,42 @@ def wait_until(holds: Callable[[], object], training: subprocess.Popen) -> None:
     while not holds():
         assert training.poll() is None, training.communicate()[0]
         time.sleep(0.5)
+
+
+IDS = """
+import json, sys
+from pathlib import Path
+from transformers import AutoTokenizer
+from vllm import LLM, SamplingParams
+from scripts.backends.trl.tokenization import token_ids
+from scripts.data.prompts import prompt_of, render_prompt
+model, rows = sys.argv[1], json.loads(sys.argv[2])
+tokenizer = AutoTokenizer.from_pretrained(model)
+ours = token_ids([render_prompt(row, tokenizer) for row in rows], tokenizer)
+engine = LLM(model=model, dtype="float32", enforce_eager=True, max_model_len=256)
+one = SamplingParams(max_tokens=1, temperature=0)
+chat = [each.prompt_token_ids for each in engine.chat([prompt_of(row) for row in rows], one, use_tqdm=False)]
+given = engine.generate([{"prompt_token_ids": ids} for ids in ours], one, use_tqdm=False)
+print("IDS " + json.dumps([ours, chat, [each.prompt_token_ids for each in given]]))
+"""
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3"])
+def test_vllm_reads_a_row_as_we_do_whether_it_gets_messages_or_tokens(architecture, tmp_path):
+    """By the export's own template; a first token that template and tokenizer both give is there once."""
+    save_beginning(architecture, tmp_path / "model", head_dim=32)  # the least that its attention takes on a CPU
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Which is larger, 12 or 3?"},
+        {"role": "assistant", "content": "12"},
+        {"role": "user", "content": " é 🎉 <|im_end|> "},
+    ]
+    rows = [{"responses_create_params": {"input": talk}}, {"responses_create_params": {"input": "2 or 3?"}}]
+    command = [PYTHON, "-c", IDS, str(tmp_path / "model"), json.dumps(rows)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("IDS ")]
+    ours, chat, given = json.loads(line.removeprefix("IDS "))
+    assert ours == chat == given
+    assert architecture == "qwen3" or all(ids.count(ids[0]) == 1 for ids in ours)

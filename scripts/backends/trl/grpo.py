@@ -193,11 +193,10 @@ def environment_reward(
     ) -> list[float]:
         plays = environments or [None] * len(row)
         responses = [_response(*given) for given in zip(completions, plays, strict=True)]
-        groups = [
-            (json.loads(row[start]), responses[start : start + group_size]) for start in range(0, len(row), group_size)
-        ]
+        starts = range(0, len(row), group_size)
+        groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
         started = time.monotonic()
-        rewards = reward_groups(groups, judges)
+        rewards = reward_groups(groups, judges, [f"{split}:{line[start]}" for start in starts] if line else ())
         log_metric(REWARD_SECONDS, time.monotonic() - started)
         for (fields, _), group in zip(groups, rewards, strict=True):
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))

@@ -3,7 +3,6 @@
 All of them were found by reading the sources of the pinned releases; docs/traps.md says which release has which.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.protocol import Finding
+from scripts.model.chat_format import chat_template_of
 
 PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
 CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
@@ -84,7 +84,7 @@ def check_chat_template(context: StageContext) -> Iterator[Finding]:
 
 def _forgets(model: Path, **options: bool) -> bool:
     """Whether its chat template renders a conversation without the thoughts of the turns before the last question."""
-    template = _chat_template(model)
+    template = chat_template_of(model)
     if template is None:
         return False
     environment = ImmutableSandboxedEnvironment(
@@ -100,15 +100,3 @@ def _forgets(model: Path, **options: bool) -> bool:
 
 def _refuse(why: str) -> None:
     raise TemplateError(why)
-
-
-def _chat_template(model: Path) -> str | None:
-    """A model's chat template; a file of its own counts more than the tokenizer's config."""
-    own, config = model / "chat_template.jinja", model / "tokenizer_config.json"
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
-    try:
-        template = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return template if isinstance(template, str) else None

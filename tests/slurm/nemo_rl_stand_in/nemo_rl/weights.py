@@ -67,7 +67,7 @@ def write_tokenizer(name: str, directory: Path) -> None:
     """Write a model's tokenizer: its own files where it is a directory here, else one of sixteen words."""
     directory.mkdir(parents=True, exist_ok=True)
     if Path(name, "tokenizer.json").exists():
-        for path in Path(name).glob("tokenizer*"):
+        for path in (*Path(name).glob("tokenizer*"), *Path(name).glob("chat_template*")):
             shutil.copy(path, directory)
         return
     words = {word: number for number, word in enumerate(["<unk>", *"abcdefghijklmno"])}
