@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +37,7 @@ def prepare_for_tools(processor: Any) -> str | None:
             "the model's chat template shows no calls of tools, or no results of theirs; environments with tools need "
             "one that does, as Qwen3's"
         )
+    processor.parse_response = partial(_parse, processor.parse_response)
     try:
         if getattr(processor, "response_template", None) is None:
             add_response_schema(processor)
@@ -44,6 +47,14 @@ def prepare_for_tools(processor: Any) -> str | None:
             f"TRL cannot read calls of tools by the model's chat template ({str(error).splitlines()[0]}); environments "
             "with tools need one that TRL knows, as Qwen3's, or a tokenizer with a response_template"
         ) from None
+
+
+def _parse(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Read a response; ValueError, which TRL expects of calls that are none, where they nest too deep to be read."""
+    try:
+        return parse(*arguments, **options)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
 
 
 class Player(GRPOTrainer):

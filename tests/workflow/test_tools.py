@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-from trl.chat_template_utils import qwen3_chat_template
+from trl.chat_template_utils import parse_response, qwen3_chat_template
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.grpo_trainer import MeasuringTrainer
@@ -236,6 +236,9 @@ def test_turns_are_played_by_qwen3s_template_too_and_a_template_without_tools_is
     assert "'six' is not two whole numbers" in whole_text(third.text) and third.text == "49"
     assert '"name": "calculate"' in prompts[0][0] and "whole numbers" in prompts[0][0]
     assert prompts[1][0].startswith(prompts[0][0] + call % "6*7") and "<tool_response>\n42" in prompts[1][0]
+    endless = "<tool_call>" + "[" * 5000
+    parsed = parse_response(tokenizer, tokenizer(endless)["input_ids"], prefix=[])
+    assert parsed == {"role": "assistant", "content": endless}
     with pytest.raises(UserError, match="chat template shows no calls of tools"):
         prepare_for_tools(pretrained_tokenizer())
 
