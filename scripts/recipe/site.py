@@ -14,6 +14,7 @@ Constraint = Annotated[str, StringConstraints(pattern=r"^[\w\[(][\w.,+\-&|*()\[\
 Mount = Annotated[str, StringConstraints(pattern=r"^/[^:,\s]*:/[^:,\s]*(:(ro|rw))?$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 FolderPath = Annotated[str, StringConstraints(pattern=r"^/[^\s:,]*$")]
+GYM_PYTHON = ".venv-gym/bin/python"
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
@@ -115,6 +116,10 @@ class Site(Strict):
     vllm_python: str | None = Field(
         None,
         description="Trains where vLLM samples, and scores tasks: a Python of envs/vllm.txt; none: Snakemake's own.",
+    )
+    gym_python: str = Field(
+        GYM_PYTHON,
+        description="The Python of the environment with NeMo-Gym, from the repository's root (default: make gym's).",
     )
     slurm: Slurm | None = Field(None, description="None: everything runs on this machine.")
     stages: dict[Name, StageResources] = Field({}, description="Resources of single stages on this site.")
