@@ -45,7 +45,7 @@ RANKED = {
 }
 
 
-def lengths(groups, judges):
+def lengths(groups, judges, places=()):
     """Rewards that differ even where nothing was learnt."""
     return [[float(len(response)) for response in responses] for _, responses in groups]
 
