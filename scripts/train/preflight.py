@@ -127,12 +127,12 @@ def _token_lengths(stage: Stage, problems: list[str]) -> dict[str, Any] | None:
     if tokenizer is None:
         return None
     described: dict[str, Any] = {"limit": limit}
-    splits = read_record(stage.manifest, Manifest)
+    splits, kind = read_record(stage.manifest, Manifest), stage.recipe.blends[stage.settings.blend].kind
+    chat_format = backend_of(stage.settings.backend).chat_format(stage)
+    template = chat_format.chat_template if chat_format else None
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
         rows = splits[split]["rows"]
-        found = token_lengths(
-            path, stage.recipe.blends[stage.settings.blend].kind, rows, tokenizer, limit, default_workers()
-        )
+        found = token_lengths(path, kind, rows, tokenizer, limit, default_workers(), template)
         described[split] = found.describe()
         _warn(name, path, limit, found)
         if split == "train" and found.share > stage.settings.max_truncated_share:

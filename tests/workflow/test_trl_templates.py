@@ -70,6 +70,7 @@ def test_demonstrations_are_to_us_what_they_are_to_trl(model, tmp_path, assistan
 def test_pairs_are_to_us_what_they_are_to_trl(model, tmp_path):
     tokenizer = load_processor(model)
     (ours,) = tokenize_pairs([line(PAIR)], tokenizer, 999, {})
+    assert not ours.pop("is_cut")
     arguments = DPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     trainer = DPOTrainer(
         str(model), args=arguments, train_dataset=Dataset.from_list([PAIR]), processing_class=tokenizer
