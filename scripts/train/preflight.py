@@ -96,8 +96,8 @@ def changes_of_format(stage: Stage) -> list[str]:
         return []
     start = f"its parent {parent.name} trained" if parent else "the model is made"
     return [
-        f"it would train otherwise than {start}: {'; '.join(changes)}. A policy that learnt one and is asked "
-        f"in another answers worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
+        f"it would train otherwise than {start}: {'; '.join(changes)}. What learnt one and is asked in another answers "
+        f"worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
     ]
 
 
