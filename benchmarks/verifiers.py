@@ -1,37 +1,34 @@
-"""How many responses a second each environment's verifier checks, on two cores.
+"""How many responses a second each environment's verifier checks, here and by NeMo-Gym's server, on two cores.
 
     python benchmarks/verifiers.py > benchmarks/verifiers.md
-    python benchmarks/verifiers.py --before CHECKOUT > benchmarks/verifiers.md
-
-The second also measures the code of another checkout, by turns, and compares the processors' time that a check takes,
-which other work on the machine changes less than checks a second.
 
 Every row is made here, as published ones are shaped, and answered by turns rightly and wrongly. No response is checked
-twice. What runs in confined processes is asked by two threads, as a step's rollouts are; the rest by one.
+twice. What runs in confined processes is asked by two threads, the rest by one, and a server by sixteen.
 """
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, sys.argv[2] if sys.argv[1:2] == ["--measure"] else str(Path(__file__).parents[1])
-)  # see `measure_in`
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psutil
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.registry import SPECS, check_row
+from scripts.recipe.gym import Gym, GymServer
+from scripts.recipe.site import GYM_PYTHON
+from scripts.rewards.gym import RunningServer
+from scripts.rewards.registry import SPECS
 
-ROOT = Path(__file__).parents[1]
+VERSION = "0.4.0"
 SECONDS = 5.0
-ROUNDS = 2
 CORES = 2
+AT_ONCE = 16
 Row = dict[str, Any]
 Make = Callable[[int], tuple[Row, str]]
 
@@ -50,7 +47,11 @@ def math(number: int) -> tuple[Row, str]:
 def mcqa(number: int) -> tuple[Row, str]:
     """Ten options after some reasoning."""
     options = [{letter: f"option {letter} of {number}"} for letter in "ABCDEFGHIJ"]
-    return {"options": options, "expected_answer": "C"}, f"Let us see. {'word ' * 200}\\boxed{{{'CD'[number % 2]}}}"
+    return {
+        "options": options,
+        "expected_answer": "C",
+        "grading_mode": "strict_single_letter_boxed",
+    }, f"Let us see. {'word ' * 200}\\boxed{{{'CD'[number % 2]}}}"
 
 
 def structured_outputs(kind: str) -> Make:
@@ -109,7 +110,8 @@ def workplace(number: int) -> tuple[Row, str]:
     expected = [("email_send_email", mail), ("customer_relationship_manager_update_customer", status)]
     truth = [{"name": name, "arguments": json.dumps(given)} for name, given in expected]
     made = [("email_search_emails", {"query": "subject"}), *expected][: 2 + number % 2]
-    return {"ground_truth": truth, "id": number}, "".join(call(name, **given) for name, given in made)
+    row = {"ground_truth": truth, "id": number, "category": "x", "environment_name": "x"}
+    return row, "".join(call(name, **given) for name, given in made)
 
 
 def reasoning_gym(number: int) -> tuple[Row, str]:
@@ -136,91 +138,79 @@ def genrm(number: int) -> tuple[Row, str]:
     return {"reference": f"Good day, number {number}."}, f"Good day, number {number + number % 2}."
 
 
-BENCHES: list[tuple[str, Environment, Make]] = [
-    ("", Environment.MATH, math),
-    ("", Environment.MCQA, mcqa),
-    ("json", Environment.STRUCTURED_OUTPUTS, structured_outputs("json")),
-    ("yaml", Environment.STRUCTURED_OUTPUTS, structured_outputs("yaml")),
-    ("", Environment.INSTRUCTION_FOLLOWING, instruction_following),
-    ("programs of 10 tests", Environment.CODE_GEN, code_gen),
-    ("", Environment.CALENDAR, calendar),
-    ("", Environment.WORKPLACE, workplace),
-    ("", Environment.REASONING_GYM, reasoning_gym),
-    ("", Environment.STRING_MATCH, string_match),
-    ("", Environment.TOOL_USE, tool_use),
-    ("the deterministic judge", Environment.GENRM, genrm),
+BENCHES: list[tuple[str, Environment, Make, str | None]] = [
+    ("", Environment.MATH, math, "math_with_judge"),
+    ("", Environment.MCQA, mcqa, "mcqa"),
+    ("json", Environment.STRUCTURED_OUTPUTS, structured_outputs("json"), "structured_outputs/structured_outputs_json"),
+    ("yaml", Environment.STRUCTURED_OUTPUTS, structured_outputs("yaml"), "structured_outputs/structured_outputs_json"),
+    ("", Environment.INSTRUCTION_FOLLOWING, instruction_following, None),
+    ("programs of 10 tests", Environment.CODE_GEN, code_gen, "code_gen"),
+    ("", Environment.CALENDAR, calendar, "calendar"),
+    ("", Environment.WORKPLACE, workplace, "workplace_assistant"),
+    ("", Environment.REASONING_GYM, reasoning_gym, "reasoning_gym"),
+    ("", Environment.STRING_MATCH, string_match, None),
+    ("", Environment.TOOL_USE, tool_use, "single_step_tool_use_with_argument_comparison"),
+    ("the deterministic judge", Environment.GENRM, genrm, None),
 ]
 
 
-def processor_seconds() -> float:
-    """What this process and those it has started have used."""
-    spent = sum(os.times()[:2])
-    for children in Path("/proc/self/task").glob("*/children"):
-        for child in children.read_text().split():
-            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-            spent += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    return spent
+def full(environment: Environment, made: tuple[Row, str]) -> tuple[Row, str]:
+    """A made row with what every row has."""
+    row, response = made
+    agent = {"type": "responses_api_agents", "name": environment}
+    return {"responses_create_params": {"input": "?"}, "agent_ref": agent, **row}, response
 
 
-def measure(environment: Environment, make: Make) -> tuple[float, float, float]:
-    """Checks a second, the mean reward and the milliseconds of processors that a check takes, over some seconds."""
-    verifier = SPECS[environment]
-    row, _ = make(0)
-    if problem := check_row(row | {"agent_ref": {"name": environment}}):
-        raise SystemExit(problem)
-    with ThreadPoolExecutor(CORES) as pool:
-        spread = pool.map if verifier.confined else map
-        list(spread(lambda number: verifier.verify(*make(number)), range(-2 * CORES, 0)))  # the servers start
-        started, spent, rewards = time.monotonic(), processor_seconds(), []
+def measure(
+    verify: Callable[[Row, str], float], environment: Environment, make: Make, threads: int
+) -> tuple[float, float]:
+    """Checks a second and the mean reward, over some seconds."""
+
+    def check(number: int) -> float:
+        return verify(*full(environment, make(number)))
+
+    with ThreadPoolExecutor(threads) as pool:
+        spread = pool.map if threads > 1 else map
+        list(spread(check, range(-2 * threads, 0)))  # what is started, starts
+        started, rewards = time.monotonic(), []
         while time.monotonic() - started < SECONDS:
             done = len(rewards)
-            rewards += spread(lambda number: verifier.verify(*make(number)), range(done + 1, done + 1 + 8 * CORES))
-        took, spent = time.monotonic() - started, processor_seconds() - spent
-        return len(rewards) / took, sum(rewards) / len(rewards), 1000 * spent / len(rewards)
+            rewards += spread(check, range(done + 1, done + 1 + 8 * threads))
+        return len(rewards) / (time.monotonic() - started), sum(rewards) / len(rewards)
 
 
-def measure_in(checkout: Path, number: int) -> tuple[float, float, float]:
-    """`measure` of a bench with the code of a checkout, in a process of its own."""
-    command = [sys.executable, __file__, "--measure", str(checkout), str(number)]
-    return tuple(json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
+def measure_gym(name: str, environment: Environment, make: Make) -> str:
+    """Columns of the table: Gym's checks a second, their mean reward, the server's seconds to start and its memory."""
+    started = time.monotonic()
+    server = RunningServer(name, Gym(version=VERSION, servers=[name]), GymServer(), GYM_PYTHON)
+    try:
+        server.wait()
+        start = time.monotonic() - started
+        rate, reward = measure(server.verify, environment, make, AT_ONCE)
+        process = psutil.Process(server._process.pid)
+        memory = sum(part.memory_info().rss for part in (process, *process.children(recursive=True)))
+        return f"{rate:,.0f} | {reward:.2f} | {start:.1f} | {memory / 1024**2:.0f}"
+    finally:
+        server.close()
 
 
 def main() -> None:
     """Print the table."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
-    if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(*BENCHES[int(sys.argv[3])][1:])))
-        return
-    before = Path(sys.argv[2]).resolve() if sys.argv[1:2] == ["--before"] else None
     print(
-        "How many responses a second each verifier checks. Made by `python benchmarks/verifiers.py`, "
-        f"{CORES} CPU cores, load\n{os.getloadavg()[0]:.1f} before it started; half of the responses are wrong."
+        "How many responses a second each verifier checks, and NeMo-Gym's server in its stead. Made by "
+        f"`python\nbenchmarks/verifiers.py`, {CORES} CPU cores, load {os.getloadavg()[0]:.1f} before it started; half "
+        "of the responses are wrong.\n"
     )
-    if before is not None:
-        print(
-            f"The last column compares with {commit(before)}, by turns {ROUNDS} times: the processors' time of a check "
-            "there, divided by\nthat of a check here."
-        )
-    print("\n| environment | | in a confined process | checks a second | mean reward |", "ratio |" if before else "")
-    print("| --- | --- | --- | --- | --- |", "--- |" if before else "")
-    for number, (what, environment, _) in enumerate(BENCHES):
-        if environment is Environment.REASONING_GYM and find_spec("reasoning_gym") is None:
-            continue
-        rounds = [
-            (measure_in(ROOT, number), measure_in(before, number) if before else None)
-            for _ in range(ROUNDS if before else 1)
-        ]
-        rate, reward, _ = max(here for here, _ in rounds)
-        ratio = sum(there[2] for _, there in rounds) / sum(here[2] for here, _ in rounds) if before else 0
-        confined = "yes" if SPECS[environment].confined and what != "json" else ""
-        last = f" {ratio:.2f} |" if before else ""
-        print(f"| `{environment}` | {what} | {confined} | {rate:,.0f} | {reward:.2f} |{last}", flush=True)
-
-
-def commit(checkout: Path) -> str:
-    """The short name of a checkout's commit."""
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return f"`{subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()}`"
+    print("| environment | | checks a second here | mean reward | by Gym | mean reward | start, s | MiB |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for what, environment, make, server in BENCHES:
+        spec, here = SPECS[environment], "- | -"
+        if spec.verify is not None:
+            rate, reward = measure(spec.verify, environment, make, CORES if spec.confined and what != "json" else 1)
+            here = f"{rate:,.0f} | {reward:.2f}"
+        there = measure_gym(server, environment, make) if server else "- | - | - | -"
+        print(f"| `{environment}` | {what} | {here} | {there} |", flush=True)
 
 
 if __name__ == "__main__":

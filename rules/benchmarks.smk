@@ -41,6 +41,7 @@ rule lm_eval:
         f"{PACKAGES}/installed",
     log:
         f"{PACKAGES}/install.log",
+    priority: 10
     retries: 0
     conda:
         "../envs/trl.yaml"
@@ -61,6 +62,7 @@ rule tasks:
         f"{RESULTS}/tasks.json",
     log:
         f"{RESULTS}/logs/tasks.log",
+    priority: 10
     retries: 0
     conda:
         "../envs/trl.yaml"

@@ -15,11 +15,11 @@ if RECIPE.source.kind == "synthetic":
 
 def decides(blend):
     """What of a blend decides its files, as far as the blend says it."""
-    said = blend.model_dump(mode="json")
+    settings = blend.model_dump(mode="json")
     if not blend.is_composed:
-        return {key: said[key] for key in DECIDES}
-    others = blend.model_dump(mode="json", include={*COMPOSES, "seed"}, exclude_defaults=True)
-    return {key: said[key] for key in DECIDES_COMPOSED} | others
+        return {key: settings[key] for key in DECIDES}
+    composing = blend.model_dump(mode="json", include={*COMPOSES, "seed"}, exclude_defaults=True)
+    return {key: settings[key] for key in DECIDES_COMPOSED} | composing
 
 
 rule source:

@@ -8,6 +8,7 @@ from scripts.recipe.resolve import own_environments
 SCORED_HERE = SCORED if isinstance(RECIPE.evaluation, Evaluation) else []
 SCORED_BY_DRIVER = [stage for stage in SCORED if stage not in SCORED_HERE]
 JUDGES = getattr(RECIPE.evaluation, "judges", None)
+GYM = getattr(RECIPE.evaluation, "gym", None)
 DECODING = getattr(RECIPE.evaluation, "more_decoding", {})
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
 OWN_ENVIRONMENTS = list(map(str, own_environments(RECIPE).values()))
@@ -97,17 +98,19 @@ rule evaluate:
         **MODEL_RESOURCES,
         trainings=trainings_of,
         accelerator=SITE.accelerator,
+        gym_python=SITE.gym_python,
     params:
         **({"decoding": DECODING} if DECODING else {}),
+        **({"gym": GYM.model_dump(mode="json")} if GYM else {}),
         max_new_tokens=getattr(RECIPE.evaluation, "max_new_tokens", None),
         temperature=getattr(RECIPE.evaluation, "temperature", None),
-        recipe=CONFIG.recipe if JUDGES or OWN_ENVIRONMENTS or DECODING else [],
+        recipe=CONFIG.recipe if JUDGES or GYM or OWN_ENVIRONMENTS or DECODING else [],
         judges=JUDGES.model_dump(mode="json") if JUDGES else [],
     shell:
         "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
         " --config {input.config:q} --model {input.model:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
         " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
-        " --accelerator {resources.accelerator:q}"
+        " --accelerator {resources.accelerator:q} --gym-python {resources.gym_python:q}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
 
 

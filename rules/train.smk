@@ -70,12 +70,14 @@ rule probe:
         **MODEL_RESOURCES,
         trainings=trainings_of,
         accelerator=SITE.accelerator,
+        gym_python=SITE.gym_python,
     params:
         recipe=CONFIG.recipe,
     shell:
         "python -m scripts.backends.trl.probe --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --config {input.config:q} --split {input.split:q} --parent-export {input.parent:q}"
-        " --threads {threads} --accelerator {resources.accelerator:q} --output {output:q} > {log:q} 2>&1"
+        " --threads {threads} --accelerator {resources.accelerator:q} --gym-python {resources.gym_python:q}"
+        " --output {output:q} > {log:q} 2>&1"
 
 
 def images_of_stage(wildcards):

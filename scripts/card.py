@@ -102,9 +102,14 @@ def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None, a
 
 
 def _sources(chain: Chain) -> list[dict[str, Any]]:
-    """The datasets of the stages, where they were recorded."""
+    """The datasets of the stages, where they were recorded; a mixture is of several."""
     data = [link.record.get("data") or {"source": None} for link in chain.links.values()]
-    return [described["source"] for described in data if described["source"]]
+    pairs = [
+        zip(*(described["source"][key].split(", ") for key in ("name", "revision")), strict=False)
+        for described in data
+        if described["source"]
+    ]
+    return [{"name": name, "revision": revision} for pair in pairs for name, revision in pair]
 
 
 def _is_hub_id(name: str) -> bool:

@@ -17,7 +17,7 @@ from scripts.launch.slurm import Job
 from scripts.model.chat_format import ChatFormat
 from scripts.recipe.recipe import AnyStage, Recipe
 from scripts.recipe.resolve import own_environments, training_config
-from scripts.recipe.site import Site
+from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.records import ShownRow
 from scripts.stage.publish import export_checkpoint
@@ -59,6 +59,7 @@ class TrainingJob:
     processes: int = 1
     accelerator: str = "cpu"
     parent_adapter: Path | None = None
+    gym_python: str = GYM_PYTHON
     parent_tokenizer: Path | None = None
 
     @classmethod

@@ -104,7 +104,9 @@ def _plain(value: Any) -> Any:
 
 
 def prompt_of(row: Row) -> Any:
-    """What a policy reads of a row of any kind before it answers: messages and tools."""
+    """What a policy reads of a row of any kind before it answers: messages and tools; or what is to be filled in."""
+    if "_hf_placeholder" in row:
+        return [[], row["_hf_placeholder"]]
     if "responses_create_params" in row:
         request = row["responses_create_params"]
         return [request.get("input"), request.get("tools") or None]

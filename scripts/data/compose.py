@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -48,8 +49,9 @@ class Composed:
 
     before: str
     first: int
-    lines: list[bytes] = field(default_factory=list)
-    indices: list[int] = field(default_factory=list)
+    data: bytes = b""
+    sizes: array = field(default_factory=lambda: array("L"))
+    indices: array = field(default_factory=lambda: array("L"))
     problems: list[str] = field(default_factory=list)
     read: int = 0
     filtered: int = 0
@@ -58,29 +60,40 @@ class Composed:
         """Where the row of a line stands."""
         return f"{self.before}{self.first + self.indices[line]}"
 
+    def clean(self, cleaner: Cleaner) -> None:
+        """Leave out the lines that the cleaner does not keep."""
+        starts = accumulate(self.sizes, initial=0)
+        lines = [self.data[start : start + size] for start, size in zip(starts, self.sizes, strict=False)]
+        kept = cleaner.kept([msgspec.json.decode(line) for line in lines], self.place)
+        if len(kept) < len(lines):
+            self.keep([(self.indices[number], lines[number]) for number in kept])
+
+    def keep(self, lines: list[tuple[int, bytes]]) -> None:
+        """Hold these lines, each with the index of its row."""
+        self.indices = array("L", [index for index, _ in lines])
+        self.data = b"".join(line for _, line in lines)
+        self.sizes = array("L", [len(line) for _, line in lines])
+
 
 def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules) -> Composed:
     """The rows of a batch as lines of the blend, each by the first mapping whose filter it meets."""
     result, waiting = Composed(batch.before, batch.first), {*range(len(batch))}
-    made: dict[int, bytes | str | None] = {}
+    made: list[tuple[int, bytes | str | None]] = []
     for rows in mappings:
         chosen = waiting & batch.matching(rows.filter) if rows.filter else waiting
-        made |= _made(batch, rows, rules, chosen)
+        made += _made(batch, rows, rules, chosen)
         waiting = waiting - chosen
-    for index, line in sorted(made.items()):
-        if isinstance(line, bytes):
-            result.lines.append(line)
-            result.indices.append(index)
-        elif line is not None:
-            result.problems.append(f"{batch.place(index)}: {line}")
+    if len(mappings) > 1:
+        made.sort(key=itemgetter(0))
+    result.problems = [f"{batch.place(index)}: {line}" for index, line in made if isinstance(line, str)]
+    result.keep([(index, line) for index, line in made if isinstance(line, bytes)])
     result.filtered = len(waiting)
-    result.read = len(batch) - sum(line is None for line in made.values())
+    result.read = len(batch) - sum(line is None for _, line in made)
     return result
 
 
-def _made(batch: Batch, rows: Rows, rules: Rules, chosen: set[int]) -> dict[int, bytes | str | None]:
-    """By index: a row's line, what is wrong with it, or None for a blank line."""
-    made: dict[int, bytes | str | None] = {}
+def _made(batch: Batch, rows: Rows, rules: Rules, chosen: set[int]) -> Iterator[tuple[int, bytes | str | None]]:
+    """The index of each row with its line, with what is wrong with it, or with None where it is a blank line."""
     mappers: dict[tuple[str, ...], Mapper] = {}
     table = None if batch.is_lines else Mapper(rows, rules.kind, batch.names, is_table=True)
     for index, published in enumerate(batch.rows(table and table.needed)):
@@ -88,7 +101,7 @@ def _made(batch: Batch, rows: Rows, rules: Rules, chosen: set[int]) -> dict[int,
             continue
         try:
             if isinstance(published, RowError):
-                made[index] = str(published) if batch.content[index].strip() else None
+                yield index, str(published) if batch.content[index].strip() else None
                 continue
             if (mapper := table or mappers.get(names := tuple(published))) is None:
                 mapper = mappers[names] = Mapper(rows, rules.kind, names, is_table=False)
@@ -96,28 +109,28 @@ def _made(batch: Batch, rows: Rows, rules: Rules, chosen: set[int]) -> dict[int,
             agent = row.get("agent_ref")
             name = agent.get("name") if isinstance(agent, dict) else None
             if "_hf_placeholder" not in row and (problem := rules.problem_of(row, name)):
-                made[index] = mapper.blamed(problem)
+                yield index, mapper.blamed(problem)
             else:
-                made[index] = (encode(row) if table or row is not published else batch.content[index]) + b"\n"
+                line = encode(row) if table or row is not published else batch.content[index]
+                yield index, line + b"\n"
         except Misfit as error:
-            made[index] = str(error)
-    return made
+            yield index, str(error)
 
 
 class _Waiting:
     """Lines that wait in a temporary file, since they may be larger than the memory, for an order of their own."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.sizes = file, array("Q")
+        self.file, self.sizes = file, array("L")
 
-    def add(self, lines: list[bytes]) -> None:
-        self.sizes.extend(map(len, lines))
-        self.file.writelines(lines)
+    def add(self, composed: Composed) -> None:
+        self.sizes.extend(composed.sizes)
+        self.file.write(composed.data)
 
     def lines(self, order: array) -> Iterator[bytes]:
         """The lines of these numbers."""
         self.file.flush()
-        starts = array("Q", accumulate(self.sizes, initial=0))
+        starts = array("L", accumulate(self.sizes, initial=0))
         return (os.pread(self.file.fileno(), self.sizes[number], starts[number]) for number in order)
 
 
@@ -136,7 +149,7 @@ def write_blend(
     """
     name, mixes = output.stem, blend.shuffle or bool(blend.sources)
     rules = Rules(blend.kind, frozenset(map(str, blend.environments)))
-    tallies, rng, order = [], random.Random(blend.seed), array("Q")
+    tallies, rng, order = [], random.Random(blend.seed), array("L")
     with open_atomically(output) as (target,), TemporaryFile(dir=output.parent) as file:
         waiting = _Waiting(file)
         for number, (part, sets) in enumerate(zip(blend.parts(), files, strict=True)):
@@ -150,13 +163,13 @@ def write_blend(
                 begin = len(waiting.sizes)
                 compose = partial(compose_batch, mappings=mappings, rules=rules)
                 for composed in in_order(compose, _batches(paths, mappings, blend.kind), workers):
-                    lines = tally.lines(composed, cleaner)
+                    tally.add(composed, cleaner)
                     if mixes:
-                        waiting.add(lines)
+                        waiting.add(composed)
                     else:
-                        target.writelines(lines)
+                        target.write(composed.data)
                 if blend.shuffle:
-                    numbers = array("Q", range(begin, len(waiting.sizes)))
+                    numbers = array("L", range(begin, len(waiting.sizes)))
                     random.Random(blend.seed).shuffle(numbers)
                     target.writelines(waiting.lines(numbers))
             if blend.sources:
@@ -171,7 +184,7 @@ def write_blend(
     cleaned = cleaner.describe() if cleaner else {}
     counts = [tally.counts() for tally in tallies]
     total = {key: sum(count[key] for count in counts) for key in counts[0]}
-    return total | cleaned | ({"sources": counts} if blend.sources else {})
+    return total | cleaned | {"sources": counts}
 
 
 @dataclass
@@ -190,18 +203,15 @@ class _Tally:
     def refused(self) -> bool:
         return bool(self.invalid) and not self.drops
 
-    def lines(self, composed: Composed, cleaner: Cleaner | None) -> list[bytes]:
-        """Count the rows of a batch; the lines of those that the cleaner keeps."""
+    def add(self, composed: Composed, cleaner: Cleaner | None) -> None:
+        """Count the rows of a batch, of which the cleaner keeps some."""
         self.read += composed.read
         self.filtered += composed.filtered
         self.invalid += len(composed.problems)
         self.problems += composed.problems[: SHOWN - len(self.problems)]
-        lines = composed.lines
-        if cleaner is not None and lines:
-            kept = cleaner.kept([msgspec.json.decode(line) for line in lines], composed.place)
-            lines = [lines[index] for index in kept]
-        self.kept += len(lines)
-        return lines
+        if cleaner is not None and composed.sizes:
+            composed.clean(cleaner)
+        self.kept += len(composed.sizes)
 
     def counts(self) -> dict[str, int]:
         return {"read": self.read, "filtered": self.filtered, "invalid": self.invalid, "kept": self.kept}
@@ -244,8 +254,8 @@ def _refuse(tallies: list[_Tally]) -> None:
         elif not tally.kept:
             first = f"; the first: {tally.problems[0]}" if tally.problems else ""
             lines.append(
-                f"{tally.where}: no row can be trained on: of {tally.read} read, {tally.filtered} are filtered out and "
-                f"{tally.invalid} do not fit{first}"
+                f"{tally.where}: no row can be trained on: of {tally.read} read, {tally.filtered} are filtered out, "
+                f"{tally.invalid} do not fit, and the others were there before or are a benchmark's{first}"
             )
     if lines:
         raise UserError("\n".join(lines))

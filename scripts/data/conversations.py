@@ -12,6 +12,7 @@ from scripts.rewards.messages import last_user_text, text_of
 Message = dict[str, Any]
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
 SYSTEM = ("system", "developer")
+ITEMS = ("function_call", "function_call_output", "reasoning")  # of the Responses API, without a role
 PICTURES = ("image", "image_url", "input_image")
 
 
@@ -43,22 +44,28 @@ def as_messages(value: Any, role: str, column: str) -> list[Message]:
 
 
 def _message(message: Any, place: int, column: str) -> Message:
-    if isinstance(message, dict) and "from" in message and "value" in message:
-        return {"role": ROLES.get(message["from"], message["from"]), "content": message["value"]}
-    if not isinstance(message, dict) or "role" not in message or "content" not in message:
-        raise Misfit(f"its message {place + 1} has no role and content", column)
-    if len(message) == 2 and isinstance(message["content"], str):
+    which = f"its message {place + 1}"
+    if isinstance(message, dict) and "role" not in message and message.get("type") in ITEMS:
         return message
+    if isinstance(message, dict) and "value" in message and isinstance(role := message.get("from"), str):
+        message = {"role": ROLES.get(role, role), "content": message["value"]}
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+        raise Misfit(f"{which} has no role and content", column)
+    content = message["content"]
+    if len(message) == 2 and isinstance(content, str):
+        return message
+    if not isinstance(content, str | list | None):
+        raise Misfit(f"{which} has a content that is a {type(content).__name__}", column)
     kept = {key: without_nulls(value) for key, value in message.items() if value is not None or key == "content"}
-    if isinstance(kept["content"], list):
-        kept["content"] = [_text_part(part) for part in kept["content"]]
+    if isinstance(content, list):
+        kept["content"] = [_part(part, which, column) for part in kept["content"]]
     return kept
 
 
-def _text_part(part: Any) -> Any:
-    return (
-        {"type": "input_text", "text": part["text"]} if isinstance(part, dict) and part.get("type") == "text" else part
-    )
+def _part(part: Any, which: str, column: str) -> Message:
+    if not isinstance(part, dict) or (part.get("type") == "text" and not isinstance(part.get("text"), str)):
+        raise Misfit(f"{which} has a part that says nothing", column)
+    return {"type": "input_text", "text": part["text"]} if part.get("type") == "text" else part
 
 
 def without_nulls(value: Any) -> Any:
@@ -68,7 +75,7 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def as_tools(value: Any, flat: bool, column: str | None) -> list[Any]:
+def as_tools(value: Any, flat: bool, column: str) -> list[Any]:
     """The functions that a conversation may call, as chat templates take them or, `flat`, as the Responses API does.
 
     They may be JSON. A function alone, without ``type``, is one.
@@ -102,27 +109,25 @@ def text_in(messages: list[Message]) -> str:
 
 def with_system(messages: list[Message], text: str) -> list[Message]:
     """The messages, behind a system message where they begin with none."""
-    begins = messages and messages[0]["role"] in SYSTEM
+    begins = messages and messages[0].get("role") in SYSTEM
     return messages if begins else [{"role": "system", "content": text}, *messages]
 
 
 def with_template(messages: list[Message], template: str) -> list[Message]:
     """The messages, the last text of the last user in a template's place ``{prompt}``."""
-    for place in reversed(range(len(messages))):
-        if messages[place]["role"] != "user":
-            continue
-        content = messages[place]["content"]
-        if isinstance(content, list):
-            texts = [number for number, part in enumerate(content) if "text" in part]
-            if not texts:
-                return messages
-            part = content[texts[-1]]
-            changed: Any = list(content)
-            changed[texts[-1]] = part | {"text": template.replace("{prompt}", part["text"])}
-        else:
-            changed = template.replace("{prompt}", content)
-        return [*messages[:place], messages[place] | {"content": changed}, *messages[place + 1 :]]
-    return messages
+    place = next((place for place in reversed(range(len(messages))) if messages[place].get("role") == "user"), None)
+    if place is None:
+        return messages
+    content = messages[place].get("content")
+    if isinstance(content, str):
+        content = template.replace("{prompt}", content)
+    else:
+        texts = [number for number, part in enumerate(content or []) if isinstance(part.get("text"), str)]
+        content = [
+            part | {"text": template.replace("{prompt}", part["text"])} if number in texts[-1:] else part
+            for number, part in enumerate(content or [])
+        ]
+    return [*messages[:place], messages[place] | {"content": content}, *messages[place + 1 :]]
 
 
 def with_images(messages: list[Message], images: Any, column: str) -> list[Message]:
@@ -131,23 +136,23 @@ def with_images(messages: list[Message], images: Any, column: str) -> list[Messa
     parts = [{"type": "input_image", "image_url": _uri(image, column), "detail": "auto"} for image in given]
     if not parts:
         return messages
-    places = sum(_is_place(part) for said in messages for part in _parts(said))
+    places = sum(_is_place(part) for message in messages for part in _parts(message))
     if places not in (0, len(parts)):
         raise Misfit(f"has {len(parts)} pictures, but the messages have places for {places}", column)
     waiting, changed = iter(parts), []
     for message in messages:
-        content = message["content"]
+        content = message.get("content")
         if places:
             content = [next(waiting) if _is_place(part) else part for part in content] if _parts(message) else content
-        elif message["role"] == "user" and (first := list(waiting)):
-            said = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-            content = [*first, *said]
-        changed.append(message | {"content": content})
+        elif message.get("role") == "user" and (first := list(waiting)):
+            texts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+            content = [*first, *texts]
+        changed.append(message | {"content": content} if "content" in message else message)
     return changed
 
 
 def _parts(message: Message) -> list[Any]:
-    return message["content"] if isinstance(message["content"], list) else []
+    return message["content"] if isinstance(message.get("content"), list) else []
 
 
 def _is_place(part: Any) -> bool:

@@ -41,12 +41,16 @@ def files_named(file: str | list[str], names: Collection[str] | None, where: str
 
     `names` are the files that there are; None: not known, and not needed while there is no glob.
     """
-    return [_named(one, names, where) for one in ([file] if isinstance(file, str) else file)]
+    return [_named(pattern, names, where) for pattern in _listed(file)]
 
 
 def needs_names(file: str | list[str] | None) -> bool:
     """Whether the names of a source's files must be known to say which are meant."""
-    return file is None or any("*" in _PARTS.sub("", one) for one in ([file] if isinstance(file, str) else file))
+    return file is None or any("*" in _PARTS.sub("", pattern) for pattern in _listed(file))
+
+
+def _listed(file: str | list[str]) -> list[str]:
+    return [file] if isinstance(file, str) else file
 
 
 def _named(file: str, names: Collection[str] | None, where: str) -> list[str]:
@@ -68,9 +72,9 @@ def files_of_split(
     if split is None:
         split = "train" if "train" in splits else next(iter(splits)) if len(splits) == 1 else ""
     found = []
-    for one in split.split("+"):
-        if not (files := splits.get(one) or splits.get(KEYWORDS.get(one, ""))):
-            raise UserError(f"{where}: has no split {one or 'train'}{nearest(one, splits)}; set source.split")
+    for name in split.split("+"):
+        if not (files := splits.get(name) or splits.get(KEYWORDS.get(name, ""))):
+            raise UserError(f"{where}: has no split {name or 'train'}{nearest(name, splits)}; set source.split")
         found.append(_whole(files, where))
     return found
 
@@ -120,13 +124,13 @@ def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], wher
     entries = patterns if isinstance(patterns, list) else [patterns]
     splits: dict[str, list[str]] = {}
     for entry in entries:
-        said = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
-        path = said.get("path", [])
+        named = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
+        path = named.get("path", [])
         for pattern in [path] if isinstance(path, str) else path:
             wanted = str(PurePosixPath(folder or ".", pattern))
             if any(name.startswith(f"{wanted}/") for name in names):
                 wanted += "/**"
-            splits.setdefault(str(said.get("split", "train")), []).extend(_named(wanted, names, where))
+            splits.setdefault(str(named.get("split", "train")), []).extend(_named(wanted, names, where))
     return splits
 
 
@@ -136,8 +140,8 @@ def _split_of(name: str) -> str:
     if shard := _SHARD.match(path.name):
         return shard["split"]
     for part in reversed(path.parts):
-        if said := next((KEYWORDS[word] for word in _SEPARATORS.split(part.lower()) if word in KEYWORDS), None):
-            return said
+        if split := next((KEYWORDS[word] for word in _SEPARATORS.split(part.lower()) if word in KEYWORDS), None):
+            return split
     return "train"
 
 

@@ -126,10 +126,9 @@ def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: 
     for given, sets in benchmarks:
         counted["decontaminated"][given.name] |= _origin(sets, fetcher)
     origins = [_origin(sets, fetcher) for sets in wanted]
-    counts = counted.pop("sources", [{}])
-    parts = [origin | count for origin, count in zip(origins, counts, strict=True)]
-    joined = {key: ", ".join(dict.fromkeys(origin[key] for origin in origins)) for key in ("source", "revision")}
-    return joined | {"composed": counted | {"sources": parts}}
+    counted["sources"] = [origin | count for origin, count in zip(origins, counted["sources"], strict=True)]
+    names, commits = zip(*dict.fromkeys((origin["source"], origin["revision"]) for origin in origins), strict=True)
+    return {"source": ", ".join(names), "revision": ", ".join(commits), "composed": counted}
 
 
 def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher) -> Iterator[list[str]]:
@@ -154,15 +153,15 @@ def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> l
     source = part.source or recipe.source
     whole, where = source.whole(), source.repository if isinstance(source, HubSource) else source.path
     names = fetcher.names(whole) if needs_names(part.file) else ()
-    file = part.file
-    if file is None and not (source.subset or source.split) and f"{name}.jsonl" in names:
-        file = f"{name}.jsonl"
-    if file:
-        sets = files_named(file, names, where)
+    patterns = part.file
+    if patterns is None and not (source.subset or source.split) and f"{name}.jsonl" in names:
+        patterns = f"{name}.jsonl"
+    if patterns:
+        sets = files_named(patterns, names, where)
     else:
         card = fetcher.bring([Wanted(whole, CARD)])[0].path.read_text("utf-8") if CARD in names else ""
         sets = files_of_split(names, card, source.subset, source.split, where)
-    return [[Wanted(whole, one) for one in files] for files in sets]
+    return [[Wanted(whole, file) for file in files] for files in sets]
 
 
 def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:

@@ -54,13 +54,14 @@ class Fetcher:
             self.snapshots[source] = self._hub.find_snapshot(source.repository, source.revision, files)
         located = self.map(lambda item: self._hub.locate(self.snapshots[item.source], item.file), from_hub)
         folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
-        _check_space(located, list(folders.values()), self.directory)
-        self.map(lambda pair: self._place(*pair), [*zip(from_hub, located, strict=True), *folders.items()])
+        found = [*zip(from_hub, located, strict=True), *folders.items()]
+        _check_space(located, [file for item, file in found if item.target is not None], self.directory)
+        self.map(lambda pair: self._place(*pair), found)
 
     def names(self, source: HubSource | FolderSource) -> tuple[str, ...]:
         """The files that a source has; those in the cache where the hub cannot be asked."""
         if isinstance(source, FolderSource):
-            return files_below(Path(source.path))
+            return files_below(_folder(source))
         if source not in self.snapshots or self.snapshots[source].names is None:
             there = ["config.json" if self.kind == "model" else "."]
             self.snapshots[source] = self._hub.find_snapshot(source.repository, source.revision, there, are_all=False)
@@ -114,11 +115,16 @@ def files_below(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()))
 
 
-def _find(item: Wanted) -> Path:
-    """The path of a folder's file, which can be read."""
-    folder = Path(item.source.path)
+def _folder(source: FolderSource) -> Path:
+    folder = Path(source.path)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder, but the recipe's source is there; correct the path")
+    return folder
+
+
+def _find(item: Wanted) -> Path:
+    """The path of a folder's file, which can be read."""
+    folder = _folder(item.source)
     path = folder / item.file
     if not path.is_file():
         hint = near(item.file, files_below(folder))
@@ -127,12 +133,15 @@ def _find(item: Wanted) -> Path:
         return path
 
 
-def _check_space(from_hub: list[HubFile], from_folders: list[Path], directory: Path) -> None:
+def _check_space(from_hub: list[HubFile], linked: list[HubFile | Path], directory: Path) -> None:
     """UserError when the disk of the hub's cache or, where it is another one, of the output has too little room."""
     cache = next(path for path in Path(constants.HF_HUB_CACHE, "x").absolute().parents if path.exists())
     here = directory.stat().st_dev
-    to_copy = sum(path.stat().st_size for path in from_folders if path.stat().st_dev != here)
-    to_copy += sum(file.size for file in from_hub) if cache.stat().st_dev != here else 0
+    sizes = [
+        (file.size, cache.stat().st_dev) if isinstance(file, HubFile) else (file.stat().st_size, file.stat().st_dev)
+        for file in linked
+    ]
+    to_copy = sum(size for size, disk in sizes if disk != here)
     to_load = sum(max(0, file.size - file.bytes_here) for file in from_hub)
     for path, needed, where in (
         (cache, to_load, f"the hub's cache {constants.HF_HUB_CACHE} (HF_HOME says where it is)"),

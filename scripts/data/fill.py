@@ -190,8 +190,8 @@ def main() -> None:
     folder = {"name": str(source.parent.absolute()), "revision": "folder"}  # as of a source of that kind
     origin = origin_of(record, source.stem) if record else folder
     composed = record["blends"][source.stem].get("composed") if record else None
-    said = {"composed": composed} if composed else {}
-    write_json(output / "manifest.json", {"blend": output.name, "source": origin, **described, **said})
+    manifest = {"blend": output.name, "source": origin, **described}
+    write_json(output / "manifest.json", manifest | ({"composed": composed} if composed else {}))
 
 
 if __name__ == "__main__":

@@ -43,16 +43,18 @@ NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 class Added(NamedTuple):
     """Tokens that a chat template adds: to a prompt of one message, to a conversation of two, for each further one.
 
-    And around tools that it declares; None: it declares none.
+    `system` is what it adds more, or less, where the first message is the system's, and `tools` what stands around the
+    tools that it declares; None: it declares none.
     """
 
     prompt: int
     conversation: int
     message: int
+    system: int
     tools: int | None
 
 
-BYTES_ADDED = Added(3, 4, 2, None)
+BYTES_ADDED = Added(3, 4, 2, 0, None)
 """What the template of a model from scratch adds: a token before each message and one after it."""
 TOOL = "get_x"
 TOOLS = [
@@ -156,26 +158,32 @@ def added_tokens(tokenizer: str) -> Added | None:
         if name.endswith("_token") and value
     }
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant") * 2]
+    compiled = environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
+
+    def added(messages: list[dict[str, str]], **options: Any) -> int:
+        text = compiled.render(messages=messages, add_generation_prompt=len(messages) == 1, **options)
+        return _count([text], tokenizer) - len(messages) * _count(["x"], tokenizer)
+
     try:
-        compiled = environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
-        one, two, four = (
-            _count([compiled.render(messages=messages[:count], add_generation_prompt=count == 1)], tokenizer)
-            - count * _count(["x"], tokenizer)
-            for count in (1, 2, 4)
-        )
-        declaring = compiled.render(messages=messages[:1], add_generation_prompt=True, tools=TOOLS)
+        one, two, four = (added(messages[:count]) for count in (1, 2, 4))
+        declares = TOOL in compiled.render(messages=messages[:1], tools=TOOLS)
+        tools = added(messages[:1], tools=TOOLS) - one - _count([json.dumps(TOOLS)], tokenizer)
     except (TemplateError, TypeError, ValueError):
         return None
-    around = _count([declaring], tokenizer) - one - _count(["x", json.dumps(TOOLS)], tokenizer)
-    return Added(one, two, (four - two) // 2, max(0, around) if TOOL in declaring else None)
+    each = (four - two) // 2
+    try:
+        system = added([{"role": "system", "content": "x"}, *messages[:2]]) - two - each
+    except (TemplateError, TypeError, ValueError):  # there is none in any row then
+        system = 0
+    return Added(one, two, each, system, max(0, tools) if declares else None)
 
 
 def _count_block(block: Block, kind: Kind, tokenizer: str, limit: int, every: int, added: Added | None) -> Lengths:
     lines = block.read().splitlines()
     lengths = Lengths(rows=len(lines))
     begins, special = _special_tokens(tokenizer)
-    room, adds = (limit - 1, Added(0, 0, 0, 0)) if added is None else (limit, added)
-    most = max(adds.prompt, adds.conversation) + (adds.tools or 0)
+    room, adds = (limit - 1, Added(0, 0, 0, 0, 0)) if added is None else (limit, added)
+    most = max(adds.prompt, adds.conversation) + max(0, adds.system) + (adds.tools or 0)
     for number, line in enumerate(lines, start=1):
         if any(begin in line for begin in begins) and any(token in line for token in special):
             lengths.special.append(number)
@@ -186,7 +194,7 @@ def _count_block(block: Block, kind: Kind, tokenizer: str, limit: int, every: in
             row = _parts_of(decode_row(line), kind, declares=adds.tools is not None)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
-        more = row.messages * adds.message + (adds.tools if row.tools else 0)
+        more = row.messages * adds.message + (adds.tools if row.tools else 0) + adds.system * row.has_system
         prompt = [*row.prompt, *row.tools]
         tokens = _count([*prompt, *row.answer], tokenizer) + more
         tokens += adds.conversation - 2 * adds.message if row.answer else adds.prompt - adds.message
@@ -215,6 +223,7 @@ class _Parts(NamedTuple):
     prompt: list[str]
     answer: list[str]
     messages: int
+    has_system: bool
     tools: list[str]
 
 
@@ -230,7 +239,8 @@ def _parts_of(row: dict[str, Any], kind: Kind, declares: bool) -> _Parts:
     declared = [msgspec.json.encode(tools).decode()] if tools and declares else []
     longer = max(answers, key=lambda answer: sum(map(len, _strings(answer))), default=[])
     messages = sum(len(part) if isinstance(part, list) else 1 for part in (prompt, longer) if part)
-    return _Parts(list(_strings(prompt)), list(_strings(longer)), messages, declared)
+    has_system = isinstance(prompt, list) and bool(prompt) and prompt[0].get("role") == "system"
+    return _Parts(list(_strings(prompt)), list(_strings(longer)), messages, has_system, declared)
 
 
 def _strings(value: Any) -> Iterator[str]:

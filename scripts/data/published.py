@@ -104,8 +104,8 @@ class Batch:
             table = table.append_column(_NUMBER, pa.array(range(len(self)), pa.int64()))
             met = {*table.filter(pq.filters_to_expression(conditions))[_NUMBER].to_pylist()}
         except (pa.ArrowException, TypeError, ValueError) as error:
-            said = ", ".join(f"{column} {operator} {value!r}" for column, operator, value in conditions)
-            raise UserError(f"{self.place(0)}: cannot be held against the filter {said}: {error}") from None
+            conditions_text = ", ".join(f"{column} {operator} {value!r}" for column, operator, value in conditions)
+            raise UserError(f"{self.place(0)}: cannot be held against the filter {conditions_text}: {error}") from None
         return met | unread
 
 

@@ -101,10 +101,11 @@ class Mapper:
         free = [name for name in free if takes_all or name in CONTENT or name in BESIDE or name in self.fields]
         self.column = {**mapped, **{name: name for name in free}}
         self.needed = list(dict.fromkeys([*heads.values(), *free]))
-        self.others = [name for name in self.column if takes_all or name in mapped or name in self.fields]
+        self.extra = [name for name in self.column if takes_all or name in mapped or name in self.fields]
         self.whole = self._first(*CONVERSATIONS)
         self.asked = self._first("prompt", "question")
         self.answered = self._first("completion", "answer")
+        self.pictured = self._first("images", "image")
         self.make = self._gym if is_gym else self._maker()
 
     def _maker(self) -> Callable[[Row], Row]:
@@ -166,8 +167,8 @@ class Mapper:
             messages = with_template(messages, self.rows.prompt_template)
         if self.rows.system_prompt:
             messages = with_system(messages, self.rows.system_prompt)
-        if field := self._first("images", "image"):
-            messages = with_images(messages, self._value(published, field), self.column[field])
+        if self.pictured:
+            messages = with_images(messages, self._value(published, self.pictured), self.column[self.pictured])
         return messages
 
     def _answer(self, published: Row, field: str) -> tuple[str, str, str]:
@@ -191,7 +192,9 @@ class Mapper:
         return {"agent_ref": agent} if agent else {}
 
     def _tools(self, published: Row, flat: bool) -> Row:
-        tools = as_tools(self._value(published, "tools"), flat, self.column.get("tools"))
+        if "tools" not in self.column:
+            return {}
+        tools = as_tools(self._value(published, "tools"), flat, self.column["tools"])
         return {"tools": tools} if tools else {}
 
     def _shown(self, published: Row) -> Row:
@@ -219,8 +222,10 @@ class Mapper:
         """A row that an environment rewards."""
         field = self.asked or self.whole
         messages = self._messages(published, field)
-        while not self.asked and messages and messages[-1]["role"] == "assistant":
+        while not self.asked and messages and messages[-1].get("role") == "assistant":
             messages.pop()
+        if not messages:
+            raise Misfit("has nothing before the assistant's messages", self.column[field])
         messages, row, used = self._before_answer(published, messages), self._agent(published), {field, *BESIDE}
         if not row:
             raise Misfit("no environment rewards it; set environment")
@@ -232,8 +237,8 @@ class Mapper:
         if expected and (name == "expected_answer" or self.rows.answer_after):
             row[name] = self._answer(published, expected)[2]
             used |= {"expected_answer", "answer"}
-        others = {name: self._value(published, name) for name in self.others if name not in used}
-        return row | {name: value for name, value in others.items() if value is not None} | self.rows.constants
+        extra = {name: self._value(published, name) for name in self.extra if name not in used}
+        return row | {name: value for name, value in extra.items() if value is not None} | self.rows.constants
 
     def _gym(self, published: Row) -> Row:
         """A row of NeMo-Gym's, as it is but for what the recipe adds."""
@@ -245,10 +250,8 @@ class Mapper:
         if not row.get("agent_ref") and self.rows.environment:
             row = row | self._agent(published)
         if isinstance(request, dict) and (self.rows.system_prompt or self.rows.prompt_template):
-            messages = self._before_answer(
-                published, as_messages(request.get("input"), "user", "responses_create_params")
-            )
-            row = row | {"responses_create_params": request | {"input": messages}}
+            messages = as_messages(request.get("input"), "user", "responses_create_params")
+            row = row | {"responses_create_params": request | {"input": self._before_answer(published, messages)}}
         return row | self.rows.constants if self.rows.constants else row
 
     def _pair(self, published: Row) -> Row:
@@ -260,7 +263,7 @@ class Mapper:
             context = self._messages(published, self.asked)
         if not context:
             raise Misfit("has no prompt: chosen and rejected begin differently, and no column is the prompt")
-        answers = [{"rank": rank, "completion": said[shared:]} for rank, said in enumerate((chosen, rejected))]
+        answers = [{"rank": rank, "completion": messages[shared:]} for rank, messages in enumerate((chosen, rejected))]
         context = self._before_answer(published, context)
         return {"context": context, "completions": answers} | self._tools(published, flat=False)
 

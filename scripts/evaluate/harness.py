@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from scripts.errors import UserError, run_program
@@ -91,14 +92,17 @@ def score(lm: Any, asked: Asked, evaluation: EvaluationBase) -> tuple[dict[str, 
 
 
 def _numbers(result: dict[str, Any]) -> list[str]:
-    """The metrics of a result, as lm-eval writes them: metric,filter."""
-    return [key for key in result if "," in key and "_stderr," not in key]
+    """The metrics of a result that are numbers, as lm-eval writes them: metric,filter."""
+    return [key for key, value in result.items() if "," in key and "_stderr," not in key and _is_number(value)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int | np.number) and math.isfinite(value)
 
 
 def _number(result: dict[str, Any], metric: str) -> dict[str, float | None]:
     error = result.get(metric.replace(",", "_stderr,", 1))
-    is_known = isinstance(error, float | int) and math.isfinite(error)
-    return {"score": round(float(result[metric]), 6), "stderr": round(float(error), 6) if is_known else None}
+    return {"score": round(float(result[metric]), 6), "stderr": round(float(error), 6) if _is_number(error) else None}
 
 
 def _metric(asked: Asked, name: str, metrics: list[str]) -> str:
@@ -119,7 +123,7 @@ def _documents(samples: list[dict[str, Any]], name: str, leaf: str, metric: str)
                 "benchmark": name,
                 "task": leaf,
                 "document": sample["doc_id"],
-                "score": float(value) if isinstance(value, bool | float | int) else None,
+                "score": float(value) if isinstance(value, bool | np.bool_) or _is_number(value) else None,
                 "prompt": str(sample["arguments"][0][0]),
                 "response": response if isinstance(response, str) else str(sample["filtered_resps"]),
             }

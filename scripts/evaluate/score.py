@@ -17,8 +17,9 @@ from scripts.model.random_init import fresh_model
 from scripts.recipe.evaluation import Evaluation, EvaluationBase
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
+from scripts.recipe.site import GYM_PYTHON
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.registry import check_row, contract_of, register, scores
+from scripts.rewards.registry import check_row, contract_of, register, register_gym, scores
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.verdict import Unjudged, described
 from scripts.stage.tables import ROLLOUTS, read_table
@@ -36,7 +37,7 @@ def answer_rows(
         raise UserError(
             f"{', '.join(map(str, splits))}: two lie in folders of the same name, which is that of the blend"
         )
-    rows, origins = [], []
+    rows, origins, places = [], [], []
     for split in splits:
         for number, _, row in read_rows(split):
             environment = environment_of(row, split, number)
@@ -46,9 +47,10 @@ def answer_rows(
                     "evaluation.blends"
                 )
             rows.append(row)
+            places.append(f"{split}:{number}")
             origins.append((environment, split.resolve().parent.name, number))
     responses = rollouts(model, processor, rows, **decoding)
-    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], judges)
+    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], judges, places)
     return [
         Answer(*origin, prompt_for_reading(row), reward, *response)
         for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
+    parser.add_argument("--gym-python", default=GYM_PYTHON, help="the Python of the environment with NeMo-Gym")
     parser.add_argument("--rollouts", type=Path, required=True, help="rollouts.parquet, to be written")
     parser.add_argument("--output", type=Path, required=True, help="eval.json")
     arguments = parser.parse_args()
@@ -117,7 +120,9 @@ def main() -> None:
     if arguments.recipe is not None:
         recipe = load_recipe(arguments.recipe)
         register(own_environments(recipe))
-        judges = judges_of(recipe.evaluation)
+        judges, gym = judges_of(recipe.evaluation), getattr(recipe.evaluation, "gym", None)
+        if gym:
+            register_gym(gym, recipe.evaluation.gym_servers, arguments.gym_python)
         decoding |= getattr(recipe.evaluation, "more_decoding", {})
     starts = (arguments.parent_rollouts, arguments.config, arguments.model)
     if sum(start is not None for start in starts) != 1:

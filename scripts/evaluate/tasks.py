@@ -25,6 +25,10 @@ from scripts.recipe.yaml_file import repository_root
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 KEY = 16
+UNFIT = {
+    "UNSAFE_CODE": "runs code that the model writes, which lm-eval does not confine; leave it out",
+    "MULTIMODAL": "shows pictures or sounds, which are not evaluated here; leave it out",
+}
 
 
 class Asked(NamedTuple):
@@ -86,13 +90,19 @@ def _load(task: Task, evaluation: EvaluationBase, harness: str) -> Asked:
     leaves = loaded["tasks"]
     parts = [loaded["groups"][task.task]] if task.task in loaded["groups"] else [*leaves.values()]
     for name, leaf in leaves.items():
+        for flag, why in UNFIT.items():
+            if getattr(leaf, flag, False):
+                raise UserError(f"evaluation.tasks: {task.task}: {name} {why}")
         if task.num_fewshot and leaf.get_config("num_fewshot") == 0:
             raise UserError(
                 f"evaluation.tasks: {task.task}: the file of {name} says num_fewshot: 0, which lm-eval keeps to; leave "
                 "num_fewshot out, or write a task of your own"
             )
-        metrics = leaf.aggregation().keys()
-        if task.metric is not None and task.metric.split(",")[0] not in metrics:
+        metrics = {
+            *leaf.aggregation(),
+            *(f"{metric},{each.name}" for metric in leaf.aggregation() for each in leaf._filters),
+        }
+        if task.metric not in (None, *metrics):
             raise UserError(
                 f"evaluation.tasks: {task.task}: no metric of {name} is {task.metric}{_hint(task.metric, metrics)}"
             )

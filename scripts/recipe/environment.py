@@ -9,7 +9,7 @@ from scripts.recipe.strict import Name
 
 
 class Environment(StrEnum):
-    """Names that a row's ``agent_ref.name`` may bear; scripts.rewards holds one verifier for each."""
+    """Names that a row's ``agent_ref.name`` may bear; scripts.rewards.environments says what is known of each."""
 
     MATH = "math_with_judge_simple_agent"
     MCQA = "mcqa_simple_agent"

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
+from scripts.recipe.gym import Gym, GymServer, ServerName, check_gym
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
@@ -105,6 +106,8 @@ class Evaluation(EvaluationBase, Sampling):
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
     judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
     judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
+    gym: Gym | None = Field(None, description="None: the verifiers here score the rows.")
+    gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
 
     @property
     def more_decoding(self) -> dict[str, Any]:
@@ -121,6 +124,7 @@ class Evaluation(EvaluationBase, Sampling):
     @model_validator(mode="after")
     def _judges_are_served(self) -> "Evaluation":
         check_servers(self.judges, self.judge_servers)
+        check_gym(self.gym, self.gym_servers)
         return self
 
     def scores(self, stage: "StageSettings") -> bool:

@@ -17,6 +17,7 @@ Role = Literal["general", "safety", "genrm"]
 ROLES: tuple[Role, ...] = ("general", "safety", "genrm")
 Share = Annotated[float, Field(ge=0, le=1)]
 Coefficient = Annotated[float, Field(ge=0)]
+Address = Annotated[str, StringConstraints(pattern=r"^https?://(\[[0-9a-f:.]+\]|[^\s@/:]+)(:\d{1,5})?(/[^\s@]*)?$")]
 
 PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 PLACEHOLDERS = {name: {match[1] for match in PLACEHOLDER.finditer(text) if match[1]} for name, text in PROMPTS.items()}
@@ -25,9 +26,7 @@ PLACEHOLDERS = {name: {match[1] for match in PLACEHOLDER.finditer(text) if match
 class JudgeServer(Strict):
     """Where a judge answers, in OpenAI's form (chat completions). May change no weight."""
 
-    base_url: Annotated[
-        str, StringConstraints(pattern=r"^https?://(\[[0-9a-f:.]+\]|[^\s@/:]+)(:\d{1,5})?(/[^\s@]*)?$")
-    ] = Field(description="Up to and with /v1. No secrets.")
+    base_url: Address = Field(description="Up to and with /v1. No secrets.")
     api_key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")] | None = Field(
         None, description="The environment variable that holds its token; none: it asks for no token."
     )

@@ -197,7 +197,7 @@ class Recipe(Strict):
 def _check_environments(at: str, names: list[str], own: Iterable[str]) -> None:
     """Refuse names that neither a verifier of ours nor one of the user's `own` bears, and none at all."""
     if not names:
-        raise invalid("names no environment", at)
+        raise invalid("names no environment; environment says what rewards the blend's rows", at)
     known = [*Environment, *own]
     for place, name in enumerate(names):
         if name not in known:

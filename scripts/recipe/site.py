@@ -14,6 +14,7 @@ Constraint = Annotated[str, StringConstraints(pattern=r"^[\w\[(][\w.,+\-&|*()\[\
 Mount = Annotated[str, StringConstraints(pattern=r"^/[^:,\s]*:/[^:,\s]*(:(ro|rw))?$")]
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 FolderPath = Annotated[str, StringConstraints(pattern=r"^/[^\s:,]*$")]
+GYM_PYTHON = ".venv-gym/bin/python"
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
@@ -113,7 +114,12 @@ class Site(Strict):
         True, description="Refuse a stage of backend trl that by its estimate does not fit; false: warn."
     )
     vllm_python: str | None = Field(
-        None, description="The Python that trains where vLLM samples (envs/vllm.txt); none: Snakemake's own."
+        None,
+        description="Trains where vLLM samples, and scores tasks: a Python of envs/vllm.txt; none: Snakemake's own.",
+    )
+    gym_python: str = Field(
+        GYM_PYTHON,
+        description="The Python of the environment with NeMo-Gym, from the repository's root (default: make gym's).",
     )
     slurm: Slurm | None = Field(None, description="None: everything runs on this machine.")
     stages: dict[Name, StageResources] = Field({}, description="Resources of single stages on this site.")

@@ -12,11 +12,7 @@ from scripts.errors import UserError
 from scripts.recipe.strict import nearest
 
 Model = TypeVar("Model", bound=BaseModel)
-DISCRIMINATED = {
-    ("images", 2): ("pull", "build", "git"),
-    ("images", 3): ("pull", "build", "git"),
-    ("source", 1): ("synthetic", "hub", "folder"),
-}
+IMAGES, SOURCES = ("pull", "build", "git"), ("synthetic", "hub", "folder")
 NEEDS = {
     ("stages", "algorithm"): "needs an algorithm: sft, grpo, dpo or mpo",
     ("images", "kind"): "needs a kind: pull, build or git",
@@ -103,9 +99,10 @@ def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str
     context = detail.get("ctx", {})
     location = [str(part) for part in context["at"].split(".")] if "at" in context else [str(p) for p in detail["loc"]]
     location = [part for part in location if part != "[key]" and not part.startswith("<")]
-    for (section, place), tags in DISCRIMINATED.items():
+    for place in reversed(range(1, len(location))):
         # pydantic puts the discriminator's value before the key
-        if len(location) > place and location[0] == section and location[place] in tags:
+        is_image = location[0] == "images" and place == 2 and location[place] in IMAGES
+        if is_image or (location[place - 1] == "source" and location[place] in IMAGES + SOURCES):
             del location[place]
     if "key" in context:
         location.append(context["key"])

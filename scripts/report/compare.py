@@ -15,7 +15,7 @@ from scripts.stage.paths import StagePaths
 
 @dataclass(frozen=True)
 class ComparedStage:
-    """One stage in the runs that have it: summary and cost by run, curves on the same axes, scores by environment.
+    """One stage in the runs that have it: summary and cost by run, curves on the same axes, its scores.
 
     `reach` is the largest change among the scores, `settings` are those in which its configs differ.
     """
@@ -47,7 +47,11 @@ def compare(runs: dict[str, dict[str, StagePaths]]) -> list[ComparedStage]:
 
 def _compare(name: str, stages: dict[str, StagePaths]) -> ComparedStage:
     metrics = {run: records.metrics_of(stage) for run, stage in stages.items()}
-    scores = records.scores_side_by_side([records.evaluation_of(stage) for stage in stages.values()])
+    scores = {
+        name: row
+        for read in (records.evaluation_of, records.benchmarks_of)
+        for name, row in records.scores_side_by_side([read(stage) for stage in stages.values()]).items()
+    }
     return ComparedStage(
         name,
         rows={run: summarise_stage(stage) for run, stage in stages.items()},

@@ -1,18 +1,22 @@
 """The environments by their names, and the rewards of rows that bear these."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from scripts.errors import UserError, shortened
+from scripts.errors import CutOffError, UserError, shortened
 from scripts.recipe.environment import Environment
+from scripts.recipe.gym import Gym, GymServer
 from scripts.recipe.judges import Role
 from scripts.rewards import environments
+from scripts.rewards.gym import RunningServer, agents_of
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
 from scripts.rewards.own import OwnEnvironment
@@ -24,6 +28,7 @@ from scripts.rewards.verdict import NotJudged, Unjudged, VerifierError, describe
 Row = dict[str, Any]
 HARMLESS = "A word or two."
 SHOWN = 60
+THREADS = 64  # that wait for a sandbox or a server, each of which says itself how much it does at once
 
 SPECS: dict[str, EnvironmentSpec] = {
     name: spec
@@ -43,6 +48,21 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
         SPECS[name] = EnvironmentSpec(verify=own.verify, compare=compare, check=own.check, answers=own.answers)
 
 
+def register_gym(gym: Gym, servers: dict[str, GymServer], python: str) -> list[RunningServer]:
+    """Let NeMo-Gym's servers reward in this process the rows of their agents; those started here end with it.
+
+    They start at once, and are waited for when they are first asked. UserError where Gym has no such servers.
+    """
+    agents = agents_of(gym, python)
+    running = {name: RunningServer(name, gym, servers.get(name, GymServer()), python) for name in gym.servers}
+    for agent, name in agents.items():
+        known = SPECS.get(agent) or EnvironmentSpec(row=contract_of(agent) or PromptRow)
+        SPECS[agent] = replace(
+            known, verify=running[name].verify, compare=None, check=lambda row: None, remote=True, judged=None
+        )
+    return list(running.values())
+
+
 def contract_of(name: str) -> type[PromptRow] | None:
     """The contract of an environment's rows; None for one that has none here, of which Gym has many."""
     if spec := SPECS.get(name):
@@ -57,7 +77,7 @@ def answers_of(row: Row) -> Answers:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores(), thread_name_prefix="verifier")
+    return ThreadPoolExecutor(max(cores(), THREADS), thread_name_prefix="verifier")
 
 
 def score(row: Row, response: str) -> float:
@@ -74,10 +94,19 @@ def score(row: Row, response: str) -> float:
 
 def reward_group(row: Row, responses: list[str]) -> list[float]:
     """The rewards of one prompt's rollouts, in their order; as `score`."""
+    return list(_begin_group(row, responses))
+
+
+def _begin_each(row: Row, responses: list[str]) -> Iterable[float]:
+    """The score of each response; what waits for a process or a server begins now, with all its like."""
+    spec, verify = SPECS[row["agent_ref"]["name"]], partial(score, row)
+    return _threads().map(verify, responses) if spec.confined or spec.remote else map(verify, responses)
+
+
+def _begin_group(row: Row, responses: list[str]) -> Iterable[float]:
     spec = SPECS[row["agent_ref"]["name"]]
     if spec.compare is None:
-        verify = partial(score, row)
-        return list(_threads().map(verify, responses) if spec.confined else map(verify, responses))
+        return _begin_each(row, responses)
     try:
         return spec.compare(row, responses)
     except Exception as error:
@@ -106,12 +135,15 @@ def _unjudged(error: Exception, row: Row, judge_harmless: Callable[[], Any]) -> 
     return Unjudged(described(error))
 
 
-def reward_groups(groups: list[tuple[Row, list[str]]], judges: JudgeClients | None = None) -> list[list[float]]:
-    """The rewards of a step's groups, in their order; what is asked of the judges is asked all at once.
+def reward_groups(
+    groups: list[tuple[Row, list[str]]], judges: JudgeClients | None = None, places: Sequence[str] = ()
+) -> list[list[float]]:
+    """The rewards of a step's groups, in their order; what is asked of judges or servers is asked all at once.
 
-    JudgeUnavailable when a judge does not answer.
+    `places` says where each row stands, for the UserError of one that cannot be rewarded. CutOffError
+    (JudgeUnavailable, GymUnavailable) when a judge or a server does not answer.
     """
-    return _apply(groups, judges, reward_group, _reward_group_by_judge)
+    return _apply(groups, judges, _begin_group, _reward_group_by_judge, places)
 
 
 async def _reward_group_by_judge(
@@ -138,9 +170,16 @@ def _refuse_broken(row: Row) -> None:
         raise ValueError(problem)
 
 
-def scores(answered: list[tuple[Row, str]], judges: JudgeClients | None = None) -> list[float]:
+def scores(
+    answered: list[tuple[Row, str]], judges: JudgeClients | None = None, places: Sequence[str] = ()
+) -> list[float]:
     """The held-out scores of rows with one response each, 0 to 1; as `reward_groups`."""
-    return _apply(answered, judges, score, _score_by_judge)
+
+    async def judge(judged: JudgeVerifier, row: Row, responses: list[str], clients: JudgeClients) -> list[float]:
+        return [await _score_by_judge(judged, row, responses[0], clients)]
+
+    alone = [(row, [response]) for row, response in answered]
+    return [reward for (reward,) in _apply(alone, judges, _begin_each, judge, places)]
 
 
 def judged_by(name: str, judges: JudgeClients | None) -> JudgeVerifier | None:
@@ -149,25 +188,56 @@ def judged_by(name: str, judges: JudgeClients | None) -> JudgeVerifier | None:
     return judged if judges is not None and judged is not None and judged.role in judges.roles else None
 
 
-def _apply(answered: list, judges: JudgeClients | None, verify: Callable, judge: Callable) -> list:
-    """What `verify` or, where its environment's judge is named, `judge` says of each row's responses."""
+def _apply(
+    answered: list[tuple[Row, list[str]]],
+    judges: JudgeClients | None,
+    begin: Callable[[Row, list[str]], Iterable[float]],
+    judge: Callable,
+    places: Sequence[str],
+) -> list[list[float]]:
+    """What `begin` or, where its environment's judge is named, `judge` gives for each row's responses."""
     asked = {
         place: judged
         for place, (row, _) in enumerate(answered)
         if (judged := judged_by(row["agent_ref"]["name"], judges)) is not None
     }
-    verdicts = iter(
-        judges.gather(judge(judged, *answered[place], judges) for place, judged in asked.items()) if asked else ()
-    )
-    return [next(verdicts) if place in asked else verify(*given) for place, given in enumerate(answered)]
+    begun: dict[int, Iterable[float]] = {}
+    for place, given in enumerate(answered):
+        if place not in asked:
+            with _naming_row(places, place):
+                begun[place] = begin(*given)
+    if asked:
+        verdicts = judges.gather(judge(judged, *answered[place], judges) for place, judged in asked.items())
+        begun |= dict(zip(asked, verdicts, strict=True))
+    rewards = []
+    for place in range(len(answered)):
+        with _naming_row(places, place):
+            rewards.append(list(begun[place]))
+    return rewards
 
 
-def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) -> str | None:
+@contextmanager
+def _naming_row(places: Sequence[str], place: int) -> Iterator[None]:
+    """Say in a UserError where the row stands that cannot be rewarded; an outage is no row's fault."""
+    try:
+        yield
+    except UserError as error:
+        if isinstance(error, CutOffError) or not places:
+            raise
+        raise UserError(f"{places[place]}: {error}") from error
+
+
+def check_row(
+    row: Row, roles: Collection[Role] = (), held_out: bool = False, by_gym: Collection[str] = ()
+) -> str | None:
     """Why a row that obeys its environment's contract could not be rewarded here, or None.
 
-    `roles` says which judges are named; `held_out`, that a single response is to be scored.
+    `roles` says which judges are named; `held_out`, that a single response is to be scored; `by_gym`, of which agents
+    NeMo-Gym's servers reward the rows.
     """
     name = row["agent_ref"]["name"]
+    if name in by_gym:
+        return None
     spec = SPECS.get(name, EnvironmentSpec())
     if spec.judged is not None and spec.judged.role in roles:
         problem = spec.judged.check_held_out(row) if held_out else None
@@ -175,6 +245,7 @@ def check_row(row: Row, roles: Collection[Role] = (), held_out: bool = False) ->
     if spec.verify is not None:
         return spec.check(row)
     if spec.judged is None:
-        return f"environment {name!r} has no verifier"
+        where = "evaluation.gym.servers" if held_out else "gym.servers"
+        return f"environment {name!r} has no verifier here: name its NeMo-Gym server ({where})"
     role = spec.judged.role
     return f"{name} needs a judge, and none is named: say judges.{role} and judge_servers.{role}"

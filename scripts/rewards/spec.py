@@ -71,7 +71,8 @@ class EnvironmentSpec:
     `verify` scores one response, 0 to 1; without it only a judge or NeMo-Gym rewards the rows. `compare`, where an
     environment has it, rewards all rollouts of one prompt together and stands in for `verify` in training. `check` says
     why they could not score responses to a row that obeys the contract. `confined` says that `verify` waits for a
-    process of its own, so that several at once use all cores. `cheap` lists the answers that it pays too easily.
+    process of its own, so that several at once use all cores, `remote` that it asks a server. `cheap` lists
+    the answers that it pays too easily.
     """
 
     row: type[PromptRow] = PromptRow
@@ -79,6 +80,7 @@ class EnvironmentSpec:
     compare: Callable[[Row, list[str]], list[float]] | None = None
     check: Callable[[Row], str | None] = lambda row: None
     confined: bool = False
+    remote: bool = False
     judged: JudgeVerifier | None = None
     answers: Callable[[Row], Answers] = lambda row: Answers()
     cheap: tuple[CheapAnswer, ...] = ()

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pvariance
 from typing import Any, NamedTuple
 
-from scripts.errors import UserError, shortened
+from scripts.errors import CutOffError, UserError, shortened
 from scripts.recipe.probe import Probe
-from scripts.rewards.judge import JudgeClients, JudgeUnavailable
+from scripts.rewards.judge import JudgeClients
 from scripts.rewards.probe_responses import ProbeResponse
 from scripts.rewards.registry import SPECS, judged_by, reward_groups
 from scripts.rewards.time_limit import TooSlow, time_limit
@@ -94,15 +94,15 @@ class Trial:
         limit = PATIENCE * self.probe.seconds_per_check * count
         started = time.monotonic()
         try:
-            with time_limit(None if self.judged else limit):
+            with time_limit(None if self.judged or SPECS[self.name].remote else limit):
                 (rewards,) = reward_groups([(sampled.row, [response.text for response in responses])], self.judges)
         except TooSlow:
             raise UserError(
                 f"{what}, took more than {limit:g} s; make the verifier faster, or raise probe.seconds_per_check "
                 f"({self.probe.seconds_per_check:g})"
             ) from None
-        except JudgeUnavailable as error:
-            raise JudgeUnavailable(f"{what}, the reward probe got no verdict: {error}") from None
+        except CutOffError as error:
+            raise type(error)(f"{what}, the reward probe got no verdict: {error}") from None
         except UserError as error:
             raise UserError(f"{what}: {error}") from None
         self.seconds.append(((time.monotonic() - started) / count, what))

@@ -29,7 +29,7 @@ def _acted(name: str, action: dict[str, Any]) -> Row:
 def cheap_rows() -> Iterator[tuple[str, Row, float]]:
     """What the answer is called, a row, and what it is paid there."""
     yield "`[]`", _schema("json", LIST), 1.0
-    yield "`{}`", _schema("yaml", ANY_OF), 1.0
+    yield "`{}`", _schema("json", ANY_OF), 1.0
     yield "`hello`", _schema("csv", LIST), 1.0
     yield "`<r/>`", _schema("xml", {"type": "object"}), 1.0
     yield "`# c`", _schema("toml", {"type": "object"}), 1.0

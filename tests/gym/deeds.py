@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.gym.rows import MAIL, WEEK, Row
+from tests.gym.rows import Row
 
 SUM = "print(int(input()) ** 2)"
 
@@ -64,69 +64,6 @@ def parallel(row: Row) -> dict[str, str]:
         "and another": "".join(it) + call("x", {}),
     }
     return texts | {"another first": call("x", {}) + "".join(it), "words": "Done.", "the last twice": it[-1] * 2}
-
-
-def calendar(row: Row) -> dict[str, str]:
-    def told(*changes: tuple[int, str, Any]) -> str:
-        starts = ["10am", "2:30pm", "4pm", "4:45pm", "12pm"]
-        events = [
-            {"event_id": place, "event_name": "e", "start_time": start, "duration": WEEK[str(place)]["duration"]}
-            for place, start in enumerate(starts)
-        ]
-        for place, key, value in changes:
-            events[place][key] = value
-        return json.dumps(events)
-
-    right = told()
-    texts = named(
-        [f"Here it is: {right}", f"```json\n{right}\n```", f"{right} {right}", f"[] {right}", f"<think></think>{right}"]
-    )
-    texts |= named([f"[1, 2] {right}", right[:-1], f"[{right}]", "[]", "[{}]", "none", right.replace("},", "}")])
-    times = [
-        "10:00",
-        "10:00am",
-        "10 am",
-        "10AM",
-        "9am",
-        "8:59am",
-        "12:30pm",
-        "12:31pm",
-        "12am",
-        "22:00",
-        "noon",
-        "",
-        "1030",
-    ]
-    texts |= {f"starts {time!r}": told((0, "start_time", time)) for time in times}
-    others = [(0, "duration", 30), (0, "duration", "60"), (0, "duration", 60.0), (1, "start_time", "1:59pm")]
-    others += [
-        (2, "start_time", "4:01pm"),
-        (2, "start_time", "16:00"),
-        (3, "start_time", "4:44pm"),
-        (4, "start_time", "10:30am"),
-    ]
-    others += [
-        (4, "start_time", "11am"),
-        (4, "event_id", 0),
-        (4, "event_id", "4"),
-        (4, "event_id", 9),
-        (4, "start_time", None),
-    ]
-    return texts | {f"{change}": told(change) for change in others}
-
-
-def workplace(row: Row) -> dict[str, str]:
-    it = call("email_send_email", MAIL)
-    texts = {
-        "twice": it * 2,
-        "a search before": call("email_search_emails", {"query": "Numbers"}) + it,
-        "words": "Sent.",
-    }
-    for key, value in MAIL.items():
-        texts[f"upper {key}"] = call("email_send_email", MAIL | {key: value.upper()})
-        texts[f"other {key}"] = call("email_send_email", MAIL | {key: "dana@atlas.com"})
-        texts[f"no {key}"] = call("email_send_email", {k: v for k, v in MAIL.items() if k != key})
-    return texts | {"no such tool": call("nope", {}) + it, "one more": call("email_send_email", MAIL | {"cc": "x"})}
 
 
 def code_gen(row: Row) -> dict[str, str]:

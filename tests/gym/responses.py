@@ -201,42 +201,11 @@ def _string_match(row: Row) -> dict[str, str]:
     return named([text.replace("%s", form) for text in around for form in forms])
 
 
-def _reasoning_gym(row: Row) -> dict[str, str]:
-    it = row["answer"]
-    around = [
-        "<answer>%s</answer>",
-        "%s",
-        r"\boxed{%s}",
-        "<answer>1</answer><answer>%s</answer>",
-        "<answer>%s",
-        " %s\n",
-    ]
-    around += [
-        "<answer> %s </answer> so 1",
-        r"<answer>1</answer> \boxed{%s}",
-        r"\boxed{%s} \boxed{1}",
-        r"\boxed{\text{%s}}",
-    ]
-    around += [
-        "<answer>\n%s\n</answer>",
-        "%s.0",
-        "about %s",
-        "<answer></answer>%s",
-        "<ANSWER>%s</ANSWER>",
-        r"\boxed{}%s",
-        "-%s",
-    ]
-    return named([text.replace("%s", it) for text in around])
-
-
 HARD: dict[str, Callable[[Row], dict[str, str]]] = {
     Environment.MATH: _math,
     Environment.MCQA: _mcqa,
     Environment.STRUCTURED_OUTPUTS: _structured_outputs,
-    Environment.CALENDAR: deeds.calendar,
-    Environment.WORKPLACE: deeds.workplace,
     Environment.CODE_GEN: deeds.code_gen,
-    Environment.REASONING_GYM: _reasoning_gym,
     Environment.INSTRUCTION_FOLLOWING: lambda row: named(TEXTS),
     Environment.STRING_MATCH: _string_match,
     Environment.PARALLEL_TOOL_USE: deeds.parallel,

@@ -1,14 +1,12 @@
 """Pairs of a row and a response, judged by the /verify of NeMo-Gym's own servers, all in this process.
 
-Runs in an environment that holds nemo-gym (`make gym`), so it imports nothing of ours. Reads JSON lines
+Runs in an environment that holds nemo-gym (`make gym`). Reads JSON lines
 `{"row": ..., "output": [...]}` and writes one of `{"status": ..., "reward": ..., "says": ...}` for each. An argument
 names a checkout of Gym to use instead of the installed release. No model is served, so a judge that is asked is a
 status of 500.
 """
 
 import contextlib
-import importlib
-import inspect
 import json
 import os
 import sys
@@ -20,18 +18,16 @@ os.environ["RAY_ADDRESS"] = "local"  # code_gen's server runs programs by Ray, n
 if len(sys.argv) > 1:
     sys.path.insert(0, sys.argv[1])
 
-import nemo_gym
-import resources_servers
+sys.path.append(str(Path(__file__).parents[2]))
+
 import yaml
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
-from nemo_gym.base_resources_server import BaseResourcesServerConfig, BaseVerifyRequest, SimpleResourcesServer
-from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.server_utils import ServerClient
-from omegaconf import DictConfig, OmegaConf
+from nemo_gym.base_resources_server import BaseVerifyRequest
+from omegaconf import OmegaConf
 
-ROOT = Path(nemo_gym.__file__).parents[1]
-resources_servers.__path__ = [str(ROOT / "resources_servers")]  # a checkout's own servers and no others
+from scripts.rewards.gym_server import ROOT, application, make_server
+
 RESPONSE = {
     "id": "r",
     "created_at": 0,
@@ -59,32 +55,12 @@ def agents() -> dict[str, tuple[str, dict[str, Any]]]:
     return found
 
 
-def application(folder: str, config: dict[str, Any]) -> FastAPI:
-    """A server's web application, made in its folder, where its prompts and the modules it imports by name lie."""
-    here = ROOT / "resources_servers" / folder
-    before = set(sys.modules)
-    sys.path.insert(0, str(here))
-    try:
-        module = importlib.import_module(f"resources_servers.{folder}.app")
-    finally:
-        sys.path.remove(str(here))
-        for name in {path.stem for path in here.glob("*.py")} & (set(sys.modules) - before):
-            del sys.modules[name]
-    (served,) = [
-        it
-        for it in vars(module).values()
-        if inspect.isclass(it) and issubclass(it, SimpleResourcesServer) and it.__module__ == module.__name__
-    ]
-    typed = inspect.get_annotations(served, eval_str=True).get("config", BaseResourcesServerConfig)
-    client = ServerClient(
-        head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=DictConfig({})
-    )
+def made(folder: str, config: dict[str, Any]) -> FastAPI:
+    """A server's web application."""
     config = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
     if "num_rollouts_per_prompt" in config:
         config["num_rollouts_per_prompt"] = 1  # it would wait for the rest of the group
-    with contextlib.chdir(here):
-        server = served(config=typed(**config, host="127.0.0.1", port=1, name=folder), server_client=client)
-        return server.setup_webserver()
+    return application(make_server(folder, config), folder)
 
 
 def request_only() -> FastAPI:
@@ -108,7 +84,7 @@ def main() -> None:
             name = pair["row"]["agent_ref"]["name"]
             if name not in clients:
                 try:
-                    app = application(*known[name]) if name in known else None
+                    app = made(*known[name]) if name in known else None
                 except ModuleNotFoundError as error:
                     app, lacks[name] = None, f"its server cannot be imported: {error}"
                 client = TestClient(app or request_only(), raise_server_exceptions=False)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.rewards.response import parse_calls
+from scripts.rewards.gym import output_items
 from tests.conftest import ROOT
 
 PYTHON = Path(os.environ.get("STAGECOACH_GYM_PYTHON", ROOT / ".venv-gym/bin/python"))
@@ -33,40 +33,13 @@ class Verdict(NamedTuple):
     says: str
 
 
-def output_of(text: str) -> Items:
-    """A policy's text as a model server hands it to Gym: what stands before the calls is a message."""
-    calls = parse_calls(text)
-    said = text
-    if calls:  # and before a list of calls is nothing
-        said = text.partition("<tool_call>")[0] if "<tool_call>" in text else ""
-    message = {
-        "type": "message",
-        "id": "m",
-        "role": "assistant",
-        "status": "completed",
-        "content": [{"type": "output_text", "text": said, "annotations": []}],
-    }
-    return [
-        *([message] if said or not calls else []),
-        *(
-            {
-                "type": "function_call",
-                "call_id": f"c{place}",
-                "name": call.name,
-                "arguments": json.dumps(call.arguments),
-            }
-            for place, call in enumerate(calls)
-        ),
-    ]
-
-
 def gym_verify(pairs: Iterable[tuple[dict[str, Any], str | Items]], checkout: str | None = None) -> list[Verdict]:
     """The verdict of the server of each row's agent on a response, a text or the items of an output.
 
     `checkout` names a checkout of Gym to ask instead of the release installed.
     """
     lines = [
-        json.dumps({"row": row, "output": output_of(response) if isinstance(response, str) else response})
+        json.dumps({"row": row, "output": output_items(response) if isinstance(response, str) else response})
         for row, response in pairs
     ]
     done = subprocess.run(

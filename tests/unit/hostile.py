@@ -341,8 +341,7 @@ def structured(kind: str, text: str, **fields: Any) -> Row:
 
 _NUMBER = schema(a={"type": "number", "multipleOf": 0.01, "maximum": -5})
 _CALL = {"type": "function_call", "name": "look_up", "arguments": '{"a": {"b": [1.5, "x"]}}'}
-_MAIL = {"name": "email_send_email", "arguments": '{"recipient": "a@b.c", "subject": "s", "body": "b"}'}
-_EVENT = {"duration": 45, "min_time": "9:00", "max_time": "17:00", "constraint": "after 9am"}
+
 
 # Rows that none of the hostile responses answers: what is paid for one is a false reward.
 IN_PROCESS: dict[str, Row] = {
@@ -362,11 +361,6 @@ IN_PROCESS: dict[str, Row] = {
     "string_match": prompt(Environment.STRING_MATCH, expected_answer="the red cat"),
     "string_match, a number": prompt(Environment.STRING_MATCH, expected_answer="17.25"),
     "string_match, a box": prompt(Environment.STRING_MATCH, expected_answer="17 m", extraction_mode="boxed"),
-    "calendar": prompt(Environment.CALENDAR, exp_cal_state={"1": _EVENT}),
-    "calendar, two": prompt(Environment.CALENDAR, exp_cal_state={"1": _EVENT, "2": _EVENT | {"constraint": None}}),
-    "workplace": prompt(
-        Environment.WORKPLACE, ground_truth=[_MAIL], id=1, category="x", environment_name="x",
-    ),
     "tool_use": prompt(Environment.TOOL_USE, expected_action=_CALL),
     "tool_use, a pivot": prompt(Environment.SWE_PIVOT, expected_action=_CALL),
     "tool_use, parallel": prompt(
@@ -413,10 +407,6 @@ CONFINED: dict[str, Row] = {
     "code_gen, a function": prompt(
         Environment.CODE_GEN, verifier_metadata={"unit_tests": {"inputs": ["17"], "outputs": ["23"], "fn_name": "f"}}
     ),
-    "structured, yaml": structured("yaml", _NUMBER),
-    "structured, xml": structured("xml", _NUMBER),
-    "structured, toml": structured("toml", _NUMBER),
-    "structured, csv": structured("csv", json.dumps({"type": "array", "items": json.loads(_NUMBER), "minItems": 1})),
     "structured, a pattern": structured("json", schema(a={"type": "string", "pattern": "^(a+)+zebra$"})),
 }
 
@@ -461,10 +451,6 @@ MEANT_FOR = {
     "math": BOXED + ANSWERS,
     "code_gen": [text for text in TEXTS if "```" in text],
     "code_gen, a function": [text for text in TEXTS if "```" in text],
-    "structured, yaml": YAML,
-    "structured, xml": XML,
-    "structured, toml": TOML,
-    "structured, csv": CSV,
     "structured, a pattern": [json.dumps({"a": "a" * 5000 + "!"})],
 }
 

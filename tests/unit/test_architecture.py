@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "commands": BACKENDS | {"train", "images", "snakemake", "report", "lineage", "card", "track"},
 }
 NEED_TORCH_OR_RAY = {
+    "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs
     "scripts.train.pretrained",
     "scripts.backends.trl.process",
     "scripts.backends.trl.merge",

@@ -45,7 +45,7 @@ def test_the_card_shows_data_stages_parameters_scores_limits_and_lineage(made):
 
 def test_hub_names_become_metadata_and_paths_of_this_machine_never_get_into_the_card(chain):
     record = read_json(chain / "rlvr1/ckpt/record.json")
-    record["data"]["source"] = {"name": "org/blends", "revision": "a" * 40}
+    record["data"]["source"] = {"name": "org/blends, /home/me/more, org/math", "revision": f"{'a' * 40}, folder, main"}
     write_json(chain / "rlvr1/ckpt/record.json", record)
     record = read_json(chain / "sft/ckpt/record.json")
     record["data"]["source"] = {"name": "/home/me/rows", "revision": "folder"}
@@ -54,7 +54,7 @@ def test_hub_names_become_metadata_and_paths_of_this_machine_never_get_into_the_
     config = chain / "sft/run/config.yaml"
     config.write_text(config.read_text() + "aside: {name: /home/me/model}\n")
     card = model_card(chain / "rlvr1/hf")
-    assert card.data.datasets == ["org/blends"]
+    assert card.data.datasets == ["org/blends", "org/math"]
     assert "/home/me" not in str(card) and "rows (a folder)" in card.text and "name: model" in card.text
     assert "─ model   qwen" in card.text and card.data.base_model is None
 

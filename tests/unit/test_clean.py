@@ -40,7 +40,7 @@ def plain_score(prompt, texts, ngram):
     return sum(shares) / len(shares)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_rows_that_overlap_are_those_of_the_definition(seed):
     rng = random.Random(seed)
     ngram, texts, overlap = rng.choice([2, 3, 8]), rng.choice([1, 2]), rng.choice([0.3, 0.5, 0.8])

@@ -58,7 +58,7 @@ def test_what_breaks_its_contract_is_left_out_and_counted(tmp_path, capsys):
     assert len(rows) == 1
     left_out = "1 of 2 rows left out; the first: 0.parquet: row 1: column answer: has no '####' with an answer after it"
     assert left_out in capsys.readouterr().err
-    with pytest.raises(UserError, match="no row can be trained on: of 1 read, 0 are filtered out and 1 do not fit"):
+    with pytest.raises(UserError, match="no row can be trained on: of 1 read, 0 are filtered out, 1 do not fit"):
         written(tmp_path, [QUESTION | {"answer": "forty"}], columns="gsm8k")
     with pytest.raises(UserError, match=r"0\.parquet: has no column question; valid: text"):
         written(tmp_path, [{"text": "nothing"}], columns="gsm8k")
@@ -84,6 +84,38 @@ def test_files_of_several_sets_are_fetched_and_follow_each_other(tmp_path):
     record = json.loads((tmp_path / "source/record.json").read_text())
     (part,) = record["blends"]["math"]["composed"]["sources"]
     assert {"test.parquet", "train-00001-of-00002.parquet"} <= part["files"].keys()
+
+
+AGENT = b'{"agent_ref":{"type":"responses_api_agents","name":"%b"},"responses_create_params":{"input":'
+BYTES = [
+    (
+        QUESTION,
+        {"columns": "gsm8k"},
+        AGENT
+        % b"math_with_judge_simple_agent"
+        + b'[{"role":"user","content":"What is 60 x 20?\\n\\nReason step by step, and put the final answer in \\\\boxed{}."}]},'
+        b'"question":"What is 60 x 20?\\n\\nReason step by step, and put the final answer in \\\\boxed{}.",'
+        b'"expected_answer":"1200"}\n',
+    ),
+    (
+        {"chosen": [ASKS, RIGHT], "rejected": [ASKS, WRONG], "prompt": "q"},
+        {"columns": "tulu3", "kind": "preferences"},
+        b'{"context":[{"role":"user","content":"q"}],"completions":['
+        b'{"rank":0,"completion":[{"role":"assistant","content":"a"}]},'
+        b'{"rank":1,"completion":[{"role":"assistant","content":"b"}]}]}\n',
+    ),
+    (
+        {"messages": [ASKS], "ground_truth": '{"N": null}', "dataset": "ifeval"},
+        {"columns": "tulu3"},
+        AGENT % b"tulu3_constraints" + b'[{"role":"user","content":"q"}]},"constraint":{"N":null}}\n',
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "options", "line"), BYTES)
+def test_rows_that_were_trained_on_are_the_same_to_the_byte(row, options, line, tmp_path):
+    written(tmp_path, [row], **options)
+    assert (tmp_path / "blend.jsonl").read_bytes() == line
 
 
 CONSTRAINTS = [

@@ -43,8 +43,8 @@ def write(path, rows: list[dict]):
 def composed(tmp_path):
     """The rows of a blend that is composed of rows in one file or more, and what was counted."""
 
-    def compose(files, name: str = "rows.parquet", **said) -> tuple[list[dict], dict]:
-        blend = Blend.model_validate({"file": name, **said} if "sources" not in said else said)
+    def compose(files, name: str = "rows.parquet", **options) -> tuple[list[dict], dict]:
+        blend = Blend.model_validate({"file": name, **options} if "sources" not in options else options)
         files = files if isinstance(files[0], list) else [files]
         suffix = name.partition(".")[2]
         paths = [write(tmp_path / f"{number}.{suffix}", rows) for number, rows in enumerate(files)]
@@ -55,9 +55,9 @@ def composed(tmp_path):
     return compose
 
 
-def refusal(action, *arguments, **said) -> str:
+def refusal(action, *arguments, **options) -> str:
     with pytest.raises(UserError) as error:
-        action(*arguments, **said)
+        action(*arguments, **options)
     return str(error.value)
 
 
@@ -67,11 +67,11 @@ FORMATS = ["rows.parquet", "rows.csv", "rows.tsv", "rows.jsonl", "rows.jsonl.gz"
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_holds_the_same_rows(name, composed):
     rows = [{"question": 'What, "x"\nis 1+1?', "answer": "007", "level": level} for level in (1, 2, 3)]
-    said = {"kind": "demonstrations", "filter": [["level", ">=", 2], ["question", "!=", "no"]]}
-    made, counts = composed(rows, name, **said)
+    options = {"kind": "demonstrations", "filter": [["level", ">=", 2], ["question", "!=", "no"]]}
+    made, counts = composed(rows, name, **options)
     messages = [{"role": "user", "content": rows[0]["question"]}, {"role": "assistant", "content": "007"}]
     assert made == [{"messages": messages}] * 2
-    assert counts == {"read": 3, "filtered": 1, "invalid": 0, "kept": 2}
+    assert counts["sources"] == [{"read": 3, "filtered": 1, "invalid": 0, "kept": 2}]
 
 
 SHOWN = [
@@ -106,11 +106,11 @@ PAIRS = [
 
 @pytest.mark.parametrize("row", PAIRS, ids=[" ".join(row) for row in PAIRS])
 def test_preferences_of_every_shape_are_a_context_and_two_answers(row, composed):
-    answers = [{"rank": rank, "completion": [said]} for rank, said in enumerate((SAYS, OTHER))]
+    answers = [{"rank": rank, "completion": [options]} for rank, options in enumerate((SAYS, OTHER))]
     assert composed([row], kind="preferences")[0] == [{"context": [ASKS], "completions": answers}]
-    said = {"kind": "preferences", "system_prompt": "Be brief.", "prompt_template": "{prompt} Say."}
+    options = {"kind": "preferences", "system_prompt": "Be brief.", "prompt_template": "{prompt} Say."}
     asked = [SYSTEM, {"role": "user", "content": "Why? Say."}]
-    assert composed([row], **said)[0] == [{"context": asked, "completions": answers}]
+    assert composed([row], **options)[0] == [{"context": asked, "completions": answers}]
 
 
 def prompt(text: str, answer: str, **others) -> dict:
@@ -134,20 +134,20 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("row", "said"), ASKED, ids=[" ".join(row) for row, _ in ASKED])
-def test_prompts_of_every_shape_have_an_environment_and_its_answer(row, said, composed, tmp_path):
-    assert composed([row], environment=MATH, **said)[0] == [prompt("1+1?", "2")]
+@pytest.mark.parametrize(("row", "options"), ASKED, ids=[" ".join(row) for row, _ in ASKED])
+def test_prompts_of_every_shape_have_an_environment_and_its_answer(row, options, composed, tmp_path):
+    assert composed([row], environment=MATH, **options)[0] == [prompt("1+1?", "2")]
     assert check_files([tmp_path / "blend.jsonl"], Rules("prompts", frozenset({MATH})), 1)
 
 
 def test_fields_of_an_environment_come_from_columns_or_are_constant(composed):
     row = {"question": "Which?", "options": [{"A": "x"}, {"B": "y"}], "answer": "A", "level": "3", "tests": '{"a": 1}'}
-    said = {"environment": "mcqa_simple_agent", "constants": {"grading_mode": "lenient_boxed"}}
-    (made,), _ = composed([row], "rows.jsonl", **said)
+    options = {"environment": "mcqa_simple_agent", "constants": {"grading_mode": "lenient_boxed"}}
+    (made,), _ = composed([row], "rows.jsonl", **options)
     assert (made["options"], made["expected_answer"], made["grading_mode"]) == (row["options"], "A", "lenient_boxed")
     assert "level" not in made
     columns = {"prompt": "question", "expected_answer": "answer", "options": "options", "metadata": "tests"}
-    (made,), _ = composed([row], "rows.jsonl", **said, columns=columns, json_columns=["tests"])
+    (made,), _ = composed([row], "rows.jsonl", **options, columns=columns, json_columns=["tests"])
     assert made["metadata"] == {"a": 1}
 
 
@@ -196,14 +196,14 @@ def test_pictures_stand_where_the_messages_say_or_before_the_text(composed):
 
 def test_an_answer_after_a_mark_and_its_reasoning_make_the_completion(composed):
     row = {"question": "60 x 20?", "answer": "It is <<60*20=1200>>1200.\n#### 1,200"}
-    said = {"answer_after": "####", "prompt_template": "{prompt} In \\boxed{}.", "remove": "<<[^>]*>>"}
+    options = {"answer_after": "####", "prompt_template": "{prompt} In \\boxed{}.", "remove": "<<[^>]*>>"}
     template = "{reasoning}\n\\boxed{{answer}}"
-    (made,), _ = composed([row], kind="demonstrations", completion_template=template, **said)
-    assert [said["content"] for said in made["messages"]] == [
+    (made,), _ = composed([row], kind="demonstrations", completion_template=template, **options)
+    assert [options["content"] for options in made["messages"]] == [
         "60 x 20? In \\boxed{}.",
         "It is 1200.\n\\boxed{1200}",
     ]
-    (made,), _ = composed([row], environment=MATH, **said)
+    (made,), _ = composed([row], environment=MATH, **options)
     assert made == prompt("60 x 20? In \\boxed{}.", "1200")
 
 
@@ -216,16 +216,16 @@ def numbered(count: int, name: str) -> list[dict]:
 
 def test_sources_are_mixed_by_share_and_rows_always_alike(composed):
     sources = [{"file": "a.parquet", "share": 0.25}, {"file": "b.parquet", "rows": 3, "system_prompt": "Be brief."}]
-    said = {"kind": "demonstrations", "sources": sources}
+    options = {"kind": "demonstrations", "sources": sources}
     files = [numbered(40, "a"), numbered(9, "b")]
-    made, counts = composed(files, **said)
+    made, counts = composed(files, **options)
     asked = [row["messages"][-2]["content"] for row in made]
     assert (sum(text[0] == "a" for text in asked), sum(text[0] == "b" for text in asked)) == (10, 3)
     assert {row["messages"][0]["role"] for row in made if row["messages"][-2]["content"][0] == "b"} == {"system"}
-    assert asked != sorted(asked) and composed(files, **said)[0] == made != composed(files, seed=1, **said)[0]
+    assert asked != sorted(asked) and composed(files, **options)[0] == made != composed(files, seed=1, **options)[0]
     assert counts["kept"] == 13 and [part["kept"] for part in counts["sources"]] == [10, 3]
     sources[1]["rows"] = 10
-    assert "blends.blend.sources.1.rows: 10 are wanted, but 9 are there" in refusal(composed, files, **said)
+    assert "blends.blend.sources.1.rows: 10 are wanted, but 9 are there" in refusal(composed, files, **options)
 
 
 def test_several_processes_write_what_one_writes(tmp_path):
@@ -253,14 +253,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("row", "said", "problem"), BAD, ids=[problem for *_, problem in BAD])
-def test_a_row_that_does_not_fit_is_named_with_file_row_and_column(row, said, problem, composed, capsys):
-    good = GOOD | ({"answer": "#### 1"} if said else {})
-    message = refusal(composed, [good, row], "rows.jsonl", environment=MATH, **said)
+@pytest.mark.parametrize(("row", "options", "problem"), BAD, ids=[problem for *_, problem in BAD])
+def test_a_row_that_does_not_fit_is_named_with_file_row_and_column(row, options, problem, composed, capsys):
+    good = GOOD | ({"answer": "#### 1"} if options else {})
+    message = refusal(composed, [good, row], "rows.jsonl", environment=MATH, **options)
     assert f"  0.jsonl:2: {problem}" in message
     assert message.startswith("blends.blend: 1 of 2 rows do not fit; correct them, filter them out")
-    made, counts = composed([good, row], "rows.jsonl", environment=MATH, drop_invalid=True, **said)
-    assert len(made) == 1 and counts == {"read": 2, "filtered": 0, "invalid": 1, "kept": 1}
+    made, counts = composed([good, row], "rows.jsonl", environment=MATH, drop_invalid=True, **options)
+    assert len(made) == 1 and counts["sources"] == [{"read": 2, "filtered": 0, "invalid": 1, "kept": 1}]
     assert f"1 of 2 rows left out; the first: 0.jsonl:2: {problem}" in capsys.readouterr().err
 
 
@@ -284,9 +284,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("said", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_a_blend_that_cannot_be_composed_says_what_to_do(said, message, composed, tmp_path):
-    assert message in refusal(composed, [GOOD], **said)
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_a_blend_that_cannot_be_composed_says_what_to_do(options, message, composed, tmp_path):
+    assert message in refusal(composed, [GOOD], **options)
     assert not (tmp_path / "blend.jsonl").exists()
 
 

@@ -30,16 +30,13 @@ EXAMPLES = {
     Environment.INSTRUCTION_FOLLOWING: ("instruction_following", "example"),
     Environment.STRUCTURED_OUTPUTS: ("structured_outputs", "example"),
     Environment.CODE_GEN: ("code_gen", "example"),
-    Environment.CALENDAR: ("calendar", "example"),
-    Environment.WORKPLACE: ("workplace_assistant", "example"),
     Environment.TOOL_USE: ("single_step_tool_use_with_argument_comparison", "example"),
-    Environment.REASONING_GYM: ("reasoning_gym", "example"),
 }
 SINCE_MAIN = [Environment.STRING_MATCH, Environment.PARALLEL_TOOL_USE]
 TOGETHER = [
-    [Environment.MCQA, Environment.CALENDAR, Environment.WORKPLACE, *TOOL_USE],
+    [Environment.MCQA, *TOOL_USE],
     *([name] for name in (Environment.MATH, Environment.STRUCTURED_OUTPUTS, Environment.CODE_GEN)),
-    *([name] for name in (Environment.INSTRUCTION_FOLLOWING, Environment.REASONING_GYM)),
+    [Environment.INSTRUCTION_FOLLOWING],
 ]
 # Older servers of these work only in the main thread, or where Ray's workers find their folder.
 IN_PROCESSES = [[Environment.MATH], [Environment.CODE_GEN]]
@@ -84,12 +81,6 @@ EXPLAINED = [
             of(it, Environment.CODE_GEN)
             and "class Solution" in it.text
             and not it.row["verifier_metadata"]["unit_tests"].get("fn_name")
-        ),
-    ),
-    Explained(
-        "a call in the text is XML here, and there no text where the server reads calls",
-        lambda it: (
-            of(it, Environment.STRUCTURED_OUTPUTS) and "<tool_call>" in it.text and it.row.get("schema_type") == "xml"
         ),
     ),
     Explained(
@@ -170,7 +161,9 @@ def pairs_of(environment: Environment, checkout: str | None) -> Iterator[Pair]:
     cheaply = [row for _, row, _ in cheap_rows()]
     ours = [(row, None) for row in [*rows(), *cheaply] if row["agent_ref"]["name"] == environment]
     for place, (row, rollout) in enumerate([*ours, *published(environment, checkout)]):
-        assert check_row(row) is None, row
+        if problem := check_row(row):
+            assert "gym.servers" in problem, row
+            continue
         if rollout is not None:
             items = rollout["response"]["output"]
             yield Pair(row, "a published rollout", text_of(items), items)
@@ -190,8 +183,6 @@ def paid_there(pair: Pair, verdict: Verdict) -> float | None:
 
 def compare(environments: list[Environment], checkout: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math, "SECONDS", 60.0)  # one comparison takes seconds, more on a busy machine
-    if Environment.REASONING_GYM in environments:
-        pytest.importorskip("reasoning_gym")
     pairs = [pair for name in environments for pair in pairs_of(name, checkout)]
     verdicts = gym_verify([(pair.row, pair.items or pair.text) for pair in pairs], checkout)
     if lacks := {it.says for it in verdicts if it.status == 200 and it.reward is None}:

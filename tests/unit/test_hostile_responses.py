@@ -14,7 +14,7 @@ def test_there_are_enough_of_them_for_every_verifier_here():
     assert len(set(hostile.HOSTILE.values())) >= 200
     thrown_at = {row["agent_ref"]["name"] for row in (hostile.IN_PROCESS | hostile.CONFINED).values()}
     here = {name for name, spec in SPECS.items() if spec.verify is not None}
-    others = {Environment.REASONING_GYM, Environment.GENRM, Environment.TOOLCALL_SCHEMA, Environment.SEARCH_PIVOT}
+    others = {Environment.GENRM, Environment.TOOLCALL_SCHEMA, Environment.SEARCH_PIVOT}
     assert here - thrown_at <= others
 
 

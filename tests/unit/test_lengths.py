@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from importlib.resources import files
+from importlib.util import find_spec
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -12,6 +14,7 @@ from scripts.data.lengths import BYTES, added_tokens, token_lengths, tokenizer_a
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
 from tests.conftest import ROOT
+from tests.pretrained import tokenizer
 
 SCRATCH = RandomModel(
     hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
@@ -100,7 +103,7 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
         "bos_token": "B",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert added_tokens(by_words) == (5, 6, 2, None)
+    assert added_tokens(by_words) == (5, 6, 2, 0, None)
     rows = [
         {
             "messages": [
@@ -113,9 +116,21 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
     found = token_lengths(write_rows("split.jsonl", rows), "demonstrations", 4, by_words, 10)
     assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
     (tmp_path / "chat_template.jinja").write_text("{% if tools %}You have {{ tools | tojson }} {% endif %}" + said)
-    assert added_tokens(by_words) == (2, 4, 2, 2)
+    assert added_tokens(by_words) == (2, 4, 2, 0, 2)
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     assert added_tokens(by_words) is None
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
+@pytest.mark.parametrize("template", ["qwen2_5", "llama3_1", "gemma3"])
+def test_a_conversations_tokens_are_counted_as_the_template_makes_them(template, tmp_path, write_rows):
+    made = tokenizer(chat_template=(files("trl") / f"chat_templates/{template}.jinja").read_text())
+    made.save_pretrained(tmp_path)
+    asks, says = ({"role": role, "content": f"The larger of {role}"} for role in ("user", "assistant"))
+    talks = [[asks, says], [asks, says] * 3, [{"role": "system", "content": "Be larger."}, asks, says]]
+    split = write_rows("split.jsonl", [{"messages": talk} for talk in talks])
+    found = token_lengths(split, "demonstrations", 3, str(tmp_path / "tokenizer.json"), 9999)
+    assert found.tokens == [len(made.apply_chat_template(talk, return_dict=False)) for talk in talks]
 
 
 def test_rows_whose_texts_hold_special_tokens_are_told(by_words, write_rows):

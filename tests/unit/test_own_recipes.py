@@ -1,14 +1,19 @@
 """The recipes for a model of one's own: they load with their sites, and their batches fall evenly to the processes."""
 
 import json
+import re
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from scripts.data.download import fetch_source
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage
+from scripts.rewards.registry import score
 from scripts.schema import schema_text
 from tests.conftest import ROOT
 
@@ -41,6 +46,22 @@ def test_steps_of_tulu_3_are_its_epochs_of_what_is_not_held_out(stage, rows, epo
     settings = recipe.stages[stage]
     trained = epochs * (rows - recipe.blends[settings.blend].holdout)
     assert settings.section.max_num_steps == trained // settings.policy.train_global_batch_size
+
+
+def test_the_recipe_of_the_documentation_needs_forty_lines_and_its_rows_are_paid_for_their_answers(tmp_path):
+    text = re.search(r"```yaml\n(name: math\n.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)[1]
+    assert len(text.splitlines()) <= 40
+    rows = [{"question": f"1+{number}?", "answer": f"It is\n#### {number + 1}"} for number in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    (tmp_path / "math.yaml").write_text(text.replace("/data/gsm8k", str(tmp_path)))
+    fetch_source(load_recipe(tmp_path / "math.yaml"), tmp_path / "source")
+    prompts, shown = (
+        [json.loads(line) for line in (tmp_path / f"source/{name}.jsonl").read_text().splitlines()]
+        for name in ("rlvr", "sft")
+    )
+    for prompt, demonstration in zip(prompts, shown, strict=True):
+        assert demonstration["messages"][0] == prompt["responses_create_params"]["input"][0]
+        assert score(prompt, demonstration["messages"][1]["content"]) == 1.0
 
 
 def test_a_model_of_ones_own_stands_in_for_a_pretrained_one_alone():

@@ -204,18 +204,6 @@ def test_a_copy_of_the_prompt_is_a_right_answer_where_any_text_is():
 FUNCTION = {"type": "function_call", "name": "find", "arguments": '{"item": "key"}'}
 MORE_ROWS = {
     "string_match_simple_agent": [{"expected_answer": f"town {n}", "extraction_mode": "boxed"} for n in range(3)],
-    "calendar_simple_agent": [{"exp_cal_state": {}}],
-    "workplace_assistant_simple_agent": [
-        {"ground_truth": []},
-        {
-            "ground_truth": [
-                {
-                    "name": "email_send_email",
-                    "arguments": '{"recipient": "a.b@atlas.com", "subject": "s", "body": "b"}',
-                }
-            ]
-        },
-    ],
     "toolcall_schema_single_step_tool_use_with_argument_comparison_agent": [{"expected_action": FUNCTION}],
     "parallel_tool_calls_single_step_tool_use_with_argument_comparison_agent": [
         {"expected_action": {"type": "function_call_batch", "calls": [FUNCTION, FUNCTION | {"name": "open"}]}}
@@ -229,8 +217,7 @@ MORE_ROWS = {
         {"options": [{"A": "x"}, {"B": "y"}], "expected_answer": "a"},
     ],
     "structured_outputs_simple_agent": [
-        {"schema_str": json.dumps(schema), "schema_type": kind}
-        for kind in ("json", "yaml", "xml")
+        {"schema_str": json.dumps(schema), "schema_type": "json"}
         for schema in (
             {"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}, "minItems": 2}}},
             {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"anyOf": [{"type": "string"}]}}},

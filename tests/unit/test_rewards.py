@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -282,16 +281,9 @@ def test_a_row_that_cannot_be_rewarded_here_is_refused():
     [
         ("math_with_judge", "math_with_judge_simple_agent"),
         ("mcqa", "mcqa_simple_agent"),
-        ("calendar", "calendar_simple_agent"),
         ("code_gen", "code_gen_simple_agent"),
         ("instruction_following", "instruction_following_simple_agent"),
-        pytest.param(
-            "reasoning_gym",
-            "reasoning_gym_simple_agent",
-            marks=pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"),
-        ),
         ("structured_outputs", "structured_outputs_simple_agent"),
-        ("workplace_assistant", "workplace_assistant_simple_agent"),
         ("single_step_tool_use_with_argument_comparison", "single_step_tool_use_with_argument_comparison_agent"),
     ],
 )

@@ -278,7 +278,7 @@ from scripts.rewards.sandbox import sandbox
 rows = [
     {{"agent_ref": {{"name": "code_gen_simple_agent"}}}},
     {{"agent_ref": {{"name": "math_with_judge_simple_agent"}}, "expected_answer": "1"}},
-    *({{"agent_ref": {{"name": "structured_outputs_simple_agent"}}, "schema_type": kind, "schema_str": "{{}}"}} for kind in ("yaml", "json")),
+    *({{"agent_ref": {{"name": "structured_outputs_simple_agent"}}, "schema_str": schema}} for schema in ('{{"pattern": "a"}}', "{{}}")),
 ]
 problems = [check_row(row, roles) for row in rows for roles in ((), ("general",))]
 if any(problems):

@@ -67,9 +67,11 @@ def read(stages):
     from scripts.backends.trl.rows import training_rows
     from scripts.backends.trl.tokenization import DEMONSTRATIONS, tokenize_demonstrations
 
-    def rows(count=ROWS, max_length=64, **changes):
+    def rows(count=ROWS, max_length=64, share=1.0, **changes):
         prepare = partial(tokenize_demonstrations, processor=tokenizer(**changes), max_length=max_length, variables={})
-        return training_rows(stages.sft("sft"), count, DEMONSTRATIONS, prepare)
+        job = stages.sft("sft")
+        job = replace(job, settings=job.settings.model_copy(update={"max_truncated_share": share}))
+        return training_rows(job, count, DEMONSTRATIONS, prepare)
 
     return rows
 
@@ -86,6 +88,16 @@ def test_rows_are_read_from_disk_in_file_order_and_as_many_as_are_asked_for(stag
     assert len(rows) == 200 and len(read(count=10**9)) == ROWS
     texts = tokenizer().batch_decode(read()[:]["input_ids"])
     assert all(f"What is {number}?" in text for number, text in enumerate(texts))
+
+
+def test_a_stage_of_which_too_many_rows_are_cut_is_refused_and_others_say_how_many(read, stages, capsys):
+    read(max_length=64)
+    assert "cut" not in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"split.jsonl: 300 of 300 rows \(100.0%\) are cut at .* of stages.sft$"):
+        read(max_length=8, share=0.99)
+    assert list((stages.directory / "tokens").iterdir()) == []
+    read(max_length=8, share=1.0)
+    assert "sft: 300 of 300 rows (100.0%) are cut" in capsys.readouterr().out
 
 
 def test_a_second_attempt_finds_them_and_whatever_changes_them_makes_them_anew(stages, read, monkeypatch, tmp_path):

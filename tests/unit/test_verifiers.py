@@ -2,24 +2,20 @@
 
 import json
 import time
-from importlib.util import find_spec
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.recipe.environment import Environment
-from scripts.rewards import patterns, workplace
+from scripts.rewards import patterns
 from scripts.rewards.environments import (
-    calendar,
     code_gen,
     instruction_following,
     math,
-    reasoning_gym,
     string_match,
     structured_outputs,
     tool_use,
-    workplace_assistant,
 )
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
 from scripts.rewards.registry import SPECS, reward_group, score
@@ -136,61 +132,6 @@ def test_code_gen_a_group_is_run_on_all_cores():
     assert reward_group(row, [right, wrong, "", right]) == [1.0, 0.0, 0.0, 1.0]
 
 
-# calendar
-
-
-def schedule(*events: tuple[int, str, int]) -> str:
-    return json.dumps([{"event_id": key, "start_time": start, "duration": length} for key, start, length in events])
-
-
-def wanted(constraint: str | None = None, duration: int = 60) -> dict:
-    return {"duration": duration, "min_time": "10:00", "max_time": "16:00", "constraint": constraint}
-
-
-TWO = {"exp_cal_state": {"0": wanted("before 1:45 pm"), "1": wanted("at 14:00", 30)}}
-
-
-@pytest.mark.parametrize(
-    ("response", "reward"),
-    [
-        (schedule((0, "12:45pm", 60), (1, "2pm", 30)), 1.0),
-        ("So: " + schedule((0, "10am", 60), (1, "14:00", 30)) + " and " + schedule((0, "9am", 60)), 1.0),
-        (schedule((0, "12:46pm", 60), (1, "2pm", 30)), 0.0),
-        (schedule((0, "9:59am", 60), (1, "2pm", 30)), 0.0),
-        (schedule((0, "10am", 60), (1, "2:15pm", 30)), 0.0),
-        (schedule((0, "10am", 45), (1, "2pm", 30)), 0.0),
-        (schedule((0, "10am", 60)), 0.0),
-        (schedule((0, "10am", 60), (1, "2pm", 30), (2, "3pm", 30)), 0.0),
-        (schedule((0, "10am", 60), (2, "2pm", 30)), 0.0),
-        ("<think>" + schedule((0, "10am", 60), (1, "2pm", 30)), 0.0),
-        ("[]", 0.0),
-        ("", 0.0),
-        ("no list", 0.0),
-        ('[{"event_id": 0}]', 0.0),
-    ],
-)
-def test_calendar_all_events_are_where_they_are_wanted(response, reward):
-    assert calendar.verify(TWO, response) == reward
-
-
-def test_calendar_events_may_touch_but_not_overlap():
-    row = {"exp_cal_state": {"0": wanted(), "1": wanted()}}
-    assert calendar.verify(row, schedule((0, "10am", 60), (1, "11am", 60))) == 1.0
-    assert calendar.verify(row, schedule((0, "10am", 60), (1, "10:59am", 60))) == 0.0
-
-
-def test_calendar_nothing_expected_takes_any_answer():
-    assert calendar.verify({"exp_cal_state": {}}, "hello") == 1.0
-    assert calendar.verify({"exp_cal_state": {}}, "") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("12am", 0), ("12pm", 720), ("1:05pm", 785), ("09:30", 570), (" 9 am ", 540)]
-)
-def test_calendar_reads_times(text, expected):
-    assert calendar.minutes(text) == expected
-
-
 # string_match
 
 
@@ -265,40 +206,6 @@ def structured(kind: str, schema: dict = SCHEMA, **more: object) -> dict:
     return {"schema_type": kind, "schema_str": json.dumps(schema), **more}
 
 
-XML_SCHEMA = {"type": "object", "properties": {"record": SCHEMA}}
-XML = "<record><name/><count>3</count><ratio>0.5</ratio><open>true</open><tags><tag>a</tag></tags></record>"
-
-
-@pytest.mark.parametrize(
-    ("row", "good", "bad"),
-    [
-        (
-            structured("yaml"),
-            "name: x\ncount: 3\nratio: 0.5\nopen: true\ntags: [a]",
-            "name: x\ncount: '3'\nratio: 0.5\nopen: true\ntags: [a]",
-        ),
-        (
-            structured("toml"),
-            'name = "x"\ncount = 3\nratio = 0.5\nopen = true\ntags = []',
-            'name = "x"\ncount = 3\nratio = 0.5\nopen = true',
-        ),
-        (structured("xml", XML_SCHEMA), XML, XML.replace("<count>3", "<count>three")),
-        (structured("xml", XML_SCHEMA), XML.replace("<tags>", "<tags><tag>b</tag>"), XML + "x"),
-        (
-            structured("csv", {"type": "array", "items": {"type": "object", "properties": {"n": {"type": "integer"}}}}),
-            "n\n1\n2\n",
-            "n\n1\ntwo\n",
-        ),
-    ],
-)
-def test_structured_outputs_reads_each_format(row, good, bad):
-    assert structured_outputs.check(row) is None
-    assert structured_outputs.verify(row, good) == 1.0
-    assert structured_outputs.verify(row, bad) == 0.0
-    assert structured_outputs.verify(row, "") == 0.0
-    assert structured_outputs.verify(row, "\0{[<\n{]") == 0.0
-
-
 def test_structured_outputs_the_arguments_of_a_call():
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     row = structured("json", schema, response_mode="tool_call", tool_name="answer", tool_payload_key="it")
@@ -314,26 +221,17 @@ def test_structured_outputs_the_arguments_of_a_call():
     assert structured_outputs.verify(structured("json", schema, response_mode="tool_call"), "[any(a=1)]") == 1.0
 
 
-@pytest.mark.parametrize(
-    ("row", "response"),
-    [
-        (structured("json", {"type": "string", "pattern": "^(a+)+$"}), json.dumps("a" * 40 + "!")),
-        (
-            structured("yaml", {"type": "array", "items": {"type": "array", "uniqueItems": True}}),
-            "a: &a [x]\n"
-            + "\n".join(f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]" for n in range(9)),
-        ),
-        (
-            structured("xml"),
-            '<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;&a;&a;">]><x>&b;</x>',
-        ),
-    ],
-)
-def test_structured_outputs_bombs_end_in_time(row, response, monkeypatch):
+def test_structured_outputs_a_bomb_ends_in_time(monkeypatch):
     monkeypatch.setattr(structured_outputs, "SECONDS", 2.0)
+    row = structured("json", {"type": "string", "pattern": "^(a+)+$"})
     started = time.monotonic()
-    assert score(row | {"agent_ref": {"name": Environment.STRUCTURED_OUTPUTS}}, response) == 0.0
+    assert score(row | {"agent_ref": {"name": Environment.STRUCTURED_OUTPUTS}}, json.dumps("a" * 40 + "!")) == 0.0
     assert time.monotonic() - started < 20
+
+
+def test_structured_outputs_in_other_formats_than_json_are_gyms():
+    assert "gym.servers" in structured_outputs.check(structured("yaml"))
+    assert structured_outputs.check(structured("yaml", response_mode="tool_call")) is None
 
 
 def test_structured_outputs_fetches_no_schema_and_refuses_bad_patterns():
@@ -548,149 +446,6 @@ def test_tool_use_an_integer_takes_a_truth_value_but_not_a_float():
     assert [tool_use.verify(row, calls(("f", {"a": value})), 0.1) for value in (1, True, 1.0, "1")] == [1, 1, 0, 0]
 
 
-# workplace_assistant
-
-MAIL = ("email_send_email", {"recipient": "Bob@x.com", "subject": "Hi", "body": "See you"})
-STATUS = (
-    "customer_relationship_manager_update_customer",
-    {"customer_id": "00000001", "field": "status", "new_value": "Won"},
-)
-LOOK = ("email_search_emails", {"query": "bob"})
-
-
-def workplace_row(*expected: tuple[str, dict]) -> dict:
-    return {"ground_truth": [{"name": name, "arguments": json.dumps(given)} for name, given in expected]}
-
-
-@pytest.mark.parametrize(
-    ("expected", "made", "reward"),
-    [
-        ((MAIL,), (MAIL,), 1.0),
-        ((MAIL,), (LOOK, MAIL, LOOK), 1.0),
-        ((MAIL,), (("email_send_email", MAIL[1] | {"body": "SEE YOU"}),), 1.0),
-        ((MAIL,), (("email_send_email", MAIL[1] | {"body": "See you!"}),), 0.0),
-        ((MAIL,), (MAIL, MAIL), 0.0),
-        ((MAIL,), (), 0.0),
-        ((MAIL,), (MAIL, ("email_send_email", MAIL[1] | {"recipient": "nobody"})), 1.0),
-        ((STATUS, MAIL), (MAIL, STATUS), 1.0),
-        ((STATUS,), ((STATUS[0], STATUS[1] | {"new_value": "Lost"}), STATUS), 1.0),
-        ((STATUS,), ((STATUS[0], STATUS[1] | {"new_value": "won"}),), 0.0),
-        ((STATUS,), ((STATUS[0], STATUS[1] | {"customer_id": "00000002"}),), 0.0),
-        ((LOOK,), (), 1.0),
-        ((LOOK,), (STATUS,), 0.0),
-    ],
-)
-def test_workplace_compares_what_the_calls_leave_behind(expected, made, reward):
-    row = workplace_row(*expected)
-    assert workplace_assistant.check(row) is None
-    assert workplace_assistant.verify(row, calls(*made)) == reward
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "changed"),
-    [
-        ("email_forward_email", {"email_id": "00000001", "recipient": "a@b.c"}, {"email_id": "00000002"}),
-        ("email_reply_email", {"email_id": "00000001", "body": "Yes"}, {"body": "No"}),
-        ("email_delete_email", {"email_id": "00000001"}, {"email_id": "00000002"}),
-        (
-            "calendar_create_event",
-            {"event_name": "E", "participant_email": "a@b.c", "event_start": "2023-12-01 09:00:00", "duration": "30"},
-            {"duration": "0"},
-        ),
-        (
-            "calendar_update_event",
-            {"event_id": "00000001", "field": "duration", "new_value": "30"},
-            {"field": "colour"},
-        ),
-        ("calendar_delete_event", {"event_id": "00000001"}, {"event_id": "1"}),
-        (
-            "analytics_create_plot",
-            {"time_min": "2023-10-01", "time_max": "2023-11-01", "value_to_plot": "total_visits", "plot_type": "bar"},
-            {"plot_type": "pie"},
-        ),
-        (
-            "project_management_create_task",
-            {
-                "task_name": "T",
-                "assigned_to_email": "a@b.c",
-                "list_name": "Backlog",
-                "due_date": "d",
-                "board": "Design",
-            },
-            {"board": "design"},
-        ),
-        (
-            "project_management_update_task",
-            {"task_id": "1", "field": "board", "new_value": "Design"},
-            {"new_value": "X"},
-        ),
-        ("project_management_delete_task", {"task_id": "1"}, {"task_id": ""}),
-        (
-            "customer_relationship_manager_add_customer",
-            {"customer_name": "N", "assigned_to_email": "a@b.c", "status": "Lead"},
-            {"status": "lead"},
-        ),
-        ("customer_relationship_manager_delete_customer", {"customer_id": "1"}, {"extra": 1}),
-    ],
-)
-def test_workplace_every_tool_that_changes_something(name, arguments, changed):
-    row = workplace_row((name, arguments))
-    assert workplace_assistant.verify(row, calls((name, arguments))) == 1.0
-    assert workplace_assistant.verify(row, calls((name, arguments | changed))) == 0.0
-    assert workplace_assistant.verify(row, "") == 0.0
-
-
-def test_workplace_has_27_tools_and_refuses_others():
-    assert len(workplace.TOOLS) == 27
-    assert "no tool" in workplace_assistant.check(workplace_row(("rm", {})))
-
-
-def test_workplace_what_is_deleted_can_no_more_be_changed():
-    delete = ("email_delete_email", {"email_id": "1"})
-    reply = ("email_reply_email", {"email_id": "1", "body": "x"})
-    assert workplace_assistant.verify(workplace_row(delete), calls(delete, reply, delete)) == 1.0
-    assert workplace_assistant.verify(workplace_row(delete), calls(reply, delete)) == 0.0
-
-
-# reasoning_gym
-
-needs_reasoning_gym = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed")
-
-
-@pytest.mark.parametrize(
-    ("response", "answer"),
-    [
-        ("<answer>1</answer> <answer> 2 </answer>", "2"),
-        ("<answer>1</answer> <answer>2", "1"),
-        (r"so \boxed{ 3 }", "3"),
-        (" 4 ", "4"),
-        ("<answer>" * 50_000, ("<answer>" * 50_000)),
-    ],
-)
-def test_reasoning_gym_takes_the_answer_out(response, answer):
-    assert reasoning_gym.answer_of(response) == answer
-
-
-@needs_reasoning_gym
-def test_reasoning_gym_scores_with_the_tasks_own_scorer():
-    row = {"question": "2 + 3", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}
-    assert reasoning_gym.check(row) is None
-    assert reasoning_gym.verify(row, "<answer>5</answer>") == 1.0
-    assert reasoning_gym.verify(row, "<answer>6</answer>") < 1.0
-    assert "no task" in reasoning_gym.check(row | {"metadata": {"source_dataset": "x"}})
-
-
-@needs_reasoning_gym
-def test_reasoning_gym_a_scorer_that_fails_gives_nothing():
-    row = {"question": "", "answer": None, "metadata": {"source_dataset": "countdown"}}
-    assert reasoning_gym.verify(row, "<answer>__import__('os').abort()</answer>") == 0.0
-
-
-def test_reasoning_gym_tells_when_the_package_is_missing(monkeypatch):
-    monkeypatch.setattr(reasoning_gym, "find_spec", lambda name: None)
-    assert "envs/reasoning-gym.txt" in reasoning_gym.check({"metadata": {}})
-
-
 # patterns of the data
 
 
@@ -720,9 +475,7 @@ def test_patterns_that_never_end_find_nothing():
 
 ROWS = {
     Environment.MCQA: {"options": [{"A": "x"}], "expected_answer": "A", "grading_mode": "lenient_boxed"},
-    Environment.CALENDAR: TWO,
     Environment.STRING_MATCH: {"expected_answer": "x"},
-    Environment.WORKPLACE: workplace_row(MAIL),
     Environment.TOOL_USE: single(A),
     Environment.PARALLEL_TOOL_USE: batch(A, B),
     Environment.INSTRUCTION_FOLLOWING: {
@@ -752,7 +505,6 @@ LONG = [
 def test_no_long_response_keeps_a_verifier_busy():
     started = time.monotonic()
     for text in LONG:
-        reasoning_gym.answer_of(text)
         math._BOXED_INTEGER.fullmatch(text)
         for environment, row in ROWS.items():
             if environment is not Environment.INSTRUCTION_FOLLOWING:

@@ -12,6 +12,8 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from tests.gym.verify import PYTHON, needs_gym
+
 
 def program(snakemake: subprocess.Popen) -> psutil.Process:
     """The training program below a Snakemake, once it has logged its first step."""
@@ -173,3 +175,35 @@ def test_a_training_that_is_killed_before_any_step_is_tried_twice(longer):
         "two attempts in a row (killed and killed) made no new step beyond 0"
         in (longer.root / "snakemake.log").read_text()
     )
+
+
+def gym_server(trainer: psutil.Process) -> psutil.Process:
+    """The server of Gym's that a trainer has started."""
+    (server,) = [child for child in trainer.children() if "scripts.rewards.gym_server" in child.cmdline()]
+    return server
+
+
+@needs_gym
+def test_a_stage_whose_gym_server_is_killed_goes_on_to_the_weights_it_has_by_the_verifier_here(copied):
+    site = copied.root / "config/sites/laptop.yaml"
+    site.write_text(f"{site.read_text()}gym_python: {PYTHON}\n")
+    by_verifier = copied.content("rlvr1")
+    copied.edit(
+        "rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, gym: {version: 0.4.0, servers: [math_with_judge]},"
+    )
+    snakemake = begin(copied)
+    wait_for_step(copied, 1)
+    gym_server(program(snakemake)).kill()
+    wait_for_step(copied, 2)
+    trainer = program(snakemake)
+    server = gym_server(trainer)
+    trainer.kill()
+    deadline = time.monotonic() + 10
+    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "a server outlives the trainer"
+        time.sleep(0.05)
+    assert snakemake.wait(120) == 0, (copied.root / "snakemake.log").read_text()
+    assert outcomes(copied) == ["lost", "finished"], "the killed attempt has no end"
+    assert copied.content("rlvr1") == by_verifier
+    log = (copied.results / "rlvr1/logs/attempts.log").read_text()
+    assert log.count("Gym's server math_with_judge") == 1 and "it ended with status -9" in log

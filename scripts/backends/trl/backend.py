@@ -19,9 +19,10 @@ from scripts.files import amount
 from scripts.recipe.judges import roles_of
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
-from scripts.recipe.site import Site
+from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.records import ShownRow
-from scripts.rewards.registry import check_row, register
+from scripts.rewards.gym import agents_of
+from scripts.rewards.registry import check_row, register, register_gym
 from scripts.stage.consistency import exported_model
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
@@ -37,7 +38,7 @@ class Trl(Backend):
         """Train in this process, in several of this node, or on several nodes."""
         if allocation.site is not None:
             accelerator, processes = devices_of(allocation.site)
-            job = replace(job, accelerator=accelerator, processes=processes)
+            job = replace(job, accelerator=accelerator, processes=processes, gym_python=allocation.site.gym_python)
         nodes, processes = left_by_server(job.stage, job.settings, job.nodes, job.processes, job.accelerator != "cpu")
         whole, job = job, replace(job, nodes=nodes, processes=processes)
         check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
@@ -90,11 +91,18 @@ class Trl(Backend):
         if blend.kind != "prompts":
             return problems
         register(own_environments(stage.recipe, stage.name), stage.config.environments)
-        allow, checks = frozenset(blend.allow), [partial(check_row, roles=roles_of(stage.settings.judges))]
+        python = site.gym_python if site else GYM_PYTHON
+        settings, evaluation, allow = stage.settings, stage.recipe.evaluation, frozenset(blend.allow)
+        checks = [partial(check_row, roles=roles_of(settings.judges), by_gym=agents_of(settings.gym, python))]
         problems += _unrewarded(stage.train_split, allow, checks)
-        if stage.settings.blend in stage.recipe.evaluation_blends():
-            checks.append(partial(check_row, roles=roles_of(stage.recipe.evaluation.judges), held_out=True))
-        return problems + _unrewarded(stage.validation_split, allow, checks)
+        if settings.blend in stage.recipe.evaluation_blends():
+            roles, by_gym = roles_of(evaluation.judges), agents_of(evaluation.gym, python)
+            checks.append(partial(check_row, roles=roles, by_gym=by_gym, held_out=True))
+        problems += _unrewarded(stage.validation_split, allow, checks)
+        if settings.gym and not problems:
+            for server in register_gym(settings.gym, settings.gym_servers, python):
+                server.wait()
+        return problems
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """The tokens of the first rows that a stage trains on, or why they cannot be told here."""

@@ -231,12 +231,13 @@ def environment_reward(
         line: Sequence[int] = (),
         **_: Any,
     ) -> list[float]:
+        starts = range(0, len(row), group_size)
         groups = [
             (json.loads(row[start]), [_text(completion) for completion in completions[start : start + group_size]])
-            for start in range(0, len(row), group_size)
+            for start in starts
         ]
         started = time.monotonic()
-        rewards = reward_groups(groups, judges)
+        rewards = reward_groups(groups, judges, [f"{split}:{line[start]}" for start in starts] if line else ())
         log_metric(REWARD_SECONDS, time.monotonic() - started)
         for (fields, _), group in zip(groups, rewards, strict=True):
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))

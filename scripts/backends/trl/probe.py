@@ -25,8 +25,9 @@ from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.sampling import Sampling
+from scripts.recipe.site import GYM_PYTHON
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.registry import register, reward_groups
+from scripts.rewards.registry import register, register_gym, reward_groups
 from scripts.rewards.trial import ProbeFindings, SampledRow, spread
 from scripts.stage.probe import judges_of, rewardable, sample_rows
 
@@ -119,6 +120,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
+    parser.add_argument("--gym-python", default=GYM_PYTHON, help="the Python of the environment with NeMo-Gym")
     parser.add_argument("--output", type=Path, required=True, help="probe.json")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
@@ -127,6 +129,8 @@ def main() -> None:
     if not isinstance(stage, GrpoSettings):
         raise UserError(f"{arguments.stage}: no stage of GRPO that backend trl trains, so it has no rollouts to try")
     register(own_environments(recipe, arguments.stage), config.environments)
+    if stage.gym:
+        register_gym(stage.gym, stage.gym_servers, arguments.gym_python)
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     if arguments.parent_export:

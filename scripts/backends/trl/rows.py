@@ -77,7 +77,7 @@ def _key(split: str, count: int, prepare: partial) -> str:
 
 
 def _write(file: Path, job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> None:
-    lines, done, said = lines_of(job.train_split), 0, time.monotonic()
+    lines, done, cut, said = lines_of(job.train_split), 0, 0, time.monotonic()
     with (
         explain_write_errors(file.parent),
         replace_directory(file.parent) as fresh,
@@ -88,8 +88,14 @@ def _write(file: Path, job: TrainingJob, count: int, schema: pa.Schema, prepare:
             rows = prepare(batch)
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
             done += len(rows)
+            cut += sum(row.get("is_cut", False) for row in rows)
             if time.monotonic() - said > PROGRESS_SECONDS:
                 said = time.monotonic()
                 print(f"{job.stage}: tokenized {done:,} of {count:,} rows", flush=True)
         if not done:
             raise UserError(f"{job.train_split}: every row is left out; raise data.max_input_seq_length")
+        if cut:
+            found = f"{cut} of {done} rows ({cut / done:.1%}) are cut at policy.max_total_sequence_length"
+            if cut / done > job.settings.max_truncated_share and job.resume_from is None:
+                raise UserError(f"{job.train_split}: {found}; raise that, or max_truncated_share of stages.{job.stage}")
+            print(f"{job.stage}: {found}", flush=True)

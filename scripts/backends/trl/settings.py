@@ -21,6 +21,7 @@ from scripts.backends.trl.algorithms import (
 from scripts.backends.trl.lora import with_parents_shape
 from scripts.errors import UserError
 from scripts.model.chat_format import read_template
+from scripts.recipe.gym import Gym, GymServer, ServerName, check_gym
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.pins import pinned_versions
@@ -105,6 +106,7 @@ class GrpoTraining(TrlTraining):
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
     judges: Judges | None = Field(None, description="None: only rows that need no judge are rewarded.")
+    gym: Gym | None = Field(None, description="None: the verifiers here reward the rows.")
 
     @property
     def rows_per_step(self) -> int:
@@ -280,9 +282,10 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
     config_model: ClassVar[type[TrainingConfig]] = GrpoConfig
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {"judge_servers", "probe"}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {"judge_servers", "gym_servers", "probe"}
 
     judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer. May change no weight.")
+    gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
     probe: Probe = Probe()
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
@@ -292,8 +295,9 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     def values_with_effect(self) -> dict[str, Any]:
         """What it says that may change weights; what is said of vLLM only where vLLM samples."""
         values = super().values_with_effect()
-        if values["judges"] is None:
-            del values["judges"]
+        for name in ("judges", "gym"):
+            if values[name] is None:
+                del values[name]
         if self.data == PromptData():
             del values["data"]
         leave_out(values["policy"]["generation"], self.policy.generation)
@@ -324,6 +328,7 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoSettings":
         check_servers(self.judges, self.judge_servers)
+        check_gym(self.gym, self.gym_servers)
         if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
             raise invalid("loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm")
         return self

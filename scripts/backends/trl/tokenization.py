@@ -13,11 +13,12 @@ from jinja2 import TemplateError
 from PIL import Image
 
 from scripts.data.examples import preference_of
-from scripts.data.prompts import Messages, as_chat, pictures_of, prompt_of, render, tools_of
+from scripts.data.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render, tools_of
 from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.model.chat_format import common_length, marks_answers, tokenizer_of, training_template_of
 from scripts.recipe.sampling import TemplateVariables
+from scripts.rewards.messages import text_of
 
 TOKENS = pa.list_(pa.int32())
 DEMONSTRATIONS = pa.schema({"input_ids": TOKENS, "labels": TOKENS, "pictures": pa.list_(pa.string())})
@@ -53,7 +54,8 @@ def tokenize_demonstrations(
     """Token ids and labels of demonstrations, cut at `max_length`.
 
     Learnt is the last message, the assistant's, or with `assistant_only_loss` every message of the assistant's, as
-    TRL's setting of that name does. UserError names a line of which nobody can tell what is to be learnt.
+    TRL's setting of that name does. `is_cut`, which is no column, says whether a row had more. UserError names a line
+    of which nobody can tell what is to be learnt.
     """
     conversations = [as_chat(line.row["messages"]) for line in lines]
     options = [{"tools": line.row.get("tools") or None, **variables} for line in lines]
@@ -64,7 +66,12 @@ def tokenize_demonstrations(
     else:
         ids, labels = _last_answers(lines, conversations, processor, options)
     return [
-        {"input_ids": full[:max_length], "labels": learnt[:max_length], "pictures": uris}
+        {
+            "input_ids": full[:max_length],
+            "labels": learnt[:max_length],
+            "pictures": uris,
+            "is_cut": len(full) > max_length,
+        }
         for full, learnt, uris in zip(ids, labels, pictures, strict=True)
     ]
 
@@ -187,20 +194,24 @@ def tokenize_pairs(
         return found
 
     columns = [token_ids(texts, processor) for texts in (asked, answers("chosen"), answers("rejected"))]
+    lengths = [len(prompt) + max(map(len, others)) for prompt, *others in zip(*columns, strict=True)]
     if cuts:
         columns[0] = [prompt[1 - max_length :] for prompt in columns[0]]
         columns[1:] = [
             [ids[: max_length - len(prompt)] for prompt, ids in zip(columns[0], column, strict=True)]
             for column in columns[1:]
         ]
-    for line, prompt, chosen, rejected in zip(lines, *columns, strict=True):
-        length = len(prompt) + max(len(chosen), len(rejected))
-        if length > max_length:
+    for line, length in zip(lines, lengths, strict=True):
+        if length > max_length and not cuts:
             raise UserError(
                 f"{line.place}: prompt and answer have {length} tokens, more than the {max_length} of "
                 "policy.max_total_sequence_length; raise that, drop the row, or set policy.truncation_mode: keep_start"
             )
-    return [dict(zip(PAIRS.names, pair, strict=True)) for pair in zip(*columns, strict=True)]
+    names = *PAIRS.names, "is_cut"
+    return [
+        dict(zip(names, (*pair, length > max_length), strict=True))
+        for *pair, length in zip(*columns, lengths, strict=True)
+    ]
 
 
 def render_prompts(
@@ -242,8 +253,15 @@ def _expanded(texts: list[str], processor: Any) -> list[str]:
 
 
 def pictures_in(conversation: Messages, line: Line, processor: Any) -> list[str]:
-    """The pictures that a row shows; UserError where the model cannot see them."""
-    pictures = pictures_of(conversation)
+    """The pictures that a row shows; UserError where they are none, or the model cannot see them."""
+    pictures, token = pictures_of(conversation), getattr(processor, "image_token", None)
     if pictures and tokenizer_of(processor) is processor:
         raise UserError(f"{line.place}: shows a picture, but the recipe's model has no vision")
+    if token is not None and any(token in text_of(message.get("content")) for message in conversation):
+        raise UserError(f"{line.place}: a text holds {token}, which stands for a picture; take it out")
+    for picture in pictures:
+        try:
+            open_picture(picture)
+        except UserError as error:
+            raise UserError(f"{line.place}: {error}") from None
     return pictures

@@ -25,7 +25,7 @@ from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares
 from scripts.errors import UserError
 from scripts.files import sha256_text
 from scripts.model.load import load_model
-from scripts.rewards.registry import register
+from scripts.rewards.registry import register, register_gym
 from scripts.stage.versions import check_versions
 
 TRAINERS = {
@@ -43,6 +43,8 @@ def train_rank(job: TrainingJob) -> None:
         raise ValueError(f"{job.stage} is to train in {job.ranks} processes, but {world_size()} are up")
     check_versions(job.config.release)
     register(job.environments, job.config.environments)
+    if getattr(job.config, "gym", None):
+        register_gym(job.config.gym, job.settings.gym_servers, job.gym_python)
     torch.set_num_threads(job.threads)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

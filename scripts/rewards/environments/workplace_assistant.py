@@ -1,4 +1,4 @@
-"""workplace_assistant: the response's calls leave the workplace as the expected calls would."""
+"""workplace_assistant: the response's calls leave the workplace as the expected calls would, as Gym's server finds."""
 
 import json
 from itertools import starmap
@@ -7,10 +7,9 @@ from typing import Any
 from msgspec import Struct
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.response import as_call, parse_calls
+from scripts.rewards.response import as_call
 from scripts.rewards.row import PromptRow, Text, broken, parse
 from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
-from scripts.rewards.workplace import TOOLS, run
 
 
 class ExpectedCall(Struct, forbid_unknown_fields=True):
@@ -40,22 +39,6 @@ class WorkplaceAssistantRow(PromptRow, kw_only=True):
             raise broken("responses_create_params.tools", "is empty, so nothing can be done")
 
 
-def verify(row: dict[str, Any], response: str) -> float:
-    """1.0 if all calls of the response leave the same state as those of ``ground_truth``, else 0.0.
-
-    How the state comes about is free: looking things up, another order of tables, a detour. Texts are compared
-    without regard to case, but for ``status``, ``list_name`` and ``board``.
-    """
-    made = [(call.name, call.arguments) for call in parse_calls(response)]
-    return float(run(made) == run(_expected(row)))
-
-
-def check(row: dict[str, Any]) -> str | None:
-    """Why the expected calls cannot be run, or None."""
-    unknown = next((name for name, _ in _expected(row) if name not in TOOLS), None)
-    return None if unknown is None else f"ground_truth: {unknown!r} is no tool of the workplace"
-
-
 def _expected(row: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     truth = row["ground_truth"]
     calls = json.loads(truth) if isinstance(truth, str) else truth
@@ -63,9 +46,9 @@ def _expected(row: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def answers(row: dict[str, Any]) -> Answers:
-    """The expected calls; where they change nothing, making none is right."""
+    """The expected calls; where there are none, making none is right."""
     expected = _expected(row)
-    if run(expected) == run([]):
+    if not expected:
         return Answers(any_text_is_right=True, nothing_is_right=True)
     right = "\n".join(starmap(as_call, expected))
     return Answers(right, allowed=spaced(right), other_rows_are_wrong=False)
@@ -75,7 +58,5 @@ _NOTHING_EXPECTED = CheapAnswer(
     "`no`", lambda row: "no", "1 where `ground_truth` changes nothing", "expect a call that changes something"
 )
 ENVIRONMENTS = {
-    Environment.WORKPLACE: EnvironmentSpec(
-        WorkplaceAssistantRow, verify, check=check, answers=answers, cheap=(_NOTHING_EXPECTED,)
-    )
+    Environment.WORKPLACE: EnvironmentSpec(WorkplaceAssistantRow, answers=answers, cheap=(_NOTHING_EXPECTED,))
 }

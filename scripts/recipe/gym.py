@@ -1,0 +1,53 @@
+"""Typed models of the resources servers of NeMo-Gym that reward a stage's rows."""
+
+from typing import Annotated, Any
+
+from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
+
+from scripts.recipe.judges import Address
+from scripts.recipe.strict import Name, Strict, invalid, misnamed
+
+ServerName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$")]
+
+
+class Gym(Strict):
+    """NeMo-Gym's resources servers that reward the rows of their agents, in place of the verifiers here."""
+
+    version: Annotated[str, StringConstraints(pattern=r"^\d+(\.\w+)+$")] = Field(description="Of nemo-gym.")
+    servers: Annotated[list[ServerName], Field(min_length=1)] = Field(
+        description="By the YAML that configures each: mcqa is resources_servers/mcqa/configs/mcqa.yaml, or the only "
+        "one there; math_with_judge/dapo17k is resources_servers/math_with_judge/configs/dapo17k.yaml."
+    )
+    settings: dict[ServerName, dict[str, Any]] = Field(
+        {}, description="Settings of a server's YAML, by server, instead of what it says there."
+    )
+    agents: dict[ServerName, list[Name]] = Field(
+        {}, description="Whose rows a server rewards (agent_ref.name); none: those of the agents in its YAML."
+    )
+
+
+class GymServer(Strict):
+    """How a server is reached. May change no weight."""
+
+    base_url: Address | None = Field(None, description="Where it answers; none: it is started and ended with the work.")
+    timeout: PositiveFloat = Field(120.0, description="Seconds that one answer may take.")
+    max_retries: int = Field(
+        6, ge=0, description="Further tries after a lost connection, after 1, 2, 4, ... at most 60 seconds."
+    )
+    max_concurrency: PositiveInt = Field(16, description="Responses that it verifies at a time.")
+
+
+def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:
+    """Refuse what is said of servers that are not named."""
+    named = gym.servers if gym else []
+    for key, names in {"gym.settings": gym.settings, "gym.agents": gym.agents}.items() if gym else ():
+        for name in names:
+            if name not in named:
+                raise misnamed(key, "server in gym.servers", name, named)
+    for name, server in servers.items():
+        if gym is None:
+            raise invalid("gym_servers needs gym, which names the servers")
+        if name not in named:
+            raise misnamed("gym_servers", "server in gym.servers", name, named)
+        if server.base_url is not None and name in gym.settings:
+            raise invalid(f"gym.settings.{name} is for a server that is started here, and this one answers elsewhere")

@@ -1,0 +1,100 @@
+"""Serve one of NeMo-Gym's resources servers on a free port of this machine, until the process that started it ends.
+
+Runs in an environment that holds nemo-gym, so it imports of this project only what needs nothing else. Gym's own
+command starts a head server, Ray and an environment for each server besides, which one machine can do without.
+``python -P -m scripts.rewards.gym_server`` reads from standard input a JSON object with the YAML file that
+configures the server and what is said instead of its settings, and prints one: the port, and whether the server keeps
+sessions.
+"""
+
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import nemo_gym
+import resources_servers
+import uvicorn
+from fastapi import FastAPI
+from nemo_gym.base_resources_server import SimpleResourcesServer
+from nemo_gym.config_types import BaseServerConfig
+from nemo_gym.server_utils import ServerClient
+from omegaconf import DictConfig, OmegaConf
+
+from scripts.processes import end_with_parent
+
+ROOT = Path(nemo_gym.__file__).parents[1]
+resources_servers.__path__ = [str(ROOT / "resources_servers")]
+
+
+def make_server(folder: str, config: dict[str, Any]) -> SimpleResourcesServer:
+    """A server of Gym's with this configuration, made as in its folder, where its modules and prompts lie."""
+    here = ROOT / "resources_servers" / folder
+    before = set(sys.modules)
+    sys.path.insert(0, str(here))
+    try:
+        module = importlib.import_module(f"resources_servers.{folder}.app")
+    finally:
+        sys.path.remove(str(here))
+        for name in {path.stem for path in here.glob("*.py")} & (set(sys.modules) - before):
+            del sys.modules[name]
+    (served,) = [
+        kind
+        for kind in vars(module).values()
+        if inspect.isclass(kind) and issubclass(kind, SimpleResourcesServer) and kind.__module__ == module.__name__
+    ]
+    typed = served.model_fields["config"].annotation
+    client = ServerClient(
+        head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=DictConfig({})
+    )
+    settings = {**config, "host": "127.0.0.1", "port": 1, "name": folder}
+    with contextlib.chdir(here):
+        return served(config=typed(**settings), server_client=client)
+
+
+def application(server: SimpleResourcesServer, folder: str) -> FastAPI:
+    """The web application of a server of this folder."""
+    with contextlib.chdir(ROOT / "resources_servers" / folder):
+        return server.setup_webserver()
+
+
+def end_group_with_this_process() -> None:
+    """Leave a process that kills this one's group once it is gone: Ray's daemons end by themselves after a minute."""
+    this = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == this:
+            time.sleep(0.2)
+        os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Serve what standard input asks for; this process leads a session of its own."""
+    end_with_parent()
+    end_group_with_this_process()
+    asked = json.load(sys.stdin)
+    sys.path.remove(os.environ.pop("PYTHONPATH"))  # no module of ours is taken for one of theirs
+    folder, parts = asked["folder"], OmegaConf.load(asked["file"]).values()
+    config = next(part.resources_servers[folder] for part in parts if folder in part.get("resources_servers", ()))
+    config = OmegaConf.to_container(OmegaConf.merge(config, asked["settings"]), resolve=True)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # servers print
+    server = make_server(folder, config)
+    app = application(server, folder)
+    server.setup_exception_middleware(app)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    has_sessions = type(server).seed_session is not SimpleResourcesServer.seed_session
+    print(json.dumps({"port": listening.getsockname()[1], "has_sessions": has_sessions}), file=answers, flush=True)
+    answers.close()
+    os.chdir(ROOT / "resources_servers" / folder)
+    uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", timeout_keep_alive=300)).run([listening])
+
+
+if __name__ == "__main__":
+    main()

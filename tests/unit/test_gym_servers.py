@@ -1,0 +1,201 @@
+"""NeMo-Gym's own servers reward rows: started here, reached elsewhere, gone, silent, or refusing a row."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from scripts.backends.trl.settings import GrpoSettings
+from scripts.errors import UserError
+from scripts.recipe.environment import Environment
+from scripts.recipe.gym import Gym, GymServer
+from scripts.recipe.load import load_recipe
+from scripts.recipe.resolve import resolve_stage
+from scripts.rewards import registry
+from scripts.rewards.gym import GymUnavailable, RunningServer, agents_of
+from scripts.rewards.registry import check_row, register_gym, reward_groups, scores
+from tests.conftest import SHORT
+from tests.gym.rows import rows
+from tests.gym.verify import PYTHON, needs_gym
+
+VERSION = "0.4.0"
+MCQA = next(row for row in rows() if row["agent_ref"]["name"] == Environment.MCQA)
+COUNTER = "example_session_state_mgmt_simple_agent"
+
+
+def of(*servers: str, **more: object) -> Gym:
+    return Gym(version=VERSION, servers=list(servers), **more)
+
+
+def stage(**more: object) -> dict:
+    return {
+        "algorithm": "grpo",
+        "blend": "b",
+        "grpo": {"num_prompts_per_step": 1, "num_generations_per_prompt": 2, "max_num_steps": 1},
+        "policy": {"max_total_sequence_length": 9, "optimizer": {"lr": 1}, "generation": {"max_new_tokens": 3}},
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("gym", "servers", "why"),
+    [
+        (None, {"mcqa": {}}, "gym_servers needs gym"),
+        ({"version": VERSION, "servers": ["mcqa"]}, {"mqca": {}}, "did you mean mcqa"),
+        ({"version": VERSION, "servers": ["mcqa"], "agents": {"mqca": ["a"]}}, {}, "did you mean mcqa"),
+        ({"version": VERSION, "servers": []}, {}, "at least 1"),
+        ({"version": VERSION, "servers": ["../mcqa"]}, {}, "pattern"),
+        ({"version": VERSION, "servers": ["mcqa"]}, {"mcqa": {"base_url": "http://me:pw@h"}}, "pattern"),
+        (
+            {"version": VERSION, "servers": ["mcqa"], "settings": {"mcqa": {"grading_mode": "lenient_boxed"}}},
+            {"mcqa": {"base_url": "http://h"}},
+            "answers elsewhere",
+        ),
+    ],
+)
+def test_a_recipe_that_names_servers_wrongly_is_refused(gym, servers, why):
+    with pytest.raises(ValidationError, match=why):
+        TypeAdapter(GrpoSettings).validate_python(stage(gym=gym, gym_servers=servers))
+
+
+def test_another_server_is_another_stage_and_another_address_is_not(tmp_path):
+    def config(server: str, **reach: object) -> dict:
+        recipe = yaml.safe_load(SHORT.read_text())
+        recipe["stages"]["rlvr1"] |= {"gym": of(server).model_dump(), "gym_servers": {server: reach}}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        return resolve_stage(load_recipe(tmp_path / "recipe.yaml"), "rlvr1").values()
+
+    first = config("mcqa")
+    assert first == config("mcqa", base_url="http://two:8000", timeout=9) and first != config("calendar")
+    assert "gym" not in resolve_stage(load_recipe(SHORT), "rlvr1").values()
+
+
+def test_a_row_without_a_verifier_here_is_gyms_where_gym_is_named():
+    row = {"agent_ref": {"name": "blackjack_simple_agent"}}
+    assert "gym.servers" in check_row(row)
+    assert check_row(row, by_gym={"blackjack_simple_agent": "blackjack"}) is None
+
+
+def test_without_gym_the_message_says_how_to_get_it(tmp_path):
+    with pytest.raises(UserError, match=r"holds no nemo-gym; make gym .* gym_python"):
+        agents_of(of("mcqa"), tmp_path / "bin/python")
+    assert agents_of(of("mcqa", agents={"mcqa": ["mine"]}), tmp_path / "bin/python") == {"mine": "mcqa"}
+
+
+@needs_gym
+@pytest.mark.parametrize(
+    ("gym", "why"),
+    [
+        (of("mcqua"), "has no .*mcqua.yaml; it has none"),
+        (of("structured_outputs"), "it has structured_outputs/structured_outputs_json, "),
+        (Gym(version="0.3.9", servers=["mcqa"]), "gym.version is 0.3.9, but .* holds nemo-gym 0.4.0"),
+        (of("math_with_judge/dapo17k", "math_with_judge"), "both reward the rows of math_with_judge_simple_agent"),
+        (of("reasoning_gym/resources_only"), "names no agent: say in gym.agents"),
+        (of("equivalence_llm_judge"), "asks a model that only Gym itself serves"),
+        (of("math_with_judge/math_stack_overflow"), "gym_servers.math_with_judge/math_stack_overflow.base_url"),
+    ],
+)
+def test_a_server_that_cannot_be_had_is_refused(gym, why, monkeypatch):
+    monkeypatch.setattr(registry, "SPECS", dict(registry.SPECS))
+    with pytest.raises(UserError, match=why):
+        register_gym(gym, {}, PYTHON)
+
+
+@pytest.fixture(scope="module")
+def running():
+    """Two real servers, for tests that do them no harm, and the registry that knows them."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(registry, "SPECS", dict(registry.SPECS))
+    servers = register_gym(of("mcqa", "example_session_state_mgmt"), {}, PYTHON)
+    yield servers
+    for server in servers:
+        server.close()
+    patch.undo()
+
+
+@needs_gym
+def test_a_server_pays_what_the_verifier_here_pays(running):
+    chosen = [row for row in rows() if row["agent_ref"]["name"] == Environment.MCQA]
+    texts = [
+        r"\boxed{A}",
+        r"\boxed{B}",
+        r"The answer is \boxed{C}.",
+        "D",
+        "Answer: B",
+        "<think>A</think>",
+        "",
+        "[a(b=1)]",
+    ]
+    there = reward_groups([(row, texts) for row in chosen])
+    from scripts.rewards.environments import mcqa
+
+    here = [[mcqa.ENVIRONMENTS[Environment.MCQA].verify(row, text) for text in texts] for row in chosen]
+    assert there == here and len({reward for group in here for reward in group}) == 2
+    assert scores([(row, texts[0]) for row in chosen]) == [group[0] for group in here]
+
+
+@needs_gym
+def test_each_response_has_a_session_of_its_own(running):
+    counts = [number % 3 for number in range(12)]
+    asked = [
+        (
+            {
+                "agent_ref": {"type": "responses_api_agents", "name": COUNTER},
+                "responses_create_params": {"input": "count"},
+                "initial_count": count,
+                "expected_count": 1,
+            },
+            ["done"] * 4,
+        )
+        for count in counts
+    ]
+    assert reward_groups(asked) == [[float(count == 1)] * 4 for count in counts]
+
+
+@needs_gym
+def test_a_row_that_a_server_refuses_is_named(running):
+    broken = {key: value for key, value in MCQA.items() if key != "responses_create_params"}
+    broken |= {"responses_create_params": {"input": "what?", "tools": [{"type": "function"}]}}
+    with pytest.raises(
+        UserError, match=r"split.jsonl:7: Gym's server mcqa answers HTTP 422: body.*tools.*mend or remove"
+    ):
+        reward_groups([(MCQA, ["a"]), (broken, ["a"])], places=["split.jsonl:6", "split.jsonl:7"])
+
+
+@pytest.fixture
+def own_server(monkeypatch):
+    """A real server of a test's own, that gets half a second for an answer."""
+    monkeypatch.setattr(registry, "SPECS", dict(registry.SPECS))
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    (server,) = register_gym(of("mcqa"), {"mcqa": GymServer(timeout=0.5, max_concurrency=2)}, PYTHON)
+    server.wait()
+    yield server
+    server.close()
+
+
+@needs_gym
+def test_an_outage_is_no_reward(own_server):
+    """One server is reached by its address, hangs, and is gone."""
+    reach = GymServer(base_url=str(own_server._http.base_url), max_retries=1)
+    elsewhere = RunningServer("mcqa", of("mcqa"), reach, "no/python")
+    elsewhere.wait()
+    assert elsewhere.verify(MCQA, "none") == 0
+    environment = Path(f"/proc/{own_server._process.pid}/environ").read_bytes()
+    assert b"PATH=" in environment and b"hf_secret" not in environment
+
+    os.kill(own_server._process.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with pytest.raises(GymUnavailable, match=r"no answer to a response within 0.5 s \(gym_servers.mcqa.timeout\)"):
+        reward_groups([(MCQA, ["a"] * 200)], places=["split.jsonl:1"])
+    assert time.monotonic() - started < 5, "what waits behind the first does not wait as long again"
+
+    own_server.close()
+    with pytest.raises(GymUnavailable, match=r"mcqa at http://127.0.0.1:\d+/? gives no answer: ConnectError"):
+        elsewhere.verify(MCQA, "none")
+    own_server._outage = None
+    with pytest.raises(GymUnavailable, match="it ended with status -9"):
+        own_server.verify(MCQA, "none")
