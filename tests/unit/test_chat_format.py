@@ -307,6 +307,7 @@ def test_a_stage_of_nemo_rl_talks_as_its_recipe_tells_and_a_file_is_known_by_its
         nemo_rl.chat_format(stage()).chat_template == nemo_rl.chat_format(stage(chat_template="default")).chat_template
     )
     assert nemo_rl.chat_format(stage(chat_template=None)).chat_template == PASSTHROUGH
+    assert nemo_rl.chat_format(stage(chat_template="/in/the/container.jinja")) is None
     (tmp_path / "data" / settings.blend).mkdir(parents=True)
     row = {"responses_create_params": {"input": "2 or 3?"}}
     stage().train_split.write_text(json.dumps(row) + "\n")
