@@ -18,7 +18,7 @@ from scripts.backends.trl.cluster import check_shares  # noqa: E402
 from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses  # noqa: E402
 from scripts.backends.trl.setup import shared_arguments  # noqa: E402
-from scripts.backends.trl.tokenization import Line, tokenize_pairs  # noqa: E402
+from scripts.backends.trl.tokenization import PAIRS, Line, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
@@ -45,7 +45,7 @@ RANKED = {
 }
 
 
-def lengths(groups, judges):
+def lengths(groups, judges, places):
     """Rewards that differ even where nothing was learnt."""
     return [[float(len(response)) for response in responses] for _, responses in groups]
 
@@ -216,7 +216,7 @@ def test_both_forms_of_a_preference_become_the_same_tokens():
     lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate((PAIR, RANKED), 1)]
     first, second = tokenize_pairs(lines, tokenizer, max_length=64, variables={})
     assert first == second
-    assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
+    assert {key: tokenizer.decode(first[key]) for key in PAIRS.names} == {
         "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
         "chosen_ids": "3<|end|>",
         "rejected_ids": "2<|end|>",
