@@ -94,10 +94,10 @@ def changes_of_format(stage: Stage) -> list[str]:
         before = ChatFormat.of(stage.parent_export)
     if before is None or trained is None or not (changes := before.changes(trained)):
         return []
-    start = f"than its parent {parent.name} trained with" if parent else "than the model has"
+    start = f"its parent {parent.name} trained" if parent else "the model is made"
     return [
-        f"it would train with others {start}: {'; '.join(changes)}. A policy that learnt one and is asked in another "
-        f"answers worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
+        f"it would train otherwise than {start}: {'; '.join(changes)}. What learnt one and is asked in another answers "
+        f"worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
     ]
 
 
