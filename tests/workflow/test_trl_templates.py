@@ -107,15 +107,16 @@ def test_a_prompt_is_the_same_to_trainer_evaluation_and_transformers(model, stag
     assert all(ids.count(tokenizer.bos_token_id) == 1 for ids in expected) or tokenizer.bos_token is None
     rollouts(load_model(model), tokenizer, rows, max_new_tokens=2, temperature=0.0, seed=0)
     assert sorted(asked["model"]) == sorted(expected)
-    shown = shown_rows(_Shown(job, model), 3)
+    shown = shown_rows(_Shown(job, model, stages.recipe), 3)
     assert [row["parts"][0]["ids"] for row in shown] == expected[:3]
 
 
 class _Shown:
     """What is read of a stage to show its rows."""
 
-    def __init__(self, job, model) -> None:
+    def __init__(self, job, model, recipe) -> None:
         self.name, self.config, self.train_split, self.parent_export = job.stage, job.config, job.train_split, model
+        self.recipe = recipe
 
 
 @pytest.mark.parametrize("stage", ["sft", "dpo", "rlvr1"])
