@@ -54,7 +54,7 @@ def _listed(file: str | list[str]) -> list[str]:
 
 
 def _named(file: str, names: Collection[str] | None, where: str) -> list[str]:
-    if count := _PARTS.search(file):
+    if file.count("*") == 1 and (count := _PARTS.search(file)):
         return [file.replace("*", f"{part:05}") for part in range(int(count[1]))]
     if "*" not in file:
         return [file]

@@ -4,6 +4,7 @@ import base64
 import gzip
 import io
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -307,3 +308,34 @@ def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):
     (tmp_path / name).write_bytes(content)
     files = [[[PublishedFile(tmp_path / name, name)]]]
     assert message in refusal(write_blend, Blend(file="*", environment=MATH), files, tmp_path / "out.jsonl")
+
+
+UNFIT = [
+    ({"sources": [{"file": "a.csv"}], "file": "b.csv"}, "sources stand in for source and file, and are always mixed"),
+    ({"sources": [{"file": "a.csv"}], "shuffle": True}, "leave these and shuffle out"),
+    ({"sources": [{"file": "a.csv", "share": 0.5, "rows": 3}]}, "has share and rows; one of them says how much"),
+    ({"file": "a.csv", "source": {"kind": "folder", "path": "x", "split": "test"}}, "file says which files, and so do"),
+    ({"kind": "preferences", "environment": MATH}, "no environment rewards preferences"),
+    ({"kind": "demonstrations", "constants": {"a": 1}}, "constants are fields of prompts"),
+    ({"environment": MATH, "environments": ["mcqa_simple_agent"]}, f"environments has not {MATH}"),
+    ({"format": "mmpr", "kind": "preferences", "holdout": 2000, "filter": [["a", "==", 1]]}, "mmpr is prepared as it"),
+    ({"remove": "(("}, "is no regular expression"),
+    ({"filter": [["a", "~", 1]]}, "Input should be '=='"),
+    ({"prompt_template": "Think."}, "should match pattern"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), UNFIT, ids=[message for _, message in UNFIT])
+def test_settings_that_do_not_fit_each_other_are_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Blend.model_validate(options)
+
+
+def test_a_part_has_what_the_blend_says_where_it_says_nothing():
+    options = {"environment": MATH, "system_prompt": "a", "sources": [{"file": "a.csv"}, {"system_prompt": "b"}]}
+    blend = Blend.model_validate(options)
+    assert blend.environments == [MATH]
+    assert [(part.environment, part.system_prompt, part.file) for part in blend.parts()] == [
+        (MATH, "a", "a.csv"),
+        (MATH, "b", None),
+    ]

@@ -54,6 +54,9 @@ def test_the_recipe_of_the_documentation_needs_forty_lines_and_its_rows_are_paid
     assert len(text.splitlines()) <= 40
     rows = [{"question": f"1+{number}?", "answer": f"It is\n#### {number + 1}"} for number in range(40)]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    (tmp_path / "math.yaml").write_text(text.replace("path: /data/gsm8k", "path: /data/gsm8k, split: train"))
+    with pytest.raises(UserError, match=r"math\.yaml:2: source: subset and split are of a blend's own source"):
+        load_recipe(tmp_path / "math.yaml")
     (tmp_path / "math.yaml").write_text(text.replace("/data/gsm8k", str(tmp_path)))
     fetch_source(load_recipe(tmp_path / "math.yaml"), tmp_path / "source")
     prompts, shown = (
