@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from scripts.backends.protocol import TrainingJob, read_job, write_job
+from scripts.backends.trl.backend import BACKEND
 from scripts.errors import UserError
-from scripts.recipe.load import load_recipe
+from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
 from scripts.rewards.play import played, tools_of, whole_text
@@ -342,3 +343,15 @@ VERIFY = "def verify(row, response): return 1.0\n"
 def test_a_class_that_cannot_be_used_is_one_message(own, text, says):
     with pytest.raises(UserError, match=rf"^environment mine: .*mine.py: {says}"):
         own(text)
+
+
+def test_processes_that_sample_together_are_refused_where_there_are_tools(recipe, tmp_path):
+    (tmp_path / "mine.py").write_text(PRODUCTS.format(reward="1.0"))
+    defaults = yaml.safe_load(SHORT.read_text())["defaults"]
+    defaults["grpo"]["policy"]["dtensor_cfg"] = {"enabled": True}
+    loaded = recipe(tmp_path / "mine.py", "mine", defaults=defaults)
+    stage = ready_stage(loaded, tmp_path / "results", "rlvr1", [row(3, "mine") | {"first": 1}])
+    for processes, problems in ((1, 0), (2, 1)):
+        (tmp_path / "site.yaml").write_text(f"name: mine\nthreads: 1\nprocesses: {processes}\n")
+        found = BACKEND.preflight(stage, load_site(tmp_path / "site.yaml", loaded), "python")
+        assert len(found) == problems and all("TRL plays the turns of environments with tools" in why for why in found)
