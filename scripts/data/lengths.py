@@ -118,16 +118,24 @@ def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
     return cached if isinstance(cached, str) else None
 
 
-def token_lengths(split: Path, kind: Kind, rows: int, tokenizer: str, limit: int, workers: int = 1) -> Lengths:
+def token_lengths(
+    split: Path,
+    kind: Kind,
+    rows: int,
+    tokenizer: str,
+    limit: int,
+    workers: int = 1,
+    chat_template: str | None = None,
+) -> Lengths:
     """The lengths of a split of about `rows` rows of a kind; too long is a row of more than `limit` tokens.
 
-    `tokenizer` is the path of a tokenizer.json, or `BYTES`. A row whose texts alone fill the limit is too long as well
-    where no chat template is at hand, since every one adds something. UserError names a line that is no row.
+    `tokenizer` is the path of a tokenizer.json, or `BYTES`; `chat_template` counts instead of the one beside it. A row
+    whose texts alone fill the limit is too long as well where there is no template, since every one adds something.
+    UserError names a line that is no row.
     """
     every = max(1, math.ceil(rows / SAMPLE))
-    count = partial(
-        _count_block, kind=kind, tokenizer=tokenizer, limit=limit, every=every, added=added_tokens(tokenizer)
-    )
+    added = added_tokens(tokenizer, chat_template)
+    count = partial(_count_block, kind=kind, tokenizer=tokenizer, limit=limit, every=every, added=added)
     found = Lengths()
     for part in in_order(count, blocks_of(split), workers):
         found.too_long += [(found.rows + line, tokens) for line, tokens in part.too_long]
@@ -138,14 +146,14 @@ def token_lengths(split: Path, kind: Kind, rows: int, tokenizer: str, limit: int
     return found
 
 
-def added_tokens(tokenizer: str) -> Added | None:
-    """What the chat template beside a tokenizer.json adds; None where there is none, or it cannot be rendered here."""
+def added_tokens(tokenizer: str, chat_template: str | None = None) -> Added | None:
+    """What a chat template adds, or else the one beside a tokenizer.json; None: there is none that can be rendered."""
     if tokenizer == BYTES:
         return BYTES_ADDED
     folder = Path(tokenizer).parent
     file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     settings = json.loads(config.read_bytes()) if config.is_file() else {}
-    template = file.read_text() if file.is_file() else settings.get("chat_template")
+    template = chat_template or (file.read_text() if file.is_file() else settings.get("chat_template"))
     if not isinstance(template, str):
         return None
     environment = ImmutableSandboxedEnvironment(
@@ -158,13 +166,13 @@ def added_tokens(tokenizer: str) -> Added | None:
         if name.endswith("_token") and value
     }
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant") * 2]
-    compiled = environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
 
     def added(messages: list[dict[str, str]], **options: Any) -> int:
         text = compiled.render(messages=messages, add_generation_prompt=len(messages) == 1, **options)
         return _count([text], tokenizer) - len(messages) * _count(["x"], tokenizer)
 
     try:
+        compiled = environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
         one, two, four = (added(messages[:count]) for count in (1, 2, 4))
         declares = TOOL in compiled.render(messages=messages[:1], tools=TOOLS)
         tools = added(messages[:1], tools=TOOLS) - one - _count([json.dumps(TOOLS)], tokenizer)

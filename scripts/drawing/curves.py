@@ -113,6 +113,8 @@ CHARTS = (
         {"unjudged_share": ""},
         "Share of a step's responses on which the verifier failed or took too long; each earns 0.",
     ),
+    Chart("Calls of tools", "a response", {"tool_call_frequency": ""}, "How often a policy called a tool."),
+    Chart("Calls of tools that failed", "share", {"tool_failure_frequency": ""}, "Of a step's calls."),
     Chart("Time of a step", "seconds", {"seconds": ""}, "Wall time, generation and update together."),
     Chart(
         "Time of a step by phase",

@@ -1,6 +1,6 @@
 """Responses of a policy in Hugging Face format to rows, in this process."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from scripts.errors import UserError
 from scripts.model.chat_format import tokenizer_of
 from scripts.model.load import load_model
 from scripts.model.processor import load_processor
+from scripts.rewards.registry import environment_factory
 from scripts.stage.consistency import exported_model
 
 BATCH = 256
@@ -63,7 +64,6 @@ class ResponseEnds:
         return response[-1] not in self.tokens and not self.at_string(response)
 
 
-@torch.inference_mode()
 def rollouts(
     model: Any,
     processor: Any,
@@ -76,20 +76,17 @@ def rollouts(
     min_p: float | None = None,
     stop_strings: Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
+    max_tool_calling_iterations: int | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> list[Rollout]:
     """One response a row, in the rows' order; temperature 0 is greedy. Equal arguments give equal responses.
 
-    Rows are batched by length of their prompt, so that little is spent on padding; a batch that a GPU has no memory for
-    is halved.
+    Where a row's environment has tools, its rollout is a `Played`, and `max_new_tokens` are those of all its turns.
     """
     torch.manual_seed(seed)
     model.eval()
     tokenizer = tokenizer_of(processor)
-    prompts = [render_prompt(row, processor, **chat_template_kwargs or {}) for row in rows]
-    pictures = [pictures_of(prompt_of(row)) for row in rows]
     ends = ResponseEnds(tokenizer, {*end_tokens(model, tokenizer), *stop_token_ids}, stop_strings)
-    order = sorted(range(len(rows)), key=lambda index: len(prompts[index]))
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=temperature > 0,
@@ -101,41 +98,90 @@ def rollouts(
         eos_token_id=sorted(ends.tokens),
         stop_strings=ends.strings or None,
     )
-    responses = [Rollout("", 0, False)] * len(rows)
+    variables = chat_template_kwargs or {}
+    has_tools = [environment_factory(row["agent_ref"]["name"]) is not None for row in rows]
+    plain = [row for row, plays in zip(rows, has_tools, strict=True) if not plays]
+    single = iter(_respond(model, processor, plain, settings, ends, variables))
+    if not any(has_tools):
+        return list(single)
+    from scripts.evaluate.turns import Player  # noqa: PLC0415 - imports TRL
 
-    def respond(indices: list[int]) -> None:
+    player = Player(model, processor, settings, ends, max_tool_calling_iterations, variables)
+    several = iter(player.play([row for row, plays in zip(rows, has_tools, strict=True) if plays]))
+    return [next(several if plays else single) for plays in has_tools]
+
+
+def _respond(
+    model: Any,
+    processor: Any,
+    rows: list[Row],
+    settings: GenerationConfig,
+    ends: ResponseEnds,
+    variables: dict[str, Any],
+) -> list[Rollout]:
+    """One response a row, of one message."""
+    tokenizer = tokenizer_of(processor)
+    prompts = [render_prompt(row, processor, **variables) for row in rows]
+    pictures = [pictures_of(prompt_of(row)) for row in rows]
+
+    def batch_of(indices: list[int]) -> dict[str, torch.Tensor]:
         images = [open_picture(uri) for index in indices for uri in pictures[index]]
         inputs = {"text": [prompts[index] for index in indices]} | ({"images": images} if images else {})
         options = {"padding": True, "padding_side": "left", "add_special_tokens": False}
         batch = processor(**inputs, **options, return_tensors="pt")
-        batch = {key: value.to(model.device) for key, value in batch.items() if key != "token_type_ids"}
-        output = model.generate(**batch, generation_config=settings, tokenizer=tokenizer)
-        output = output[:, batch["input_ids"].shape[1] :]
-        texts = tokenizer.batch_decode(output, skip_special_tokens=True)
-        for index, text, ids in zip(indices, texts, output.tolist(), strict=True):
-            length = next((place for place, token in enumerate(ids) if token in ends.tokens), None)
-            if length is None:
-                whole = ends.without_padding(ids)
-                responses[index] = Rollout(text, len(whole), not ends.at_string(whole))
-            else:
-                responses[index] = Rollout(text, length, False)
+        return {key: value for key, value in batch.items() if key != "token_type_ids"}
 
+    def tokens_of(index: int) -> int:
+        return len(tokenizer(prompts[index], add_special_tokens=False)["input_ids"])
+
+    outputs = generate(model, tokenizer, settings, [len(prompt) for prompt in prompts], tokens_of, batch_of)
+    responses = []
+    for ids in outputs:
+        length = next((place for place, token in enumerate(ids) if token in ends.tokens), None)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        if length is None:
+            whole = ends.without_padding(ids)
+            responses.append(Rollout(text, len(whole), not ends.at_string(whole)))
+        else:
+            responses.append(Rollout(text, length, False))
+    return responses
+
+
+@torch.inference_mode()
+def generate(
+    model: Any,
+    tokenizer: Any,
+    settings: GenerationConfig,
+    sizes: Sequence[int],
+    tokens_of: Callable[[int], int],
+    batch_of: Callable[[list[int]], dict[str, torch.Tensor]],
+) -> list[list[int]]:
+    """What a model answers to prompts, as token ids with the padding after them.
+
+    Prompts are batched by size, so that little is spent on padding; a batch that a GPU has no memory for is halved.
+    `tokens_of` counts those of a prompt, `batch_of` makes the inputs of some, padded on the left.
+    """
+    outputs: list[list[int]] = [[]] * len(sizes)
+    order = sorted(range(len(sizes)), key=lambda index: sizes[index])
     waiting, start = [], 0
     while start < len(order):
         indices = order[start : start + BATCH]
-        longest = len(tokenizer(prompts[indices[-1]], add_special_tokens=False)["input_ids"])
-        waiting.append(indices[: _rows_at_once(model, longest + max_new_tokens)])
+        longest = tokens_of(indices[-1])
+        waiting.append(indices[: _rows_at_once(model, longest + settings.max_new_tokens)])
         start += len(waiting[-1])
     while waiting:
         indices = waiting.pop(0)
         try:
-            respond(indices)
+            batch = {key: value.to(model.device) for key, value in batch_of(indices).items()}
+            output = model.generate(**batch, generation_config=settings, tokenizer=tokenizer)
+            for index, ids in zip(indices, output[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
+                outputs[index] = ids
         except RuntimeError as error:
             if len(indices) == 1 or not should_reduce_batch_size(error):
                 raise
             waiting[:0] = [indices[: len(indices) // 2], indices[len(indices) // 2 :]]
             torch.cuda.empty_cache()
-    return responses
+    return outputs
 
 
 def _rows_at_once(model: Any, tokens: int) -> int:

@@ -19,6 +19,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
 from scripts.rewards.judge import JudgeClients
+from scripts.rewards.play import whole_text
 from scripts.rewards.registry import check_row, contract_of, register, register_gym, scores
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.verdict import Unjudged, described
@@ -52,7 +53,7 @@ def answer_rows(
     responses = rollouts(model, processor, rows, **decoding)
     rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], judges, places)
     return [
-        Answer(*origin, prompt_for_reading(row), reward, *response)
+        Answer(*origin, prompt_for_reading(row), reward, *response._replace(text=whole_text(response.text)))
         for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
     ]
 

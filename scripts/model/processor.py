@@ -13,7 +13,7 @@ from scripts.model.chat_format import tokenizer_of
 from scripts.recipe.model import RandomModel
 
 PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
-IMAGE = "<|image|>"
+IMAGE, TOOL, CALL, CALL_END = "<|image|>", "<|tool|>", "<tool_call>", "</tool_call>"
 ANSWER = "stagecoach"
 TALK = [
     {"role": "user", "content": "?"},
@@ -35,6 +35,27 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+TOOLS_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{% generation %}{{ said(message['content']) + '<|end|>' }}{% endgeneration %}",
+    "{% generation %}{{ said(message['content'] or '') }}"
+    "{% for call in message['tool_calls'] or [] %}"
+    "{{ '<tool_call>' + call['function']['name'] + call['function']['arguments'] | tojson + '</tool_call>' }}"
+    "{% endfor %}{{ '<|end|>' }}{% endgeneration %}",
+)
+RESPONSE_TEMPLATE = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": ASSISTANT,
+    "fields": {
+        "tool_calls": {
+            "open_pattern": CALL + r"(?P<name>\w+)",
+            "close": CALL_END,
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
+        },
+        "content": {"close": END},
+    },
+}
 
 
 def load_processor(folder: Path) -> Any:
@@ -80,10 +101,11 @@ def check_end(name: str, tokenizer: Any, ends: list[int], advice: str) -> None:
         )
 
 
-def make_tokenizer(sees: bool = False) -> PreTrainedTokenizerFast:
+def make_tokenizer(sees: bool = False, calls_tools: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer with one token a byte (BPE without merges) and its specials; it pads on the left.
 
-    The chat template prints no tool declarations: the tiny model knows its few tools by heart.
+    The chat template prints no tool declarations: the tiny model knows its few tools by heart. transformers reads the
+    calls of a model that `calls_tools` by the response template.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: place for place, symbol in enumerate(alphabet)}, merges=[]))
@@ -93,11 +115,14 @@ def make_tokenizer(sees: bool = False) -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
-        additional_special_tokens=[USER, ASSISTANT, SYSTEM, *([IMAGE] if sees else [])],
+        additional_special_tokens=[USER, ASSISTANT, SYSTEM, *[IMAGE] * sees, *[TOOL] * calls_tools],
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = CHAT_TEMPLATE
+    if calls_tools:
+        fast.add_tokens([CALL, CALL_END])
+        fast.chat_template, fast.response_template = TOOLS_TEMPLATE, RESPONSE_TEMPLATE
     return fast
 
 
@@ -108,7 +133,7 @@ def make_processor(shape: RandomModel) -> Any:
     """
     vision = shape.vision
     if vision is None:
-        return make_tokenizer()
+        return make_tokenizer(calls_tools=shape.tools)
     from transformers import LlavaProcessor  # noqa: PLC0415 - only where a model sees
     from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil  # noqa: PLC0415
 

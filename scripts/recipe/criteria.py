@@ -38,6 +38,9 @@ STEP_METRICS = {
     "max_masked_share": StepMetric("max", "masked_share"),
     "final_unjudged_share": StepMetric("final", "unjudged_share"),
     "max_unjudged_share": StepMetric("max", "unjudged_share"),
+    "final_tool_call_frequency": StepMetric("final", "tool_call_frequency"),
+    "final_tool_failure_frequency": StepMetric("final", "tool_failure_frequency"),
+    "max_tool_failure_frequency": StepMetric("max", "tool_failure_frequency"),
 }
 
 

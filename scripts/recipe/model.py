@@ -30,6 +30,11 @@ class RandomModel(Strict):
     initializer_range: PositiveFloat = 0.02
     rope_theta: PositiveFloat = 10000.0
     vision: RandomVision | None = Field(None, description="None: the model sees no pictures.")
+    tools: bool = Field(
+        False,
+        exclude_if=lambda tools: not tools,
+        description="Whether its chat template knows calls of tools and their results.",
+    )
 
 
 class MegatronCheckpoint(Strict):

@@ -25,3 +25,6 @@ class Sampling(Strict):
         [], description="Tokens that end a response besides the model's own."
     )
     max_new_tokens: PositiveInt
+    max_tool_calling_iterations: PositiveInt | None = Field(
+        None, description="How often a policy may call tools in a response, where there are any; none: any number."
+    )

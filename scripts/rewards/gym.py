@@ -267,7 +267,8 @@ class RunningServer:
                 time.sleep(min(FIRST_PAUSE * 2**number * _jitter.uniform(0.5, 1), LONGEST_PAUSE))
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                why = f"it ended with status {self._process.wait(1)}; its last words:\n{self._last_words()}"
+                why, words = f"it ended with status {self._process.wait(1)}", self._last_words()
+                why += f"; its last words:\n{words}" if words else ""
         self._outage = GymUnavailable(
             f"Gym's server {self._name} at {http.base_url} gives no answer: {why}\nno reward is made up for it: start "
             "again when it answers, and training resumes from the newest checkpoint"

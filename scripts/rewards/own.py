@@ -2,11 +2,13 @@
 
 ``verify(row, response)`` scores one response, 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of one
 prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
-``good_answer(row)`` gives an answer that deserves the full reward. The file is the user's code and runs in the process
-that asks for rewards.
+``good_answer(row)`` gives an answer that deserves the full reward. A class of TRL's protocol (`scripts.rewards.play`)
+has tools for several turns; where it has ``get_reward()``, that stands in for ``verify``. The file is the user's code
+and runs in the process that asks for rewards.
 """
 
 import inspect
+import json
 import sys
 import traceback
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from typing import Any
 
 from scripts.errors import UserError, shortened
 from scripts.rewards.messages import last_question
+from scripts.rewards.play import PROTOCOL, TOOL_SECONDS, Play, Played, play_class, tools_in
 from scripts.rewards.spec import Answers
 from scripts.rewards.verdict import VerifierError
 
@@ -35,7 +38,11 @@ class OwnEnvironment:
     def __init__(self, name: str, path: Path, expected: str | None = None) -> None:
         """Load the file; UserError when that fails, or its SHA-256 is not the expected one."""
         self._name, self._path = name, path
-        self._functions = self._functions_of(self._load(expected))
+        module = self._load(expected)
+        kind = self._class_of(module)
+        self.reads_response = not hasattr(kind, "get_reward")
+        self._functions = self._functions_of(module)
+        self.environment_factory = self._factory_of(kind) if kind else None
 
     @property
     def compares(self) -> bool:
@@ -43,11 +50,20 @@ class OwnEnvironment:
         return "compare" in self._functions
 
     def verify(self, row: Row, response: str) -> float:
-        """The score of one response, 0 to 1."""
-        value = self._number("verify", self._call("verify", row, response), row)
+        """The score of one response, 0 to 1; where the environment itself rewards, of nothing done if nothing was."""
+        if self.reads_response:
+            name, value = "verify", self._call("verify", row, response)
+        else:
+            name, value = "get_reward", response.reward if isinstance(response, Played) else self._untouched(row)
+        value = self._number(name, value, row)
         if not 0 <= value <= 1:
-            raise self._error("verify", f"returned {value!r}, which is not from 0 to 1", row)
+            raise self._error(name, f"returned {value!r}, which is not from 0 to 1", row)
         return value
+
+    def _untouched(self, row: Row) -> Any:
+        play = self.environment_factory()
+        play.reset(json.dumps(row))
+        return play._reward()
 
     def compare(self, row: Row, responses: list[str]) -> list[float]:
         """The rewards of one prompt's rollouts, in their order."""
@@ -89,23 +105,64 @@ class OwnEnvironment:
 
     def _functions_of(self, module: ModuleType) -> dict[str, Callable[..., Any]]:
         functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
-        if "verify" not in functions:
-            raise UserError(f"environment {self._name}: {self._path} defines no function verify(row, response)")
+        if self.reads_response and "verify" not in functions:
+            raise self._refusal("defines no function verify(row, response), nor a class with reset() and get_reward()")
+        if not self.reads_response and (twice := functions.keys() & {"verify", "compare"}):
+            raise self._refusal(f"rewards by get_reward() and by {min(twice)}(); drop one")
         for name, function in functions.items():
             try:
                 inspect.signature(function).bind(*FUNCTIONS[name])
             except TypeError as error:
-                takes = ", ".join(FUNCTIONS[name])
-                raise UserError(
-                    f"environment {self._name}: {self._path}: {name} must take ({takes}): {error}"
-                ) from None
+                raise self._refusal(f"{name} must take ({', '.join(FUNCTIONS[name])}): {error}") from None
         return functions
+
+    def _class_of(self, module: ModuleType) -> type | None:
+        """The class of its rollouts; None where a response is one message."""
+        classes = [
+            kind
+            for kind in vars(module).values()
+            if isinstance(kind, type)
+            and kind.__module__ == module.__name__
+            and not kind.__name__.startswith("_")
+            and hasattr(kind, "reset")
+        ]
+        if len(classes) > 1:
+            names = ", ".join(kind.__name__ for kind in classes)
+            raise self._refusal(f"defines several classes with reset() ({names}); leave it one")
+        return classes[0] if classes else None
+
+    def _factory_of(self, kind: type) -> type[Play]:
+        from transformers.utils import get_json_schema  # noqa: PLC0415 - only where there are tools
+
+        tools = tools_in(kind)
+        if not tools:
+            raise self._refusal(f"class {kind.__name__} has no tool: no public method but {' and '.join(PROTOCOL)}")
+        for name, method in tools.items():
+            if inspect.iscoroutinefunction(method):
+                raise self._refusal(f"{kind.__name__}.{name} is async; make it a plain method")
+        seconds = getattr(kind, "tool_timeout", TOOL_SECONDS)
+        if not isinstance(seconds, Real) or not seconds > 0:
+            raise self._refusal(f"{kind.__name__}.tool_timeout is {seconds!r} instead of a number of seconds")
+        factory = play_class(kind, float(seconds), self._fault)
+        for name in tools:
+            try:
+                get_json_schema(getattr(factory(), name))
+            except Exception as error:
+                raise self._refusal(f"{kind.__name__}.{name} cannot be shown to a model: {error}") from error
+        return factory
 
     def _call(self, name: str, row: Row, *arguments: Any) -> Any:
         try:
             return self._functions[name](row, *arguments)
         except (Exception, SystemExit) as error:
             raise self._error(name, f"raised at {self._place_and_cause(error)}", row, VerifierError) from error
+
+    def _fault(self, name: str, error: BaseException | str, row: Row) -> UserError:
+        says = error if isinstance(error, str) else f"raised at {self._place_and_cause(error)}"
+        return self._error(name, says, row)
+
+    def _refusal(self, says: str) -> UserError:
+        return UserError(f"environment {self._name}: {self._path}: {says}")
 
     def _text(self, name: str, row: Row) -> str | None:
         value = self._call(name, row) if name in self._functions else None

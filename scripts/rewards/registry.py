@@ -20,6 +20,7 @@ from scripts.rewards.gym import RunningServer, agents_of
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
 from scripts.rewards.own import OwnEnvironment
+from scripts.rewards.play import Play, tools_of
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
@@ -45,7 +46,27 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
     for name, path in own_environments.items():
         own = OwnEnvironment(name, path, (expected or {}).get(name))
         compare = own.compare if own.compares else None
-        SPECS[name] = EnvironmentSpec(verify=own.verify, compare=compare, check=own.check, answers=own.answers)
+        SPECS[name] = EnvironmentSpec(
+            verify=own.verify,
+            compare=compare,
+            check=own.check,
+            answers=own.answers,
+            environment_factory=own.environment_factory,
+            reads_response=own.reads_response,
+        )
+
+
+def environment_factory(name: str) -> type[Play] | None:
+    """What rollouts of an environment's rows are played in; None where a response is one message."""
+    return SPECS.get(name, EnvironmentSpec()).environment_factory
+
+
+def tool_schemas(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """The tools of those environments that have some, by their names, as chat templates take them."""
+    from transformers.utils import get_json_schema  # noqa: PLC0415 - only where there are tools
+
+    factories = {name: factory for name in names if (factory := environment_factory(name))}
+    return {name: [get_json_schema(tool) for tool in tools_of(factory())] for name, factory in factories.items()}
 
 
 def register_gym(gym: Gym, servers: dict[str, GymServer], python: str) -> list[RunningServer]:

@@ -32,6 +32,8 @@ ABOUT = {
     "masked_share": "share of the samples that were masked out",
     "judge_unread_share": "share of the judges' answers without a verdict",
     "unjudged_share": "share of responses that could not be judged, which earn 0; null: not measured",
+    "tool_call_frequency": "calls of tools a response; null: no environment has tools",
+    "tool_failure_frequency": "share of these calls that failed",
     "environment_rewards": "mean by environment",
     "tokens": "of the step's rows, prompts and responses; null: not counted",
     "timing": "seconds by phase, in the backend's words",

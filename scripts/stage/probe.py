@@ -3,17 +3,19 @@
 A reward that pays everything alike, pays nothing for something, or is too slow to train with is found here.
 """
 
+import json
 import random
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from scripts.data.rows import environment_of, key_of, read_rows
+from scripts.errors import UserError
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import TrainingConfig
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.probe_responses import known_cheap, other_cheap, probe_responses
-from scripts.rewards.registry import SPECS, answers_of, check_row
+from scripts.rewards.registry import SPECS, answers_of, check_row, score
 from scripts.rewards.trial import ProbeFindings, SampledRow, Trial
 
 BYTES_PER_TOKEN = 4
@@ -71,6 +73,10 @@ def try_rewards(
     """
     found = ProbeFindings()
     for name, rows in rewardable(samples, judges).items():
+        if SPECS[name].environment_factory is not None:
+            _begin(name, rows)
+            if not SPECS[name].reads_response:
+                continue
         trial = Trial(name, probe, judges)
         answers = [answers_of(sampled.row) for sampled in rows]
         right = [known.good for known in answers if known.good is not None]
@@ -93,6 +99,17 @@ def try_rewards(
         ]
         trial.add_constant(found, told)
     return found
+
+
+def _begin(name: str, rows: list[SampledRow]) -> None:
+    """UserError where the rollouts of some rows cannot begin, or nothing done in them cannot be rewarded."""
+    for sampled in rows:
+        try:
+            SPECS[name].environment_factory().reset(json.dumps(sampled.row))
+            if not SPECS[name].reads_response:
+                score(sampled.row, "")
+        except UserError as error:
+            raise UserError(f"{sampled.place}: {error}") from None
 
 
 def longest_response(config: TrainingConfig) -> int:

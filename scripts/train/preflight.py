@@ -94,10 +94,10 @@ def changes_of_format(stage: Stage) -> list[str]:
         before = ChatFormat.of(stage.parent_export)
     if before is None or trained is None or not (changes := before.changes(trained)):
         return []
-    start = f"than its parent {parent.name} trained with" if parent else "than the model has"
+    start = f"its parent {parent.name} trained" if parent else "the model is made"
     return [
-        f"it would train with others {start}: {'; '.join(changes)}. A policy that learnt one and is asked in another "
-        f"answers worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
+        f"it would train otherwise than {start}: {'; '.join(changes)}. What learnt one and is asked in another answers "
+        f"worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
     ]
 
 
@@ -127,12 +127,12 @@ def _token_lengths(stage: Stage, problems: list[str]) -> dict[str, Any] | None:
     if tokenizer is None:
         return None
     described: dict[str, Any] = {"limit": limit}
-    splits = read_record(stage.manifest, Manifest)
+    splits, kind = read_record(stage.manifest, Manifest), stage.recipe.blends[stage.settings.blend].kind
+    chat_format = backend_of(stage.settings.backend).chat_format(stage)
+    template = chat_format.chat_template if chat_format else None
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
         rows = splits[split]["rows"]
-        found = token_lengths(
-            path, stage.recipe.blends[stage.settings.blend].kind, rows, tokenizer, limit, default_workers()
-        )
+        found = token_lengths(path, kind, rows, tokenizer, limit, default_workers(), template)
         described[split] = found.describe()
         _warn(name, path, limit, found)
         if split == "train" and found.share > stage.settings.max_truncated_share:

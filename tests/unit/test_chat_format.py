@@ -220,7 +220,7 @@ def test_a_stage_that_would_talk_otherwise_than_its_parent_is_refused_unless_it_
     assert other.config.chat_template == changed.read_text() and other.config.content != plain.config.content
     assert first_tokens(plain) == ["<|user|>", "q"] and changes_of_format(plain) == []
     with pytest.raises(
-        UserError, match=r"than its parent sft trained with: the chat template \(line 1 was .*template_chang"
+        UserError, match=r"than its parent sft trained: the chat template \(line 1 was .*template_chang"
     ):
         check_stage(other)
     allowed = stage(f"{named} template_change: true,")
@@ -251,7 +251,7 @@ def test_an_export_that_talks_otherwise_than_its_stage_trained_is_found_by_the_s
     write_json(rlvr1 / "hf/record.json", {"stage": "rlvr1", "step": 1, "identity": "0", "content": "1", "files": {}})
     row = json.loads(made.train_split.read_text().splitlines()[0])
     child = ready_stage(recipe, tmp_path / "results", "rlhf", [row] * 40)
-    with pytest.raises(UserError, match="than its parent rlvr1 trained with: the chat template"):
+    with pytest.raises(UserError, match="than its parent rlvr1 trained: the chat template"):
         check_stage(child)
 
 
@@ -307,6 +307,7 @@ def test_a_stage_of_nemo_rl_talks_as_its_recipe_tells_and_a_file_is_known_by_its
         nemo_rl.chat_format(stage()).chat_template == nemo_rl.chat_format(stage(chat_template="default")).chat_template
     )
     assert nemo_rl.chat_format(stage(chat_template=None)).chat_template == PASSTHROUGH
+    assert nemo_rl.chat_format(stage(chat_template="/in/the/container.jinja")) is None
     (tmp_path / "data" / settings.blend).mkdir(parents=True)
     row = {"responses_create_params": {"input": "2 or 3?"}}
     stage().train_split.write_text(json.dumps(row) + "\n")

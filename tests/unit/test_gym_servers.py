@@ -94,7 +94,7 @@ def test_without_gym_the_message_says_how_to_get_it(tmp_path):
         (of("structured_outputs"), "it has structured_outputs/structured_outputs_json, "),
         (Gym(version="0.3.9", servers=["mcqa"]), "gym.version is 0.3.9, but .* holds nemo-gym 0.4.0"),
         (of("math_with_judge/dapo17k", "math_with_judge"), "both reward the rows of math_with_judge_simple_agent"),
-        (of("reasoning_gym/resources_only"), "names no agent: say in gym.agents"),
+        (of("reasoning_gym/resources_only"), "names no agent; say whose rows it rewards in gym.agents"),
         (of("equivalence_llm_judge"), "asks a model that only Gym itself serves"),
         (of("math_with_judge/math_stack_overflow"), "gym_servers.math_with_judge/math_stack_overflow.base_url"),
     ],

@@ -117,6 +117,14 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
     assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
     (tmp_path / "chat_template.jinja").write_text("{% if tools %}You have {{ tools | tojson }} {% endif %}" + said)
     assert added_tokens(by_words) == (2, 4, 2, 0, 2)
+    assert added_tokens(by_words, "{% for message in messages %}{{ message.content }} | {% endfor %}") == (
+        1,
+        2,
+        1,
+        0,
+        None,
+    )
+    assert added_tokens(by_words, "{% what %}") is None
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     assert added_tokens(by_words) is None
 

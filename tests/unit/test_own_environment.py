@@ -9,10 +9,15 @@ import pytest
 import yaml
 
 from scripts.backends.protocol import TrainingJob, read_job, write_job
+from scripts.backends.trl.backend import BACKEND
 from scripts.errors import UserError
-from scripts.recipe.load import load_recipe
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
-from scripts.rewards.registry import SPECS, check_row, register, reward_group, scores
+from scripts.rewards.play import played, tools_of, whole_text
+from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_group, scores
+from scripts.rewards.trial import SampledRow
+from scripts.stage.probe import try_rewards
 from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
@@ -102,7 +107,7 @@ def test_a_recipes_mistakes_are_named_by_line(recipe):
         ("import no_such_module\n", r"mine.py:1: ModuleNotFoundError: No module named 'no_such_module'"),
         ("\ndef verify(row:\n", r"mine.py:\d: SyntaxError"),
         ("import sys\nsys.exit(3)\n", r"mine.py:2: SystemExit: 3"),
-        ("def verfy(row, response): return 1.0\n", r"mine.py defines no function verify\(row, response\)"),
+        ("def verfy(row, response): return 1.0\n", r"mine.py: defines no function verify\(row, response\)"),
         ("def verify(row): return 1.0\n", r"verify must take \(row, response\): too many positional arguments"),
         ("verify = 3\n", r"verify must take \(row, response\): 3 is not a callable object"),
     ],
@@ -207,3 +212,146 @@ def test_it_is_really_trained_with(job):
     assert (job.run / "checkpoints/step_2").is_dir()
     with pytest.raises(UserError, match="has changed since the stage was planned"):
         train(replace(job, config=job.config.model_copy(update={"environments": {"word_count": "0" * 64}})))
+
+
+PRODUCTS = """
+import time
+
+
+class Products:
+    tool_timeout = 0.2
+
+    def reset(self, first, **row):
+        self.first = first
+        return row.get("hint")
+
+    def times(self, second: int) -> int:
+        '''Multiply.
+
+        Args:
+            second: A factor.
+        '''
+        if second == 0:
+            raise ValueError("no zero")
+        if second == 1:
+            time.sleep(1)
+        if second == 2:
+            return undefined
+        if second == 3:
+            return self.missing
+        return self.first * second
+
+    def get_reward(self):
+        return {reward}
+"""
+
+
+def begun(**fields: object):
+    play = environment_factory("mine")()
+    return play, play.reset(json.dumps(row(3, "mine") | fields))
+
+
+def test_a_class_plays_rollouts_and_says_what_they_earn(own):
+    own(PRODUCTS.format(reward="self.first / 10"))
+    play, seen = begun(first=4, hint=" and a hint")
+    assert seen == " and a hint" and [tool.__name__ for tool in tools_of(play)] == ["times"]
+    assert play.times(second=5) == 20 and begun(first=6)[0].times(7) == 42
+    with pytest.raises(ValueError, match="no zero"):
+        play.times(second=0)
+    call = {"type": "function", "function": {"name": "times", "arguments": {"second": 5}}}
+    messages = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "times", "content": "20"},
+        {"role": "assistant", "content": "twenty"},
+    ]
+    response = played(messages, play)
+    assert response == "twenty" and whole_text(response) == "times(second=5)\n-> 20\ntwenty"
+    assert scores([(row(3, "mine") | {"first": 4}, response)]) == [0.4]
+
+
+def test_a_tool_that_does_not_return_is_given_up_and_its_rollout_cannot_be_judged(own):
+    own(PRODUCTS.format(reward="1.0"))
+    play, _ = begun(first=4)
+    for second in (1, 5):
+        with pytest.raises(TimeoutError, match=r"times took more than 0.2 s"):
+            play.times(second)
+    (reward,) = scores([(row(3, "mine") | {"first": 4}, played([{"role": "assistant", "content": ""}], play))])
+    assert reward == 0 and reward.why == "times took more than 0.2 s"
+    assert begun(first=4)[0].times(5) == 20
+
+
+@pytest.mark.parametrize(
+    ("second", "says"), [(2, "NameError: name 'undefined'"), (3, "AttributeError: 'Products' obj")]
+)
+def test_a_mistake_in_a_tool_is_no_answer_for_the_policy(own, second, says):
+    own(PRODUCTS.format(reward="1.0"))
+    play, _ = begun(first=4)
+    with pytest.raises(Exception, match=r"undefined|missing"):
+        play.times(second)
+    with pytest.raises(UserError, match=rf"environment mine: times of .* raised at .*mine.py:\d+: {says}") as error:
+        played([{"role": "assistant", "content": ""}], play)
+    assert "(the row that asks 'say 3 of them')" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("reward", "fields", "says"),
+    [
+        ("1.0", {}, r"reset of .* raised at .*mine.py: TypeError: .*missing 1 required positional argument: 'first'"),
+        ("1.0", {"first": 1, "hint": 3}, "reset of .* returned 3 instead of text for the prompt"),
+        ("self.secnd", {"first": 1}, r"get_reward of .* raised at .*mine.py:\d+: AttributeError"),
+        ("None", {"first": 1}, "get_reward of .* returned None, which is no finite number"),
+        ("7", {"first": 1}, "get_reward of .* returned 7.0, which is not from 0 to 1"),
+    ],
+)
+def test_what_a_class_does_wrong_is_said_before_training(own, reward, fields, says):
+    own(PRODUCTS.format(reward=reward))
+    sampled = {"mine": [SampledRow("split.jsonl:1", row(3, "mine") | fields)]}
+    with pytest.raises(UserError, match=rf"^split.jsonl:1: environment mine: {says}"):
+        try_rewards(sampled, Probe(), None, 100)
+
+
+def test_a_class_that_rewards_by_what_was_done_is_not_tried_on_texts(own):
+    own(PRODUCTS.format(reward="0.0"))
+    found = try_rewards({"mine": [SampledRow("split.jsonl:1", row(3, "mine") | {"first": 1})]}, Probe(), None, 100)
+    assert not found.problems and not found.record
+
+
+TOOL = '    def go(self, place: str) -> str:\n        """Go.\n\n        Args:\n            place: Where.\n        """\n'
+WITH_RESET = "class World:\n    def reset(self, **row): pass\n"
+VERIFY = "def verify(row, response): return 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (WITH_RESET + TOOL, r"defines no function verify\(row, response\), nor a class"),
+        (WITH_RESET + VERIFY, "class World has no tool"),
+        (
+            WITH_RESET + TOOL + WITH_RESET.replace("World", "Other") + VERIFY,
+            r"defines several classes .* \(World, Other\)",
+        ),
+        (
+            WITH_RESET + TOOL + "    def get_reward(self): return 1.0\n" + VERIFY,
+            r"rewards by get_reward\(\) and by verify\(\)",
+        ),
+        (WITH_RESET + TOOL.replace("def", "async def") + VERIFY, "World.go is async; make it a plain method"),
+        (WITH_RESET + "    def go(self, place): pass\n" + VERIFY, "World.go cannot be shown to a model: .*docstring"),
+        (WITH_RESET + TOOL.replace(": str", "") + VERIFY, "World.go cannot be shown to a model: .*type hint"),
+        (WITH_RESET + "    tool_timeout = 0\n" + TOOL + VERIFY, "World.tool_timeout is 0 instead of a number"),
+    ],
+)
+def test_a_class_that_cannot_be_used_is_one_message(own, text, says):
+    with pytest.raises(UserError, match=rf"^environment mine: .*mine.py: {says}"):
+        own(text)
+
+
+def test_processes_that_sample_together_are_refused_where_there_are_tools(recipe, tmp_path):
+    (tmp_path / "mine.py").write_text(PRODUCTS.format(reward="1.0"))
+    defaults = yaml.safe_load(SHORT.read_text())["defaults"]
+    defaults["grpo"]["policy"]["dtensor_cfg"] = {"enabled": True}
+    loaded = recipe(tmp_path / "mine.py", "mine", defaults=defaults)
+    stage = ready_stage(loaded, tmp_path / "results", "rlvr1", [row(3, "mine") | {"first": 1}])
+    for processes, problems in ((1, 0), (2, 1)):
+        (tmp_path / "site.yaml").write_text(f"name: mine\nthreads: 1\nprocesses: {processes}\n")
+        found = BACKEND.preflight(stage, load_site(tmp_path / "site.yaml", loaded), "python")
+        assert len(found) == problems and all("TRL plays the turns of environments with tools" in why for why in found)

@@ -19,6 +19,7 @@ from tests.conftest import ROOT
 
 RECIPES = [
     ("tiny-pretrained", "laptop", 2),
+    ("tiny-tools", "laptop", 2),
     ("qwen3-gsm8k", "gpu", 1),
     ("tulu3-8b", "gpu", 8),
     ("qwen3-small-cluster", "gpu-cluster", 8),

@@ -15,7 +15,7 @@ from transformers import TrainingArguments  # noqa: E402
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
 from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.cluster import check_shares  # noqa: E402
-from scripts.backends.trl.grpo import leave_one_out  # noqa: E402
+from scripts.backends.trl.grpo_trainer import leave_one_out  # noqa: E402
 from scripts.backends.trl.preferences import losses  # noqa: E402
 from scripts.backends.trl.setup import shared_arguments  # noqa: E402
 from scripts.backends.trl.tokenization import Line, tokenize_pairs  # noqa: E402
@@ -36,6 +36,7 @@ from tests.stages import Stages, checkpoint, checkpoint_record, logged, weights_
 
 SFT_STEPS, STEPS, STOP = 60, 4, 2
 PAIR = {"prompt": "2 or 3?", "chosen": "3", "rejected": "2"}
+ROLES = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
 RANKED = {
     "context": [{"role": "user", "content": "2 or 3?"}],
     "completions": [
@@ -45,7 +46,7 @@ RANKED = {
 }
 
 
-def lengths(groups, judges):
+def lengths(groups, judges, places=()):
     """Rewards that differ even where nothing was learnt."""
     return [[float(len(response)) for response in responses] for _, responses in groups]
 
@@ -211,11 +212,15 @@ def test_losses_without_a_weight_are_not_computed():
     assert losses(Mpo(max_num_steps=1)) == (["sigmoid", "bco_pair", "sft"], [0.8, 0.2, 1.0])
 
 
-def test_both_forms_of_a_preference_become_the_same_tokens():
+def test_every_form_of_a_preference_becomes_the_same_tokens():
     tokenizer = make_tokenizer()
-    lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate((PAIR, RANKED), 1)]
-    first, second = tokenize_pairs(lines, tokenizer, max_length=64, variables={})
-    assert first == second
+    asks, *answers = ([{"role": role, "content": PAIR[name]}] for name, role in ROLES.items())
+    lists = dict(zip(ROLES, (asks, *answers), strict=True))
+    whole = {name: asks + answer for name, answer in zip(("chosen", "rejected"), answers, strict=True)}
+    rows = PAIR, RANKED, lists, whole
+    lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate(rows, 1)]
+    first, *others = tokenize_pairs(lines, tokenizer, max_length=64, variables={})
+    assert others == [first] * 3 and not first.pop("is_cut")
     assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
         "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
         "chosen_ids": "3<|end|>",

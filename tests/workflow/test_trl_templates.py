@@ -12,7 +12,7 @@ from transformers import GenerationMixin  # noqa: E402
 from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer  # noqa: E402
 
 from scripts.backends.trl.shown import shown_rows  # noqa: E402
-from scripts.backends.trl.tokenization import Line, tokenize_demonstrations, tokenize_pairs  # noqa: E402
+from scripts.backends.trl.tokenization import PAIRS, Line, tokenize_demonstrations, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
 from scripts.data.prompts import prompt_of  # noqa: E402
 from scripts.evaluate.generate import rollouts  # noqa: E402
@@ -70,11 +70,13 @@ def test_demonstrations_are_to_us_what_they_are_to_trl(model, tmp_path, assistan
 def test_pairs_are_to_us_what_they_are_to_trl(model, tmp_path):
     tokenizer = load_processor(model)
     (ours,) = tokenize_pairs([line(PAIR)], tokenizer, 999, {})
+    assert not ours.pop("is_cut")
     arguments = DPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     trainer = DPOTrainer(
         str(model), args=arguments, train_dataset=Dataset.from_list([PAIR]), processing_class=tokenizer
     )
-    assert ours == {name: trainer.train_dataset[0][name] for name in ours}
+    theirs = trainer.train_dataset[0]
+    assert all(ours[name] == theirs[name] for name in PAIRS.names)
     whole = by_transformers(tokenizer, PAIR["prompt"] + PAIR["chosen"])
     assert ours["prompt_ids"] + ours["chosen_ids"] == whole
 
@@ -105,15 +107,16 @@ def test_a_prompt_is_the_same_to_trainer_evaluation_and_transformers(model, stag
     assert all(ids.count(tokenizer.bos_token_id) == 1 for ids in expected) or tokenizer.bos_token is None
     rollouts(load_model(model), tokenizer, rows, max_new_tokens=2, temperature=0.0, seed=0)
     assert sorted(asked["model"]) == sorted(expected)
-    shown = shown_rows(_Shown(job, model), 3)
+    shown = shown_rows(_Shown(job, model, stages.recipe), 3)
     assert [row["parts"][0]["ids"] for row in shown] == expected[:3]
 
 
 class _Shown:
     """What is read of a stage to show its rows."""
 
-    def __init__(self, job, model) -> None:
+    def __init__(self, job, model, recipe) -> None:
         self.name, self.config, self.train_split, self.parent_export = job.stage, job.config, job.train_split, model
+        self.recipe = recipe
 
 
 @pytest.mark.parametrize("stage", ["sft", "dpo", "rlvr1"])

@@ -7,6 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from scripts.backends.nemo_rl.checkpoints import seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks.site import conversion
@@ -68,10 +70,9 @@ class NemoRl(Backend):
         """How a stage talks to its model, as far as the recipe tells and files are here."""
         named, start = stage.config.tokenizer.get("name"), stage.parent_export or stage.recipe.model.folder
         folder = Path(named) if isinstance(named, str) and "$" not in named else start
-        if folder is None or not folder.is_dir():
-            return None
-        template = stage.config.chat_template
-        return ChatFormat.of(folder).with_template(None if template is None else template_text(template))
+        template = template_text(stage.config.chat_template)
+        is_known = template is not None or stage.config.chat_template is None
+        return ChatFormat.of(folder).with_template(template) if is_known and folder and folder.is_dir() else None
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """The prompts of the first rows in the chat template; what NeMo-RL makes of answers is its own affair."""
@@ -79,12 +80,15 @@ class NemoRl(Backend):
         if stage.settings.algorithm != "grpo":
             return f"NeMo-RL tokenizes the pairs of {stage.settings.algorithm} by itself"
         if found is None:
-            return "the tokenizer that it trains with is not in a folder here"
+            return "the tokenizer or the chat template that it trains with is not in a folder here"
         tokenizer, rows = load_here(found.folder, found.chat_template), []
         if isinstance(tokenizer, str):
             return tokenizer
         for number, _, row in islice(read_rows(stage.train_split), count):
-            text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
+            try:
+                text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
+            except (TemplateError, TypeError, ValueError, KeyError) as error:
+                return f"{stage.train_split}:{number}: Gym may read what the chat template does not: {error!r}"
             ids = tokenizer_of(tokenizer)(text, add_special_tokens=False)["input_ids"]
             rows.append(shown_row(number, [("prompt", False, ids)], tokenizer_of(tokenizer)))
         return rows

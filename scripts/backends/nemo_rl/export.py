@@ -8,6 +8,7 @@ import math
 import os
 import secrets
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,7 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
         model = _model_of(stage)
         check_model(incoming, like=model if model.is_absolute() else None)
-        if stage.config.chat_template is not None:
-            write_template(incoming, template_text(stage.config.chat_template))
+        _settle_template(stage, incoming)
         files = describe_files(incoming)
         target = incoming.parent / export_name(files)
         if not target.exists():
@@ -100,17 +100,21 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
     publish_export(read_record(stage.paths.record, CheckpointRecord), files, hf)
 
 
-def template_text(named: str) -> str:
-    """The chat template that a stage names, as NeMo-RL reads it: a path, or the template."""
-    if not named.endswith(".jinja"):
+def template_text(named: str | None) -> str | None:
+    """The chat template that a stage names, as NeMo-RL reads it: a path, or the template; None: none, or not here."""
+    if named is None or not named.endswith(".jinja"):
         return named
     try:
         return Path(named).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"policy.tokenizer.chat_template: {named}: cannot be read ({error}); name a file that has the "
-            "same path here and in the containers"
-        ) from None
+        print(f"warning: policy.tokenizer.chat_template: {named}: cannot be read here ({error})", file=sys.stderr)
+        return None
+
+
+def _settle_template(stage: Stage, folder: Path) -> None:
+    """Let an export have the chat template that its stage names."""
+    if (text := template_text(stage.config.chat_template)) is not None:
+        write_template(folder, text)
 
 
 def linked_weights(model: Path) -> MegatronCheckpoint | None:
@@ -139,8 +143,7 @@ def link(stage: Stage) -> None:
         for path in sorted(model.iterdir()):
             if path.is_file() and path.suffix != ".safetensors":
                 shutil.copyfile(path, fresh / path.name)
-        if stage.config.chat_template is not None:
-            write_template(fresh, template_text(stage.config.chat_template))
+        _settle_template(stage, fresh)
         weights = (ckpt / "weights").resolve() / "policy/weights"
         (fresh / LINK).symlink_to(os.path.relpath(weights, target.absolute()))
     publish_export(record, record["files"], hf)

@@ -77,7 +77,14 @@ class Generation(Sampling):
 
     PLACING: ClassVar[tuple[str, ...]] = ("vllm_cfg", "colocated")
     """Settings that change no weight but for rounding and random numbers."""
-    ADDED: ClassVar[tuple[str, ...]] = ("top_k", "min_p", "stop_strings", "stop_token_ids", "paged")
+    ADDED: ClassVar[tuple[str, ...]] = (
+        "top_k",
+        "min_p",
+        "stop_strings",
+        "stop_token_ids",
+        "paged",
+        "max_tool_calling_iterations",
+    )
     """Settings that a resolved config has only where they are not the default."""
 
     backend: Literal["transformers", "vllm"] = Field(

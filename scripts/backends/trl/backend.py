@@ -22,7 +22,7 @@ from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.records import ShownRow
 from scripts.rewards.gym import agents_of
-from scripts.rewards.registry import check_row, register, register_gym
+from scripts.rewards.registry import check_row, environment_factory, register, register_gym
 from scripts.stage.consistency import exported_model
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
@@ -59,11 +59,8 @@ class Trl(Backend):
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """UserError when a step cannot be shared out evenly among the processes that the site's nodes have."""
-        nodes = site.resources_of(stage.name, stage.settings).nodes
-        nodes, processes = left_by_server(
-            stage.name, stage.settings, nodes, site.processes_on_node, site.accelerator != "cpu"
-        )
-        check_shares(stage.name, stage.config, stage.settings, nodes, nodes * processes)
+        nodes, ranks = _ranks(stage, site)
+        check_shares(stage.name, stage.config, stage.settings, nodes, ranks)
 
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
         """Export the published checkpoint; adapters are merged into what they lie over.
@@ -91,6 +88,8 @@ class Trl(Backend):
         if blend.kind != "prompts":
             return problems
         register(own_environments(stage.recipe, stage.name), stage.config.environments)
+        if site is not None and any(map(environment_factory, blend.environments)):
+            problems += _turns_apart(stage, _ranks(stage, site)[1])
         python = site.gym_python if site else GYM_PYTHON
         settings, evaluation, allow = stage.settings, stage.recipe.evaluation, frozenset(blend.allow)
         checks = [partial(check_row, roles=roles_of(settings.judges), by_gym=agents_of(settings.gym, python))]
@@ -119,6 +118,30 @@ class Trl(Backend):
             return ["unknown", "", "its model is not there yet, or of no known kind"], None
         needed, held = need(load), "unknown" if device.capacity is None else amount(device.capacity)
         return [amount(needed.total), held, parts_text(needed)], why_not(stage.name, load, device)
+
+
+def _ranks(stage: Stage, site: Site) -> tuple[int, int]:
+    """The nodes and the processes that train a stage on a site."""
+    nodes = site.resources_of(stage.name, stage.settings).nodes
+    on_gpus = site.accelerator != "cpu"
+    nodes, processes = left_by_server(stage.name, stage.settings, nodes, site.processes_on_node, on_gpus)
+    return nodes, nodes * processes
+
+
+def _turns_apart(stage: Stage, ranks: int) -> list[str]:
+    """Why processes cannot play several turns each for itself, as TRL lets them; their numbers of turns differ."""
+    policy = stage.settings.policy
+    together = {
+        "policy.dtensor_cfg.enabled": policy.dtensor_cfg.enabled,
+        "policy.generation.colocated.enabled: false": is_served(stage.settings),
+        "policy.generation.vllm_cfg.tensor_parallel_size": policy.generation.vllm_cfg.tensor_parallel_size > 1,
+    }
+    return [
+        f"{setting} lets {ranks} processes sample together, but TRL plays the turns of environments with tools in each "
+        "process by itself; drop it, or train in one process"
+        for setting, holds in together.items()
+        if holds and ranks > 1
+    ]
 
 
 def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:

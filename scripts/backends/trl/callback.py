@@ -35,6 +35,8 @@ LOG_NAMES = {
     "learning_rate": "lr",
     UNREAD_VERDICTS: "judge_unread_share",
     UNJUDGED: "unjudged_share",
+    "tools/call_frequency": "tool_call_frequency",
+    "tools/failure_frequency": "tool_failure_frequency",
 } | {name: name for name in MISMATCH}
 
 

@@ -1,6 +1,7 @@
 """Group relative policy optimisation, by TRL's GRPOTrainer; each group is rewarded by its row's environment."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-import torch
 from datasets import Dataset
 from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
@@ -17,39 +17,47 @@ from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.callback import (
     ENVIRONMENT_PREFIX,
     REWARD_SECONDS,
-    ROLLOUT_SECONDS,
     UNJUDGED,
     UNREAD_VERDICTS,
     UnjudgedAlarm,
 )
+from scripts.backends.trl.grpo_trainer import LeaveOneOutTrainer, MeasuringTrainer
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.sampling import end_responses, sampling_arguments
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
 from scripts.backends.trl.tokenization import PROMPTS, render_prompts
-from scripts.backends.trl.vllm import load_by_reload, mismatch, prepare_engine, vllm_arguments
+from scripts.backends.trl.vllm import load_by_reload, prepare_engine, vllm_arguments
 from scripts.backends.trl.vllm_server import is_served
 from scripts.data.prompts import open_picture, pictures_of, prompt_of
 from scripts.errors import UserError
-from scripts.evaluate.generate import ResponseEnds
+from scripts.evaluate.turns import prepare_for_tools
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.registry import reward_groups
+from scripts.rewards.play import Play, played
+from scripts.rewards.registry import environment_factory, reward_groups, tool_schemas
 from scripts.rewards.verdict import Unjudged
 
 Completion = str | list[dict[str, Any]]
+ONE_MESSAGE = ""
 
 
 def make_trainer(job: TrainingJob) -> GRPOTrainer:
     """The trainer of a stage of GRPO; prompts are taken in file order."""
     grpo, policy = job.config.grpo, job.config.policy
     model, processor = model_and_processor(job)
+    factories = {name: factory for name in job.environments if (factory := environment_factory(name))}
     prepare = partial(
         render_prompts,
         processor=processor,
         max_length=job.config.longest_prompt,
         keep_to=job.config.data.max_input_seq_length,
         variables=policy.tokenizer.chat_template_kwargs,
+        **({"tools": tool_schemas(factories)} if factories else {}),
     )
     rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step, PROMPTS, prepare)
+    if factories:
+        prepare_for_tools(processor)
+        factories[ONE_MESSAGE] = OneMessage
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     trainer_class = LeaveOneOutTrainer if grpo.use_leave_one_out_baseline else MeasuringTrainer
     by_vllm = job.config.samples_by_vllm
     if by_vllm:
@@ -58,10 +66,12 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         model=model,
         reward_funcs=[environment_reward(grpo.num_generations_per_prompt, judges_of(job), job.train_split)],
         args=_arguments(job),
-        train_dataset=_with_pictures(rows, job.train_split),
+        train_dataset=_with_tools(rows) if factories else _with_pictures(rows, job.train_split),
         processing_class=processor,
         peft_config=adapters(job),
+        environment_factory=factories or None,
     )
+    trainer.longest_prompt = job.config.longest_prompt
     trainer.normalize_rewards = grpo.normalize_rewards
     trainer.ends = end_responses(trainer, job.config)
     trainer.filters_overlong = grpo.overlong_filtering
@@ -89,6 +99,29 @@ def _with_pictures(rows: Dataset, split: Path) -> Dataset:
         return {
             "prompt": [_without_pictures(prompt) for prompt in messages],
             "images": [[open_picture(uri) for uri in pictures_of(prompt)] for prompt in messages],
+            "row": batch["row"],
+            "line": batch["line"],
+        }
+
+    return rows.with_transform(made)
+
+
+class OneMessage:
+    """The environment, for TRL, of rows whose own has no tools."""
+
+    def reset(self, **_: Any) -> None:
+        """Add nothing to the prompt."""
+
+
+def _with_tools(rows: Dataset) -> Dataset:
+    """The rows with messages and their environment's name, as TRL takes those of environments with tools."""
+
+    def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        fields = [json.loads(text) for text in batch["row"]]
+        names = [row["agent_ref"]["name"] for row in fields]
+        return {
+            "prompt": [prompt_of(row) for row in fields],
+            "environment": [name if environment_factory(name) else ONE_MESSAGE for name in names],
             "row": batch["row"],
             "line": batch["line"],
         }
@@ -132,80 +165,6 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     )
 
 
-class MeasuringTrainer(GRPOTrainer):
-    """GRPO that logs how long a step's rollouts took and, where vLLM samples them, how far it differs from the trainer.
-
-    TRL weights the loss by the ratio of the two, which is taken back unless `corrects_sampling`: it measures nothing
-    where it does not correct.
-    """
-
-    corrects_sampling = False
-    filters_overlong = False
-    ends: ResponseEnds
-
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
-        """Texts are in the chat template already, which prints a first token where the model wants one."""
-        if isinstance(prompts[0], str):
-            return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
-        return super()._tokenize_prompts(prompts)
-
-    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[list[list[int]], Any]:
-        responses, logprobs = super()._generate_single_turn(*arguments, **options)
-        if not self.use_vllm:
-            responses = [self.ends.without_padding(response) for response in responses]
-        return responses, logprobs
-
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        output = super()._generate(prompts)
-        self._is_cut = torch.tensor([self.ends.is_cut(ids) for ids in output[1]], device=self.accelerator.device)
-        share = self.accelerator.gather(self._is_cut).float().mean().item()
-        self._metrics["train"]["completions/clipped_ratio"][-1] = share
-        return output
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        started = time.monotonic()
-        output = super()._generate_and_score_completions(inputs)
-        self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
-        if self.filters_overlong and not self.mask_truncated_completions:
-            output["completion_mask"] = output["completion_mask"] * ~self._is_cut[:, None]
-            output["num_items_in_batch"] = self.accelerator.gather(output["completion_mask"].sum()).sum()
-        if self.use_vllm:
-            measured = mismatch(
-                output["old_per_token_logps"], output["sampling_per_token_logps"], output["completion_mask"]
-            )
-            for name, value in measured.items():
-                self._metrics["train"][name].append(value)
-            if not self.corrects_sampling:
-                output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
-        return output
-
-
-class LeaveOneOutTrainer(MeasuringTrainer):
-    """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
-
-    normalize_rewards = True
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        output["advantages"] = leave_one_out(output["advantages"], self.num_generations, self.normalize_rewards)
-        return output
-
-
-def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> torch.Tensor:
-    """Each reward less the mean of its group's others; divided by their standard deviation where that is not 0.
-
-    Rewards that are centred already give the same.
-    """
-    groups, others = rewards.double().view(-1, group_size), group_size - 1
-    mean = (groups.sum(1, keepdim=True) - groups) / others
-    advantages = groups - mean
-    if normalize and others > 1:
-        squares = (groups.square().sum(1, keepdim=True) - groups.square()) / others
-        deviation = ((squares - mean.square()).clamp(min=0) * others / (others - 1)).sqrt()
-        advantages = torch.where(deviation > 1e-6, advantages / (deviation + 1e-6), advantages)
-    return advantages.view(-1).to(rewards.dtype)
-
-
 def judges_of(job: TrainingJob) -> JudgeClients | None:
     """The judges that a stage names."""
     settings = job.config.judges
@@ -229,13 +188,13 @@ def environment_reward(
         row: list[str],
         log_metric: Callable[[str, float], None],
         line: Sequence[int] = (),
+        environments: Sequence[Any] = (),
         **_: Any,
     ) -> list[float]:
+        plays = environments or [None] * len(row)
+        responses = [_response(*given) for given in zip(completions, plays, strict=True)]
         starts = range(0, len(row), group_size)
-        groups = [
-            (json.loads(row[start]), [_text(completion) for completion in completions[start : start + group_size]])
-            for start in starts
-        ]
+        groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
         started = time.monotonic()
         rewards = reward_groups(groups, judges, [f"{split}:{line[start]}" for start in starts] if line else ())
         log_metric(REWARD_SECONDS, time.monotonic() - started)
@@ -256,6 +215,8 @@ def environment_reward(
     return reward
 
 
-def _text(completion: Completion) -> str:
-    """The text of a completion, which TRL makes a message where the prompt is one."""
+def _response(completion: Completion, play: Any) -> str:
+    """What is rewarded of a completion, which TRL makes messages where the prompt is some."""
+    if isinstance(play, Play):
+        return played(completion, play)
     return completion if isinstance(completion, str) else completion[0]["content"]

@@ -31,6 +31,7 @@ def sampling_arguments(config: GrpoConfig, accelerator: str) -> dict[str, Any]:
         "use_transformers_continuous_batching": generation.paged,
         "transformers_continuous_batching_config": cache if generation.paged else None,
         "generation_kwargs": more or None,
+        "max_tool_calling_iterations": generation.max_tool_calling_iterations,
         "chat_template_kwargs": config.policy.tokenizer.chat_template_kwargs or None,
     }
 

@@ -16,8 +16,10 @@ from scripts.backends.trl.tokenization import (
 )
 from scripts.files import read_json
 from scripts.model.chat_format import tokenizer_of
+from scripts.recipe.resolve import own_environments
 from scripts.recipe.stage import TrainingConfig
 from scripts.records import ShownRow
+from scripts.rewards.registry import register, tool_schemas
 from scripts.stage.shown import load_here, runs, shown_row
 from scripts.stage.stage import Stage
 
@@ -28,6 +30,7 @@ def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
     UserError where the trainer would refuse them, or the chat template that the stage names.
     """
     config, folder = stage.config, stage.parent_export
+    register(own_environments(stage.recipe, stage.name), config.environments)
     if folder is not None:
         processor = load_here(folder, config.chat_template)
     elif find_spec("transformers") is None:
@@ -75,7 +78,7 @@ def _parts(line: Line, config: TrainingConfig, processor: Any) -> list[list[tupl
         found = tokenize_demonstrations([line], processor, **options, assistant_only_loss=assistant_only)
         return [list(runs(row["input_ids"], row["labels"], IGNORED)) for row in found]
     if config.algorithm == "grpo":
-        options["max_length"] = config.longest_prompt
+        options |= {"max_length": config.longest_prompt, "tools": tool_schemas(config.environments or ())}
         found = render_prompts([line], processor, **options, keep_to=config.data.max_input_seq_length)
         return [[("prompt", False, token_ids([row["prompt"]], processor)[0])] for row in found]
     found = tokenize_pairs([line], processor, **options, cuts=policy.truncation_mode == "keep_start")

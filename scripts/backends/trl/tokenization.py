@@ -215,15 +215,27 @@ def tokenize_pairs(
 
 
 def render_prompts(
-    lines: list[Line], processor: Any, max_length: int, keep_to: int | None, variables: TemplateVariables
+    lines: list[Line],
+    processor: Any,
+    max_length: int,
+    keep_to: int | None,
+    variables: TemplateVariables,
+    tools: dict[str, list[Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Prompts in the chat template, beside the text of their rows; UserError for one that is too long.
 
-    Those longer than `keep_to` are left out.
+    Those longer than `keep_to` are left out. `tools` are those of environments that have some, by their names.
     """
+    for line in lines if tools else ():
+        if tools_of(line.row):
+            raise UserError(
+                f"{line.place}: declares tools of its own, which TRL cannot show beside environments with tools; give "
+                "such rows a blend and a stage of their own"
+            )
+    shown = tools or {}
     messages = [prompt_of(line.row) for line in lines]
     has_pictures = [bool(pictures_in(each, line, processor)) for each, line in zip(messages, lines, strict=True)]
-    options = [variables | {"tools": tools_of(line.row)} for line in lines]
+    options = [variables | {"tools": shown.get(line.row["agent_ref"]["name"]) or tools_of(line.row)} for line in lines]
     asked = [_prompt(*each, processor, some) for *each, some in zip(lines, messages, options, strict=True)]
     lengths = [len(ids) for ids in token_ids(asked, processor)]
     for line, length in zip(lines, lengths, strict=True):

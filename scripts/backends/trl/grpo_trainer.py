@@ -1,0 +1,104 @@
+"""TRL's GRPOTrainer where a stage measures more, ends responses elsewhere, or baselines otherwise."""
+
+import time
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from scripts.backends.trl.callback import ROLLOUT_SECONDS
+from scripts.backends.trl.vllm import mismatch
+from scripts.errors import UserError
+from scripts.evaluate.generate import ResponseEnds
+
+
+class MeasuringTrainer(GRPOTrainer):
+    """GRPO that logs how long a step's rollouts took and, where vLLM samples them, how far it differs from the trainer.
+
+    TRL weights the loss by the ratio of the two, which is taken back unless `corrects_sampling`: it measures nothing
+    where it does not correct.
+    """
+
+    corrects_sampling = False
+    filters_overlong = False
+    longest_prompt: int
+    ends: ResponseEnds
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
+        """Texts are in the chat template already, which prints a first token where the model wants one."""
+        if isinstance(prompts[0], str):
+            return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
+        tokenized = super()._tokenize_prompts(prompts)
+        longest = max(range(len(prompts)), key=lambda place: len(tokenized[0][place]))
+        if self.tools and len(tokenized[0][longest]) > self.longest_prompt:
+            raise UserError(
+                f"environment {self._batch_environments[longest]}: with what reset() adds, a prompt has "
+                f"{len(tokenized[0][longest])} tokens, but max_total_sequence_length less max_new_tokens leaves "
+                f"{self.longest_prompt}; raise policy.max_total_sequence_length, or let reset() add less (the prompt "
+                f"ends in {str(prompts[longest][-1]['content'])[-60:]!r})"
+            )
+        return tokenized
+
+    def _tool_call_loop(self, prompts: list[Any], *arguments: Any) -> tuple[Any, ...]:
+        """A response to a row whose environment has no tools is one message, its text whatever that looks like."""
+        _, responses, completions, *_ = arguments
+        for name, ids, completion in zip(self._batch_environments, responses, completions, strict=True):
+            if not self._env_tools[name]:
+                completion[0] = {"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}
+        return super()._tool_call_loop(prompts, *arguments)
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[list[list[int]], Any]:
+        responses, logprobs = super()._generate_single_turn(*arguments, **options)
+        if not self.use_vllm:
+            responses = [self.ends.without_padding(response) for response in responses]
+        return responses, logprobs
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        output = super()._generate(prompts)
+        self._is_cut = torch.tensor([self.ends.is_cut(ids) for ids in output[1]], device=self.accelerator.device)
+        share = self.accelerator.gather(self._is_cut).float().mean().item()
+        self._metrics["train"]["completions/clipped_ratio"][-1] = share
+        return output
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        started = time.monotonic()
+        output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
+        if self.filters_overlong and not self.mask_truncated_completions:
+            output["completion_mask"] = output["completion_mask"] * ~self._is_cut[:, None]
+            learnt = output["completion_mask"] * output.get("tool_mask", 1)
+            output["num_items_in_batch"] = self.accelerator.gather(learnt.sum()).sum()
+        if self.use_vllm:
+            sampled = output["completion_mask"] * output.get("tool_mask", 1)
+            measured = mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], sampled)
+            for name, value in measured.items():
+                self._metrics["train"][name].append(value)
+            if not self.corrects_sampling:
+                output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
+        return output
+
+
+class LeaveOneOutTrainer(MeasuringTrainer):
+    """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
+
+    normalize_rewards = True
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        output["advantages"] = leave_one_out(output["advantages"], self.num_generations, self.normalize_rewards)
+        return output
+
+
+def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> torch.Tensor:
+    """Each reward less the mean of its group's others; divided by their standard deviation where that is not 0.
+
+    Rewards that are centred already give the same.
+    """
+    groups, others = rewards.double().view(-1, group_size), group_size - 1
+    mean = (groups.sum(1, keepdim=True) - groups) / others
+    advantages = groups - mean
+    if normalize and others > 1:
+        squares = (groups.square().sum(1, keepdim=True) - groups.square()) / others
+        deviation = ((squares - mean.square()).clamp(min=0) * others / (others - 1)).sqrt()
+        advantages = torch.where(deviation > 1e-6, advantages / (deviation + 1e-6), advantages)
+    return advantages.view(-1).to(rewards.dtype)

@@ -1,0 +1,139 @@
+"""Rollouts of several turns with tools, played outside of training as TRL's trainer plays them."""
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from trl import GRPOTrainer
+from trl.chat_template_utils import (
+    add_response_schema,
+    get_training_chat_template,
+    is_chat_template_prefix_preserving,
+    parse_response,
+    supports_tool_calling,
+)
+
+from scripts.data.prompts import Row, prompt_of
+from scripts.errors import UserError
+from scripts.evaluate.generate import BATCH, ResponseEnds, Rollout, generate
+from scripts.model.chat_format import tokenizer_of
+from scripts.rewards.play import Play, played, tools_of
+from scripts.rewards.registry import environment_factory
+
+
+def prepare_for_tools(processor: Any) -> str | None:
+    """Let a tokenizer read calls of tools; UserError where its chat template knows none, or TRL does not know it.
+
+    Returns the template that several turns are rendered by, None where that is the tokenizer's own.
+    """
+    if tokenizer_of(processor) is not processor:
+        raise UserError("environments with tools are for models without vision; give the model's other rows a stage")
+    if not supports_tool_calling(processor):
+        raise UserError(
+            "the model's chat template shows no calls of tools, or no results of theirs; environments with tools need "
+            "one that does, as Qwen3's"
+        )
+    processor.parse_response = partial(_parse, processor.parse_response)
+    try:
+        if getattr(processor, "response_template", None) is None:
+            add_response_schema(processor)
+        return None if is_chat_template_prefix_preserving(processor) else get_training_chat_template(processor)
+    except ValueError as error:
+        raise UserError(
+            f"TRL cannot read calls of tools by the model's chat template ({str(error).splitlines()[0]}); environments "
+            "with tools need one that TRL knows, as Qwen3's, or a tokenizer with a response_template"
+        ) from None
+
+
+def _parse(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Read a response; ValueError, which TRL expects of calls that are none, where they nest too deep to be read."""
+    try:
+        return parse(*arguments, **options)
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+class Player(GRPOTrainer):
+    """TRL's trainer as far as it plays rollouts: its prompts, tool calls and masks, with a model that stays as it is.
+
+    It is no trainer, so the constructor is not TRL's, and sets what the methods used here read.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processor: Any,
+        settings: GenerationConfig,
+        ends: ResponseEnds,
+        max_tool_calling_iterations: int | None,
+        variables: dict[str, Any],
+    ) -> None:
+        self.chat_template = prepare_for_tools(processor)
+        self.model, self.processing_class, self._tokenizer = model, processor, processor
+        self.chat_template_kwargs = variables
+        self.max_completion_length = settings.max_new_tokens
+        self.max_tool_calling_iterations = max_tool_calling_iterations or sys.maxsize
+        self.use_vllm = self._is_vlm = False
+        self._settings, self._ends = settings, ends
+
+    def play(self, rows: list[Row]) -> list[Rollout]:
+        """One rollout a row, in the rows' order."""
+        return [rollout for start in range(0, len(rows), BATCH) for rollout in self._batch(rows[start : start + BATCH])]
+
+    def _batch(self, rows: list[Row]) -> list[Rollout]:
+        names = [row["agent_ref"]["name"] for row in rows]
+        plays: list[Play] = [environment_factory(name)() for name in names]
+        self.environment_factories = dict.fromkeys(names)
+        self._batch_environments = names
+        self._env_tools = {name: tools_of(play) for name, play in zip(names, plays, strict=True)}
+        self._sync_tool_dicts = [{tool.__name__: tool for tool in tools_of(play)} for play in plays]
+        self._async_tool_dicts = [{}] * len(rows)
+        self.tools = [tool for tools in self._env_tools.values() for tool in tools]
+        prompts = [_begun(play, row) for play, row in zip(plays, rows, strict=True)]
+        prompt_ids, *_ = self._tokenize_prompts(prompts)
+        first, _ = self._generate_single_turn(prompt_ids, None, {}, 1)
+        conversations = [
+            [parse_response(self._tokenizer, ids, prefix=prompt, tools=self._env_tools[name])]
+            for ids, prompt, name in zip(first, prompt_ids, names, strict=True)
+        ]
+        mask, conversations, ids, *_ = self._tool_call_loop(prompts, prompt_ids, first, conversations, None, None, {})
+        return [
+            Rollout(
+                played(messages, play),
+                sum(by_policy) - (response[-1] in self._ends.tokens),
+                self._ends.is_cut(response),
+            )
+            for messages, play, by_policy, response in zip(conversations, plays, mask, ids, strict=True)
+        ]
+
+    def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
+        lengths = [len(ids) for ids in prompt_ids]
+
+        def batch_of(indices: list[int]) -> dict[str, torch.Tensor]:
+            chosen = {"input_ids": [prompt_ids[index] for index in indices]}
+            return dict(self._tokenizer.pad(chosen, padding_side="left", return_tensors="pt"))
+
+        outputs = generate(self.model, self._tokenizer, self._settings, lengths, lengths.__getitem__, batch_of)
+        return [self._ended(ids) for ids in outputs], None
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        """A response up to the token that ends it."""
+        length = next((place + 1 for place, token in enumerate(ids) if token in self._ends.tokens), None)
+        return self._ends.without_padding(ids) if length is None else ids[:length]
+
+
+def _begun(play: Play, row: Row) -> list[dict[str, Any]]:
+    """A row's prompt, with what its environment adds to the last message."""
+    prompt, seen = prompt_of(row), play.reset(json.dumps(row))
+    if seen is None:
+        return prompt
+    content = prompt[-1]["content"]
+    if isinstance(content, str) != isinstance(seen, str):
+        content, seen = (
+            [{"type": "text", "text": part}] if isinstance(part, str) else part for part in (content, seen)
+        )
+    return [*prompt[:-1], prompt[-1] | {"content": content + seen}]
