@@ -24,7 +24,8 @@ from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, write_job
 from scripts.backends.trl.rank_errors import RankError, explain
-from scripts.backends.trl.settings import TrlConfig, TrlSettings
+from scripts.backends.trl.settings import TrlSettings
+from scripts.backends.trl.training import TrlConfig
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, write_text
 from scripts.launch.ray_cluster import run_on_cluster

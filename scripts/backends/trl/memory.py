@@ -8,7 +8,7 @@ layers), logits by TRL's tiles of them (trl/kernels/chunked_logprob.py). Every r
 from dataclasses import dataclass
 
 from scripts.backends.trl.algorithms import Lora, Policy
-from scripts.backends.trl.settings import TrlTraining
+from scripts.backends.trl.training import TrlTraining
 from scripts.model.shape import EXPERT, Shape
 
 TILE_TOKENS, TILE_VOCABULARY = 4096, 32768

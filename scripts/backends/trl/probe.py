@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from transformers import logging as transformers_logging
 
-from scripts.backends.trl.settings import GrpoConfig, GrpoSettings
+from scripts.backends.trl.settings import GrpoSettings
+from scripts.backends.trl.training import GrpoConfig
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import Rollout, load_export, rollouts
 from scripts.files import write_json

@@ -5,7 +5,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from scripts.backends.trl.settings import GrpoConfig
+from scripts.backends.trl.training import GrpoConfig
 from scripts.evaluate.generate import ResponseEnds
 
 
