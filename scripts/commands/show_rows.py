@@ -13,7 +13,6 @@ from scripts.stage.shown import text_of_rows, without_torch
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the first rows of one stage, or of all; the exit status is 1 where a stage would refuse them."""
-    without_torch()
     project, status = project_of(arguments), 0
     if arguments.stage:
         check_stage_name(project.recipe, arguments.stage)
@@ -27,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
             shown = f"what it starts from is not there yet: snakemake {stage.parent_export_record}"
         else:
             try:
-                shown = backend_of(stage.settings.backend).shown_rows(stage, arguments.rows)
+                shown = without_torch(backend_of(stage.settings.backend).shown_rows, stage, arguments.rows)
             except UserError as error:
                 shown, status = str(error), 1
         print(f"stage {stage.name}, {stage.settings.algorithm}")

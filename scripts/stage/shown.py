@@ -2,14 +2,17 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from itertools import cycle, groupby
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from scripts.records import ShownRow, ShownTokens
 
+Told = TypeVar("Told")
 FIRST, LAST = 80, 40
 BETWEEN = "¦"
 PLAIN, LEARNT = ("\x1b[48;5;254;30m", "\x1b[48;5;252;30m"), ("\x1b[48;5;120;30m", "\x1b[48;5;114;30m")
@@ -17,9 +20,20 @@ PLAIN, LEARNT = ("\x1b[48;5;254;30m", "\x1b[48;5;252;30m"), ("\x1b[48;5;120;30m"
 RESET = "\x1b[0m"
 
 
-def without_torch() -> None:
-    """Let this process load tokenizers in half a second: transformers would load torch, which they do not need."""
-    sys.modules.setdefault("torch", None)
+def without_torch(tell: Callable[..., Told], *arguments: Any) -> Told:
+    """What a call returns, made in a process without torch, in which tokenizers load in half a second.
+
+    transformers would load torch, which they do not need. What this process does later may need it, so it is forked;
+    where torch is loaded already nothing is gained.
+    """
+    if "torch" in sys.modules:
+        return tell(*arguments)
+    with ProcessPoolExecutor(1, get_context("fork"), initializer=_hide_torch) as pool:
+        return pool.submit(tell, *arguments).result()
+
+
+def _hide_torch() -> None:
+    sys.modules["torch"] = None
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 

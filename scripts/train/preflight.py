@@ -55,7 +55,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     problems += backend_of(settings.backend).preflight(stage, site, python)
     problems += changes_of_format(stage)
     try:
-        shown = backend_of(settings.backend).shown_rows(stage, SHOWN_ROWS)
+        shown = without_torch(backend_of(settings.backend).shown_rows, stage, SHOWN_ROWS)
     except UserError as error:
         problems.append(str(error))
     tokens = _token_lengths(stage, problems) if blend.format == "jsonl" else None
@@ -170,7 +170,6 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the Python that trains the stage; default: this one")
     parser.add_argument("--output", type=Path, required=True, help="preflight.json")
     arguments = parser.parse_args()
-    without_torch()
     stage = stage_of(arguments)
     site = load_site(arguments.site, stage.recipe) if arguments.site else None
     write_json(arguments.output, check_stage(stage, site, arguments.python))
