@@ -81,7 +81,8 @@ def rollouts(
 ) -> list[Rollout]:
     """One response a row, in the rows' order; temperature 0 is greedy. Equal arguments give equal responses.
 
-    Where a row's environment has tools, its rollout is a `Played`, and `max_new_tokens` are those of all its turns.
+    Where a row's environment has tools, its rollout is an `EpisodeResponse`, and `max_new_tokens` are those of all its
+    turns.
     """
     torch.manual_seed(seed)
     model.eval()
@@ -100,15 +101,15 @@ def rollouts(
     )
     variables = chat_template_kwargs or {}
     has_tools = [environment_factory(row["agent_ref"]["name"]) is not None for row in rows]
-    plain = [row for row, plays in zip(rows, has_tools, strict=True) if not plays]
+    plain = [row for row, several in zip(rows, has_tools, strict=True) if not several]
     single = iter(_respond(model, processor, plain, settings, ends, variables))
     if not any(has_tools):
         return list(single)
-    from scripts.evaluate.turns import Player  # noqa: PLC0415 - imports TRL
+    from scripts.evaluate.turns import EpisodeRunner  # noqa: PLC0415 - imports TRL
 
-    player = Player(model, processor, settings, ends, max_tool_calling_iterations, variables)
-    several = iter(player.play([row for row, plays in zip(rows, has_tools, strict=True) if plays]))
-    return [next(several if plays else single) for plays in has_tools]
+    runner = EpisodeRunner(model, processor, settings, ends, max_tool_calling_iterations, variables)
+    of_several_turns = iter(runner.run([row for row, several in zip(rows, has_tools, strict=True) if several]))
+    return [next(of_several_turns if several else single) for several in has_tools]
 
 
 def _respond(

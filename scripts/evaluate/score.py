@@ -18,8 +18,8 @@ from scripts.recipe.evaluation import Evaluation, EvaluationBase
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
+from scripts.rewards.episode import whole_text
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.play import whole_text
 from scripts.rewards.registry import check_row, contract_of, register, register_gym, scores
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.verdict import Unjudged, described

@@ -1,4 +1,4 @@
-"""Rollouts of several turns with tools, played outside of training as TRL's trainer plays them."""
+"""Rollouts of several turns with tools, made outside of training as TRL's trainer makes them."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ from scripts.data.prompts import Row, prompt_of
 from scripts.errors import UserError
 from scripts.evaluate.generate import BATCH, ResponseEnds, Rollout, generate
 from scripts.model.chat_format import tokenizer_of
-from scripts.rewards.play import Play, played, tools_of
+from scripts.rewards.episode import Episode, episode_response, tools_of
 from scripts.rewards.registry import environment_factory
 
 
@@ -57,8 +57,8 @@ def _parse(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-class Player(GRPOTrainer):
-    """TRL's trainer as far as it plays rollouts: its prompts, tool calls and masks, with a model that stays as it is.
+class EpisodeRunner(GRPOTrainer):
+    """TRL's trainer as far as it makes rollouts: its prompts, tool calls and masks, with a model that stays as it is.
 
     It is no trainer, so the constructor is not TRL's, and sets what the methods used here read.
     """
@@ -80,20 +80,20 @@ class Player(GRPOTrainer):
         self.use_vllm = self._is_vlm = False
         self._settings, self._ends = settings, ends
 
-    def play(self, rows: list[Row]) -> list[Rollout]:
+    def run(self, rows: list[Row]) -> list[Rollout]:
         """One rollout a row, in the rows' order."""
         return [rollout for start in range(0, len(rows), BATCH) for rollout in self._batch(rows[start : start + BATCH])]
 
     def _batch(self, rows: list[Row]) -> list[Rollout]:
         names = [row["agent_ref"]["name"] for row in rows]
-        plays: list[Play] = [environment_factory(name)() for name in names]
+        episodes: list[Episode] = [environment_factory(name)() for name in names]
         self.environment_factories = dict.fromkeys(names)
         self._batch_environments = names
-        self._env_tools = {name: tools_of(play) for name, play in zip(names, plays, strict=True)}
-        self._sync_tool_dicts = [{tool.__name__: tool for tool in tools_of(play)} for play in plays]
+        self._env_tools = {name: tools_of(episode) for name, episode in zip(names, episodes, strict=True)}
+        self._sync_tool_dicts = [{tool.__name__: tool for tool in tools_of(episode)} for episode in episodes]
         self._async_tool_dicts = [{}] * len(rows)
         self.tools = [tool for tools in self._env_tools.values() for tool in tools]
-        prompts = [_begun(play, row) for play, row in zip(plays, rows, strict=True)]
+        prompts = [_begun(episode, row) for episode, row in zip(episodes, rows, strict=True)]
         prompt_ids, *_ = self._tokenize_prompts(prompts)
         first, _ = self._generate_single_turn(prompt_ids, None, {}, 1)
         conversations = [
@@ -103,11 +103,11 @@ class Player(GRPOTrainer):
         mask, conversations, ids, *_ = self._tool_call_loop(prompts, prompt_ids, first, conversations, None, None, {})
         return [
             Rollout(
-                played(messages, play),
+                episode_response(messages, episode),
                 sum(by_policy) - (response[-1] in self._ends.tokens),
                 self._ends.is_cut(response),
             )
-            for messages, play, by_policy, response in zip(conversations, plays, mask, ids, strict=True)
+            for messages, episode, by_policy, response in zip(conversations, episodes, mask, ids, strict=True)
         ]
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
@@ -126,9 +126,9 @@ class Player(GRPOTrainer):
         return self._ends.without_padding(ids) if length is None else ids[:length]
 
 
-def _begun(play: Play, row: Row) -> list[dict[str, Any]]:
+def _begun(episode: Episode, row: Row) -> list[dict[str, Any]]:
     """A row's prompt, with what its environment adds to the last message."""
-    prompt, seen = prompt_of(row), play.reset(json.dumps(row))
+    prompt, seen = prompt_of(row), episode.reset(json.dumps(row))
     if seen is None:
         return prompt
     content = prompt[-1]["content"]

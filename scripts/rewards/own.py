@@ -2,9 +2,9 @@
 
 ``verify(row, response)`` scores one response, 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of one
 prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
-``good_answer(row)`` gives an answer that deserves the full reward. A class of TRL's protocol (`scripts.rewards.play`)
-has tools for several turns; where it has ``get_reward()``, that stands in for ``verify``. The file is the user's code
-and runs in the process that asks for rewards.
+``good_answer(row)`` gives an answer that deserves the full reward. A class of TRL's protocol (see
+`scripts.rewards.episode`) has tools for several turns; where it has ``get_reward()``, that stands in for ``verify``.
+The file is the user's code and runs in the process that asks for rewards.
 """
 
 import inspect
@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import Any
 
 from scripts.errors import UserError, shortened
+from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
 from scripts.rewards.messages import last_question
-from scripts.rewards.play import PROTOCOL, TOOL_SECONDS, Play, Played, play_class, tools_in
 from scripts.rewards.spec import Answers
 from scripts.rewards.verdict import VerifierError
 
@@ -54,16 +54,17 @@ class OwnEnvironment:
         if self.reads_response:
             name, value = "verify", self._call("verify", row, response)
         else:
-            name, value = "get_reward", response.reward if isinstance(response, Played) else self._untouched(row)
+            earned = response.reward if isinstance(response, EpisodeResponse) else self._untouched(row)
+            name, value = "get_reward", earned
         value = self._number(name, value, row)
         if not 0 <= value <= 1:
             raise self._error(name, f"returned {value!r}, which is not from 0 to 1", row)
         return value
 
     def _untouched(self, row: Row) -> Any:
-        play = self.environment_factory()
-        play.reset(json.dumps(row))
-        return play._reward()
+        episode = self.environment_factory()
+        episode.reset(json.dumps(row))
+        return episode._reward()
 
     def compare(self, row: Row, responses: list[str]) -> list[float]:
         """The rewards of one prompt's rollouts, in their order."""
@@ -131,7 +132,7 @@ class OwnEnvironment:
             raise self._refusal(f"defines several classes with reset() ({names}); leave it one")
         return classes[0] if classes else None
 
-    def _factory_of(self, kind: type) -> type[Play]:
+    def _factory_of(self, kind: type) -> type[Episode]:
         from transformers.utils import get_json_schema  # noqa: PLC0415 - only where there are tools
 
         tools = tools_in(kind)
@@ -143,7 +144,7 @@ class OwnEnvironment:
         seconds = getattr(kind, "tool_timeout", TOOL_SECONDS)
         if not isinstance(seconds, Real) or not seconds > 0:
             raise self._refusal(f"{kind.__name__}.tool_timeout is {seconds!r} instead of a number of seconds")
-        factory = play_class(kind, float(seconds), self._fault)
+        factory = episode_class(kind, float(seconds), self._fault)
         for name in tools:
             try:
                 get_json_schema(getattr(factory(), name))

@@ -16,11 +16,11 @@ from scripts.recipe.environment import Environment
 from scripts.recipe.gym import Gym, GymServer
 from scripts.recipe.judges import Role
 from scripts.rewards import environments
+from scripts.rewards.episode import Episode, tools_of
 from scripts.rewards.gym import RunningServer, agents_of
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.messages import last_question
 from scripts.rewards.own import OwnEnvironment
-from scripts.rewards.play import Play, tools_of
 from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
@@ -56,8 +56,8 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
         )
 
 
-def environment_factory(name: str) -> type[Play] | None:
-    """What rollouts of an environment's rows are played in; None where a response is one message."""
+def environment_factory(name: str) -> type[Episode] | None:
+    """The episodes in which an environment's rows are rolled out; None where a response is one message."""
     return SPECS.get(name, EnvironmentSpec()).environment_factory
 
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from scripts.rewards.play import Play
+from scripts.rewards.episode import Episode
 from scripts.rewards.row import PromptRow
 
 if TYPE_CHECKING:  # the sandbox imports environments, and asks no judge
@@ -73,8 +73,9 @@ class EnvironmentSpec:
     environment has it, rewards all rollouts of one prompt together and stands in for `verify` in training. `check` says
     why they could not score responses to a row that obeys the contract. `confined` says that `verify` waits for a
     process of its own, so that several at once use all cores, `remote` that it asks a server. `cheap` lists
-    the answers that it pays too easily. `environment_factory` makes what a rollout of several turns with tools is
-    played in, whose response is then a `Played`; without `reads_response` only what was done there earns the reward.
+    the answers that it pays too easily. `environment_factory` makes the episode of a rollout of several turns with
+    tools, whose response is then an `EpisodeResponse`; without `reads_response` only what was done there earns the
+    reward.
     """
 
     row: type[PromptRow] = PromptRow
@@ -83,7 +84,7 @@ class EnvironmentSpec:
     check: Callable[[Row], str | None] = lambda row: None
     confined: bool = False
     remote: bool = False
-    environment_factory: type[Play] | None = None
+    environment_factory: type[Episode] | None = None
     reads_response: bool = True
     judged: JudgeVerifier | None = None
     answers: Callable[[Row], Answers] = lambda row: Answers()

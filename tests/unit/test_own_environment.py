@@ -14,7 +14,7 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
-from scripts.rewards.play import played, tools_of, whole_text
+from scripts.rewards.episode import episode_response, tools_of, whole_text
 from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_group, scores
 from scripts.rewards.trial import SampledRow
 from scripts.stage.probe import try_rewards
@@ -247,35 +247,37 @@ class Products:
 
 
 def begun(**fields: object):
-    play = environment_factory("mine")()
-    return play, play.reset(json.dumps(row(3, "mine") | fields))
+    episode = environment_factory("mine")()
+    return episode, episode.reset(json.dumps(row(3, "mine") | fields))
 
 
 def test_a_class_plays_rollouts_and_says_what_they_earn(own):
     own(PRODUCTS.format(reward="self.first / 10"))
-    play, seen = begun(first=4, hint=" and a hint")
-    assert seen == " and a hint" and [tool.__name__ for tool in tools_of(play)] == ["times"]
-    assert play.times(second=5) == 20 and begun(first=6)[0].times(7) == 42
+    episode, seen = begun(first=4, hint=" and a hint")
+    assert seen == " and a hint" and [tool.__name__ for tool in tools_of(episode)] == ["times"]
+    assert episode.times(second=5) == 20 and begun(first=6)[0].times(7) == 42
     with pytest.raises(ValueError, match="no zero"):
-        play.times(second=0)
+        episode.times(second=0)
     call = {"type": "function", "function": {"name": "times", "arguments": {"second": 5}}}
     messages = [
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "times", "content": "20"},
         {"role": "assistant", "content": "twenty"},
     ]
-    response = played(messages, play)
+    response = episode_response(messages, episode)
     assert response == "twenty" and whole_text(response) == "times(second=5)\n-> 20\ntwenty"
     assert scores([(row(3, "mine") | {"first": 4}, response)]) == [0.4]
 
 
 def test_a_tool_that_does_not_return_is_given_up_and_its_rollout_cannot_be_judged(own):
     own(PRODUCTS.format(reward="1.0"))
-    play, _ = begun(first=4)
+    episode, _ = begun(first=4)
     for second in (1, 5):
         with pytest.raises(TimeoutError, match=r"times took more than 0.2 s"):
-            play.times(second)
-    (reward,) = scores([(row(3, "mine") | {"first": 4}, played([{"role": "assistant", "content": ""}], play))])
+            episode.times(second)
+    (reward,) = scores(
+        [(row(3, "mine") | {"first": 4}, episode_response([{"role": "assistant", "content": ""}], episode))]
+    )
     assert reward == 0 and reward.why == "times took more than 0.2 s"
     assert begun(first=4)[0].times(5) == 20
 
@@ -285,11 +287,11 @@ def test_a_tool_that_does_not_return_is_given_up_and_its_rollout_cannot_be_judge
 )
 def test_a_mistake_in_a_tool_is_no_answer_for_the_policy(own, second, says):
     own(PRODUCTS.format(reward="1.0"))
-    play, _ = begun(first=4)
+    episode, _ = begun(first=4)
     with pytest.raises(Exception, match=r"undefined|missing"):
-        play.times(second)
+        episode.times(second)
     with pytest.raises(UserError, match=rf"environment mine: times of .* raised at .*mine.py:\d+: {says}") as error:
-        played([{"role": "assistant", "content": ""}], play)
+        episode_response([{"role": "assistant", "content": ""}], episode)
     assert "(the row that asks 'say 3 of them')" in str(error.value)
 
 

@@ -1,4 +1,4 @@
-"""A policy learns to call a tool over several turns; held-out scores play as the trainer does; a resume loses nothing."""
+"""A policy learns to call a tool over several turns; held-out scores roll out as the trainer does; a resume loses nothing."""
 
 import json
 import math
@@ -20,14 +20,14 @@ from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.evaluate.generate import ResponseEnds, rollouts
 from scripts.evaluate.score import answer_rows
-from scripts.evaluate.turns import Player, prepare_for_tools
+from scripts.evaluate.turns import EpisodeRunner, prepare_for_tools
 from scripts.files import sha256_file, write_json
 from scripts.model.load import load_model
 from scripts.model.processor import load_processor
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
-from scripts.rewards.play import whole_text
+from scripts.rewards.episode import whole_text
 from scripts.rewards.registry import SPECS, register
 from scripts.stage.stop import StopRequest
 from tests.conftest import ROOT
@@ -159,8 +159,8 @@ def test_trainer_and_evaluation_play_the_same_turns_and_no_result_of_a_tool_is_l
     ((_, response_ids, masks, conversations, *_),) = seen
     rows = [row for _, _, row in read_rows(chain.folder / "products/train-split.jsonl")][:4]
     model, tokenizer = load_model(taught), load_processor(taught)
-    played = rollouts(model, tokenizer, rows, 80, temperature=0.0, seed=0, max_tool_calling_iterations=2)
-    assert [rollout.text.messages for rollout in played] == conversations[::4]
+    found = rollouts(model, tokenizer, rows, 80, temperature=0.0, seed=0, max_tool_calling_iterations=2)
+    assert [rollout.text.messages for rollout in found] == conversations[::4]
     results = 0
     for ids, mask, messages in zip(response_ids, masks, conversations, strict=True):
         masked = tokenizer.decode([token for token, is_learnt in zip(ids, mask, strict=True) if not is_learnt])
@@ -221,16 +221,16 @@ def test_turns_are_played_by_qwen3s_template_too_and_a_template_without_tools_is
     said = iter([[call % "6*7", "Too hard.<|im_end|>", call % "six"], ["42<|im_end|>", call % "7*7"], ["49<|im_end|>"]])
     prompts = []
 
-    def sample(player: Player, prompt_ids: list[list[int]], *_, **__):
+    def sample(runner: EpisodeRunner, prompt_ids: list[list[int]], *_, **__):
         prompts.append([tokenizer.decode(ids) for ids in prompt_ids])
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in next(said)], None
 
-    monkeypatch.setattr(Player, "_generate_single_turn", sample)
+    monkeypatch.setattr(EpisodeRunner, "_generate_single_turn", sample)
     model = load_model_shape()
     settings = type("Settings", (), {"max_new_tokens": 600})
     ends = ResponseEnds(tokenizer, [tokenizer.eos_token_id], [])
     rows = [row for _, _, row in read_rows(chain.folder / "products/train-split.jsonl")][:3]
-    first, second, third = Player(model, tokenizer, settings, ends, None, {"enable_thinking": False}).play(rows)
+    first, second, third = EpisodeRunner(model, tokenizer, settings, ends, None, {"enable_thinking": False}).run(rows)
     assert whole_text(first.text) == 'calculate(expression="6*7")\n-> 42\n42' and first.text == "42"
     assert whole_text(second.text) == "Too hard."
     assert "'six' is not two whole numbers" in whole_text(third.text) and third.text == "49"

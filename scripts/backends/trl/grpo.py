@@ -31,8 +31,8 @@ from scripts.backends.trl.vllm_server import is_served
 from scripts.data.prompts import open_picture, pictures_of, prompt_of
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
+from scripts.rewards.episode import Episode, episode_response
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.play import Play, played
 from scripts.rewards.registry import environment_factory, reward_groups, tool_schemas
 from scripts.rewards.verdict import Unjudged
 
@@ -191,8 +191,8 @@ def environment_reward(
         environments: Sequence[Any] = (),
         **_: Any,
     ) -> list[float]:
-        plays = environments or [None] * len(row)
-        responses = [_response(*given) for given in zip(completions, plays, strict=True)]
+        episodes = environments or [None] * len(row)
+        responses = [_response(*given) for given in zip(completions, episodes, strict=True)]
         starts = range(0, len(row), group_size)
         groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
         started = time.monotonic()
@@ -215,8 +215,8 @@ def environment_reward(
     return reward
 
 
-def _response(completion: Completion, play: Any) -> str:
+def _response(completion: Completion, episode: Any) -> str:
     """What is rewarded of a completion, which TRL makes messages where the prompt is some."""
-    if isinstance(play, Play):
-        return played(completion, play)
+    if isinstance(episode, Episode):
+        return episode_response(completion, episode)
     return completion if isinstance(completion, str) else completion[0]["content"]

@@ -21,11 +21,11 @@ PROTOCOL = ("reset", "get_reward")
 TOOL_SECONDS = 10.0
 
 
-class Play:
-    """An environment as TRL's trainer takes it; `play_class` adds the tools.
+class Episode:
+    """An environment as TRL's trainer takes it; `episode_class` adds the tools.
 
     Each rollout has an object of the environment's class to itself, made when it is reset, so nothing is left over from
-    another rollout, and a training that was resumed plays as one that was not. A tool that raises tells the policy why.
+    another rollout, and a training that was resumed goes as one that was not. A tool that raises tells the policy why.
     """
 
     _kind: type
@@ -55,7 +55,7 @@ class Play:
             raise self._fault(name, error, self._row) from error
 
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
-        """What a tool returns; what its own code did wrong, whatever the policy asked for, is kept for `played`."""
+        """What a tool returns; what its own code did wrong, whatever the policy asked for, is raised at the end."""
         if self._late:
             raise TimeoutError(self._late)
         try:
@@ -72,21 +72,21 @@ class Play:
             raise
 
 
-def play_class(kind: type, seconds: float, fault: Fault) -> type[Play]:
-    """The class of plays in an environment's class; no tool may take more than so many seconds.
+def episode_class(kind: type, seconds: float, fault: Fault) -> type[Episode]:
+    """The class of episodes in an environment's class; no tool may take more than so many seconds.
 
     `fault` makes the error of a method that failed: by its name, what it did wrong, and the row.
     """
 
     def tool(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
-        def call(self: Play, *arguments: Any, **named: Any) -> Any:
+        def call(self: Episode, *arguments: Any, **named: Any) -> Any:
             return self._call(name, partial(getattr(self._object, name), *arguments, **named))
 
         return call
 
     tools = {name: tool(name, method) for name, method in tools_in(kind).items()}
-    return type(kind.__name__, (Play,), {"_kind": kind, "_seconds": seconds, "_fault": staticmethod(fault), **tools})
+    return type(kind.__name__, (Episode,), {"_kind": kind, "_seconds": seconds, "_fault": staticmethod(fault), **tools})
 
 
 def tools_in(kind: type) -> dict[str, Callable[..., Any]]:
@@ -95,26 +95,26 @@ def tools_in(kind: type) -> dict[str, Callable[..., Any]]:
     return {name: method for name, method in methods.items() if not name.startswith("_") and name not in PROTOCOL}
 
 
-def tools_of(play: Play) -> list[Callable[..., Any]]:
+def tools_of(episode: Episode) -> list[Callable[..., Any]]:
     """The tools of a rollout."""
-    return [getattr(play, name) for name in tools_in(type(play))]
+    return [getattr(episode, name) for name in tools_in(type(episode))]
 
 
-class Played(str):
-    """What a policy said last in a rollout with tools; what it played in, and all messages since the prompt."""
+class EpisodeResponse(str):
+    """What a policy said last in a rollout with tools; its episode, and all messages since the prompt."""
 
-    play: Play
+    episode: Episode
     messages: list[dict[str, Any]]
 
     @property
     def reward(self) -> Any:
         """What the environment itself says that the rollout has earned; NotJudged where it cannot."""
-        return self.play._reward()
+        return self.episode._reward()
 
 
 def whole_text(response: str) -> str:
     """A response for reading; of several turns all."""
-    if not isinstance(response, Played):
+    if not isinstance(response, EpisodeResponse):
         return response
     lines = []
     for message in response.messages:
@@ -130,12 +130,12 @@ def whole_text(response: str) -> str:
     return "\n".join(lines)
 
 
-def played(messages: list[dict[str, Any]], play: Play) -> Played:
+def episode_response(messages: list[dict[str, Any]], episode: Episode) -> EpisodeResponse:
     """A rollout that has ended; UserError where the environment's own code failed in it."""
-    if play._broken is not None:
-        raise play._broken
-    said = Played(messages[-1]["content"] if messages[-1]["role"] == "assistant" else "")
-    said.play, said.messages = play, messages
+    if episode._broken is not None:
+        raise episode._broken
+    said = EpisodeResponse(messages[-1]["content"] if messages[-1]["role"] == "assistant" else "")
+    said.episode, said.messages = episode, messages
     return said
 
 
