@@ -186,8 +186,9 @@ class RunningServer:
         """Where it answers; UserError or GymUnavailable where it does not start."""
         if self._reach.base_url is not None:
             return self._reach.base_url.rstrip("/")
-        is_ready, _, _ = select.select([self._process.stdout], [], [], START_SECONDS)
-        if not is_ready:
+        announced = select.poll()  # which takes any number of open files, as select.select does not
+        announced.register(self._process.stdout, select.POLLIN)
+        if not announced.poll(START_SECONDS * 1000):
             raise GymUnavailable(f"Gym's server {self._name} has not started within {START_SECONDS:g} s")
         line = self._process.stdout.readline()
         if not line:
