@@ -8,13 +8,11 @@ seed and write JSON lines, by two processes. Memory is the largest sum, over a p
 not give back (private and dirty memory; files that are mapped are not counted), in a run of its own.
 """
 
-import argparse
 import json
 import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -25,7 +23,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.data import seconds_of  # noqa: E402
+from benchmarks.data import measure_sizes, seconds_of  # noqa: E402
 
 RECIPE = """
 name: columns
@@ -194,26 +192,5 @@ def table(sizes: dict[float, dict[str, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Measure and print, and write the table where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, nargs="+", default=[1.0])
-    parser.add_argument("--times", type=int, default=2)
-    parser.add_argument("--folder", type=Path, help="where to make the input (default: the temporary folder)")
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    sizes = {}
-    for gigabytes in arguments.gigabytes:
-        scratch = Path(tempfile.mkdtemp(dir=arguments.folder))
-        try:
-            sizes[gigabytes] = figures_of(gigabytes, arguments.times, scratch)
-        finally:
-            shutil.rmtree(scratch)
-    text = table(sizes)
-    print(text)
-    if arguments.output:
-        arguments.output.write_text(text)
-
-
 if __name__ == "__main__":
-    main()
+    measure_sizes(__doc__, 2, figures_of, table)

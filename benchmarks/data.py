@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -232,11 +233,11 @@ def table(sizes: dict[float, dict[str, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Measure and print, and write the table where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def measure_sizes(description: str, times: int, figures_of: Callable[..., dict], table: Callable[[dict], str]) -> None:
+    """Measure at the sizes that the command line names, and print the table; write it where asked."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[1.0])
-    parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--times", type=int, default=times)
     parser.add_argument("--folder", type=Path, help="where to make the input (default: the temporary folder)")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -254,4 +255,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure_sizes(__doc__, 3, figures_of, table)
