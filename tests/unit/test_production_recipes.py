@@ -256,7 +256,9 @@ def test_judges_get_their_nodes_where_the_release_has_no_key_for_them():
     assert not any("num_gpu_nodes" in override for override in told)
 
 
-UNFIT = "static preference pairs are for dpo or mpo; a deterministic check (verifier) or a judge is for grpo"
+UNFIT = (
+    "static preference pairs are for dpo or mpo; a deterministic check (verifier) or a judge is for grpo; sft has none"
+)
 
 
 @pytest.mark.parametrize(

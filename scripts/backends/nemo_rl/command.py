@@ -16,7 +16,7 @@ from scripts.backends.nemo_rl.training import MegatronWeights
 from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.stage import Checkpointing
 
-SETTINGS = ("grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
+SETTINGS = ("sft", "grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
 PREWARM = (
     "import sys; from transformers import AutoConfig, AutoTokenizer; name = sys.argv[1]; "
     "AutoConfig.from_pretrained(name, trust_remote_code=True); "

@@ -69,6 +69,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def values_with_effect(self) -> dict[str, Any]:
         """What it says that may change weights; of a chat template in a file, which may change, its hash as well."""
         values = super().values_with_effect() | {"mtp": False}
+        if self.algorithm != "sft":
+            del values["sft"]
         if self.chat_template and self.chat_template.endswith(".jinja") and Path(self.chat_template).is_file():
             values["template_sha256"] = sha256_file(Path(self.chat_template))
         return values
@@ -198,5 +200,5 @@ class NemoRlEvaluation(EvaluationBase):
         return stage.model_copy(update={"cluster": small}).on_its_nodes(release)
 
 
-STAGES = dict.fromkeys(("grpo", "dpo", "mpo"), NemoRlSettings)
+STAGES = dict.fromkeys(("sft", "grpo", "dpo", "mpo"), NemoRlSettings)
 EVALUATION = NemoRlEvaluation

@@ -16,17 +16,21 @@ PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}
 class NemoRlTraining(Training):
     """What NeMo-RL trains, by a config of its own and what is said here over it, in its own keys.
 
-    ``grpo``, ``dpo``, ``mpo``, ``loss_fn``, ``policy``, ``data``, ``env`` and ``logger`` go to the driver as they are.
+    ``sft``, ``grpo``, ``dpo``, ``mpo``, ``loss_fn``, ``policy``, ``data``, ``env`` and ``logger`` go to the driver as
+    they are.
     """
 
     backend: Literal["nemo_rl"]
-    algorithm: Literal["grpo", "dpo", "mpo"]
-    reward: Literal["verifier", "judge", "pairs"] = Field(description="Where the reward comes from.")
+    algorithm: Literal["sft", "grpo", "dpo", "mpo"]
+    reward: Literal["verifier", "judge", "pairs"] | None = Field(
+        None, description="Where the reward comes from; none, and only there: SFT."
+    )
     config: str = Field(description="The config's path in NeMo-RL's checkout.")
     entry: str = Field("examples/nemo_gym/run_grpo_nemo_gym.py", description="The driver's path in the checkout.")
     max_num_steps: PositiveInt | None = Field(
         None, description="The planned step; none: as many as the training rows are enough for."
     )
+    sft: dict[str, Any] = Field({})
     grpo: dict[str, Any] = Field({})
     dpo: dict[str, Any] = Field({})
     mpo: dict[str, Any] = Field({})
@@ -100,11 +104,13 @@ class NemoRlTraining(Training):
 
     @model_validator(mode="after")
     def _fits_its_reward(self) -> "NemoRlTraining":
-        fitting = {"pairs": ("dpo", "mpo"), "verifier": ("grpo",), "judge": ("grpo",)}[self.reward]
+        if self.reward is None and self.algorithm != "sft":
+            raise invalid(f"reward is missing, which says where that of {self.algorithm} comes from")
+        fitting = {None: ("sft",), "pairs": ("dpo", "mpo"), "verifier": ("grpo",), "judge": ("grpo",)}[self.reward]
         if self.algorithm not in fitting:
             raise invalid(
                 f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo or "
-                "mpo; a deterministic check (verifier) or a judge is for grpo"
+                "mpo; a deterministic check (verifier) or a judge is for grpo; sft has none"
             )
         return self
 
