@@ -25,6 +25,15 @@ def amount(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
+def duration(seconds: float) -> str:
+    """A length of time for people: in seconds, minutes, or hours and minutes."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    if seconds < 100 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min" if seconds < 360_000 else f"{seconds / 3600:.0f} h"
+
+
 def canonical_json(value: Any) -> str:
     """JSON text that is equal for equal values: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

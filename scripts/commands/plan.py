@@ -7,9 +7,9 @@ from pathlib import Path
 
 from scripts.backends.protocol import backend_of, backends_in
 from scripts.commands.project import Project, project_of
-from scripts.commands.status import aligned, duration
+from scripts.commands.status import aligned
 from scripts.errors import UserError
-from scripts.files import amount
+from scripts.files import amount, duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site

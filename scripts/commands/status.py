@@ -3,6 +3,7 @@
 import argparse
 
 from scripts.commands.project import Project, project_of
+from scripts.files import duration
 from scripts.launch.jobs import latest_jobs
 from scripts.recipe.site import Site
 from scripts.stage.paths import StagePaths
@@ -34,15 +35,6 @@ def _row(status: StageStatus, site: Site) -> list[str]:
 
 def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
-
-
-def duration(seconds: float) -> str:
-    """A length of time for people: in seconds, minutes, or hours and minutes."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 100 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min" if seconds < 360_000 else f"{seconds / 3600:.0f} h"
 
 
 def aligned(rows: list[list[str]], left: set[int]) -> list[str]:

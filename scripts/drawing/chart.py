@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "currentColor")
 DASHES = ("none", "7 3", "2 2", "9 3 2 3", "4 4", "1 3")
 WIDTH, HEIGHT = 380, 230
 LEFT, RIGHT, TOP, BOTTOM = 66, 10, 10, 36
@@ -48,17 +48,17 @@ def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
     up = _Axis.over(min(ys), max(ys), bottom, top)
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_words(title, lines))}"'
-        ' xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11">'
+        ' xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11" fill="currentColor">'
     ]
     for row, number in enumerate(labelled):
         parts.append(f'<path d="M{LEFT} {TOP + 15 * row - 3}h30" {_stroke(number)}/>')
         parts.append(f'<text x="{LEFT + 36}" y="{TOP + 15 * row}">{escape(lines[number].label)}</text>')
     for value, place in up.ticks():
-        parts.append(f'<path d="M{LEFT} {place}H{right}" stroke="#ddd"/>')
+        parts.append(f'<path d="M{LEFT} {place}H{right}" stroke="currentColor" stroke-opacity=".15"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{place + 4}" text-anchor="end">{value}</text>')
     for value, place in across.ticks():
         parts.append(f'<text x="{place}" y="{bottom + 14}" text-anchor="middle">{value}</text>')
-    parts.append(f'<path d="M{LEFT} {top}V{bottom}H{right}" fill="none" stroke="#555"/>')
+    parts.append(f'<path d="M{LEFT} {top}V{bottom}H{right}" fill="none" stroke="currentColor" stroke-opacity=".6"/>')
     parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
     place = f"12 {(top + bottom) / 2}"
     parts.append(f'<text transform="translate({place}) rotate(-90)" text-anchor="middle">{escape(unit)}</text>')
@@ -78,8 +78,9 @@ def interval(value: Number, low: Number, high: Number, reach: float) -> str:
     words = f"{value:+.3f}" + (f", from {low:+.3f} to {high:+.3f}" if low is not None and high is not None else "")
     bar = f'<path d="M{at(low)} 8H{at(high)}" stroke="#0072b2" stroke-width="3"/>' if "," in words else ""
     return (
-        f'<svg class="interval" viewBox="0 0 120 16" role="img" aria-label="{words}" xmlns="http://www.w3.org/2000/svg">'
-        f'<path d="M60 1V15" stroke="#777"/>{bar}<circle cx="{at(value)}" cy="8" r="4"/></svg>'
+        f'<svg class="interval" viewBox="0 0 120 16" role="img" aria-label="{words}" fill="currentColor"'
+        ' xmlns="http://www.w3.org/2000/svg"><path d="M60 1V15" stroke="currentColor" stroke-opacity=".6"/>'
+        f'{bar}<circle cx="{at(value)}" cy="8" r="4"/></svg>'
     )
 
 

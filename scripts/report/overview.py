@@ -1,22 +1,26 @@
-"""The overview of a run: the graph of its stages, a row for each, what they cost, and a part for each with its gate."""
+"""The overview of a run: whether the model got better and at what cost, what to look at next, its stages."""
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.drawing.graph import Box, graph_svg
+from scripts.drawing.trend import trend
 from scripts.errors import UserError, run_program
+from scripts.files import duration
 from scripts.records import CheckpointRecord, Evaluation, read_record
 from scripts.report.cost import Cost, cost_of
 from scripts.report.page import number_text, write_page
-from scripts.report.records import criteria_of, evaluation_of, is_trained, metrics_of, scores_of, settings_of
+from scripts.report.records import criteria_of, evaluation_of, is_trained, metrics_of, settings_of
 from scripts.report.summary import summarise_stage
+from scripts.report.verdict import Course, chains_of, verdict_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
 
-PARTS = ("rows", "costs", "algorithms", "criteria", "extremes")
+PARTS = ("rows", "costs", "algorithms", "criteria", "evaluations")
 MARKS = {"pass": "✓", "warn": "!", "stop": "■"}
+LARGE, SMALL = (760, 210), (200, 84)
 
 
 def write_overview(results: Path, parents: dict[str, str], output: Path) -> None:
@@ -36,14 +40,16 @@ def write_overview(results: Path, parents: dict[str, str], output: Path) -> None
             progress[name] = f"damaged: {error}"
             print(error, file=sys.stderr)
     shown = {part: {name: parts[part] for name, parts in trained.items()} for part in PARTS}
-    verdicts = {name: row["gate"] for name, row in shown["rows"].items()}
     write_page(
         output,
         "overview.html",
         run=results.resolve().name,
         parents=parents,
         progress=progress,
-        graph=_graph(parents, progress, verdicts),
+        lines=_lines(parents),
+        marks=MARKS,
+        verdicts=_verdicts(parents, shown.pop("evaluations")),
+        cost=_sum(shown["costs"].values()),
         **shown,
     )
 
@@ -55,37 +61,52 @@ def _shown(stage: StagePaths) -> dict[str, Any]:
         "costs": cost_of(stage.run, metrics_of(stage)["seconds"]),
         "algorithms": settings_of(stage)["algorithm"],
         "criteria": criteria_of(stage),
-        "extremes": _extremes(evaluation_of(stage)),
+        "evaluations": evaluation_of(stage),
     }
 
 
-def _graph(parents: dict[str, str], progress: dict[str, str], verdicts: dict[str, str | None]) -> str:
-    """The graph of the stages, each a link to its part of the page; a stage without a verdict is not trained."""
-    boxes = {}
-    for name, (row, column) in _places(parents).items():
-        verdict = verdicts.get(name)
-        boxes[name] = Box(
-            column,
-            row,
-            (name, progress[name]),
-            mark=f"{MARKS[verdict]} {verdict}" if verdict else "",
-            link=f"#stage-{name}",
-            words=f"{name}: {progress[name]}" + (f", gate {verdict}" if verdict else ""),
-            style=verdict or ("trained" if name in verdicts else "open"),
-        )
-    edges = [(parent, name) for name, parent in parents.items() if parent in parents]
-    return graph_svg(f"Graph of {len(parents)} stages; each links to its part of this page", boxes, edges)
+def _verdicts(parents: Mapping[str, str], evaluations: Mapping[str, Evaluation | None]) -> list[dict[str, Any]]:
+    """The verdict on each chain that was scored, with the mean's course and every environment's drawn."""
+    scored = {name: evaluation for name, evaluation in evaluations.items() if evaluation is not None}
+    found = {verdict.last: verdict for chain in chains_of(parents) if (verdict := verdict_of(chain, scored))}
+    return [
+        {
+            "verdict": verdict,
+            "drawn": _drawn(verdict.mean, LARGE),
+            "environments": [(course, _drawn(course, SMALL)) for course in verdict.environments],
+        }
+        for verdict in found.values()
+    ]
 
 
-def _places(parents: dict[str, str]) -> dict[str, tuple[int, int]]:
-    """Row and column of every stage: a row below its parent, in its parent's column where that is free."""
-    places: dict[str, tuple[int, int]] = {}
+def _drawn(course: Course, size: tuple[int, int]) -> str:
+    """A course on a scale from 0 to 1, or as far as its scores go."""
+    values = [step.value for step in course.steps]
+    words = ", ".join(f"{step.value:.2f} after {step.stage}" for step in course.steps)
+    bounds = [(step.low, step.high) for step in course.steps]
+    scale = (min(0.0, *values), max(1.0, *values))
+    return trend(f"{course.name}: {words}", [step.stage for step in course.steps], values, bounds, scale, size)
+
+
+def _lines(parents: Mapping[str, str]) -> list[list[str]]:
+    """The stages in lines, each stage the parent of the next; a line begins where a chain does, or branches off."""
+    lines: list[list[str]] = []
     for name, parent in parents.items():
-        row, column = (places[parent][0] + 1, places[parent][1]) if parent in places else (0, 0)
-        while (row, column) in places.values():
-            column += 1
-        places[name] = (row, column)
-    return places
+        line = next((line for line in lines if line[-1] == parent), None)
+        if line is None:
+            lines.append([name])
+        else:
+            line.append(name)
+    return lines
+
+
+def _sum(costs: Any) -> dict[str, str]:
+    """The time and the GPU-hours of all stages, for people."""
+    costs = list(costs)
+    mark = "at least " if any(cost.at_least for cost in costs) else ""
+    gpu_hours = sum(cost.gpu_hours or 0.0 for cost in costs)
+    time = duration(3600 * sum(cost.hours for cost in costs))
+    return {"time": f"{mark}{time}", "gpu_hours": f"{mark}{number_text(gpu_hours)}" if gpu_hours else ""}
 
 
 def _progress(stage: StagePaths, cost: Cost | None) -> str:
@@ -96,17 +117,8 @@ def _progress(stage: StagePaths, cost: Cost | None) -> str:
     record = read_record(stage.record, CheckpointRecord)
     steps, ended = record["step"], record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
-    words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{number_text(cost.hours)} h"
+    words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{duration(3600 * cost.hours)}"
     return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
-
-
-def _extremes(evaluation: Evaluation | None) -> str:
-    """Which environments a stage changed most, in words; nothing where that is not known."""
-    known = [score for score in scores_of(evaluation) if score.change is not None and score.name != "mean"]
-    if not known:
-        return ""
-    best, worst = (choose(known, key=lambda score: score.change) for choose in (max, min))
-    return f"most gained: {best.name} {best.change:+.3f}; most lost or least gained: {worst.name} {worst.change:+.3f}"
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from scripts.drawing.curves import short_name
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically
 from scripts.records import CheckpointRecord, Evaluation, Gate, read_if_there, read_record
@@ -24,21 +25,21 @@ def summarise_stage(stage: StagePaths) -> dict[str, Any]:
     first, last = metrics.iloc[0], metrics.iloc[-1]
     return {
         "stage": stage.name,
-        "parent": ", ".join(parent["stage"] for parent in record["parents"]),
-        "steps": record["step"],
-        "identity": record["identity"],
-        "training_seconds": round(metrics["seconds"].sum(), 1),
-        "hours": cost.hours,
-        "gpu_hours": cost.gpu_hours,
+        "gate": gate and gate["verdict"],
+        **held_out(evaluation_of(stage)),
         "reward_first": first["reward_mean"],
         "reward_last": last["reward_mean"],
+        "loss_last": last["loss"],
+        "steps": record["step"],
+        "hours": cost.hours,
+        "gpu_hours": cost.gpu_hours,
+        "training_seconds": round(metrics["seconds"].sum(), 1),
         "kl_last": last["kl"],
         "entropy_last": last["entropy"],
         "response_length_last": last["response_length_mean"],
         "truncation_last": last["truncation_rate"],
-        "loss_last": last["loss"],
-        **held_out(evaluation_of(stage)),
-        "gate": gate and gate["verdict"],
+        "parent": ", ".join(parent["stage"] for parent in record["parents"]),
+        "identity": record["identity"],
     }
 
 
@@ -47,7 +48,7 @@ def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
     if evaluation is None:
         return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
     changes = {
-        name: entry["after"] - entry["before"]
+        short_name(name): entry["after"] - entry["before"]
         for name, entry in evaluation["environments"].items()
         if entry["before"] is not None
     }

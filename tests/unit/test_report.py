@@ -201,7 +201,7 @@ def test_the_page_of_a_stage_has_every_part(results):
     page = page_of(results, "rlvr1")
     for part in ("curves", "held-out", "gate", "rollouts", "config", "data", "time"):
         assert f'<section id="{part}"' in page
-    assert "0.2 h, 0.8 GPU-hours" in page
+    assert "12 min, 0.8 GPU-hours" in page
     assert "held_out_change is 0.25, at least 0.5 was wanted" in page
     assert re.search(r'<th scope="row">algorithm</th><td class="long">sft</td><td class="long">grpo</td>', page)
     assert "<td>3</td><td>3</td><td>0.750</td>" in page
@@ -317,20 +317,44 @@ def test_a_graph_leads_its_arrows_from_box_to_box_and_its_boxes_do_not_overlap()
     assert len([path for path in svg.findall("path") if path.get("marker-end")]) == 2
 
 
-def test_the_graph_of_the_overview_leads_from_every_parent_to_the_stages_that_start_from_it(results):
+def test_the_overview_shows_chains_in_lines_and_where_one_branches_off(results):
     write_stage(results, "a", "sft")
-    parents = {"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}
-    write_overview(results, parents, results / "overview.html")
+    write_overview(results, {"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}, results / "overview.html")
     page = (results / "overview.html").read_text()
-    svg = drawn(re.search(r"<svg width.*?</svg>", page)[0])
-    links = svg.findall("a")
-    assert [link.get("href") for link in links] == [f"#stage-{name}" for name in parents]
-    assert [link.get("class") for link in links] == ["warn", "warn", "warn", "open"]
-    assert links[1].get("aria-label") == "rlvr1: 10 steps, 0.2 h, 0.8 GPU-hours, gate warn"
-    assert len(svg.findall("path")) == 3
-    corners = [(float(link.find("rect").get("x")), float(link.find("rect").get("y"))) for link in links]
-    first, left, right, below = corners
-    assert first[0] == left[0] < right[0] == below[0] and first[1] < left[1] == right[1] < below[1]
+    lines = [
+        (re.findall(r"from (\w+)", line), re.findall(r'class="stage (\w+)" href="#stage-(\w+)"', line))
+        for line in re.findall(r'<div class="chain">(.*?)</div>', page, re.DOTALL)
+    ]
+    assert lines == [([], [("warn", "sft"), ("warn", "rlvr1")]), (["sft"], [("warn", "a"), ("open", "c")])]
+    assert 'aria-label="rlvr1: 10 steps, 12 min, 0.8 GPU-hours, gate warn"' in page
+
+
+def judged(stage: str, changes: dict[str, tuple[float, ...]]) -> dict:
+    """An eval.json: by environment the score after the stage, and its change from the first with the interval."""
+
+    def entry(after: float, value: float, low: float, high: float) -> dict:
+        return {
+            "before": None,
+            "after": after,
+            "change": None,
+            "change_from_first": {"value": value, "low": low, "high": high},
+        }
+
+    means = [sum(column) / len(changes) for column in zip(*changes.values(), strict=True)]
+    environments = {name: {"rows": 8} | entry(*figures) for name, figures in changes.items()}
+    return {"stage": stage, "environments": environments, "mean": entry(*means)}
+
+
+def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_cost(results):
+    write_json(
+        results / "rlvr1/eval.json", judged("rlvr1", {MATH: (0.75, 0.25, 0.2, 0.4), MCQA: (0.25, -0.25, -0.3, -0.2)})
+    )
+    write_overview(results, {"sft": "", "rlvr1": "sft"}, results / "overview.html")
+    said = " ".join(re.sub(r"<[^>]+>", "", (results / "overview.html").read_text()).split())
+    assert "No clear change: the mean held-out score went from 0.50 after sft to 0.50 after rlvr1 (+0.00" in said
+    assert "Worse in mcqa (-0.25). Better in 1 of 2, most in math_with_judge (+0.25)." in said
+    assert "2 of 2 stages trained, 20 steps, 24 min, 1.6 GPU-hours. Gates: 2 warn." in said
+    assert said.index("mean of 2 environments") < said.index("0.50 → 0.25 ▼ -0.25") < said.index("0.50 → 0.75 ▲ +0.25")
 
 
 def test_the_overview_tells_trained_and_untrained_stages_apart(results):
@@ -340,14 +364,14 @@ def test_the_overview_tells_trained_and_untrained_stages_apart(results):
     text = (results / "overview.html").read_text()
     assert "2 of 4 stages trained, 20 steps" in text and "1.6 GPU-hours" in text
     assert "rlvr2: unfinished, step 7" in text and "rlhf: not trained yet" in text
-    assert text.count("math_with_judge +0.250") == 2 and "nan" not in text
+    assert "least gained: math_with_judge +0.250" in text and "nan" not in text
 
 
 def test_the_summary_has_a_row_a_stage_from_its_records(results):
     row = summarise_stage(StagePaths(results / "rlvr1"))
     assert (row["stage"], row["parent"], row["steps"], row["gate"]) == ("rlvr1", "sft", 10, "warn")
     assert (row["training_seconds"], row["hours"], row["gpu_hours"]) == (360.0, 0.2, 0.8)
-    assert row["worst_environment"] == MATH and pd.isna(row["kl_last"])
+    assert row["worst_environment"] == "math_with_judge" and pd.isna(row["kl_last"])
 
 
 def test_a_missing_file_is_one_message_that_says_what_to_ask_for(results):
