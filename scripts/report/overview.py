@@ -2,14 +2,14 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scripts.drawing.trend import trend
 from scripts.errors import UserError, run_program
 from scripts.files import duration
-from scripts.records import CheckpointRecord, Evaluation, read_record
+from scripts.records import CheckpointRecord, Evaluation, JudgedCriterion, read_record
 from scripts.report.cost import Cost, cost_of
 from scripts.report.page import number_text, write_page
 from scripts.report.records import criteria_of, evaluation_of, is_trained, metrics_of, settings_of
@@ -50,6 +50,7 @@ def write_overview(results: Path, parents: dict[str, str], output: Path) -> None
         marks=MARKS,
         verdicts=_verdicts(parents, shown.pop("evaluations")),
         cost=_sum(shown["costs"].values()),
+        notable=list(_notable(shown["criteria"])),
         **shown,
     )
 
@@ -63,6 +64,15 @@ def _shown(stage: StagePaths) -> dict[str, Any]:
         "criteria": criteria_of(stage),
         "evaluations": evaluation_of(stage),
     }
+
+
+def _notable(criteria: Mapping[str, list[JudgedCriterion]]) -> Iterator[tuple[str, str]]:
+    """The stages and the criteria that they missed, in words; those that stop a chain first."""
+    for outcome in ("stop", "warn"):
+        for stage, judged in criteria.items():
+            for each in judged:
+                if each["outcome"] == outcome:
+                    yield stage, f"{MARKS[outcome]} {outcome}: {each.get('says') or each['metric']}"
 
 
 def _verdicts(parents: Mapping[str, str], evaluations: Mapping[str, Evaluation | None]) -> list[dict[str, Any]]:

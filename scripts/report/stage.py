@@ -8,17 +8,15 @@ from typing import Any
 import pandas as pd
 
 from scripts.drawing.curves import columns_by_name, figures_of, short_name
-from scripts.errors import run_program, shortened
+from scripts.errors import run_program
 from scripts.records import Manifest, Preflight, read_if_there, read_record
 from scripts.report import records
 from scripts.report.cost import cost_of
 from scripts.report.page import write_page
+from scripts.report.rollouts import sample_rollouts
 from scripts.report.summary import summarise_stage
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS, read_table
-
-SAMPLES = 4
-LONGEST_TEXT = 1500
 
 
 def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
@@ -60,26 +58,6 @@ def _data_uri(metrics: pd.DataFrame) -> str:
         table = table.join(pd.DataFrame(columns, index=table.index).add_prefix(prefix))
     text = table.dropna(axis="columns", how="all").to_csv(float_format="%.6g")
     return f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}"
-
-
-def sample_rollouts(rollouts: pd.DataFrame) -> list[dict[str, Any]]:
-    """Some rollouts of each environment, evenly from the one that lost most to the one that gained most."""
-    samples = []
-    for _, rows in rollouts.groupby("environment", sort=True):
-        change = (rows["reward_after"] - rows["reward_before"]).fillna(0.0)
-        ordered = rows.assign(change=change).sort_values(["change", "split", "line"])
-        count = min(SAMPLES, len(ordered))
-        places = {round(place * (len(ordered) - 1) / max(1, count - 1)) for place in range(count)}
-        samples += [_shown(row) for row in ordered.iloc[sorted(places)].to_dict("records")]
-    return samples
-
-
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A rollout's row with texts of bounded length, and None for what is not there."""
-    row = {key: None if pd.isna(value) else value for key, value in row.items()}
-    for key in ("prompt", "response_before", "response_after"):
-        row[key] = None if row[key] is None else shortened(str(row[key]), LONGEST_TEXT)
-    return row | {"environment": short_name(row["environment"])}
 
 
 def composition(manifest: Manifest) -> list[dict[str, Any]]:

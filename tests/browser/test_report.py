@@ -75,7 +75,7 @@ def pages(tmp_path_factory):
         write_stage(results, name, parent or None)
     evil = "<script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\">"
     rows = [rollout(line, prompt=f"prompt {line}", response_after=f"={line}+1") for line in range(3)]
-    rows.append(rollout(3, prompt=evil, response_before=evil))
+    rows.append(rollout(3, before=1.0, after=0.0, prompt=evil, response_before=evil))
     pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
     write_stage_page(StagePaths(results / "rlvr1"), write_manifest(results), results / "rlvr1/stage.html")
     write_overview(results, parents, results / "overview.html")
@@ -150,7 +150,7 @@ def test_every_section_opens_with_its_pages_and_without_script_errors(browser, f
         for place, name in enumerate(shown):
             open_page(browser, report, section, place, len(shown))
             shown_frame(browser, f"filename={name}")
-            figures = browser.find_elements(By.CSS_SELECTOR, "svg.chart, .graph svg, .heat tbody td")
+            figures = browser.find_elements(By.CSS_SELECTOR, "svg.chart, svg.trend, .heat tbody td")
             assert figures and all(figure.size["width"] > 30 for figure in figures), (
                 f"{section}: {name} shows no figure"
             )
@@ -162,7 +162,7 @@ def test_an_embedded_page_follows_its_own_links_and_saves_csv(browser, finished,
 
     open_page(browser, (finished.results / "report.html").as_uri(), "Chain", 1, 2)
     shown_frame(browser, "filename=overview.html")
-    browser.find_element(By.CSS_SELECTOR, "a[href='#stage-rlhf'] rect").click()
+    browser.find_element(By.CSS_SELECTOR, ".chain a[href='#stage-rlhf']").click()
     assert browser.execute_script("return document.querySelector(':target').id") == "stage-rlhf"
     assert "number 3" in browser.find_element(By.CSS_SELECTOR, "#stage-rlhf .embedded-only").text
     assert not browser.find_element(By.CSS_SELECTOR, "#stage-rlhf a.apart").is_displayed()
@@ -172,7 +172,8 @@ def test_an_embedded_page_follows_its_own_links_and_saves_csv(browser, finished,
     assert severe(browser) == []
 
 
-def test_the_keyboard_reaches_a_stage_a_filter_and_a_file(browser, pages, downloads):
+def test_the_keyboard_reaches_a_stage_and_chooses_rollouts(browser, pages):
+    from selenium.webdriver.common.by import By
     from selenium.webdriver.common.keys import Keys
 
     def press(*keys: str) -> None:
@@ -182,8 +183,8 @@ def test_the_keyboard_reaches_a_stage_a_filter_and_a_file(browser, pages, downlo
 
     browser.get((pages / "overview.html").as_uri())
     press(Keys.TAB, Keys.ENTER, Keys.TAB)  # past the skip link to the page's first link
-    assert browser.execute_script("return document.activeElement.textContent") == "Environments over the chain"
-    for _ in range(10):
+    assert browser.execute_script("return document.activeElement.textContent") == "sft"  # whose gate warns
+    for _ in range(30):
         press(Keys.TAB)
         if browser.execute_script("return document.activeElement.getAttribute('href')") == "#stage-rlvr1":
             break
@@ -193,10 +194,11 @@ def test_the_keyboard_reaches_a_stage_a_filter_and_a_file(browser, pages, downlo
     press(Keys.TAB, Keys.ENTER)  # the stage's part has the focus now; its next link leads to its page
     assert browser.title == "Stage rlvr1"
     browser.execute_script("document.querySelector('#rollouts input').focus()")
-    press("prompt 2", Keys.TAB, Keys.ENTER)
-    rows = saved(downloads, "rlvr1-rollouts.csv")
-    assert len(rows) == 2 and rows[1][2] == "prompt 2"
-    assert rows[1][5] == "'=2+1"  # what a spreadsheet would take for a formula is marked as text
+    press("prompt 2", Keys.TAB)
+    shown = [item.text for item in browser.find_elements(By.CSS_SELECTOR, ".rollout") if item.is_displayed()]
+    assert len(shown) == 1 and "prompt 2" in shown[0] and "=2+1" in shown[0]
+    press(Keys.TAB, "reward fell")  # the list of kinds
+    assert browser.find_element(By.CSS_SELECTOR, "#rollouts output").text.startswith("0 of ")
     assert severe(browser) == []
 
 
@@ -241,7 +243,7 @@ def test_a_hundred_stages_are_found_by_filter_and_link(browser, pages):
 
     start = time.monotonic()
     browser.get((pages / "overview.html").as_uri())
-    assert len(browser.find_elements(By.CSS_SELECTOR, ".graph a")) == 100
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".chain a")) == 100
     browser.find_element(By.CSS_SELECTOR, "#summary input").send_keys("rlvr77")
     rows = [row for row in browser.find_elements(By.CSS_SELECTOR, "#summary tbody tr") if row.is_displayed()]
     assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == ["rlvr77", "rlvr78"]  # and its child

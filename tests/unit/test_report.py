@@ -22,7 +22,8 @@ from scripts.report.cost import cost_of
 from scripts.report.environments import colour, write_environments_page
 from scripts.report.overview import write_overview
 from scripts.report.records import differing_settings, scores_of, scores_side_by_side
-from scripts.report.stage import sample_rollouts, write_stage_page
+from scripts.report.rollouts import marked, sample_rollouts
+from scripts.report.stage import write_stage_page
 from scripts.report.summary import summarise_stage
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
@@ -239,16 +240,32 @@ def test_what_a_model_or_a_row_says_stays_text(results):
     assert page.count("&lt;script&gt;alert(1)") >= 7 and "{{ 7 * 7 }}" in page
 
 
-def test_rollouts_are_chosen_from_the_largest_loss_to_the_largest_gain_of_each_environment():
-    rows = [rollout(line, before=0.5, after=line / 20) for line in range(21)]
-    rows += [rollout(99, environment=MCQA, reward_before=None, response_before=None)]
+def test_rollouts_to_read_are_those_that_changed_most_of_each_kind_and_some_at_random():
+    rows = [rollout(line, before=0.5, after=line / 100) for line in range(100)]
+    rows += [rollout(line, environment=MCQA, before=0.0, after=0.0) for line in range(100, 110)]
+    rows += [rollout(999, environment=MCQA, reward_before=None, response_before=None)]
     samples = sample_rollouts(pd.DataFrame(rows))
-    assert [sample["line"] for sample in samples] == [0, 7, 13, 20, 99]
-    assert samples[-1]["reward_before"] is None and samples[-1]["environment"] == "mcqa"
+    chosen = [(sample["kind"], sample["line"]) for sample in samples[:14]]
+    assert chosen[:7] == [("fell", 0), ("fell", 1), ("fell", 2), ("rose", 99), ("rose", 98), ("rose", 97), ("same", 50)]
+    assert chosen[7:11] == [("zero", 100), ("zero", 101), ("zero", 102), ("new", 999)]
+    drawn = [sample["line"] for sample in samples if sample["is_random"]]
+    assert (
+        len(set(drawn)) == 20
+        and max(drawn) > 50
+        and drawn == [sample["line"] for sample in sample_rollouts(pd.DataFrame(rows)) if sample["is_random"]]
+    )
+    assert samples[10]["reward_before"] is None and samples[10]["environment"] == "mcqa"
+
+
+def test_what_only_one_response_says_is_marked_and_escaped():
+    before, after = marked("the <b>sum</b> is 4", "the <b>sum</b> is 5!")
+    assert before == "the &lt;b&gt;sum&lt;/b&gt; is <del>4</del>"
+    assert after == "the &lt;b&gt;sum&lt;/b&gt; is <ins>5!</ins>"
 
 
 def test_a_long_response_is_shortened():
-    assert len(sample_rollouts(pd.DataFrame([rollout(1, response_after="x" * 99_999)]))[0]["response_after"]) == 1500
+    (sample,) = sample_rollouts(pd.DataFrame([rollout(1, response_before=None, response_after="x" * 99_999)]))
+    assert len(sample["response_after"]) == 1500
 
 
 def test_settings_that_differ_are_told_with_both_values():

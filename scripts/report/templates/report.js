@@ -32,13 +32,22 @@ for (const part of document.querySelectorAll("[data-filter]")) {
   field.type = "search";
   label.append(field);
   const count = document.createElement("output");
+  const choices = (part.dataset.choose ?? "").split(" ").filter(Boolean).map(name => {
+    const select = document.createElement("select");
+    const values = new Set(items.flatMap(item => item.dataset[name].split(";")));
+    select.append(new Option(`every ${name}`, ""), ...[...values].sort().map(value => new Option(value)));
+    select.setAttribute("aria-label", name);
+    select.addEventListener("change", () => show());
+    return { name, select };
+  });
+  const isChosen = item => choices.every(({ name, select }) => !select.value || item.dataset[name].split(";").includes(select.value));
   const show = () => {
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-    items.forEach((item, number) => { item.hidden = !words.every(word => texts[number].includes(word)); });
+    items.forEach((item, number) => { item.hidden = !(isChosen(item) && words.every(word => texts[number].includes(word))); });
     count.textContent = `${items.filter(item => !item.hidden).length} of ${items.length}`;
   };
   field.addEventListener("input", show);
-  tools.append(label, count);
+  tools.append(label, ...choices.map(({ select }) => select), count);
   if (table) {
     const button = document.createElement("button");
     button.type = "button";

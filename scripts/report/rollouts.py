@@ -1,0 +1,76 @@
+"""Rollouts to read: of each environment those whose reward rose, fell or stayed 0, and some drawn at random."""
+
+import difflib
+import re
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup, escape
+
+from scripts.drawing.curves import short_name
+from scripts.errors import shortened
+
+OF_A_KIND, AT_RANDOM = 3, 20
+LONGEST_TEXT = 1500
+KINDS = {
+    "fell": "reward fell",
+    "rose": "reward rose",
+    "zero": "stayed 0",
+    "same": "stayed the same",
+    "new": "not scored before",
+}
+_WORDS = re.compile(r"\s+|\w+|[^\w\s]")
+
+
+def sample_rollouts(rollouts: pd.DataFrame) -> list[dict[str, Any]]:
+    """Some rollouts with their `kind`, each environment's that changed most first; `is_random` marks those drawn.
+
+    The same rows are drawn each time, evenly over all that there are.
+    """
+    change = rollouts["reward_after"] - rollouts["reward_before"]
+    rows = rollouts.assign(
+        change=change, kind=[_kind(*pair) for pair in zip(rollouts["reward_before"], change, strict=True)]
+    )
+    drawn = set(rows.sample(min(AT_RANDOM, len(rows)), random_state=0).index)
+    parts = sorted(rows.groupby(["environment", "kind"]), key=lambda part: (part[0][0], list(KINDS).index(part[0][1])))
+    kept = [index for _, part in parts for index in _most_changed(part)]
+    return [_shown(rows.loc[index]) | {"is_random": index in drawn} for index in dict.fromkeys([*kept, *sorted(drawn)])]
+
+
+def _kind(before: float, change: float) -> str:
+    if pd.isna(change):
+        return "new"
+    if change:
+        return "rose" if change > 0 else "fell"
+    return "same" if before else "zero"
+
+
+def _most_changed(rows: pd.DataFrame) -> list[int]:
+    order = rows["change"].abs().fillna(0.0)
+    return list(rows.assign(order=-order).sort_values(["order", "split", "line"]).index[:OF_A_KIND])
+
+
+def _shown(row: pd.Series) -> dict[str, Any]:
+    """A rollout's row with texts of bounded length, what changed in the response marked; None is what is not there."""
+    shown = {key: None if pd.isna(value) else value for key, value in row.items()}
+    for key in ("prompt", "response_before", "response_after"):
+        shown[key] = None if shown[key] is None else shortened(str(shown[key]), LONGEST_TEXT)
+    before, after = shown["response_before"], shown["response_after"]
+    if before is not None and after is not None:
+        shown["response_before"], shown["response_after"] = marked(before, after)
+    return shown | {"environment": short_name(shown["environment"]), "kind_text": KINDS[shown["kind"]]}
+
+
+def marked(before: str, after: str) -> tuple[Markup, Markup]:
+    """Two texts as HTML, the words that only one of them has in <del> and <ins>."""
+    old, new = _WORDS.findall(before), _WORDS.findall(after)
+    steps = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return (
+        Markup().join(_tagged("del", tag, old[start:end]) for tag, start, end, _, _ in steps),
+        Markup().join(_tagged("ins", tag, new[start:end]) for tag, _, _, start, end in steps),
+    )
+
+
+def _tagged(name: str, tag: str, words: list[str]) -> Markup:
+    text = escape("".join(words))
+    return text if tag == "equal" or not text else Markup("<{0}>{1}</{0}>").format(name, text)
