@@ -15,11 +15,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from scripts.backends.nemo_rl.checkpoints import seal_finished
+from scripts.backends.nemo_rl.hydra import hydra_value
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.train import KILLED
 from scripts.model.processor import make_tokenizer
+from scripts.recipe.settings import leaves
 from tests.slurm.nemo_rl import make_checkout
 from tests.slurm.processes import PATH
 
@@ -124,7 +126,10 @@ class Loops:
         }
         paths = {"train": self.inputs / f"{data}.jsonl", "validation": self.inputs / f"{data}-val.jsonl"}
         if kind == "sft":
-            told |= {key: str(value).format(**paths) for key, value in self.release.sft_data.items()}
+            data = leaves(self.release.sft_data)
+            told |= {
+                key: value.format(**paths) if isinstance(value, str) else hydra_value(value) for key, value in data
+            }
             told |= {"policy.tokenizer.chat_template": "default", "checkpointing.metric_name": "val:val_loss"}
             told |= {"checkpointing.higher_is_better": "false"}
         else:

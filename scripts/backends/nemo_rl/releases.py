@@ -56,7 +56,7 @@ class Release(Strict):
     versions: dict[str, str]
     python: Literal["python", "uv run python"]
     keys: Keys
-    sft_data: dict[str, str | bool | None]
+    sft_data: dict[str, dict[str, str | bool | None]]
     can: list[Ability]
     converter: Converter
     apptainer: str | None = None
@@ -64,6 +64,11 @@ class Release(Strict):
     mounts: dict[str, str]
     environment: dict[str, str]
     launchers: dict[str, dict[str, str]] = Field({})
+
+    @property
+    def preserves_rows(self) -> bool:
+        """Whether its SFT reads each row as it is."""
+        return any(values.get("use_preserving_dataset") for values in self.sft_data.values())
 
 
 class Releases(Strict):
