@@ -6,9 +6,14 @@ CONFIG OVERRIDE...: as the driver takes them, in the release's checkout. Prints 
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from omegaconf import OmegaConf
 
+try:
+    import decord  # noqa: F401
+except ModuleNotFoundError:  # reads videos for older releases, and no row has one
+    sys.modules["decord"] = ModuleType("decord")
 sys.path.insert(0, str(Path("examples").absolute()))
 import run_sft
 from nemo_rl.algorithms.utils import get_tokenizer
