@@ -58,7 +58,11 @@ def rows_of(release, rows, stage, folder, tokenizer):
     told = [word.replace("'{train}'", str(path)) for word in overrides_of(settings | release.sft_data)]
     told = [word.replace("'{validation}'", str(path)) for word in told]
     checkout = Path(CHECKOUTS, release.name).resolve()
-    environment = os.environ | {"PYTHONPATH": str(checkout), "HF_DATASETS_CACHE": str(folder), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {
+        "PYTHONPATH": f"{checkout}:{checkout}/examples",
+        "HF_DATASETS_CACHE": str(folder),
+        "HF_HUB_OFFLINE": "1",
+    }
     command = [PYTHON, PROGRAM, "examples/configs/sft.yaml", *told]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
