@@ -1,5 +1,7 @@
 """What each release's own run_sft.py makes of rows: the tokens and the loss mask that scripts/.../demonstrations.py tells."""
 
+import base64
+import io
 import json
 import os
 import subprocess
@@ -7,13 +9,16 @@ from pathlib import Path
 
 import pytest
 import trl
+from PIL import Image
 
 from scripts.backends.nemo_rl.demonstrations import chunks_of, parts_of, write_rows
 from scripts.backends.nemo_rl.hydra import overrides_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.training import NemoRlTraining
 from scripts.errors import UserError
-from scripts.model.processor import load_processor, make_tokenizer
+from scripts.model.processor import load_processor, make_processor, make_tokenizer
+from scripts.recipe.load import load_recipe
+from tests.conftest import ROOT
 
 CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
 PROGRAM, LENGTH = Path(__file__).with_name("cpu") / "sft_rows.py", 1500
@@ -47,13 +52,13 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def rows_of(release, rows, stage, folder, tokenizer):
+def rows_of(release, rows, stage, folder, tokenizer, config="sft.yaml"):
     """What the release's own code makes of rows, by their names."""
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows.values()))
     path = folder / "read/rows.jsonl"
     path.parent.mkdir()
     write_rows(folder / "rows.jsonl", path)
-    settings = {"policy.tokenizer": {"name": str(tokenizer), "chat_template": "default"}, "data": stage.reads}
+    settings = {"++policy.tokenizer": {"name": str(tokenizer), "chat_template": "default"}, "data": stage.reads}
     settings |= {"policy.max_total_sequence_length": LENGTH, "sft": stage.sft}
     told = [word.replace("'{train}'", str(path)) for word in overrides_of(settings | release.sft_data)]
     told = [word.replace("'{validation}'", str(path)) for word in told]
@@ -63,7 +68,7 @@ def rows_of(release, rows, stage, folder, tokenizer):
         "HF_DATASETS_CACHE": str(folder),
         "HF_HUB_OFFLINE": "1",
     }
-    command = [PYTHON, PROGRAM, "examples/configs/sft.yaml", *told]
+    command = [PYTHON, PROGRAM, f"examples/configs/{config}", *told]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(found) == len(rows), done.stderr[-2000:]
@@ -102,3 +107,26 @@ def test_the_releases_make_the_tokens_and_masks_that_are_told(tmp_path, name, te
     refused = {"turns", "thoughts", *TOOLS} if template == "qwen3" else {"results"} if "qwen3" in template else set()
     assert {row for row, what in outcomes if what != "masked"} == refused & rows.keys()
     assert ("long", "masked") in outcomes
+
+
+@pytest.mark.parametrize("name", sorted(load_releases().keys() & {"v0.7.0", "main"}))  # nano-v3-omni wants torchvision
+def test_a_picture_becomes_the_tokens_that_its_processor_makes_and_the_answer_is_learnt(tmp_path, name):
+    processor = make_processor(load_recipe(ROOT / "config/recipes/tiny-omni.yaml").model)
+    processor.save_pretrained(tmp_path / "processor")
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 32), "red").save(picture, "PNG")
+    uri = f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
+    shown = [{"type": "input_image", "image_url": uri}, {"type": "input_text", "text": "colour?"}]
+    rows = {"picture": {"messages": said(shown, "red")}, "none": {"messages": said("colour?", "red")}}
+    stage = NemoRlTraining.model_construct(algorithm="sft", data={}, sft={}, policy={})
+    folder, config = tmp_path / "rows", "sft_vlm_3B.yaml"
+    folder.mkdir()
+    found = rows_of(load_releases()[name], rows, stage, folder, tmp_path / "processor", config)
+    learnt = {
+        row: [id for id, is_learnt in zip(real["ids"], real["mask"], strict=True) if is_learnt]
+        for row, real in found.items()
+    }
+    assert learnt["picture"] == learnt["none"]
+    assert processor.tokenizer.decode(learnt["none"]) == "<|assistant|>red<|end|>"
+    each = [real["ids"].count(processor.image_token_id) for real in found.values()]
+    assert each == [4, 0] and len(found["picture"]["ids"]) == len(found["none"]["ids"]) + 4
