@@ -7,7 +7,6 @@ tests/unit/test_nemo_rl_demonstrations.py holds this equal to the releases' own 
 """
 
 import json
-from collections.abc import Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
