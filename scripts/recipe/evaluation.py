@@ -148,7 +148,7 @@ class Evaluation(EvaluationBase, Sampling):
             if name not in recipe.stages:
                 raise misnamed("evaluation.stages", "stage", name, recipe.stages)
         if not recipe.scored_stages():
-            raise invalid("these keys are for backend trl; NeMo-RL takes held_out, benchmarks and nodes", "evaluation")
+            raise invalid("these keys are for backend trl; NeMo-RL takes held_out and nodes", "evaluation")
         prompts = [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
         for name in self.blends or ():
             if name not in prompts:

@@ -6,7 +6,6 @@ files, lines and ends of the real one; Slurm, Snakemake, Ray and all of Stagecoa
 
 import json
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -102,13 +101,13 @@ def test_metrics_have_the_columns_of_every_backend_and_no_kl_where_none_was_meas
 
 @pytest.fixture(scope="module")
 def scored(chain):
-    """The chain, its recipe asking for held-out scores and a benchmark now: what is planned, and rlvr1's made."""
+    """The chain, its recipe asking for held-out scores now: what is planned, and rlvr1's made."""
     recipe = chain.root / "config/recipes/double.yaml"
-    chain.write_recipe(recipe, evaluation={"held_out": True, "benchmarks": ["math500"], "nodes": 2})
+    chain.write_recipe(recipe, evaluation={"held_out": True, "nodes": 2})
     told = ("--profile", "profiles/slurm", "results/double/dpo/gate.json")
     jobs = chain.planned_jobs(*told)
     chain.training, chain.scoring = jobs["train"], jobs["held_out"]
-    chain.train("results/double/rlvr1/eval.json", "results/double/rlvr1/benchmarks.json")
+    chain.train("results/double/rlvr1/eval.json")
     return chain
 
 
@@ -135,14 +134,6 @@ def test_held_out_scores_are_those_of_the_export_on_every_validation_row(scored)
     command = next((stage / "held_out/logs").glob("*-logs/driver_command.sh")).read_text()
     assert f"policy.model_name={(stage / 'hf/model').resolve()}" in command
     assert not (stage / "held_out/no-checkpoints").exists()
-
-
-def test_a_benchmark_is_the_result_of_run_eval_on_the_export(scored):
-    record = json.loads((scored.results / "rlvr1/benchmarks.json").read_text())
-    assert record["benchmarks"]["math500"]["samples"] == 7
-    assert record["benchmarks"]["math500"]["score"] == pytest.approx(3 / 7, abs=1e-6)
-    assert Path(record["benchmarks"]["math500"]["settings"]["model_name"]).name == record["content"]
-    assert not (scored.results / "dpo/benchmarks.json").exists(), "nobody asked for it"
 
 
 def test_no_token_is_in_any_file_or_output(chain):

@@ -4,11 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
-from safetensors.torch import save_file
 
-from scripts.backends.trl.backend import BACKEND
+from scripts.backends.protocol import backend_of
 from scripts.errors import UserError
 from scripts.files import describe_files, write_json
 from scripts.model.chat_format import write_template
@@ -76,6 +74,8 @@ def tokenizer(tmp_path_factory):
 @pytest.fixture
 def export(tokenizer, tmp_path):
     """A function that exports a model of such tensors as a stage's."""
+    import torch
+    from safetensors.torch import save_file
 
     def write(stage: str, shapes: dict = SHAPES, vocabulary: int = 16, template: str | None = None) -> None:
         folder = tmp_path / stage / "exports/new"
@@ -131,12 +131,17 @@ def test_an_export_of_trl_that_is_no_whole_model_is_refused_before_nemo_rl_gets_
 def test_another_chat_template_is_refused_both_ways(export, tmp_path):
     export("sft")
     export("rl", template="{{ messages }}")
+
+    def changes(stages: dict | None, name: str) -> list[str]:
+        stage = Stage(recipe_with(tmp_path, stages), tmp_path, name)
+        return changes_of_format(stage, backend_of(stage.settings.backend).chat_format(stage))
+
     said = {"rl": {"policy": RECIPE["stages"]["rl"]["policy"] | {"tokenizer": {"chat_template": "{{ messages }}"}}}}
-    assert changes_of_format(Stage(recipe_with(tmp_path), tmp_path, "rl")) == []
+    assert changes(None, "rl") == []
     for stages, stage, parent in ((said, "rl", "sft"), (None, "dpo", "rl")):
-        (found,) = changes_of_format(Stage(recipe_with(tmp_path, stages), tmp_path, stage))
+        (found,) = changes(stages, stage)
         assert f"otherwise than its parent {parent} trained: the chat template" in found
-    assert changes_of_format(Stage(recipe_with(tmp_path, said), tmp_path, "dpo")) == []
+    assert changes(said, "dpo") == []
 
 
 def test_stages_of_both_backends_are_scored_where_the_recipe_names_them(tmp_path):
@@ -159,6 +164,6 @@ def test_a_stage_of_trl_on_a_site_of_nemo_rl_is_told_that_it_leaves_the_gpus_idl
     recipe = recipe_with(tmp_path)
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)
     stage = Stage(recipe, tmp_path, "sft")
-    (found,) = BACKEND.findings(stage, site)
+    (found,) = backend_of("trl").findings(stage, site)
     assert "site h100 gives it nodes of 8 GPUs, and says accelerator: cpu" in found.says and not found.stops
-    assert BACKEND.findings(stage, site.model_copy(update={"accelerator": "cuda", "processes": 4})) == []
+    assert backend_of("trl").findings(stage, site.model_copy(update={"accelerator": "cuda", "processes": 4})) == []
