@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -63,10 +64,12 @@ class NemoRlChain(Workflow):
         source = self.root / "source"
         source.mkdir()
         asked = [row["question"] for row in rows]
-        blends = {blend: [row | {"of": blend} for row in rows] for blend in ("rlvr1", "rlvr2")}
         turns = [{"role": "user", "content": question} for question in asked]
-        blends["sft"] = [{"messages": [turn, {"role": "assistant", "content": "1"}]} for turn in turns]
-        blends["dpo"] = [{"prompt": question, "chosen": "1", "rejected": "none"} for question in asked]
+        blends = {
+            "sft": [{"messages": [turn, {"role": "assistant", "content": "1"}]} for turn in turns],
+            "rlvr1": rows,
+            "dpo": [{"prompt": question, "chosen": "1", "rejected": "none"} for question in asked],
+        }
         for blend, lines in blends.items():
             (source / f"{blend}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         for image in ("train.sqsh", "sandbox.sqsh"):
@@ -103,16 +106,27 @@ class NemoRlChain(Workflow):
         stages = {
             "sft": {"algorithm": "sft", "blend": "sft", "sft": {"max_num_steps": 2}, "policy": TRL},
             "rlvr1": {"algorithm": "grpo", "blend": "rlvr1", "parent": "sft"},
-            "rlvr2": {"algorithm": "grpo", "blend": "rlvr2", "parent": "rlvr1"},
+            "tuned": {
+                "algorithm": "sft",
+                "backend": "nemo_rl",
+                "blend": "sft",
+                "parent": "rlvr1",
+                "config": "examples/configs/sft.yaml",
+                "entry": "examples/run_sft.py",
+                "cluster": {"num_nodes": 1},
+                "policy": {"max_total_sequence_length": 64, "train_global_batch_size": PROMPTS},
+                "sft": {"val_global_batch_size": 1},
+                "max_num_steps": 2,
+            },
             "dpo": {"algorithm": "dpo", "blend": "dpo", "parent": "rlvr1", "dpo": {"max_num_steps": 2}, "policy": TRL},
         }
-        kinds = {"sft": "demonstrations", "dpo": "preferences"}
+        kinds = {"sft": "demonstrations", "rlvr1": "prompts", "dpo": "preferences"}
         recipe = {
             "name": "double",
             "release": "v0.7.0",
             "model": dict(zip(SIZES, (16, 32, 1, 2, 1), strict=True)),
             "source": {"kind": "folder", "path": str(self.root / "source")},
-            "blends": {name: {"kind": kinds.get(name, "prompts"), "holdout": 3} for name in stages},
+            "blends": {name: {"kind": kind, "holdout": 3} for name, kind in kinds.items()},
             "defaults": {"grpo": shared},
             "stages": stages,
             "evaluation": evaluation,
@@ -165,6 +179,7 @@ class NemoRlChain(Workflow):
                 "--",
                 str(directory.relative_to(self.root) / "preflight.json"),
             )
+            shutil.rmtree(directory.with_name("sft"))
             for made in ("data", "sft"):
                 (directory.parent / made).symlink_to(self.results / made)
         command = [

@@ -177,18 +177,18 @@ def test_a_driver_that_makes_no_new_step_is_ended(chain):
     assert chain.cluster.left_running() == []
 
 
-def test_a_chain_interrupted_twice_is_published_and_says_what_was_skipped(chain):
+def test_a_stage_interrupted_twice_is_published_and_says_what_was_skipped_and_nemo_rls_sft_goes_on_from_it(chain):
     chain.write_site()
     struck = chain.root / "struck_again"
     output = chain.train_at_once("twice", "++stand_in.fault=die", "++stand_in.at=3", f"++stand_in.once={struck}")
     assert "after the checkpoint of step 2; to be continued" in output
     struck.unlink()
     chain.train_at_once("twice", fresh=False)
-    chain.train("--config", "recipe=config/recipes/twice.yaml", "run=twice", "--", "results/twice/rlvr2/ckpt")
+    chain.train("--config", "recipe=config/recipes/twice.yaml", "run=twice", "--", "results/twice/tuned/ckpt")
     first, second = (
-        json.loads((chain.root / f"results/twice/{stage}/ckpt/record.json").read_text()) for stage in ("rlvr1", "rlvr2")
+        json.loads((chain.root / f"results/twice/{stage}/ckpt/record.json").read_text()) for stage in ("rlvr1", "tuned")
     )
-    assert second["step"] == STEPS and "data_ended" not in second
+    assert second["step"] == 2 and "data_ended" not in second
     ended, skipped = first["data_ended"], (STEPS - first["step"]) * PROMPTS
     assert 2 <= first["step"] < STEPS
     assert (ended["planned"], ended["rows_skipped"]) == (STEPS, skipped)

@@ -6,6 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.site import check_model
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import backend_of
 from scripts.errors import UserError
 from scripts.files import describe_files, write_json
@@ -158,6 +161,17 @@ def test_what_only_one_backend_leaves_is_not_asked_of_the_other(tmp_path):
     model = {"name": "/models/hf", "megatron": {"path": "/models/megatron"}}
     with pytest.raises(UserError, match=r"model.megatron: backend trl starts from the weights of model.name"):
         recipe_with(tmp_path, model=model)
+
+
+@pytest.mark.parametrize(("release", "reads"), [("v0.7.0", True), ("super-v3", False)])
+def test_a_tokenizer_that_the_release_cannot_read_is_refused(export, tmp_path, release, reads):
+    export("sft")
+    recipe = recipe_with(tmp_path, release=release)
+    runtime = runtime_of(recipe, "rl", load_site(ROOT / "config/sites/h100.yaml", recipe))
+    found = [*check_model(StageContext(**vars(runtime), stage=Stage(recipe, tmp_path, "rl")))]
+    assert [it.says.partition("; ")[0].partition("json: ")[2] for it in found if it.stops] == (
+        [] if reads else ["transformers 5 wrote it, which transformers 4 of super-v3 cannot read"]
+    )
 
 
 def test_a_stage_of_trl_on_a_site_of_nemo_rl_is_told_that_it_leaves_the_gpus_idle(tmp_path):
