@@ -23,6 +23,7 @@ def project_options() -> argparse.ArgumentParser:
     parser.add_argument("--run", help="instead of the config's")
     parser.add_argument("--seed", type=int, help="instead of the config's")
     parser.add_argument("--model", help="instead of the config's")
+    parser.add_argument("--start", metavar="STAGE", help="the stage that starts from the model; else the config's")
     return parser
 
 

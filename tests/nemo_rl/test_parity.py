@@ -25,7 +25,10 @@ SCHEDULES = {
     "weights not taken": [Start(fault=("refit", 0))],
 }
 PAIRS = [
-    (kind, name) for kind in ("sync", "async", "dpo") for name in SCHEDULES if (kind, name[:7]) != ("dpo", "weights")
+    (kind, name)
+    for kind in ("sync", "async", "dpo", "sft")
+    for name in SCHEDULES
+    if kind not in ("dpo", "sft") or name != "weights not taken"
 ]
 
 pytestmark = pytest.mark.skipif(

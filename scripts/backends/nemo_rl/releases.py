@@ -42,6 +42,7 @@ class Release(Strict):
 
     In `environment`, the variables of every driver, ``{cache}`` stands for the site's cache, ``{stage}`` for the stage;
     `launchers` holds, by name, what a launcher of upstream's sets for its model besides.
+    `sft_data` are the overrides by which its SFT reads the splits, ``{train}`` and ``{validation}``.
     `can`: ``pretrained_checkpoint``: it starts from a Megatron checkpoint as it is; ``judges_within_num_nodes``:
     cluster.num_nodes counts the judges' nodes too; ``skip_prefetched_venvs``: it takes Gym's environments that the
     image holds; ``gym_compares``: Gym compares the responses that a generative reward model judges, so they are scored
@@ -55,6 +56,7 @@ class Release(Strict):
     versions: dict[str, str]
     python: Literal["python", "uv run python"]
     keys: Keys
+    sft_data: dict[str, dict[str, str | bool | None]]
     can: list[Ability]
     converter: Converter
     apptainer: str | None = None
@@ -62,6 +64,11 @@ class Release(Strict):
     mounts: dict[str, str]
     environment: dict[str, str]
     launchers: dict[str, dict[str, str]] = Field({})
+
+    @property
+    def preserves_rows(self) -> bool:
+        """Whether its SFT reads each row as it is."""
+        return any(values.get("use_preserving_dataset") for values in self.sft_data.values())
 
 
 class Releases(Strict):

@@ -11,6 +11,7 @@ from pathlib import Path
 from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch
+from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import data_ended
@@ -27,6 +28,7 @@ from scripts.stage.rundir import Checkpoint, newest_checkpoint
 from scripts.stage.step_criteria import refuse_divergence
 
 STARTUP = "startup.json"
+ROWS = "rows"  # the splits as SFT reads them
 # Ray's driver answers SIGTERM with the signal's number as its status, or aborts while it shuts down.
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 KILLED = {int(signal.SIGTERM), *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
@@ -39,6 +41,9 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     CutOffError: the next attempt may go well.
     """
     launch = launch_of(job, allocation)
+    if job.config.algorithm == "sft":
+        for split in (launch.train_split, launch.validation_split):
+            write_rows(job.train_split.with_name(split.name), split)
     pass_over_newer(job.run, job.resume_from)
     forget_beyond(job.run, job.start)
     watch = _Watch(job, launch)
@@ -54,14 +59,15 @@ def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
     """One start of the stage's driver in this Slurm job; `save_by` leaves the site's margin before the job's end."""
     runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), allocation.site)
     parent, model = job.parent_model, job.config.model
+    splits = job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent
     save_by = None
     if job.stop.deadline is not None:
         save_by = job.stop.deadline - runtime.nemo_rl.save_seconds - startup_seconds(job.run, runtime.nemo_rl)
     return Launch(
         runtime=runtime,
         model=str(parent.resolve()) if parent else model.name.rstrip("/"),
-        train_split=job.train_split.absolute(),
-        validation_split=job.train_split.with_name("val-split.jsonl").absolute(),
+        train_split=(splits / job.train_split.name).absolute(),
+        validation_split=(splits / "val-split.jsonl").absolute(),
         checkpoints=(job.run / "checkpoints").absolute(),
         logs=(job.run / "logs").absolute(),
         max_num_steps=job.max_num_steps,
@@ -96,7 +102,8 @@ class _Watch:
         self.job, self.logs, self.nemo_rl = job, launch.logs, launch.runtime.nemo_rl
         penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
         measures_kl = penalty > 0 or job.config.algorithm != "grpo"
-        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, job.config.rollouts_per_step)
+        samples = job.config.rows_per_step if job.config.algorithm == "sft" else job.config.rollouts_per_step
+        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
         self.last_news = time.time()
         self.startup_seconds = startup_seconds(job.run, self.nemo_rl)
         self.made_a_step = False
