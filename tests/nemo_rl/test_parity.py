@@ -12,7 +12,7 @@ import pytest
 
 from tests.nemo_rl.loops import Real, StandIn, Start, write_inputs
 
-RELEASE = "v0.7.0"
+RELEASE = os.environ.get("STAGECOACH_NEMO_RL_RELEASE", "v0.7.0")
 CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
 REPORT = os.environ.get("STAGECOACH_PARITY_REPORT")
 BATCHES = 5
