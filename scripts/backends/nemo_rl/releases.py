@@ -15,6 +15,7 @@ Ability = Literal[
     "judges_within_num_nodes",
     "skip_prefetched_venvs",
     "gym_compares",
+    "offloads_optimizer",
 ]
 
 
@@ -46,7 +47,7 @@ class Release(Strict):
     `can`: ``pretrained_checkpoint``: it starts from a Megatron checkpoint as it is; ``judges_within_num_nodes``:
     cluster.num_nodes counts the judges' nodes too; ``skip_prefetched_venvs``: it takes Gym's environments that the
     image holds; ``gym_compares``: Gym compares the responses that a generative reward model judges, so they are scored
-    outside training too.
+    outside training too; ``offloads_optimizer``: its optimizer's copies on the CPU are those of the loaded weights.
     """
 
     name: str = Field("", description="The key under which it stands.")
