@@ -124,9 +124,10 @@ def complete(export: Path, model: Path) -> None:
 
 
 def _model_of(stage: Stage) -> Path:
-    """The model whose tensors a stage trains: the recipe's, or where that is made with random weights its parent's."""
-    model = stage.recipe.model
-    return Path(model.name) if isinstance(model, PretrainedModel) else stage.parent_export.absolute()
+    """The model whose tensors a stage trains: its parent's export, or the recipe's where that holds none."""
+    model, start = stage.recipe.model, stage.parent_export
+    is_from_parent = start is not None and (linked_weights(start) is None or not isinstance(model, PretrainedModel))
+    return start.absolute() if is_from_parent else Path(model.name)
 
 
 def convert(stage: Stage, site: Site, log: Path) -> None:
