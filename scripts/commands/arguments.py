@@ -40,11 +40,14 @@ def command_parser() -> argparse.ArgumentParser:
             name, help=help, description=f"{help[0].upper()}{help[1:]}. {more}", parents=[project] * of_project
         )
 
-    add(
+    plan = add(
         "plan",
         "what would train if the workflow ran now: from which step, why, on how many nodes and for how long",
         "It reads records only, so it works while the cluster is down. What is set aside is listed with its size.",
         of_project=True,
+    )
+    plan.add_argument(
+        "--ladder", action="store_true", help="instead: what the chain costs on each rung below and above the recipe"
     )
     add(
         "status",

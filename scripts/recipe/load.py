@@ -60,6 +60,11 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
     return recipe
 
 
+def load_whole_recipe(path: Path) -> Recipe:
+    """The recipe from its first stage on, whichever it starts at."""
+    return load_recipe(path, start=next(iter(read_yaml(path)[0]["stages"])))
+
+
 def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
     """UserError, with the nearest name, when the recipe has no such stage; `said_by` stands before the message."""
     if name in recipe.left_out:

@@ -100,7 +100,7 @@ class Recipe(Strict):
     proves: str | None = Field(None, description="What training it shows before the next rung is paid for.")
     next_rung: Name | None = Field(None, description="The recipe in config/recipes/ that is the ladder's next rung.")
     stages: dict[Name, AnyStage] = Field(min_length=1)
-    _left_out: frozenset[str] = PrivateAttr(frozenset())
+    _left_out: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
@@ -139,7 +139,7 @@ class Recipe(Strict):
         unused -= {stage.blend for stage in stages.values()} | {*self.evaluation_blends()}
         blends = {name: blend for name, blend in self.blends.items() if name not in unused}
         recipe = self.model_copy(update={"stages": stages, "blends": blends})
-        recipe._left_out = frozenset(self.stages.keys() - stages.keys())
+        recipe._left_out = tuple(name for name in self.stage_order() if name not in stages)
         stages[self.start].check_in(recipe, self.start)
         return recipe
 
@@ -149,7 +149,7 @@ class Recipe(Strict):
         return {name} | (self._lineage(parent) if parent else set())
 
     @property
-    def left_out(self) -> frozenset[str]:
+    def left_out(self) -> tuple[str, ...]:
         """The names of the stages that `start` leaves out."""
         return self._left_out
 

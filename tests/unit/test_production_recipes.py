@@ -9,9 +9,10 @@ from jsonschema import Draft202012Validator
 
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import stages_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.errors import UserError
-from scripts.recipe.load import load_recipe
+from scripts.recipe.load import load_recipe, load_whole_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.settings import leaves
@@ -20,6 +21,7 @@ from tests.conftest import ROOT
 
 NAMES = (
     "super3",
+    "super3-1.7b",
     "super3-b200",
     "super3-small",
     "nano3",
@@ -36,6 +38,10 @@ SUPER_ORDER = ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
 
 def recipe_of(name: str) -> Recipe:
     return load_recipe(ROOT / f"config/recipes/{name}.yaml")
+
+
+def whole_recipe_of(name: str) -> Recipe:
+    return load_whole_recipe(ROOT / f"config/recipes/{name}.yaml")
 
 
 @pytest.fixture
@@ -69,10 +75,11 @@ def test_an_editor_finds_nothing_wrong_with_it(name):
 @pytest.mark.parametrize(
     ("name", "nodes"),
     [
-        ("super3", {"rlvr1": 183, "rlvr2": 183, "rlvr3": 183, "swe1": 64, "swe2": 64, "rlhf": 100}),
+        ("super3", {"sft": 32, "rlvr1": 183, "rlvr2": 183, "rlvr3": 183, "swe1": 64, "swe2": 64, "rlhf": 100}),
+        ("super3-1.7b", {"sft": 1, "rlvr": 6, "swe1": 1, "rlhf": 2}),
         ("super3-b200", {"rlvr1": 109, "rlvr2": 109, "rlvr3": 109, "swe1": 64, "swe2": 64, "rlhf": 72}),
-        ("super3-small", {"rlvr1": 27, "rlvr2": 27, "rlvr3": 27, "swe1": 20, "swe2": 20, "rlhf": 28}),
-        ("nano3", {"rlvr": 32, "rlhf": 36, "dpo": 4}),
+        ("super3-small", {"sft": 8, "rlvr1": 27, "rlvr2": 27, "rlvr3": 27, "swe1": 20, "swe2": 20, "rlhf": 28}),
+        ("nano3", {"sft": 2, "rlvr": 32, "rlhf": 36, "dpo": 4}),
         ("omni3", {"mpo": 4, "text": 16, "vision": 4}),
         ("steps-dpo", {"dpo": 1}),
         ("steps-rlvr", {"rlvr": 1}),
@@ -83,7 +90,7 @@ def test_an_editor_finds_nothing_wrong_with_it(name):
     ],
 )
 def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
-    assert {name: stage.resources.nodes for name, stage in recipe_of(name).stages.items()} == nodes
+    assert {name: stage.resources.nodes for name, stage in whole_recipe_of(name).stages.items()} == nodes
 
 
 @pytest.mark.parametrize(
@@ -101,9 +108,9 @@ def test_what_neither_generates_nor_judges_trains(name, training):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_add_up_and_divide_among_the_training_gpus(name):
-    recipe = recipe_of(name)
+    recipe = whole_recipe_of(name)
     within = "judges_within_num_nodes" in release_of(recipe.release).can
-    for stage_name, stage in recipe.stages.items():
+    for stage_name, stage in stages_of(recipe).items():
         batch = stage.policy["train_global_batch_size"]
         if stage.algorithm == "grpo":
             product = stage.grpo["num_prompts_per_step"] * stage.grpo["num_generations_per_prompt"]
@@ -129,7 +136,7 @@ def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
     assert settings.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
 
 
-@pytest.mark.parametrize("name", ["super3", "super3-small", "nano3", "steps-rlhf", "steps-rlhf-tiny"])
+@pytest.mark.parametrize("name", ["super3", "super3-1.7b", "super3-small", "nano3", "steps-rlhf", "steps-rlhf-tiny"])
 def test_a_judge_compares_as_many_responses_as_a_prompt_gets(name):
     stage = recipe_of(name).stages["rlhf"]
     env = stage.env["nemo_gym"] | stage.add.get("env", {}).get("nemo_gym", {})
@@ -143,6 +150,7 @@ def test_a_judge_compares_as_many_responses_as_a_prompt_gets(name):
         ("super3", SUPER_ORDER),
         ("super3-b200", SUPER_ORDER),
         ("super3-small", SUPER_ORDER),
+        ("super3-1.7b", ["rlvr", "swe1", "rlhf"]),
         ("nano3", ["rlvr", "rlhf", "dpo"]),
         ("omni3", ["mpo", "text", "vision"]),
     ],
@@ -151,6 +159,9 @@ def test_stages_follow_each_other_in_the_published_order(name, order):
     recipe = recipe_of(name)
     assert recipe.stage_order() == order
     assert [recipe.stages[stage].parent for stage in order] == [None, *order[:-1]]
+    if recipe.left_out:
+        whole = whole_recipe_of(name)
+        assert whole.stage_order() == ["sft", *order] and whole.stages[order[0]].parent == "sft"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,7 +196,7 @@ def test_nano_has_the_published_hyper_parameters():
     assert dpo.policy["optimizer"]["kwargs"]["lr"] == 3e-6
     assert (dpo.policy["train_global_batch_size"], dpo.max_num_steps) == (128, 50)
     assert (dpo.dpo["sft_loss_weight"], dpo.dpo["reference_policy_kl_penalty"]) == (0.2, 0.05)
-    assert {blend.holdout for blend in recipe.blends.values()} == {1000}
+    assert {blend.holdout for blend in whole_recipe_of("nano3").blends.values()} == {1000}
 
 
 @pytest.mark.parametrize("name", ["super3", "super3-b200", "super3-small", "nano3", "omni3"])

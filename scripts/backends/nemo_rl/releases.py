@@ -20,10 +20,14 @@ Ability = Literal[
 
 
 class Converter(Strict):
-    """The release's program that writes a Megatron checkpoint in Hugging Face's format, in how many processes."""
+    """The release's program that writes a Megatron checkpoint in Hugging Face's format, in how many processes.
+
+    `adapters`: the one that writes Megatron's adapters in peft's format; None: the release has none.
+    """
 
     script: str
     ranks: PositiveInt = 1
+    adapters: str | None = None
 
 
 class Keys(Strict):

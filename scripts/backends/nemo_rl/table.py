@@ -12,16 +12,18 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.runtime import stages_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.upstream import ABSENT, value_of
 from scripts.errors import run_program
 from scripts.files import write_text
-from scripts.recipe.load import load_recipe
+from scripts.recipe.load import load_recipe, load_whole_recipe
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.site import Site, Slurm
 from scripts.recipe.strict import Strict
 from scripts.recipe.yaml_file import repository_root
+from scripts.stage.ladder import GPUS_PER_NODE, HEAD, RECIPES, ladder_of, row_of
 
-GPUS_PER_NODE = 8
 DOCUMENT = repository_root() / "docs/recipes.md"
 
 
@@ -123,12 +125,30 @@ def _wrapped(paragraph: str) -> str:
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
+def _ladders(tops: list[Recipe]) -> str:
+    """The rungs of all ladders, one after the other, without what any results have measured."""
+    site, rows = Site(name="any", threads=1, slurm=Slurm()), [[*HEAD, "next rung"]]
+    for rungs in filter(lambda rungs: len(rungs) > 1, map(ladder_of, tops)):
+        for rung in rungs:
+            name, *row = row_of(rung, site, Path("/nowhere"))
+            rows.append([f"[{name}](../config/recipes/{name}.yaml)", *row, rung.next_rung or ""])
+    return _table(rows)
+
+
 def _summary(recipes: dict[str, Recipe]) -> str:
     rows = [["recipe", "release", "stages", "most nodes", "`reward`"]]
     for name, recipe in recipes.items():
         most = max(stage.resources.nodes for stage in recipe.stages.values())
-        rewards = dict.fromkeys(stage.reward for stage in recipe.stages.values())
-        rows.append([f"[{name}](#{name})", recipe.release, ", ".join(recipe.stages), str(most), ", ".join(rewards)])
+        rewards = dict.fromkeys(stage.reward for stage in stages_of(recipe).values() if stage.reward)
+        rows.append(
+            [
+                f"[{name}](#{name.replace('.', '')})",
+                recipe.release,
+                ", ".join(recipe.stages),
+                str(most),
+                ", ".join(rewards),
+            ]
+        )
     return _table(rows)
 
 
@@ -145,11 +165,11 @@ def section(name: str, recipe: Recipe, about: About) -> str:
     """A recipe's paragraphs, its table (stages that are alike share a column) and the notes on what differs."""
     release, notes, published = release_of(recipe.release), {}, [*about.published, *about.nodes]
     cells = {}
-    for stage_name, stage in recipe.stages.items():
+    for stage_name, stage in stages_of(recipe).items():
         figures = [document for document in published if stage_name in document.stages]
         cells[stage_name] = [_cell(label, row(stage, release), figures, notes, name) for label, row in ROWS.items()]
     sources = dict.fromkeys(document.source for document in published)
-    folders = dict.fromkeys(f"`{Path(stage.config).parent}`" for stage in recipe.stages.values())
+    folders = dict.fromkeys(f"`{Path(stage.config).parent}`" for stage in stages_of(recipe).values())
     below = f"In brackets: {'; '.join(sources)}. The configs lie in {', '.join(folders)}."
     parts = [f"## {name}", *map(_wrapped, about.about), _table(side_by_side(cells)), _wrapped(below)]
     parts += [_wrapped(f"[^{name}-{number}]: {why}") for why, number in notes.items()]
@@ -174,9 +194,11 @@ def _cell(label: str, ours: str, published: list[Published], notes: dict[str, in
 def document() -> str:
     """The whole document."""
     introduction, about = load_texts()
-    recipes = {name: load_recipe(repository_root() / f"config/recipes/{name}.yaml") for name in about}
+    recipes = {name: load_whole_recipe(RECIPES / f"{name}.yaml") for name in about}
+    tops = [load_recipe(RECIPES / f"{name}.yaml") for name, recipe in recipes.items() if recipe.next_rung is None]
+    summary, ladders = _summary(recipes), _ladders(tops)
     sections = (section(name, recipes[name], about[name]) for name in about)
-    return "\n\n".join([introduction.rstrip().format(summary=_summary(recipes)), *sections]) + "\n"
+    return "\n\n".join([introduction.rstrip().format(summary=summary, ladders=ladders), *sections]) + "\n"
 
 
 def main() -> None:
