@@ -36,13 +36,17 @@ class Scheduling(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    """The scheduler of `make test`."""
+    """The scheduler of `make test`, which keeps to the order below."""
+    config.option.loadscopereorder = False
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take minutes begin first, so that no process is left alone with one at the end."""
-    items.sort(key=lambda item: "tests/unit/" in item.nodeid)
+    """Those that take minutes begin first, so that no process is left alone with one at the end.
+
+    Those that mostly wait for Slurm come before those that compute meanwhile.
+    """
+    items.sort(key=lambda item: ("tests/unit/" in item.nodeid, "tests/slurm/" not in item.nodeid))
 
 
 class Workflow:

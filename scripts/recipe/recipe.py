@@ -233,7 +233,8 @@ class Recipe(Strict):
 
     def scored_stages(self) -> list[str]:
         """The stages that get held-out scores, parents before children."""
-        return [name for name in self.stage_order() if self.evaluation and self.evaluation.scores(self.stages[name])]
+        stages, evaluation = self.stages, self.evaluation
+        return [name for name in self.stage_order() if evaluation and evaluation.scores(name, stages[name])]
 
 
 def _check_environments(at: str, names: list[str], own: Iterable[str]) -> None:

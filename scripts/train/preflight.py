@@ -14,10 +14,11 @@ from scripts.data.parallel import default_workers
 from scripts.errors import UserError, run_program
 from scripts.files import check_readable, write_json
 from scripts.model.chat_format import ChatFormat
+from scripts.model.hugging_face import check_model
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.records import Criteria, Gate, Manifest, read_record
-from scripts.stage.consistency import check_splits
+from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.disk import shortage
 from scripts.stage.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.stage.probe import CHEAP_ROWS, judges_of, longest_response, sample_rows, try_rewards
@@ -41,6 +42,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         problems.append(_why_parent_stops(stage.parent))
     if stage.parent_export is not None and stage.parent_export.exists():
         check_readable(stage.parent_export)
+        check_handover(stage)
     if stage.rows < settings.rows_per_step:
         problems.append(
             f"{stage.manifest}: {stage.rows} training rows are fewer than the {settings.rows_per_step} of one step; "
@@ -81,6 +83,14 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         found.report(name, probe.action)
         record["reward_probe"] = found.record
     return record
+
+
+def check_handover(stage: Stage) -> None:
+    """UserError where the export of another backend is not, whole, the model that the parent itself started from."""
+    parent = stage.parent
+    if parent is not None and parent.settings.backend != stage.settings.backend:
+        start = parent.parent_export or getattr(stage.recipe.model, "folder", None)
+        check_model(exported_model(stage.parent_export_record), like=start if start and start.is_dir() else None)
 
 
 def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:

@@ -74,7 +74,8 @@ def write_model(directory: Path) -> None:
     tokenizer.save_pretrained(directory)
     size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **size)
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **size, **tokens)
     LlamaForCausalLM(config).save_pretrained(directory)
 
 

@@ -1,8 +1,6 @@
 """Token lengths: every kind of row is counted, the long rows are all found, whatever is sampled."""
 
 import json
-import subprocess
-import sys
 from importlib.resources import files
 from importlib.util import find_spec
 
@@ -14,7 +12,7 @@ from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.stage import lengths
 from scripts.stage.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
-from tests.conftest import ROOT
+from tests import programs
 from tests.pretrained import tokenizer
 
 SCRATCH = RandomModel(
@@ -178,8 +176,7 @@ def test_a_row_that_is_none_and_a_tokenizer_that_is_none_are_named(by_words, wri
 
 def test_the_program_prints_percentiles_and_the_long_rows(by_words, write_rows, tmp_path):
     split = write_rows("split.jsonl", [prompt(4), prompt(9)])
-    command = [sys.executable, "-m", "scripts.stage.lengths", "--split", str(split), "--tokenizer", str(tmp_path)]
-    done = subprocess.run([*command, "--limit", "9"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = programs.run("scripts.stage.lengths", "--split", split, "--tokenizer", tmp_path, "--limit", 9)
     assert done.stdout.splitlines()[1:] == [f"{split}:2: 9 tokens"]
     assert (
         "p50 9, p90 9, p99 9, longest_seen 9, rows_counted 2, too_long 1, too_long_share 0.5, answers_cut 0"

@@ -64,6 +64,7 @@ def hydra_overrides(launch: Launch) -> list[str]:
         nested |= {"++env.nemo_gym.uv_venv_dir": "/opt/gym_venvs", "++env.nemo_gym.skip_venv_if_present": True}
     nested |= {
         "policy.model_name": launch.model,
+        "++policy.tokenizer.name": launch.model,  # some configs name the tokenizer of another model
         "checkpointing.checkpoint_dir": str(launch.checkpoints),
         "logger.log_dir": str(launch.logs),
         "logger.tensorboard_enabled": True,
@@ -76,8 +77,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
     settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}
     added = _filled(stage.add, launch)
     if stage.algorithm == "sft":
-        # the configs of upstream's examples have a template, a tokenizer or a prompt of their own data set
-        nested |= {"++policy.tokenizer": {"name": launch.model, "chat_template": OWN}, "data": stage.reads}
+        # the configs of upstream's examples have a template or a prompt of their own data set
+        nested |= {"++policy.tokenizer.chat_template": OWN, "data": stage.reads}
     if settings["data"] == stage.data and added == stage.add:
         keys = runtime.release.keys
         paths = {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}

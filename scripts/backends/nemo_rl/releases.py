@@ -15,14 +15,19 @@ Ability = Literal[
     "judges_within_num_nodes",
     "skip_prefetched_venvs",
     "gym_compares",
+    "transformers_5",
 ]
 
 
 class Converter(Strict):
-    """The release's program that writes a Megatron checkpoint in Hugging Face's format, in how many processes."""
+    """The release's program that writes a Megatron checkpoint in Hugging Face's format, in how many processes.
+
+    `adapters`: the one that writes Megatron's adapters in peft's format; None: the release has none.
+    """
 
     script: str
     ranks: PositiveInt = 1
+    adapters: str | None = None
 
 
 class Keys(Strict):
@@ -46,7 +51,7 @@ class Release(Strict):
     `can`: ``pretrained_checkpoint``: it starts from a Megatron checkpoint as it is; ``judges_within_num_nodes``:
     cluster.num_nodes counts the judges' nodes too; ``skip_prefetched_venvs``: it takes Gym's environments that the
     image holds; ``gym_compares``: Gym compares the responses that a generative reward model judges, so they are scored
-    outside training too.
+    outside training too; ``transformers_5``: it reads the tokenizer's settings as transformers 5 writes them.
     """
 
     name: str = Field("", description="The key under which it stands.")

@@ -100,6 +100,11 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         if self.pretrained_checkpoint and not able:
             at = key("stages", name, "pretrained_checkpoint")
             raise UserError(f"{at}: {recipe.release} starts from exports only; leave it out")
+        if self.pretrained_checkpoint and self.parent and not isinstance(recipe.stages[self.parent], NemoRlSettings):
+            at = key("stages", name, "pretrained_checkpoint")
+            raise UserError(
+                f"{at}: {self.parent} is not NeMo-RL's, so it leaves no checkpoint of Megatron; leave it out"
+            )
         if self.launcher is not None and self.launcher not in release.launchers:
             known = nearest(self.launcher, release.launchers)
             raise UserError(
@@ -144,7 +149,7 @@ class NemoRlEvaluation(EvaluationBase):
         None, description="cluster.num_nodes while scoring; none: the stage's own. What generates keeps its share."
     )
 
-    def scores(self, stage: StageSettings) -> bool:
+    def scores(self, name: str, stage: StageSettings) -> bool:
         """Whether the stage's own driver can roll out its validation rows."""
         return self.held_out and isinstance(stage, NemoRlSettings) and stage.collects_trajectories
 

@@ -81,10 +81,6 @@ def _kl_weight(stage: NemoRlSettings, _: Release) -> str:
     return _number(settings.get("reference_policy_kl_penalty"))
 
 
-def _overlong_filtering(stage: NemoRlSettings, _: Release) -> str:
-    return str(stage.grpo["overlong_filtering"]).lower() if stage.algorithm == "grpo" else "–"
-
-
 def _parallelism(stage: NemoRlSettings, _: Release) -> str:
     by_megatron = "megatron_cfg" in stage.policy
     section, suffix = ("megatron_cfg", "_model") if by_megatron else ("dtensor_cfg", "")
@@ -107,7 +103,7 @@ ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
     "sequence length": lambda stage, _: str(stage.policy["max_total_sequence_length"]),
     "learning rate": _learning_rate,
     "KL weight": _kl_weight,
-    "overlong filtering": _overlong_filtering,
+    "overlong filtering": lambda stage, _: str(stage.grpo.get("overlong_filtering", "–")).lower(),
     "steps": lambda stage, _: str(stage.max_num_steps or "one pass"),
     "trains by": lambda stage, _: "Megatron" if "megatron_cfg" in stage.policy else "DTensor",
     "TP / PP / CP / EP": _parallelism,

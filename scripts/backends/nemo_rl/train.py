@@ -153,9 +153,10 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
     if reached == job.max_num_steps or job.stop.signalled:
         return
     log, status = cluster.driver_log() or cluster.log, cluster.process.returncode
-    if watch.stalled:
-        raise _standstill(job, watch, newest, log)
     cause = cluster.cause()
+    is_end = cause is not None and cause.kind == "exhausted"
+    if watch.stalled or is_end:
+        raise _standstill(job, watch, newest, log, is_end)
     if cause is None and status in KILLED:
         raise CutOffError(f"NeMo-RL's driver was killed (status {status}) after the checkpoint of step {reached}")
     if cause is None:
@@ -170,9 +171,9 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
     raise CutOffError(ended) if cause.kind == "lost" else UserError(ended)
 
 
-def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path) -> CutOffError:
-    """Why nothing moves any more; asynchronous training waits for ever where its data have ended."""
-    is_end = watch.is_asynchronous and data_ended(log)
+def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path, is_end: bool) -> CutOffError:
+    """Why nothing moves any more; where its data end, asynchronous training says so (`is_end`) or waits for ever."""
+    is_end = is_end or (watch.is_asynchronous and data_ended(log))
     if watch.is_asynchronous:
         note_standstill(job, newest, watch.last_step, is_end)
     if is_end:

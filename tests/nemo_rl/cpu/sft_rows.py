@@ -1,20 +1,19 @@
 """The tokens of rows, which of them are learnt and whether the row counts, by a release's own run_sft.py.
 
-CONFIG OVERRIDE...: as the driver takes them, in the release's checkout. Prints a line of JSON for each row.
+CONFIG OVERRIDE...: as the driver takes them, in the release's checkout, whose examples are in PYTHONPATH. Prints a line of JSON for each row.
 """
 
 import json
 import sys
-from pathlib import Path
 
-from omegaconf import OmegaConf
-
-sys.path.insert(0, str(Path("examples").absolute()))
+import absent
 import run_sft
 from nemo_rl.algorithms.utils import get_tokenizer
 from nemo_rl.data.llm_message_utils import add_loss_mask_to_message_log
 from nemo_rl.utils.config import load_config, parse_hydra_overrides
+from omegaconf import OmegaConf
 
+assert absent
 if hasattr(run_sft, "register_omegaconf_resolvers"):
     run_sft.register_omegaconf_resolvers()
 config = OmegaConf.to_container(parse_hydra_overrides(load_config(sys.argv[1]), sys.argv[2:]), resolve=True)

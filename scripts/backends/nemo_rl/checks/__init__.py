@@ -23,6 +23,7 @@ CHECKS: tuple[Callable[[StageContext], Iterator[Finding]], ...] = (
     site.check_images,
     recipe.check_environments,
     recipe.check_parallelism,
+    recipe.check_packing,
     recipe.check_preferences,
     recipe.check_rows_and_steps,
     caches.check_import,

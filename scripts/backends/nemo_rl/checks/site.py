@@ -41,8 +41,15 @@ def conversion(runtime: Runtime) -> str | None:
 
 
 def check_model(context: StageContext) -> Iterator[Finding]:
-    """What a first stage starts from must be there: a Hugging Face folder and, where asked for, Megatron's weights."""
-    model = context.stage.recipe.model
+    """What it starts from must be there and in a form that its release reads: Hugging Face's, or Megatron's weights."""
+    model, settings = context.stage.recipe.model, context.model and context.model / "tokenizer_config.json"
+    is_new = settings and settings.is_file() and '"TokenizersBackend"' in settings.read_text(encoding="utf-8")
+    if is_new and "transformers_5" not in context.release.can:
+        yield context.error(
+            12,
+            f"{settings}: transformers 5 wrote it, which transformers 4 of {context.release.name} cannot read; keep "
+            "the pretrained model's own tokenizer (no eos_token, pad_token or chat_template of the recipe's model)",
+        )
     if context.settings.parent is not None:
         return
     if model.name.startswith("/") and not Path(model.name, "config.json").is_file():
