@@ -18,11 +18,14 @@ from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import site as site_checks
 from scripts.backends.nemo_rl.checks.caches import STALE_SECONDS
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.defects import check_optimizer_offload
 from scripts.backends.nemo_rl.checks.recipe import GYM
 from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.backends.protocol import Finding
 from scripts.recipe.load import load_recipe, load_site
@@ -609,6 +612,15 @@ def test_one_wrong_value_is_one_finding(world, wrong):
     spoilt = spoil(world)
     says = says.replace("{root}", str(world.root)).replace("{flat}", str(world.root).replace("/", "_"))
     assert spoilt.found() == [Finding(spoilt.name, trap, says, stops)]
+
+
+def test_a_release_whose_copies_are_the_loaded_weights_may_keep_its_optimizer_on_the_cpu(world):
+    spoilt = WRONG["an optimizer on the CPU"][0](world)
+    stage = Stage(spoilt.recipe, spoilt.root / "results", spoilt.name)
+    context = StageContext(**vars(runtime_of(spoilt.recipe, spoilt.name, spoilt.site)), stage=stage)
+    assert [finding.trap for finding in check_optimizer_offload(context)] == [68]
+    mended = context.release.model_copy(update={"can": release_of("main").can})
+    assert list(check_optimizer_offload(replace(context, release=mended))) == []
 
 
 def test_checkpoints_that_a_converter_reads_are_no_finding(world):
