@@ -46,8 +46,11 @@ class Found:
 
 
 def recipes() -> list[Recipe]:
-    """The recipes with a stage that NeMo-RL trains."""
-    loaded = [load_recipe(path) for path in sorted((ROOT / "config/recipes").glob("*.yaml"))]
+    """The recipes with a stage that NeMo-RL trains, with all of their stages."""
+    loaded = []
+    for path in sorted((ROOT / "config/recipes").glob("*.yaml")):
+        left_out = load_recipe(path).left_out
+        loaded.append(load_recipe(path, start=left_out[0] if left_out else None))
     return [recipe for recipe in loaded if stages_of(recipe)]
 
 
