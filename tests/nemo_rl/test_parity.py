@@ -34,12 +34,17 @@ SCHEDULES = {
     "end of data and resumed": [Start(), Start(most=6)],
     "exception": [Start(fault=("raise", 2))],
     "weights not taken": [Start(fault=("refit", 0))],
+    "killed in the second epoch's first save and resumed": [
+        Start(most=7, fault=("die", 6), epochs=2),
+        Start(most=7, epochs=2),
+    ],
 }
 PAIRS = [
     (kind, name)
     for kind in ("sync", "async", "dpo", "sft")
     for name in SCHEDULES
-    if kind not in ("dpo", "sft") or name != "weights not taken"
+    if name
+    != ("weights not taken" if kind in ("dpo", "sft") else "killed in the second epoch's first save and resumed")
 ]
 
 pytestmark = pytest.mark.skipif(
