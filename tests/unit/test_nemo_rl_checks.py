@@ -19,6 +19,7 @@ from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import site as site_checks
 from scripts.backends.nemo_rl.checks.caches import STALE_SECONDS
 from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.defects import check_optimizer_offload
 from scripts.backends.nemo_rl.checks.lora import check_adapters
 from scripts.backends.nemo_rl.checks.recipe import GYM
 from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
@@ -701,6 +702,15 @@ def test_one_wrong_value_is_one_finding(world, wrong):
     spoilt = spoil(world)
     says = says.replace("{root}", str(world.root)).replace("{flat}", str(world.root).replace("/", "_"))
     assert spoilt.found() == [Finding(spoilt.name, trap, says, stops)]
+
+
+def test_a_release_whose_copies_are_the_loaded_weights_may_keep_its_optimizer_on_the_cpu(world):
+    spoilt = WRONG["an optimizer on the CPU"][0](world)
+    stage = Stage(spoilt.recipe, spoilt.root / "results", spoilt.name)
+    context = StageContext(**vars(runtime_of(spoilt.recipe, spoilt.name, spoilt.site)), stage=stage)
+    assert [finding.trap for finding in check_optimizer_offload(context)] == [68]
+    mended = context.release.model_copy(update={"can": release_of("main").can})
+    assert list(check_optimizer_offload(replace(context, release=mended))) == []
 
 
 def test_checkpoints_that_a_converter_reads_are_no_finding(world):
