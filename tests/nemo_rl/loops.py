@@ -45,11 +45,12 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Start:
-    """A start of a driver: the step to train to, a fault by name with its step, and whether its deadline comes at once."""
+    """A start of a driver: the step to train to, a fault by name with its step, whether its deadline comes at once."""
 
     most: int = 1000
     fault: tuple[str, int] | None = None
     at_once: bool = False
+    epochs: int = 1
 
 
 def rows_of(numbers: range) -> list[dict[str, Any]]:
@@ -137,6 +138,7 @@ class Loops:
             told |= {f"data.{part}.data_path": path for part, path in paths.items()}
         if is_static:
             told |= {f"{section}.val_period": 2, f"{section}.val_global_batch_size": 2}
+            told[f"{section}.max_num_epochs"] = start.epochs
         else:
             told |= {"grpo.num_prompts_per_step": 2, "grpo.num_generations_per_prompt": 2}
             told |= {

@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.nemo_rl.loops import Real, StandIn, Start, write_inputs
 from tests.stages import checkpoint_record
 
-RELEASE = "v0.7.0"
+RELEASE = os.environ.get("STAGECOACH_NEMO_RL_RELEASE", "v0.7.0")
 CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
 REPORT = os.environ.get("STAGECOACH_PARITY_REPORT")
 BATCHES = 5
@@ -34,12 +34,17 @@ SCHEDULES = {
     "end of data and resumed": [Start(), Start(most=6)],
     "exception": [Start(fault=("raise", 2))],
     "weights not taken": [Start(fault=("refit", 0))],
+    "killed in the second epoch's first save and resumed": [
+        Start(most=7, fault=("die", 6), epochs=2),
+        Start(most=7, epochs=2),
+    ],
 }
 PAIRS = [
     (kind, name)
     for kind in ("sync", "async", "dpo", "sft")
     for name in SCHEDULES
-    if kind not in ("dpo", "sft") or name != "weights not taken"
+    if name
+    != ("weights not taken" if kind in ("dpo", "sft") else "killed in the second epoch's first save and resumed")
 ]
 
 pytestmark = pytest.mark.skipif(

@@ -91,7 +91,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_every_image_of_the_facts_is_there_and_every_dockerfile_is_used():
-    assert len(IMAGES.images) == 12
+    assert len(IMAGES.images) == 13
     used = {image.source.dockerfile for image in IMAGES.images.values() if image.source.kind == "build"}
     assert used == {str(path.relative_to(ROOT)) for path in DOCKERFILES}
 
@@ -351,16 +351,18 @@ def repository(tmp_path, monkeypatch):
 
 def test_another_repositorys_dockerfile_is_taken_at_its_commit(repository, program):
     """git is real, docker a recording program: it copies the Dockerfile that it is given."""
-    program("docker", DOCKER.format(digest=DIGEST, found=DIGEST))
+    calls = program("docker", DOCKER.format(digest=DIGEST, found=DIGEST))
     source = {
         "kind": "git",
         "repository": "https://git.example/r.git",
         "commit": repository[0],
         "dockerfile": "Dockerfile",
+        "target": "release",
     }
     described = {"x": {"purpose": "", "source": source | {"tag": "a:1"}}}
     record = build_image(Images.model_validate({"images": described}), "x", ROOT)
-    assert record["commit"] == repository[0]
+    assert (record["commit"], record["target"]) == (repository[0], "release")
+    assert any("--target=release" in call for call in calls_of(calls))
     assert record["dockerfile_sha256"] == hashlib.sha256(b"FROM a:1\n").hexdigest(), "not the newest commit's"
 
 

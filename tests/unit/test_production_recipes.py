@@ -26,6 +26,8 @@ NAMES = (
     "super3-small",
     "nano3",
     "omni3",
+    "lora-8b",
+    "lora-8b-megatron",
     "steps-dpo",
     "steps-rlvr",
     "steps-rlhf",

@@ -16,6 +16,7 @@ Ability = Literal[
     "skip_prefetched_venvs",
     "gym_compares",
     "transformers_5",
+    "offloads_optimizer",
 ]
 
 
@@ -51,7 +52,8 @@ class Release(Strict):
     `can`: ``pretrained_checkpoint``: it starts from a Megatron checkpoint as it is; ``judges_within_num_nodes``:
     cluster.num_nodes counts the judges' nodes too; ``skip_prefetched_venvs``: it takes Gym's environments that the
     image holds; ``gym_compares``: Gym compares the responses that a generative reward model judges, so they are scored
-    outside training too; ``transformers_5``: it reads the tokenizer's settings as transformers 5 writes them.
+    outside training too; ``transformers_5``: it reads the tokenizer's settings as transformers 5 writes them;
+    ``offloads_optimizer``: its optimizer's copies on the CPU are those of the loaded weights.
     """
 
     name: str = Field("", description="The key under which it stands.")

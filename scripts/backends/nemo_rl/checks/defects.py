@@ -59,6 +59,8 @@ def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
 
 def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
     """The optimizer's copies of the weights on the CPU are made before the weights are loaded."""
+    if "offloads_optimizer" in context.release.can:
+        return
     if context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY):
         yield context.error(
             68,
