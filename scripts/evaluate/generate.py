@@ -141,11 +141,9 @@ def _respond(
         return len(tokenizer(prompts[index], add_special_tokens=False)["input_ids"])
 
     outputs = generate(model, tokenizer, settings, [len(prompt) for prompt in prompts], tokens_of, batch_of)
-    texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
-    responses = map(ends.ended, outputs)
     return [
-        Rollout(text, len(ids) - (ids[-1] in ends.tokens), ends.is_cut(ids))
-        for text, ids in zip(texts, responses, strict=True)
+        Rollout(tokenizer.decode(ids, skip_special_tokens=True), len(ids) - (ids[-1] in ends.tokens), ends.is_cut(ids))
+        for ids in map(ends.ended, outputs)
     ]
 
 

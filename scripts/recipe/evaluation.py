@@ -69,11 +69,6 @@ class EvaluationBase(Strict):
         """All that tells what the tasks ask."""
         return self.model_dump(mode="json", include={*EvaluationBase.model_fields}, exclude_defaults=True)
 
-    @property
-    def benchmark_names(self) -> list[str]:
-        """What benchmarks.json may hold, by which a gate can judge."""
-        return [task.task for task in self.task_list]
-
     def scores(self, name: str, stage: "StageSettings") -> bool:
         """Whether a stage gets held-out scores."""
         raise NotImplementedError

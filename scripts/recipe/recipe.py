@@ -202,7 +202,7 @@ class Recipe(Strict):
                 raise invalid("an environment has this name already; choose another", f"environments.{name}")
 
     def _gates_name_benchmarks(self) -> None:
-        known = self.evaluation.benchmark_names if self.evaluation else []
+        known = [task.task for task in self.evaluation.task_list] if self.evaluation else []
         for name, stage in self.stages.items():
             for place, criterion in enumerate(stage.gate):
                 if criterion.metric not in BENCHMARKS:

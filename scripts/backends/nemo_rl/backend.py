@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from jinja2 import TemplateError
 
@@ -28,7 +28,7 @@ from scripts.model.chat_format import ChatFormat, tokenizer_of
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.stage import TrainingConfig
-from scripts.records import ImageFile, ShownRow, read_if_there
+from scripts.records import ShownRow, read_if_there
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.shown import load_here, shown_row, without_torch
@@ -36,6 +36,14 @@ from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 
 NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
+
+
+class ImageFile(TypedDict, total=False):
+    """The record beside an image's file."""
+
+    source: str
+    digest: str | None
+    sha256: str
 
 
 class NemoRl(Backend):

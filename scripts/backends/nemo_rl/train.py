@@ -7,6 +7,7 @@ NeMo-RL takes no request to stop: it saves by itself before the deadline that it
 import signal
 import time
 from pathlib import Path
+from typing import TypedDict
 
 from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.backends.nemo_rl.cluster import RaySub
@@ -22,7 +23,7 @@ from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, UserError
 from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite
-from scripts.records import Startups, read_if_there
+from scripts.records import read_if_there
 from scripts.stage.reach import forget_beyond
 from scripts.stage.rundir import Checkpoint, newest_checkpoint
 from scripts.stage.step_criteria import refuse_divergence
@@ -32,6 +33,12 @@ ROWS = "rows"  # the splits as SFT reads them
 # Ray's driver answers SIGTERM with the signal's number as its status, or aborts while it shuts down.
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 KILLED = {int(signal.SIGTERM), *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
+
+
+class Startups(TypedDict):
+    """How long a driver's starts took, noted in its run directory."""
+
+    seconds: list[float]
 
 
 def train(job: TrainingJob, allocation: Allocation) -> None:
