@@ -26,11 +26,13 @@ def names(recipe: Recipe) -> list[str]:
     return [rung.name for rung in ladder_of(recipe)]
 
 
-@pytest.mark.parametrize("name", SUPER)
+@pytest.mark.parametrize("name", ["tiny", "super3"])
 def test_it_goes_from_the_lowest_rung_to_the_highest_through_the_recipe(name):
     seen = names(load_recipe(RECIPES / f"{name}.yaml"))
     assert [rung for rung in seen if rung in SUPER] == SUPER
-    assert ("lora-8b-megatron" in seen) == (name not in ("tiny", "lora-8b")), "what leads to a rung above does not stand on the way from here"
+    assert ("lora-8b-megatron" in seen) == (name == "super3"), (
+        "what leads to a rung above does not stand on the way from here"
+    )
 
 
 def test_a_recipe_without_rungs_stands_alone_and_one_of_the_users_own_leads_to_the_shipped(tmp_path):
