@@ -44,6 +44,7 @@ class ModelConfig(Part):
     max_position_embeddings: NotRequired[int | None]
     auto_map: NotRequired[dict[str, str | list[str | None]]]
     is_encoder_decoder: NotRequired[bool]
+    tie_word_embeddings: NotRequired[bool]
     quantization_config: NotRequired[dict[str, Any] | None]
     text_config: NotRequired[Part | None]
     llm_config: NotRequired[Part | None]

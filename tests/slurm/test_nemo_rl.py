@@ -177,7 +177,7 @@ def test_a_driver_that_makes_no_new_step_is_ended(chain):
     assert chain.cluster.left_running() == []
 
 
-def test_a_stage_interrupted_twice_is_published_and_says_what_was_skipped_and_nemo_rls_sft_goes_on_from_it(chain):
+def test_a_chain_interrupted_twice_is_published_and_says_what_was_skipped(chain):
     chain.write_site()
     struck = chain.root / "struck_again"
     output = chain.train_at_once("twice", "++stand_in.fault=die", "++stand_in.at=3", f"++stand_in.once={struck}")

@@ -26,6 +26,8 @@ NAMES = (
     "super3-small",
     "nano3",
     "omni3",
+    "lora-8b",
+    "lora-8b-megatron",
     "steps-dpo",
     "steps-rlvr",
     "steps-rlhf",
@@ -197,6 +199,48 @@ def test_nano_has_the_published_hyper_parameters():
     assert (dpo.policy["train_global_batch_size"], dpo.max_num_steps) == (128, 50)
     assert (dpo.dpo["sft_loss_weight"], dpo.dpo["reference_policy_kl_penalty"]) == (0.2, 0.05)
     assert {blend.holdout for blend in whole_recipe_of("nano3").blends.values()} == {1000}
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("super3", 32), ("super3-small", 8)])
+def test_the_sft_of_super_has_the_reports_figures_and_the_parallelism_of_its_rl(name, nodes):
+    sft, rlvr = (whole_recipe_of(name).stages[stage] for stage in ("sft", "rlvr1"))
+    megatron, groups = sft.policy["megatron_cfg"], ("tensor_model", "context", "expert_model", "expert_tensor")
+    assert (sft.policy["train_global_batch_size"], megatron["optimizer"]["lr"], sft.cluster.num_nodes) == (
+        64,
+        1e-5,
+        nodes,
+    )
+    assert 30_000 / 64 <= megatron["scheduler"]["lr_warmup_iters"] < 30_000 / 64 + 1
+    for group in groups:
+        assert megatron[f"{group}_parallel_size"] == rlvr.policy["megatron_cfg"][f"{group}_parallel_size"]
+    assert (
+        megatron["enabled"] and sft.policy["sequence_packing"]["enabled"] and not sft.policy["dtensor_cfg"]["enabled"]
+    )
+    unit = 2 * megatron["context_parallel_size"] * megatron["tensor_model_parallel_size"]
+    assert sft.policy["make_sequence_length_divisible_by"] == unit, "else v0.7.0's packing stops at its first step"
+
+
+def test_the_sft_of_nano_is_the_releases_config_and_leaves_what_a_converter_reads():
+    sft = whole_recipe_of("nano3").stages["sft"]
+    assert (sft.policy["train_global_batch_size"], sft.policy["max_total_sequence_length"]) == (16, 2048)
+    assert sft.policy["optimizer"]["kwargs"]["lr"] == 1.5e-5
+    assert "++checkpointing.model_save_format=torch_save" in sft.overrides
+
+
+def test_the_rung_of_1_7_billion_may_begin_with_the_other_backend():
+    whole, rest = whole_recipe_of("super3-1.7b"), recipe_of("super3-1.7b")
+    assert [stage.backend for stage in whole.stages.values()] == ["trl", "nemo_rl", "nemo_rl", "nemo_rl"]
+    assert whole.stages["sft"].starts_from_export(whole) and whole.stages["rlvr"].parent == "sft"
+    assert resolve_stage(rest, "rlvr").model.name == "Qwen/Qwen3-1.7B" and resolve_stage(whole, "rlvr").model is None
+    assert rest.blends.keys() == {"rlvr", "swe1", "rlhf"}, "its SFT's data are not fetched"
+
+
+@pytest.mark.parametrize("name", ["super3", "super3-small", "nano3"])
+def test_demonstrations_are_tokenized_in_the_models_own_template_with_the_reasoning_of_every_turn(name):
+    sft = whole_recipe_of(name).stages["sft"]
+    told = hydra_overrides(any_launch("sft", whole_recipe_of(name), ROOT))
+    assert "policy.tokenizer.chat_template=default" in told and sft.chat_template is None
+    assert sft.tokenizer["chat_template_kwargs"] == {"truncate_history_thinking": False}
 
 
 @pytest.mark.parametrize("name", ["super3", "super3-b200", "super3-small", "nano3", "omni3"])

@@ -75,9 +75,7 @@ def adapter_command(release: Release, checkpoint: Path, output: Path) -> list[st
     if (base / MEGATRON.name).is_dir():
         base /= MEGATRON.name
     if not (base / "run_config.yaml").is_file():
-        raise UserError(
-            f"{base}: the model that the adapters of {iteration} lie over, as it was imported, is not there"
-        )
+        raise UserError(f"{base}: is not there: the imported model over which the adapters of {iteration} were trained")
     return with_megatron(
         [
             *(release.converter.adapters, "--adapter-only", f"--base-ckpt={base}", f"--adapter-ckpt={iteration}"),

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.lora import has_adapters
 from scripts.backends.nemo_rl.megatron import iteration_of
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER, has_megatron
 from scripts.backends.nemo_rl.runtime import Runtime
@@ -22,7 +23,8 @@ UV_BUILDS_IT = "uv builds the environment of the converter, for which compute no
 def check_conversion(context: StageContext) -> Iterator[Finding]:
     """What it saves must be what a converter of its release reads, and its image have the Python which that needs."""
     dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
-    if dtensor and not megatron and context.setting(SAVE_FORMAT_KEY) != "torch_save":
+    in_shards = dtensor and not megatron and not has_adapters(context)
+    if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(
             15,
             "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
