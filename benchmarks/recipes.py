@@ -46,7 +46,7 @@ class Found:
 
 
 def recipes() -> list[Recipe]:
-    """The recipes with a stage that NeMo-RL trains."""
+    """The recipes with a stage that NeMo-RL trains, with all of their stages."""
     loaded = [load_whole_recipe(path) for path in sorted((ROOT / "config/recipes").glob("*.yaml"))]
     return [recipe for recipe in loaded if stages_of(recipe)]
 
