@@ -48,7 +48,7 @@ def test_a_recipe_without_rungs_stands_alone_and_one_of_the_users_own_leads_to_t
     ("next_rung", "words"),
     [
         ("super4", "mine.yaml: next_rung: no recipe is named super4; did you mean super3"),
-        ("mine", "next_rung leads back"),
+        ("mine", "mine.yaml: next_rung: leads back"),
     ],
 )
 def test_a_rung_that_is_not_there_or_leads_back_is_refused(next_rung, words):
