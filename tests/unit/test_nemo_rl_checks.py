@@ -719,13 +719,18 @@ def test_checkpoints_that_a_converter_reads_are_no_finding(world):
     assert dtensor.config("checkpointing", model_save_format="torch_save").found() == []
 
 
-def test_adapters_of_megatron_need_a_release_that_converts_them(world):
+def test_adapters_need_a_release_that_converts_and_merges_them(world):
     world = world.stage(policy={"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}})
     stage = Stage(world.recipe, world.root / "results", world.name)
     context = StageContext(**vars(runtime_of(world.recipe, world.name, world.site)), stage=stage)
-    says = "policy.megatron_cfg.peft.enabled is on, for which v0.6.0 has no converter"
-    older = replace(context, release=release_of("v0.6.0"))
-    assert list(check_adapters(older)) == [Finding("rlvr1", 15, says)] and not list(check_adapters(context))
+    says = {
+        "v0.6.0": ["policy.megatron_cfg.peft.enabled is on, for which v0.6.0 has no converter"],
+        "super-v3": ["policy.megatron_cfg.peft.enabled is on, but super-v3 has no peft to merge them by"],
+        "main": [],
+    }
+    for name, wanted in says.items():
+        found = list(check_adapters(replace(context, release=release_of(name))))
+        assert found == [Finding("rlvr1", 15, line) for line in wanted]
 
 
 @pytest.mark.skipif(not shutil.which("mksquashfs") or not shutil.which("unsquashfs"), reason="no squashfs-tools here")
