@@ -43,9 +43,9 @@ RELEASE = release_of("v0.7.0")
 DEADLINE = "checkpointing.checkpoint_must_save_by"
 
 
-def with_peft(world: "World") -> "World":
+def with_peft(world: "World", **peft: Any) -> "World":
     """Its stage trains adapters in Megatron."""
-    return world.config("policy", megatron_cfg={"enabled": True, "peft": {"enabled": True}})
+    return world.config("policy", megatron_cfg={"enabled": True, "peft": {"enabled": True, **peft}})
 
 
 def with_lora(world: "World", **dtensor: Any) -> "World":
@@ -460,6 +460,13 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         lambda world: with_lora(world, lora_cfg={"match_all_linear": True, "exclude_modules": ["lm_head"]}),
         76,
         "policy.dtensor_cfg.lora_cfg: exclude_modules and match_all_linear exclude each other, and it refuses them; say one",
+        True,
+    ),
+    "adapters in some layers of Megatron's": (
+        lambda world: with_peft(world, target_modules=["*.layers.0.*.linear_qkv"]),
+        76,
+        "policy.megatron_cfg.peft: *.layers.0.*.linear_qkv is for some layers, whose numbers the converter "
+        "leaves out; the export would be refused",
         True,
     ),
     "adapters over a tied head": (

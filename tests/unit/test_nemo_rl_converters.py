@@ -141,6 +141,7 @@ import sys
 import torch
 from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linear_modules
 from nemo_rl.models.automodel.checkpoint import AutomodelCheckpointManager
+from nemo_rl.models.policy.workers.dtensor_policy_worker_v2 import dtensor_params_generator
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
@@ -161,6 +162,7 @@ manager.save_checkpoint(
     checkpointing_cfg={}, lora_enabled=True, peft_config=config,
 )
 torch.save(model(input_ids=tokens).logits, f"{step}/logits.pt")
+torch.save(dict(dtensor_params_generator(model, torch.bfloat16)), f"{step}/sent.pt")
 """
 LOAD = """\
 import sys
@@ -171,6 +173,8 @@ assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mi
 logits = model(input_ids=torch.arange(12).reshape(1, 12)).logits
 assert torch.allclose(logits, torch.load(sys.argv[2]), atol=float(sys.argv[3]), rtol=0)
 assert AutoTokenizer.from_pretrained(sys.argv[1])("a b")["input_ids"]
+for name, tensor in torch.load(sys.argv[4]).items() if len(sys.argv) > 4 else ():
+    assert torch.equal(model.get_parameter(name).bfloat16(), tensor), name
 """
 
 
@@ -220,5 +224,5 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
 
     assert "pytorch_model.bin" not in read_json(hf / "record.json")["files"]
     assert json.loads((hf / "model/config.json").read_text())["tie_word_embeddings"] is tied
-    rounding = "0.01" if dtensor == "lora" else "0"  # merged weights are in the base's own type
-    subprocess.run([PYTHON, "-c", LOAD, hf / "model", step / "logits.pt", rounding], env=environment, check=True)
+    compared = ["0.01", step / "sent.pt"] if dtensor == "lora" else ["0"]  # sent: the weights that vLLM generates with
+    subprocess.run([PYTHON, "-c", LOAD, hf / "model", step / "logits.pt", *compared], env=environment, check=True)

@@ -3,7 +3,7 @@
 A message is what it adds to the text of the conversation in the chat template, tokenized by itself
 (get_formatted_message_log). Learnt is all that a message of the assistant's adds (add_loss_mask_to_message_log): its
 header too, unless ``data.add_generation_prompt`` gives that to the message before it.
-tests/unit/test_nemo_rl_demonstrations.py holds this equal to the releases' own code.
+tests/nemo_rl/test_sft_rows.py holds this equal to the releases' own code.
 """
 
 import json
@@ -59,11 +59,12 @@ def chunks_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTrai
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise UserError(f"{at}: the chat template fails at a conversation that ends here: {error}") from None
         if not text.startswith(before):
+            prompts = ", or data.add_generation_prompt to false" if stage.reads["add_generation_prompt"] else ""
             raise UserError(
                 f"{at}: the chat template prints what is before it otherwise than without it (as reasoning of earlier "
                 f"turns that it leaves out, or results of tools that it joins): NeMo-RL would train on both. Name a "
                 "template as policy.tokenizer.chat_template that prints a turn the same whatever follows, or set the "
-                "chat_template_kwargs by which this one does"
+                f"chat_template_kwargs by which this one does{prompts}"
             )
         if text == before and message.get("content"):
             raise UserError(f"{at}: the chat template passes over a message of the {role}; name another one, or role")

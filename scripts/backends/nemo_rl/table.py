@@ -66,6 +66,10 @@ def _number(value: float | None) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
+def _passes(epochs: int) -> str:
+    return "one pass" if epochs == 1 else f"{epochs} passes"
+
+
 def _nodes(stage: NemoRlSettings, _: Release) -> str:
     judges = stage.cluster.judge_nodes
     return f"{stage.resources.nodes}{f', {judges} of them judge' if judges else ''}"
@@ -104,7 +108,7 @@ ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
     "learning rate": _learning_rate,
     "KL weight": _kl_weight,
     "overlong filtering": lambda stage, _: str(stage.grpo.get("overlong_filtering", "–")).lower(),
-    "steps": lambda stage, _: str(stage.max_num_steps or "one pass"),
+    "steps": lambda stage, _: str(stage.max_num_steps or _passes(stage.section.get("max_num_epochs", 1))),
     "trains by": lambda stage, _: "Megatron" if "megatron_cfg" in stage.policy else "DTensor",
     "TP / PP / CP / EP": _parallelism,
     "vLLM TP": _generator,

@@ -62,6 +62,12 @@ def _check_layers(context: StageContext, section: str) -> Iterator[Finding]:
     if len(said) > 1:
         yield context.error(76, f"{section}: {' and '.join(said)} exclude each other, and it refuses them; say one")
         return
+    numbered = [
+        pattern for value in said.values() if isinstance(value, list) for pattern in value if "layers." in pattern
+    ]
+    if section == MEGATRON and numbered:
+        says = "is for some layers, whose numbers the converter leaves out; the export would be refused"
+        yield context.error(76, f"{section}: {numbered[0]} {says}")
     folder = context.model
     if folder is None or not (folder / "config.json").is_file():
         return
