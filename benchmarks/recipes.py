@@ -23,7 +23,7 @@ from scripts.backends.nemo_rl.command import hydra_overrides  # noqa: E402
 from scripts.backends.nemo_rl.releases import load_releases, release_of  # noqa: E402
 from scripts.backends.nemo_rl.runtime import stages_of  # noqa: E402
 from scripts.backends.nemo_rl.upstream import DEADLINE, any_launch, stated, unknown_keys, value_of  # noqa: E402
-from scripts.recipe.load import load_recipe  # noqa: E402
+from scripts.recipe.load import load_whole_recipe  # noqa: E402
 from scripts.recipe.recipe import Recipe  # noqa: E402
 
 LATER = {"main": "v0.7.0"}
@@ -46,8 +46,8 @@ class Found:
 
 
 def recipes() -> list[Recipe]:
-    """The recipes with a stage that NeMo-RL trains."""
-    loaded = [load_recipe(path) for path in sorted((ROOT / "config/recipes").glob("*.yaml"))]
+    """The recipes with a stage that NeMo-RL trains, with all of their stages."""
+    loaded = [load_whole_recipe(path) for path in sorted((ROOT / "config/recipes").glob("*.yaml"))]
     return [recipe for recipe in loaded if stages_of(recipe)]
 
 

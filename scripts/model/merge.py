@@ -37,13 +37,16 @@ def write_merged(base: Path, adapter: Path, folder: Path) -> dict[str, Any]:
     """Save a base with an adapter merged, in its own type or float32; which, and the divergence that this makes.
 
     Each layer is merged in float32 and rounded once. The model is held once, in its own type but for fused experts.
-    NotMerged where a tensor of the adapter has no layer in the base, or the divergence is above MOST_KL.
+    NotMerged where the adapter's tensors are not those of the layers that it names, or the divergence is above MOST_KL.
     """
     wanted = None
     for is_exact in (False, True):
         model = PeftModel.from_pretrained(_load(base), str(adapter)).eval()
-        if stray := sorted(load_file(adapter / WEIGHTS).keys() - get_peft_model_state_dict(model).keys()):
-            raise NotMerged(f"{adapter / WEIGHTS}: {stray[0]} fits no layer of {base} ({len(stray)} such)")
+        if apart := sorted(_adapters(load_file(adapter / WEIGHTS)) ^ _adapters(get_peft_model_state_dict(model))):
+            raise NotMerged(
+                f"{adapter / WEIGHTS}: {apart[0]} is in it or in the layers of {base} that adapter_config.json names, "
+                f"not in both ({len(apart)} such)"
+            )
         if is_exact:
             _widen(model)
         own = {parameter: parameter.dtype for parameter in model.parameters()}
@@ -67,6 +70,10 @@ def write_merged(base: Path, adapter: Path, folder: Path) -> dict[str, Any]:
         f"{adapter}: merged into its base, the model differs by {kl:.2g} nats a token from base plus adapter; "
         f"no more than {MOST_KL:g} are allowed"
     )
+
+
+def _adapters(tensors: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in tensors if "lora_" in name}
 
 
 def _load(folder: Path) -> PreTrainedModel:

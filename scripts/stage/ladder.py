@@ -1,7 +1,6 @@
 """The ladder that a recipe stands on: from what a laptop trains to the recipe of most nodes, and what each costs."""
 
 from dataclasses import replace
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from scripts.errors import UserError
@@ -27,19 +26,21 @@ def ladder_of(recipe: Recipe) -> list[Recipe]:
     """
     following = {path.stem: (read_yaml(path)[0] or {}).get("next_rung") for path in sorted(RECIPES.glob("*.yaml"))}
     following[recipe.name] = recipe.next_rung
-    for name, rung in following.items():
-        if rung is not None and rung not in following:
-            raise UserError(f"{name}.yaml: next_rung: no recipe is named {rung}{nearest(rung, following)}")
-    try:
-        order = [*TopologicalSorter({name: [rung] for name, rung in following.items() if rung}).static_order()][::-1]
-    except CycleError as error:
-        raise UserError(f"next_rung leads back: {' -> '.join(reversed(error.args[1]))}") from None
-
-    def leads_to(name: str | None, goal: str) -> bool:
-        return name == goal or (name is not None and leads_to(following[name], goal))
-
-    names = [name for name in order if leads_to(name, recipe.name) or leads_to(recipe.name, name)] or [recipe.name]
+    climbs = {name: _climb(name, following) for name in following}
+    names = [name for name in following if recipe.name in climbs[name] or name in climbs[recipe.name]]
+    names.sort(key=lambda name: -len(climbs[name]))
     return [recipe if name == recipe.name else load_recipe(RECIPES / f"{name}.yaml") for name in names]
+
+
+def _climb(name: str, following: dict[str, str | None]) -> list[str]:
+    """A recipe's name and those of the rungs that follow it."""
+    climb = [name]
+    while rung := following[climb[-1]]:
+        if rung not in following or rung in climb:
+            why = "leads back" if rung in climb else f"no recipe is named {rung}{nearest(rung, following)}"
+            raise UserError(f"{climb[-1]}.yaml: next_rung: {why}")
+        climb.append(rung)
+    return climb
 
 
 def row_of(recipe: Recipe, site: Site, results: Path) -> list[str]:

@@ -176,7 +176,7 @@ def test_a_tokenizer_that_the_release_cannot_read_is_refused(export, tmp_path, r
 
 def test_a_stage_of_trl_on_a_site_of_nemo_rl_is_told_that_it_leaves_the_gpus_idle(tmp_path):
     recipe = recipe_with(tmp_path)
-    site = load_site(ROOT / "config/sites/h100.yaml", recipe).model_copy(update={"accelerator": "cpu"})
+    site = load_site(ROOT / "config/sites/h100.yaml", recipe)
     stage = Stage(recipe, tmp_path, "sft")
     (found,) = backend_of("trl").findings(stage, site.model_copy(update={"accelerator": "cpu"}))
     assert "site h100 gives it nodes of 8 GPUs, and says accelerator: cpu" in found.says and not found.stops

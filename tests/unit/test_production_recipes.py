@@ -239,7 +239,7 @@ def test_the_rung_of_1_7_billion_may_begin_with_the_other_backend():
 def test_demonstrations_are_tokenized_in_the_models_own_template_with_the_reasoning_of_every_turn(name):
     sft = whole_recipe_of(name).stages["sft"]
     told = hydra_overrides(any_launch("sft", whole_recipe_of(name), ROOT))
-    assert "policy.tokenizer.chat_template=default" in told and sft.chat_template is None
+    assert "++policy.tokenizer.chat_template=default" in told and sft.chat_template is None
     assert sft.tokenizer["chat_template_kwargs"] == {"truncate_history_thinking": False}
 
 

@@ -13,7 +13,7 @@ from scripts.recipe.recipe import Recipe
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
-PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease:" in path.read_text())
+PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
 CONFIG = "examples/nemo_gym/stage.yaml"
 AT = "config/recipes/made.yaml: stages.rlvr"
 

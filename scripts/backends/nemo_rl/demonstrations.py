@@ -3,7 +3,7 @@
 A message is what it adds to the text of the conversation in the chat template, tokenized by itself
 (get_formatted_message_log). Learnt is all that a message of the assistant's adds (add_loss_mask_to_message_log): its
 header too, unless ``data.add_generation_prompt`` gives that to the message before it.
-tests/unit/test_nemo_rl_demonstrations.py holds this equal to the releases' own code.
+tests/nemo_rl/test_sft_rows.py holds this equal to the releases' own code.
 """
 
 import json

@@ -17,6 +17,7 @@ Ability = Literal[
     "gym_compares",
     "transformers_5",
     "offloads_optimizer",
+    "merges_adapters",
 ]
 
 
@@ -53,7 +54,8 @@ class Release(Strict):
     cluster.num_nodes counts the judges' nodes too; ``skip_prefetched_venvs``: it takes Gym's environments that the
     image holds; ``gym_compares``: Gym compares the responses that a generative reward model judges, so they are scored
     outside training too; ``transformers_5``: it reads the tokenizer's settings as transformers 5 writes them;
-    ``offloads_optimizer``: its optimizer's copies on the CPU are those of the loaded weights.
+    ``offloads_optimizer``: its optimizer's copies on the CPU are those of the loaded weights; ``merges_adapters``: the
+    Python of its images that has Megatron has peft too.
     """
 
     name: str = Field("", description="The key under which it stands.")

@@ -29,10 +29,11 @@ def resolve(entry: str, config: str, overrides: list[str]) -> dict[str, Any]:
     names = driver(entry)
     if register := names.get("register_omegaconf_resolvers"):
         register()
-    plain, typed = names["load_config"](config), names["MasterConfig"]
-    before = wrong(typed, OmegaConf.to_container(plain, resolve=True))
-    values = OmegaConf.to_container(names["parse_hydra_overrides"](plain, overrides), resolve=True)
-    if issubclass(typed, BaseModel):
+    loaded, typed = names["load_config"](config), names["MasterConfig"]
+    is_applied = issubclass(typed, BaseModel)
+    before = set() if is_applied else wrong(typed, OmegaConf.to_container(loaded, resolve=True))
+    values = OmegaConf.to_container(names["parse_hydra_overrides"](loaded, overrides), resolve=True)
+    if is_applied:
         return typed(**values).model_dump()
     if new := wrong(typed, values) - before:
         raise ValueError(f"{typed}: {sorted(new)}")

@@ -45,7 +45,9 @@ def check_adapters(context: StageContext) -> Iterator[Finding]:
             f"{section}.enabled is on and it starts from Megatron's weights, but adapters are merged into those of "
             "Hugging Face's format; start from these",
         )
-    if section == MEGATRON and context.release.converter.adapters is None:
+    if "merges_adapters" not in context.release.can:
+        yield context.error(15, f"{section}.enabled is on, but {context.release.name} has no peft to merge them by")
+    elif section == MEGATRON and context.release.converter.adapters is None:
         yield context.error(15, f"{section}.enabled is on, for which {context.release.name} has no converter")
     if section == DTENSOR and not context.setting("policy.dtensor_cfg._v2"):
         yield context.error(76, f"{section}.enabled is on, which DTensor's first version refuses; set _v2 to true")
@@ -62,6 +64,12 @@ def _check_layers(context: StageContext, section: str) -> Iterator[Finding]:
     if len(said) > 1:
         yield context.error(76, f"{section}: {' and '.join(said)} exclude each other, and it refuses them; say one")
         return
+    numbered = [
+        pattern for value in said.values() if isinstance(value, list) for pattern in value if "layers." in pattern
+    ]
+    if section == MEGATRON and numbered:
+        says = "is for some layers, whose numbers the converter leaves out; the export would be refused"
+        yield context.error(76, f"{section}: {numbered[0]} {says}")
     folder = context.model
     if folder is None or not (folder / "config.json").is_file():
         return
