@@ -31,6 +31,7 @@ from scripts.images.settings import Images, load_images
 from scripts.images.sif import TaskImage, image_of, images_of, verify_sif
 from scripts.images.squash import check, enroot_uri, find_image, import_image, verify_squashfs
 from scripts.images.table import with_table
+from tests import programs
 from tests.conftest import ROOT
 
 CONFIG = ROOT / "config/images.yaml"
@@ -303,8 +304,7 @@ def test_another_image_under_the_name_is_an_error(program, registry):
 
 def test_a_failed_build_leaves_no_record(program, tmp_path):
     program("docker", 'case "$2" in build) exit 3;; esac')
-    command = [sys.executable, "-m", "scripts.images.build", "--name", "omni3-rl", "--output", str(tmp_path / "o.json")]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    done = programs.run("scripts.images.build", "--name", "omni3-rl", "--output", tmp_path / "o.json")
     assert done.returncode == 1
     assert done.stderr.startswith("error: docker buildx failed with status 3; its output says why.")
     assert not (tmp_path / "o.json").exists()
@@ -666,7 +666,7 @@ class Fetcher:
         self.command += [str(self.directory), "--temp", str(self.temp), "--pause", "0.01"]
 
     def run(self, *more: str) -> subprocess.CompletedProcess:
-        return subprocess.run([*self.command, *more], cwd=ROOT, text=True, capture_output=True, check=False)
+        return programs.run(*self.command[2:], *more)
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.directory.iterdir())
