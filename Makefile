@@ -15,7 +15,7 @@ demo: setup
 
 test: setup
 	@tests/slurm/install.sh
-	@$(VENV)/bin/python -m pytest --numprocesses 2 tests
+	@$(VENV)/bin/python -m pytest --numprocesses 3 tests
 
 unit: setup
 	@$(VENV)/bin/python -m pytest --numprocesses 3 tests/unit

@@ -32,7 +32,7 @@ from scripts.data.compose import PublishedFile, write_blend
 from scripts.data.prompts import open_picture
 from scripts.data.rows import decode_row
 from scripts.errors import UserError
-from scripts.model.random_init import make_processor
+from scripts.model.processor import make_processor
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
 from tests.pretrained import tokenizer

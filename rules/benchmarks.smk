@@ -1,36 +1,10 @@
-# Scores of each export on benchmarks: the recipe's tasks, by lm-evaluation-harness; or those of NeMo-RL's run_eval.py.
+# Scores of each export on the recipe's tasks, by lm-evaluation-harness.
 from scripts.recipe.evaluation import task_files
 
 TASKS = RECIPE.evaluation.task_list if RECIPE.evaluation else []
 # The pretrained model is scored too, so that the stages that start from it have a score before.
 BENCHMARKED = [*([MODEL] if is_exported else []), *STAGES] if TASKS else []
 PACKAGES = f"{workflow.basedir}/.lm-eval"
-
-
-# Made only when somebody asks for the file.
-rule benchmarks:
-    input:
-        f"{RESULTS}/{{stage}}/hf/record.json",
-    output:
-        f"{RESULTS}/{{stage}}/benchmarks.json",
-    log:
-        f"{RESULTS}/{{stage}}/logs/benchmarks.log",
-    wildcard_constraints:
-        stage=one_of([] if TASKS else CONVERTED),
-    retries: 0
-    conda:
-        "../envs/controller.yaml"
-    resources:
-        **one_node_resources(SITE),
-        site=CONFIG.site,
-    params:
-        recipe=CONFIG.recipe,
-        names=getattr(RECIPE.evaluation, "benchmarks", []),
-        folder=f"{RESULTS}/{{stage}}/benchmarks",
-    shell:
-        "python -m scripts.backends.nemo_rl.benchmarks --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --site {resources.site:q} --export {input:q} --folder {params.folder:q} --output {output:q}"
-        " > {log:q} 2>&1"
 
 
 # Beside the packages of the Python that scores: made once, where no conda or other environment has it.

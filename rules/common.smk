@@ -1,4 +1,5 @@
 # What the rules share: the validated config, recipe and site, and the functions that more than one subject uses.
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ sys.path.insert(0, workflow.basedir)
 from scripts.errors import UserError, explain_refusal
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.images.settings import load_images
-from scripts.recipe.load import load_recipe, load_site, parse_config
+from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.prepare import prepare
 from scripts.stage.consistency import judge_again, refuse_damage
@@ -21,7 +22,8 @@ IMAGES_FILE = "config/images.yaml"
 
 try:
     CONFIG = parse_config(config)
-    RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model)
+    RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.start)
+    os.environ[START] = CONFIG.start or ""
     SITE = load_site(Path(CONFIG.site), RECIPE)
     RESULTS = CONFIG.folder
     CALL = prepare(workflow, Path(RESULTS), SITE)

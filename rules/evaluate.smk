@@ -66,6 +66,11 @@ rule held_out:
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"
 
 
+def model_before(wildcards):
+    """The export that a stage starts from, to be scored too where no parent's scores speak for it."""
+    return [] if parent_of(wildcards) in SCORED else starting_export(wildcards)
+
+
 def config_of_root(wildcards):
     """The config of a stage that starts from a fresh model, which it describes."""
     return [] if starting_export(wildcards) else f"{RESULTS}/{wildcards.stage}/config.yaml"
@@ -77,7 +82,7 @@ rule evaluate:
         parent=of_scored_parent("eval.json"),
         parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
         config=config_of_root,
-        model=model_of_root,
+        model=model_before,
         manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
         splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
         environments=OWN_ENVIRONMENTS,

@@ -18,7 +18,7 @@ def dockerfile_of(wildcards):
 def origin_of(wildcards):
     """All that decides what an image is, besides its Dockerfile."""
     image = IMAGES.images[wildcards.image]
-    return image.source.model_dump(mode="json") | {"registry": IMAGES.registry}
+    return image.source.model_dump(mode="json", exclude_none=True) | {"registry": IMAGES.registry}
 
 
 rule build_image:

@@ -14,6 +14,13 @@ def python_of(wildcards):
     return RECIPE.stages[wildcards.stage].python_on(SITE)
 
 
+def export_of_other_backend(wildcards):
+    """The export that a stage starts from where another backend made it, which is looked into first."""
+    parent = parent_of(wildcards)
+    is_other = parent and RECIPE.stages[parent].backend != RECIPE.stages[wildcards.stage].backend
+    return of_parent("hf/record.json")(wildcards) if is_other else []
+
+
 rule preflight:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
@@ -22,6 +29,7 @@ rule preflight:
         splits=ancient(of_blend("train-split.jsonl", "val-split.jsonl")),
         gate=of_parent("gate.json"),
         parent=ancient(of_parent("ckpt/record.json")),
+        export=ancient(export_of_other_backend),
         model=ancient(model_of_root),
     output:
         f"{RESULTS}/{{stage}}/preflight.json",
@@ -166,11 +174,11 @@ rule train:
 
 
 def export_as_it_is(wildcards):
-    """The converter's option where every stage that starts from this one takes its checkpoint, not an export."""
-    children = [stage for stage in RECIPE.stages.values() if stage.parent == wildcards.stage]
-    return (
-        "--as-it-is" if children and all(getattr(stage, "pretrained_checkpoint", False) for stage in children) else ""
-    )
+    """The converter's option where all that starts from a stage takes its checkpoint, and nothing else loads it."""
+    children = {name: stage for name, stage in RECIPE.stages.items() if stage.parent == wildcards.stage}
+    is_loaded_here = {wildcards.stage, *children} & {*SCORED_HERE}
+    taken = children and all(getattr(stage, "pretrained_checkpoint", False) for stage in children.values())
+    return "--as-it-is" if taken and not is_loaded_here else ""
 
 
 # One whole node: the backend's converter runs on its GPUs, or needs all its memory.

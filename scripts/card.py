@@ -168,7 +168,9 @@ def _blends(chain: Chain) -> Iterator[dict[str, Any]]:
 
 def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
     for link in chain.links.values():
-        config, release = link.settings or {}, link.record.get("release") or {}
+        config, release = link.settings or {}, dict(link.record.get("release") or {})
+        if "name" in release:
+            release = {config["backend"]: release.pop("name")} | release
         yield {
             "name": link.name,
             "parents": ", ".join(link.parents)
@@ -176,7 +178,7 @@ def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
             "algorithm": config.get("algorithm", ""),
             "steps": step_text(link.record),
             "seed": link.record.get("seed"),
-            "release": ", ".join(f"{name} {version}" for name, version in sorted(release.items())),
+            "release": ", ".join(f"{name} {version}" for name, version in release.items()),
             "identity": link.record["identity"],
             "chat_template": link.record.get("chat_template"),
         }

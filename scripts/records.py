@@ -1,7 +1,7 @@
 """The records that Stagecoach writes, as types, and how each is read: damage is one message and never a traceback.
 
-A type names the keys that readers use. Keys that it does not name are kept, so that records of earlier and of later
-commits are read alike.
+Here are those that several modules read; another stands beside its reader. A type names the keys that readers use. Keys
+that it does not name are kept, so that records of earlier and of later commits are read alike.
 """
 
 import json
@@ -143,29 +143,6 @@ class ModelSource(TypedDict):
     content: NotRequired[str]
 
 
-class SourceOfModel(TypedDict):
-    """model/source.json: what a pretrained model's export is made from; see scripts.stage.model_source."""
-
-    model: dict[str, Any]
-    changed: dict[str, str] | None
-    chat_template: NotRequired[str]
-
-
-class SeenFile(TypedDict):
-    """A file of a model's folder when it was exported."""
-
-    bytes: Count
-    modified: int
-    sha256: str
-
-
-class ModelFiles(TypedDict):
-    """model/seen.json."""
-
-    changed: dict[str, str] | None
-    files: dict[str, SeenFile]
-
-
 class NamedTemplate(TypedDict):
     """The chat template that a recipe names for a stage."""
 
@@ -244,49 +221,6 @@ class ReachedStep(TypedDict):
 
 
 Reaches = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], ReachedStep]
-
-
-class Attempt(TypedDict):
-    """A line of attempts.jsonl."""
-
-    event: Literal["begin", "end"]
-    step: Count
-    time: float
-    outcome: NotRequired[str]
-    call: NotRequired[int]
-    host: NotRequired[str]
-    slurm_job: NotRequired[str | None]
-    nodes: NotRequired[Count]
-    gpus: NotRequired[Count]
-    code: NotRequired[Code | None]
-    image: NotRequired[Image | None]
-
-
-class Step(TypedDict):
-    """A line of metrics.jsonl."""
-
-    step: Count
-    seconds: NotRequired[float | None]
-    tokens: NotRequired[float | None]
-    reward_mean: NotRequired[float | None]
-    response_length_mean: NotRequired[float | None]
-    loss: NotRequired[float | None]
-    kl: NotRequired[float | None]
-    environment_rewards: NotRequired[dict[str, float | None] | None]
-    timing: NotRequired[dict[str, float | None] | None]
-
-
-class Owner(TypedDict):
-    """owner.json, the lock of a run directory."""
-
-    host: str
-    pid: int
-    since: float
-    process_start: NotRequired[int | None]
-    boot: NotRequired[str]
-    pid_namespace: NotRequired[str]
-    slurm_job: NotRequired[str | None]
-    token: NotRequired[str]
 
 
 class Change(TypedDict):
@@ -416,20 +350,6 @@ class Preflight(TypedDict):
     rows: NotRequired[list[ShownRow]]
     rows_not_shown: NotRequired[str]
     tokens: NotRequired[TokensOfSplits | None]
-
-
-class Startups(TypedDict):
-    """How long a driver's starts took, noted in its run directory."""
-
-    seconds: list[float]
-
-
-class ImageFile(TypedDict, total=False):
-    """The record beside an image's file."""
-
-    source: str
-    digest: str | None
-    sha256: str
 
 
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)

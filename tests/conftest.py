@@ -27,7 +27,7 @@ class Scheduling(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if "tests/slurm/" in file:
             return "containers" if "nemo_rl" in file else "cluster"
-        if re.search(r"test_(algorithms|multinode|trl_\w+|hugging_face|judges|own_environment|probe)\.", file):
+        if re.search(r"test_(algorithms|trl_\w+|hugging_face|judges|own_environment|probe)\.", file):
             return "trl"
         return (
             "chain" if "tests/browser/" in file or re.search(r"test_(chain|colleagues|edits|resume)\.", file) else file
@@ -36,13 +36,17 @@ class Scheduling(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    """The scheduler of `make test`."""
+    """The scheduler of `make test`, which keeps to the order below."""
+    config.option.loadscopereorder = False
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take minutes begin first, so that no process is left alone with one at the end."""
-    items.sort(key=lambda item: "tests/unit/" in item.nodeid)
+    """Those that take minutes begin first, so that no process is left alone with one at the end.
+
+    Those that mostly wait for Slurm come before those that compute meanwhile.
+    """
+    items.sort(key=lambda item: ("tests/unit/" in item.nodeid, "tests/slurm/" not in item.nodeid))
 
 
 class Workflow:

@@ -2,11 +2,12 @@
 
 import contextlib
 import io
-import runpy
 import subprocess
 import sys
+from importlib import import_module
 from unittest.mock import patch
 
+from scripts.errors import run_program
 from tests.conftest import ROOT
 
 
@@ -21,9 +22,9 @@ def run(module: str, *arguments: object) -> subprocess.CompletedProcess:
         contextlib.redirect_stderr(err),
     ):
         try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            run_program(import_module(module).main)
         except SystemExit as end:
-            status = 0 if end.code is None else end.code
+            status = end.code
             if isinstance(status, str):
                 print(status, file=err)
                 status = 1

@@ -23,6 +23,7 @@ def project_options() -> argparse.ArgumentParser:
     parser.add_argument("--run", help="instead of the config's")
     parser.add_argument("--seed", type=int, help="instead of the config's")
     parser.add_argument("--model", help="instead of the config's")
+    parser.add_argument("--start", metavar="STAGE", help="the stage that starts from the model; else the config's")
     return parser
 
 
@@ -39,11 +40,14 @@ def command_parser() -> argparse.ArgumentParser:
             name, help=help, description=f"{help[0].upper()}{help[1:]}. {more}", parents=[project] * of_project
         )
 
-    add(
+    plan = add(
         "plan",
         "what would train if the workflow ran now: from which step, why, on how many nodes and for how long",
         "It reads records only, so it works while the cluster is down. What is set aside is listed with its size.",
         of_project=True,
+    )
+    plan.add_argument(
+        "--ladder", action="store_true", help="instead: what the chain costs on each rung below and above the recipe"
     )
     add(
         "status",

@@ -14,7 +14,18 @@ from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.records import Preflight, read_if_there
-from scripts.stage.estimate import ALIKE, EXPECTED, LIMIT, MEASURED, UNKNOWN, Estimate, estimate
+from scripts.stage.estimate import (
+    ALIKE,
+    EXPECTED,
+    LIMIT,
+    MEASURED,
+    UNKNOWN,
+    Estimate,
+    bound_of,
+    estimate,
+    hours_text,
+)
+from scripts.stage.ladder import HEAD, ladder_of, row_of
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, steps_left, tree_bytes
 
@@ -91,7 +102,7 @@ def _cluster_table(plan: list[Planned]) -> list[str]:
             [stage.state.stage, stage.what, stage.steps, *([*asks, *hours] if left.steps != 0 else [""] * 6), stage.why]
         )
     estimates = [stage.estimate for stage in plan]
-    bound = _bound(estimates)
+    bound = bound_of(estimates)
     sums = [str(sum(each.allocations for each in estimates))]
     sums += [hours_text(sum(getattr(each, name) for each in estimates), bound) for name in ("node_hours", "gpu_hours")]
     rows.append(["in all", _counts(plan), _steps(estimates), "", "", "", *sums, ""])
@@ -126,18 +137,6 @@ def _counts(plan: list[Planned]) -> str:
     fresh, damaged = (sum(stage.state.state == state for stage in plan) for state in ("fresh", "damaged"))
     counts = {"to train": len(plan) - again - fresh - damaged, "to publish": again, "fresh": fresh, "damaged": damaged}
     return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-
-
-def _bound(estimates: Iterable[Estimate]) -> str:
-    """What their sum is: a bound from below where the steps of one are unknown, from above where a limit was taken."""
-    bounds = {each.bound for each in estimates}
-    return "≥" if "≥" in bounds else "≤" if "≤" in bounds else ""
-
-
-def hours_text(hours: float, bound: str = "") -> str:
-    """Hours for people, to three digits at most; a bound (≤ or ≥) is marked."""
-    text = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" if hours >= 0.01 or not hours else "<0.01"
-    return f"{bound} {text}" if bound else text
 
 
 def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
@@ -215,7 +214,7 @@ def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
     ordered = sorted(to_train, key=lambda name: -to_train[name].gpu_hours)
     shares = [f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].bound)}" for name in ordered[:LARGEST]]
     more = f" and {len(ordered) - LARGEST} more" if len(ordered) > LARGEST else ""
-    whole = hours_text(needed, _bound(to_train.values()))
+    whole = hours_text(needed, bound_of(to_train.values()))
     return (
         f"what is to train is expected to need {whole} GPU-hours ({', '.join(shares)}{more}), but "
         f"slurm.budget_gpu_hours of site {site.name} is {hours_text(budget)}; raise it, ask for fewer stages, or go on "
@@ -240,6 +239,23 @@ def check_budget(
         raise UserError(words)
 
 
+def ladder_text(project: Project) -> str:
+    """What the chain costs on each rung of the recipe's ladder, as if nothing were trained yet."""
+    rungs = {recipe.name: recipe for recipe in ladder_of(project.recipe)}
+    own = project.recipe.name
+    results = {name: project.results if name == own else project.results.with_name(name) for name in rungs}
+    rows = [row_of(recipe, project.site, results[name]) for name, recipe in rungs.items()]
+    for row in rows:
+        row[0] = f"{'>' if row[0] == own else ' '} {row[0]}"
+    return "\n".join(
+        [
+            *aligned([HEAD, *rows], left={0, 1, len(HEAD) - 1}),
+            "stages in parentheses come before the recipe's start; where nobody knows better, a stage is reckoned with "
+            "one allocation: at most (≤) that where its steps are known, else at least (≥)",
+        ]
+    )
+
+
 def run(arguments: argparse.Namespace) -> None:
-    """Print the plan."""
-    print(plan_text(project_of(arguments)))
+    """Print the plan, or that of every rung."""
+    print((ladder_text if arguments.ladder else plan_text)(project_of(arguments)))

@@ -11,7 +11,7 @@ from scripts.recipe.site import Site
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, all_states
 
-OPTIONS = ("config", "recipe", "site", "run", "seed", "model")
+OPTIONS = ("config", "recipe", "site", "run", "seed", "model", "start")
 
 
 @dataclass(frozen=True)
@@ -36,5 +36,5 @@ def project_of(arguments: argparse.Namespace) -> Project:
     """The project of a command's arguments, which stand in for what the config says."""
     given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     config = load_config(given.pop("config"), given)
-    recipe = load_recipe(Path(config.recipe), config.seed, config.model)
+    recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     return Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), config.over_budget)

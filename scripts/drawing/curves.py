@@ -85,6 +85,12 @@ CHARTS = (
         "Where no KL is measured, it is what tells a policy that runs away.",
     ),
     Chart("Loss", "loss", {"loss": ""}, "The objective that the optimizer lowers; of RL stages it says little."),
+    Chart(
+        "Validation loss",
+        "nats a token",
+        {"validation_loss": ""},
+        "Of the held-out rows. Where it rises while the loss falls, rows are learnt by heart.",
+    ),
     Chart("Gradient norm", "norm", {"grad_norm": ""}, "Before clipping. Spikes come before a run diverges."),
     Chart("Learning rate", "lr", {"lr": ""}, "As scheduled."),
     Chart(

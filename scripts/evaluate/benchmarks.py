@@ -1,4 +1,4 @@
-"""benchmarks.json: an export's scores on benchmarks, whoever took them, beside those of what its stage started from.
+"""benchmarks.json: an export's scores on benchmarks beside those of what its stage started from.
 
 What a benchmark asked and what came back lies, a file for each export and question, in a store that all runs of a
 results folder share; so nothing is scored twice, and no score can be taken for another model's.
@@ -6,7 +6,6 @@ results folder share; so nothing is scored twice, and no score can be taken for 
 
 import json
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,9 +135,3 @@ def interval_of(entry: Benchmark) -> Change | None:
         return None
     half = NORMAL_95 * error
     return {"value": entry["score"], "low": entry["score"] - half, "high": entry["score"] + half}
-
-
-def standard_error(values: Iterable[float]) -> float | None:
-    """The standard error of a mean (n - 1 in the denominator of the variance); None of a single value."""
-    array = np.array([*values])
-    return round(float(array.std(ddof=1) / math.sqrt(len(array))), 6) if len(array) > 1 else None

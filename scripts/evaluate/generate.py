@@ -59,6 +59,11 @@ class ResponseEnds:
             length -= 1
         return response[:length] if length < len(response) and self.at_string(response[:length]) else response
 
+    def ended(self, response: list[int]) -> list[int]:
+        """A response up to the token or the text that ends it."""
+        length = next((place + 1 for place, token in enumerate(response) if token in self.tokens), None)
+        return self.without_padding(response) if length is None else response[:length]
+
     def is_cut(self, response: list[int]) -> bool:
         """Whether a response was cut before it ended."""
         return response[-1] not in self.tokens and not self.at_string(response)
@@ -136,16 +141,10 @@ def _respond(
         return len(tokenizer(prompts[index], add_special_tokens=False)["input_ids"])
 
     outputs = generate(model, tokenizer, settings, [len(prompt) for prompt in prompts], tokens_of, batch_of)
-    responses = []
-    for ids in outputs:
-        length = next((place for place, token in enumerate(ids) if token in ends.tokens), None)
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        if length is None:
-            whole = ends.without_padding(ids)
-            responses.append(Rollout(text, len(whole), not ends.at_string(whole)))
-        else:
-            responses.append(Rollout(text, length, False))
-    return responses
+    return [
+        Rollout(tokenizer.decode(ids, skip_special_tokens=True), len(ids) - (ids[-1] in ends.tokens), ends.is_cut(ids))
+        for ids in map(ends.ended, outputs)
+    ]
 
 
 @torch.inference_mode()

@@ -96,7 +96,7 @@ def main() -> None:
         "--config", type=Path, nargs="?", help="without a parent: config.yaml, to score the fresh model"
     )
     parser.add_argument(
-        "--model", type=Path, nargs="?", help="without a parent: the pretrained model's hf/record.json, to score it"
+        "--model", type=Path, nargs="?", help="hf/record.json of what the stage starts from, to score it as well"
     )
     parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
     parser.add_argument(
@@ -127,7 +127,7 @@ def main() -> None:
         decoding |= getattr(recipe.evaluation, "more_decoding", {})
     starts = (arguments.parent_rollouts, arguments.config, arguments.model)
     if sum(start is not None for start in starts) != 1:
-        raise UserError("give --parent-rollouts or, for a stage without a parent, --config or --model")
+        raise UserError("give --parent-rollouts or, for a stage without a scored parent, --config or --model")
 
     def answers(model: Any, processor: Any) -> list[Answer]:
         return answer_rows(model, processor, arguments.validation, decoding, judges)

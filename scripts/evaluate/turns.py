@@ -118,12 +118,7 @@ class EpisodeRunner(GRPOTrainer):
             return dict(self._tokenizer.pad(chosen, padding_side="left", return_tensors="pt"))
 
         outputs = generate(self.model, self._tokenizer, self._settings, lengths, lengths.__getitem__, batch_of)
-        return [self._ended(ids) for ids in outputs], None
-
-    def _ended(self, ids: list[int]) -> list[int]:
-        """A response up to the token that ends it."""
-        length = next((place + 1 for place, token in enumerate(ids) if token in self._ends.tokens), None)
-        return self._ends.without_padding(ids) if length is None else ids[:length]
+        return [self._ends.ended(ids) for ids in outputs], None
 
 
 def _begun(episode: Episode, row: Row) -> list[dict[str, Any]]:

@@ -26,9 +26,11 @@ def build_image(images: Images, name: str, root: Path) -> dict[str, Any]:
     with _context(source, root) as (dockerfile, context), tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder, "metadata.json")
         tag, arguments = images.full_tag(name), _arguments(source)
+        target = {"target": source.target} if isinstance(source, BuiltFromGit) and source.target else {}
         run(
             *("docker", "buildx", "build", "--file", str(dockerfile), "--tag", tag, "--provenance=false"),
             *(part for key, value in arguments.items() for part in ("--build-arg", f"{key}={value}")),
+            *(f"--{key}={value}" for key, value in target.items()),
             *("--metadata-file", str(metadata), "--push" if images.registry else "--load", str(context)),
             advice=f"A build needs network; a push to {images.registry} needs docker login."
             if images.registry
@@ -42,6 +44,7 @@ def build_image(images: Images, name: str, root: Path) -> dict[str, Any]:
             "digest": _digest(tag, built, pushed=images.registry is not None),
             **({"base": source.base} if isinstance(source, Built) else {}),
             **({"repository": source.repository, "commit": source.commit} if isinstance(source, BuiltFromGit) else {}),
+            **target,
             "arguments": arguments,
             "dockerfile": source.dockerfile,
             "dockerfile_sha256": sha256_file(dockerfile),

@@ -49,6 +49,7 @@ class BuiltFromGit(Strict):
     repository: Annotated[str, StringConstraints(pattern=r"^https://[A-Za-z0-9./_-]+$")]
     commit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")]
     dockerfile: RelativePath
+    target: Name | None = Field(None, description="The Dockerfile's stage that is built; none: its last.")
     arguments: dict[Variable, Argument] = Field({}, description="Build arguments. No secrets.")
     tag: LocalTag = Field(description="Name and tag of the result, without a registry.")
 

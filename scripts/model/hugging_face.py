@@ -32,6 +32,7 @@ class Part(TypedDict):
     """What is read of a part of a model's config."""
 
     vocab_size: NotRequired[int]
+    tie_word_embeddings: NotRequired[bool | None]
 
 
 class ModelConfig(Part):
@@ -43,6 +44,7 @@ class ModelConfig(Part):
     max_position_embeddings: NotRequired[int | None]
     auto_map: NotRequired[dict[str, str | list[str | None]]]
     is_encoder_decoder: NotRequired[bool]
+    tie_word_embeddings: NotRequired[bool]
     quantization_config: NotRequired[dict[str, Any] | None]
     text_config: NotRequired[Part | None]
     llm_config: NotRequired[Part | None]
@@ -55,7 +57,8 @@ class TensorIndex(TypedDict):
     metadata: NotRequired[dict[str, Any]]
 
 
-A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", "lm_head.weight")
+OUTPUT = "lm_head.weight"
+A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", OUTPUT)
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -76,7 +79,7 @@ def check_model(folder: Path, like: Path | None = None) -> None:
     """UserError when the folder is no whole model, or its tensors are not those of the model that it is to be `like`.
 
     A shard is whole when its size is what its own header says; contents are not read. A model whose weights lie
-    elsewhere, as Megatron's, tells no tensors.
+    elsewhere, as Megatron's, tells no tensors. An output layer that is the input's once more may be left out.
     """
     config = config_of(folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -88,14 +91,16 @@ def check_model(folder: Path, like: Path | None = None) -> None:
     if like is None or not any(like.glob("*.safetensors")):
         return
     wanted = tensors_of(like)
-    missing, other = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    may_lack = {name for name in wanted.keys() ^ tensors.keys() if name.endswith(OUTPUT)} if _ties(config) else set()
+    missing, other = (sorted(a.keys() - b.keys() - may_lack) for a, b in ((wanted, tensors), (tensors, wanted)))
     if missing or other:
         first = f"no {missing[0]}" if missing else f"{other[0]}, which is not one of its tensors"
         raise UserError(
             f"{folder}: is not like {like}: it has {first} ({len(missing)} missing, {len(other)} more); the conversion "
             "lost or renamed layers"
         )
-    for name, (dtype, shape) in tensors.items():
+    for name in tensors.keys() & wanted.keys():
+        dtype, shape = tensors[name]
         if wanted[name][1] != shape:
             raise UserError(f"{folder}: {name} has the shape {shape}, but {wanted[name][1]} in {like} ({dtype})")
 
@@ -107,10 +112,19 @@ def _own_code(config: ModelConfig) -> set[str]:
     return {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}
 
 
+def _parts(config: ModelConfig) -> list[Part]:
+    """The config and its parts that may be the decoder's."""
+    return [config, *(config.get(name) or {} for name in ("text_config", "llm_config"))]
+
+
+def _ties(config: ModelConfig) -> bool:
+    """Whether the output layer is the input's once more."""
+    return any(part.get("tie_word_embeddings") for part in _parts(config))
+
+
 def _check_vocabulary(folder: Path, config: ModelConfig, tensors: dict[str, tuple[str, list[int]]]) -> None:
     """UserError when a matrix has more or fewer rows than the vocabulary has tokens: Megatron pads it in training."""
-    parts = [config, *(config.get(name) or {} for name in ("text_config", "llm_config"))]
-    tokens = next((part["vocab_size"] for part in parts if "vocab_size" in part), None)
+    tokens = next((part["vocab_size"] for part in _parts(config) if "vocab_size" in part), None)
     for name, (_, shape) in tensors.items():
         if tokens is not None and name.endswith(A_ROW_A_TOKEN) and shape[0] != tokens:
             raise UserError(

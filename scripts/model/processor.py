@@ -10,10 +10,21 @@ from transformers import PreTrainedTokenizerFast
 
 from scripts.errors import UserError
 from scripts.model.chat_format import tokenizer_of
+from scripts.model.scratch import (
+    ASSISTANT,
+    CALL,
+    CALL_END,
+    CHAT_TEMPLATE,
+    END,
+    IMAGE,
+    PAD,
+    SYSTEM,
+    TOOL,
+    TOOLS_TEMPLATE,
+    USER,
+)
 from scripts.recipe.model import RandomModel
 
-PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
-IMAGE, TOOL, CALL, CALL_END = "<|image|>", "<|tool|>", "<tool_call>", "</tool_call>"
 ANSWER = "stagecoach"
 TALK = [
     {"role": "user", "content": "?"},
@@ -21,27 +32,6 @@ TALK = [
     {"role": "user", "content": "?"},
     {"role": "assistant", "content": ANSWER},
 ]
-CHAT_TEMPLATE = (
-    "{% macro said(content) %}"
-    "{% if content is string %}{{ content }}{% else %}"
-    "{% for part in content %}{{ '<|image|>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
-    "{% endif %}"
-    "{% endmacro %}"
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ said(message['content']) + '<|end|>' }}{% endgeneration %}"
-    "{% else %}{{ said(message['content']) + '<|end|>' }}{% endif %}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
-TOOLS_TEMPLATE = CHAT_TEMPLATE.replace(
-    "{% generation %}{{ said(message['content']) + '<|end|>' }}{% endgeneration %}",
-    "{% generation %}{{ said(message['content'] or '') }}"
-    "{% for call in message['tool_calls'] or [] %}"
-    "{{ '<tool_call>' + call['function']['name'] + call['function']['arguments'] | tojson + '</tool_call>' }}"
-    "{% endfor %}{{ '<|end|>' }}{% endgeneration %}",
-)
 RESPONSE_TEMPLATE = {
     "defaults": {"role": "assistant"},
     "start_anchor": ASSISTANT,

@@ -12,7 +12,8 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from scripts.model.processor import IMAGE, make_processor, use_template
+from scripts.model.processor import make_processor, use_template
+from scripts.model.scratch import IMAGE
 from scripts.recipe.model import RandomModel
 from scripts.recipe.stage import TrainingConfig
 

@@ -28,6 +28,9 @@ class Config(Strict):
     results: str = Field("results", description="Where results go.")
     seed: int | None = Field(None, description="Instead of the recipe's.")
     model: str | None = Field(None, description="Name of the pretrained model to start from, instead of the recipe's.")
+    start: str | None = Field(
+        None, description="The stage that starts from the model, instead of the recipe's; those before it are left out."
+    )
     over_budget: bool = Field(False, description="Train although the plan exceeds the site's budget_gpu_hours.")
     tracking: Tracking | None = Field(None, description="Log published stages to W&B; none: nothing is logged.")
 

@@ -7,23 +7,27 @@ from pydantic import Field, StringConstraints, model_validator
 from scripts.recipe.strict import Strict, invalid
 
 HELD_OUT = ("held_out_change", "worst_environment_change")
+WINDOW = 5
 BENCHMARKS = ("benchmark_score", "benchmark_change", "worst_benchmark_change")
 
 
 class StepMetric(NamedTuple):
     """What a metric makes of a column of metrics.parquet, whose values are averaged over windows of steps.
 
-    final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all.
+    final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all. `window` is
+    how many measured steps one has, at most.
     """
 
     statistic: Literal["final", "ratio", "max", "min"]
     column: str
+    window: int = WINDOW
 
 
 STEP_METRICS = {
     "max_kl": StepMetric("max", "kl"),
     "max_gen_kl_error": StepMetric("max", "gen_kl_error"),
     "max_token_mult_prob_error": StepMetric("max", "token_mult_prob_error"),
+    "final_validation_loss": StepMetric("final", "validation_loss", window=1),
     "max_grad_norm": StepMetric("max", "grad_norm"),
     "final_reward_std": StepMetric("final", "reward_std"),
     "min_reward_std": StepMetric("min", "reward_std"),

@@ -69,12 +69,7 @@ class EvaluationBase(Strict):
         """All that tells what the tasks ask."""
         return self.model_dump(mode="json", include={*EvaluationBase.model_fields}, exclude_defaults=True)
 
-    @property
-    def benchmark_names(self) -> list[str]:
-        """What benchmarks.json may hold, by which a gate can judge."""
-        return [task.task for task in self.task_list]
-
-    def scores(self, stage: "StageSettings") -> bool:
+    def scores(self, name: str, stage: "StageSettings") -> bool:
         """Whether a stage gets held-out scores."""
         raise NotImplementedError
 
@@ -104,6 +99,9 @@ class Evaluation(EvaluationBase, Sampling):
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     max_new_tokens: PositiveInt | None = Field(None, description="None, beside tasks: no held-out scores are taken.")
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
+    stages: list[Name] | None = Field(
+        None, description="Whose exports are scored, whichever backend trained them; none: those of backend trl."
+    )
     judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
     judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
     gym: Gym | None = Field(None, description="None: the verifiers here score the rows.")
@@ -127,9 +125,9 @@ class Evaluation(EvaluationBase, Sampling):
         check_gym(self.gym, self.gym_servers)
         return self
 
-    def scores(self, stage: "StageSettings") -> bool:
-        """Whether the stage's checkpoints are in Hugging Face's format, which transformers loads on this machine."""
-        return self.max_new_tokens is not None and not stage.is_converted
+    def scores(self, name: str, stage: "StageSettings") -> bool:
+        """Whether transformers is to load the stage's export; where nobody says so, a converted one is not."""
+        return self.max_new_tokens is not None and (name in self.stages if self.stages else not stage.is_converted)
 
     def blends_in(self, recipe: "Recipe") -> list[str]:
         """The blends whose validation rows are scored."""
@@ -141,8 +139,11 @@ class Evaluation(EvaluationBase, Sampling):
         """PydanticCustomError where no stage or no row can be scored."""
         if self.max_new_tokens is None:
             return
+        for name in self.stages or ():
+            if name not in recipe.stages:
+                raise misnamed("evaluation.stages", "stage", name, recipe.stages)
         if not recipe.scored_stages():
-            raise invalid("these keys are for backend trl; NeMo-RL takes held_out, benchmarks and nodes", "evaluation")
+            raise invalid("these keys are for backend trl; NeMo-RL takes held_out and nodes", "evaluation")
         prompts = [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
         for name in self.blends or ():
             if name not in prompts:

@@ -1,5 +1,6 @@
 """Read config, recipe and site from YAML; every mistake is one line with file, line, key and the nearest valid name."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,20 @@ from scripts.recipe.stage import DEFAULT_BACKEND
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import line_of, read_yaml, refuse_credentials, repository_root, validate
 
+START = "STAGECOACH_START"
+"""The variable by which jobs get the config's ``start``."""
 
-def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -> Recipe:
-    """The recipe in a YAML file, its stages' defaults filled in; `seed` and `model` stand in for the recipe's.
 
-    `model` is the name of the pretrained model to start from.
+def load_recipe(path: Path, seed: int | None = None, model: str | None = None, start: str | None = None) -> Recipe:
+    """The recipe in a YAML file, its stages' defaults filled in, without the stages that `start` leaves out.
+
+    `seed`, `model` (the name of the pretrained model to start from) and `start` (else the variable START) stand in for
+    the recipe's.
     """
     data, node = read_yaml(path)
-    if seed is not None and isinstance(data, dict):
-        data = data | {"seed": seed}
+    if isinstance(data, dict):
+        over = {"seed": seed, "start": start or os.environ.get(START) or None}
+        data = data | {key: value for key, value in over.items() if value is not None}
     recipe = validate(Recipe, _with_defaults(data), path, node)  # by itself, since a stage's programs read it so
     if model is not None:
         if not isinstance(recipe.model, PretrainedModel):
@@ -54,8 +60,15 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None) -
     return recipe
 
 
+def load_whole_recipe(path: Path) -> Recipe:
+    """The recipe from its first stage on, whichever it starts at."""
+    return load_recipe(path, start=next(iter(read_yaml(path)[0]["stages"])))
+
+
 def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
     """UserError, with the nearest name, when the recipe has no such stage; `said_by` stands before the message."""
+    if name in recipe.left_out:
+        raise UserError(f"{said_by}the recipe starts at {recipe.start}, without {name}; start={name} begins there")
     if name not in recipe.stages:
         raise UserError(f"{said_by}no stage is named {name}{nearest(name, recipe.stages)}")
 
@@ -65,6 +78,8 @@ def load_site(path: Path, recipe: Recipe) -> Site:
     data, node = read_yaml(path)
     site = validate(Site, data, path, node)
     for name in site.stages:
+        if name in recipe.left_out:
+            continue
         if name not in recipe.stages:
             line = line_of(node, ["stages", name], {})
             raise UserError(f"{path}:{line}: stages.{name}: the recipe has no such stage{nearest(name, recipe.stages)}")

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag, model_validator
 
 from scripts.installed import backend_module, backend_names
 from scripts.recipe.blend import Blend
@@ -94,7 +94,13 @@ class Recipe(Strict):
     blends: dict[Name, Blend]
     evaluation: AnyEvaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
     defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = Field({})
+    start: Name | None = Field(
+        None, description="The stage that starts from the model; those before it are left out. None: none is."
+    )
+    proves: str | None = Field(None, description="What training it shows before the next rung is paid for.")
+    next_rung: Name | None = Field(None, description="The recipe in config/recipes/ that is the ladder's next rung.")
     stages: dict[Name, AnyStage] = Field(min_length=1)
+    _left_out: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
@@ -109,7 +115,43 @@ class Recipe(Strict):
             raise invalid("is missing", "evaluation")
         self._gates_name_benchmarks()
         self._names_are_free()
-        return self
+        return self._started()
+
+    def _started(self) -> "Recipe":
+        """The recipe whose stage `start` starts from the model.
+
+        Left out are the stages that it descends from, those that descend from them but not from it, and the blends
+        that these alone use and no held-out score is taken on.
+        """
+        if self.start is None:
+            return self
+        if self.start not in self.stages:
+            raise misnamed("start", "stage", self.start, self.stages)
+        lineages = {name: self._lineage(name) for name in self.stages}
+        before = lineages[self.start] - {self.start}
+        stages = {
+            name: stage
+            for name, stage in self.stages.items()
+            if self.start in lineages[name] or not before & lineages[name]
+        }
+        stages[self.start] = stages[self.start].model_copy(update={"parent": None})
+        unused = {stage.blend for name, stage in self.stages.items() if name not in stages}
+        unused -= {stage.blend for stage in stages.values()} | {*self.evaluation_blends()}
+        blends = {name: blend for name, blend in self.blends.items() if name not in unused}
+        recipe = self.model_copy(update={"stages": stages, "blends": blends})
+        recipe._left_out = tuple(name for name in self.stage_order() if name not in stages)
+        stages[self.start].check_in(recipe, self.start)
+        return recipe
+
+    def _lineage(self, name: str) -> set[str]:
+        """A stage with all that it descends from."""
+        parent = self.stages[name].parent
+        return {name} | (self._lineage(parent) if parent else set())
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The names of the stages that `start` leaves out."""
+        return self._left_out
 
     def _names_refer(self) -> None:
         for name, stage in self.stages.items():
@@ -160,7 +202,7 @@ class Recipe(Strict):
                 raise invalid("an environment has this name already; choose another", f"environments.{name}")
 
     def _gates_name_benchmarks(self) -> None:
-        known = self.evaluation.benchmark_names if self.evaluation else []
+        known = [task.task for task in self.evaluation.task_list] if self.evaluation else []
         for name, stage in self.stages.items():
             for place, criterion in enumerate(stage.gate):
                 if criterion.metric not in BENCHMARKS:
@@ -191,7 +233,8 @@ class Recipe(Strict):
 
     def scored_stages(self) -> list[str]:
         """The stages that get held-out scores, parents before children."""
-        return [name for name in self.stage_order() if self.evaluation and self.evaluation.scores(self.stages[name])]
+        stages, evaluation = self.stages, self.evaluation
+        return [name for name in self.stage_order() if evaluation and evaluation.scores(name, stages[name])]
 
 
 def _check_environments(at: str, names: list[str], own: Iterable[str]) -> None:

@@ -5,11 +5,27 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from scripts.errors import UserError
 from scripts.launch.slurm import own_job_id
-from scripts.records import Attempt, read_lines
+from scripts.records import Code, Count, Image, read_lines
+
+
+class Attempt(TypedDict):
+    """A line of attempts.jsonl."""
+
+    event: Literal["begin", "end"]
+    step: Count
+    time: float
+    outcome: NotRequired[str]
+    call: NotRequired[int]
+    host: NotRequired[str]
+    slurm_job: NotRequired[str | None]
+    nodes: NotRequired[Count]
+    gpus: NotRequired[Count]
+    code: NotRequired[Code | None]
+    image: NotRequired[Image | None]
 
 
 def begin_attempt(

@@ -1,6 +1,7 @@
 """What is left of a stage's training, in steps, allocations and node-hours."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,6 +62,18 @@ def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
         usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)
         allocations, hours = math.ceil(needed / usable), needed / 3600
     return Estimate(steps, seconds, allocations, hours, resources.nodes, gpus, basis)
+
+
+def bound_of(estimates: Iterable[Estimate]) -> str:
+    """What their sum is: a bound from below where the steps of one are unknown, from above where a limit was taken."""
+    bounds = {each.bound for each in estimates}
+    return "≥" if "≥" in bounds else "≤" if "≤" in bounds else ""
+
+
+def hours_text(hours: float, bound: str = "") -> str:
+    """Hours for people, to three digits at most; a bound (≤ or ≥) is marked."""
+    text = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" if hours >= 0.01 or not hours else "<0.01"
+    return f"{bound} {text}" if bound else text
 
 
 def _step_seconds(site: Site, stage: Stage, resources: Resources) -> tuple[float | None, str]:

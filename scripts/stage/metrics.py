@@ -22,6 +22,7 @@ ABOUT = {
     "truncation_rate": "share of responses cut at the length limit",
     "entropy": "of the policy's next-token distribution, nats",
     "loss": "",
+    "validation_loss": "mean over the held-out rows' learnt tokens, nats; null: not measured at this step",
     "grad_norm": "",
     "lr": "",
     "seconds": "wall time of the step",

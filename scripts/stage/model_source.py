@@ -1,16 +1,39 @@
 """What a pretrained model's export was made from, so that another content of its folder is seen and a touch is not."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from scripts.errors import UserError
 from scripts.files import sha256_file, sha256_text, write_json
 from scripts.model.chat_format import chat_template_of, read_template
 from scripts.model.hugging_face import model_files
 from scripts.recipe.model import PretrainedModel
-from scripts.records import ModelFiles, SourceOfModel, read_if_there
+from scripts.records import Count, read_if_there
 
 SOURCE, SEEN = "source.json", "seen.json"
+
+
+class SourceOfModel(TypedDict):
+    """model/source.json: what a pretrained model's export is made from."""
+
+    model: dict[str, Any]
+    changed: dict[str, str] | None
+    chat_template: NotRequired[str]
+
+
+class SeenFile(TypedDict):
+    """A file of a model's folder when it was exported."""
+
+    bytes: Count
+    modified: int
+    sha256: str
+
+
+class ModelFiles(TypedDict):
+    """model/seen.json."""
+
+    changed: dict[str, str] | None
+    files: dict[str, SeenFile]
 
 
 def sync_source(model: PretrainedModel, directory: Path) -> None:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import psutil
 
@@ -25,11 +25,24 @@ from scripts.errors import UserError
 from scripts.files import hidden_name, remove_leftovers
 from scripts.launch.slurm import has_ended, own_job_id
 from scripts.processes import is_running, pid_namespace, process_start
-from scripts.records import Owner, read_if_there
+from scripts.records import read_if_there
 
 HEARTBEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0
 FENCE_SECONDS = 5.0
+
+
+class Owner(TypedDict):
+    """owner.json, the lock of a run directory."""
+
+    host: str
+    pid: int
+    since: float
+    process_start: NotRequired[int | None]
+    boot: NotRequired[str]
+    pid_namespace: NotRequired[str]
+    slurm_job: NotRequired[str | None]
+    token: NotRequired[str]
 
 
 @contextmanager

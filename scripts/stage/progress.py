@@ -3,13 +3,27 @@
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from scripts.files import read_tail
-from scripts.records import Step, parse_lines, read_lines
+from scripts.records import Count, parse_lines, read_lines
 
 RECENT_STEPS = 50
 LIVE_PAGE = "live.html"
+
+
+class Step(TypedDict):
+    """A line of metrics.jsonl."""
+
+    step: Count
+    seconds: NotRequired[float | None]
+    tokens: NotRequired[float | None]
+    reward_mean: NotRequired[float | None]
+    response_length_mean: NotRequired[float | None]
+    loss: NotRequired[float | None]
+    kl: NotRequired[float | None]
+    environment_rewards: NotRequired[dict[str, float | None] | None]
+    timing: NotRequired[dict[str, float | None] | None]
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

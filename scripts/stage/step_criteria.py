@@ -6,10 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scripts.errors import UserError
-from scripts.recipe.criteria import STEP_METRICS, Criterion
+from scripts.recipe.criteria import STEP_METRICS, WINDOW, Criterion
 from scripts.stage.progress import LIVE_PAGE, recent_steps
-
-WINDOW = 5
 
 
 class Measurement(NamedTuple):
@@ -27,13 +25,13 @@ class Measurement(NamedTuple):
 def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurement | None:
     """Hold the logged steps, in order, against a criterion; None where its metric was not measured.
 
-    A window is 5 steps, or half of the measured ones where these are fewer than 10.
+    A window is as wide as the metric's, or half of the measured steps where these are fewer than two such.
     """
-    statistic, column = STEP_METRICS[criterion.metric]
+    statistic, column, widest = STEP_METRICS[criterion.metric]
     measured = [entry for entry in entries if entry.get(column) is not None]
     if not measured:
         return None
-    window = max(1, min(WINDOW, len(measured) // 2))
+    window = max(1, min(widest, len(measured) // 2))
     values = np.array([entry[column] for entry in measured], dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
         means = np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=1)

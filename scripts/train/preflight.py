@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import backend_of
-from scripts.data.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.data.parallel import default_workers
 from scripts.errors import UserError, run_program
 from scripts.files import check_readable, write_json
 from scripts.model.chat_format import ChatFormat
+from scripts.model.hugging_face import check_model
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.records import Criteria, Gate, Manifest, read_record
-from scripts.stage.consistency import check_splits
+from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.disk import shortage
+from scripts.stage.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.stage.probe import CHEAP_ROWS, judges_of, longest_response, sample_rows, try_rewards
 from scripts.stage.shown import shortened_row, text_of_rows, without_torch
 from scripts.stage.stage import Stage
@@ -41,6 +42,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         problems.append(_why_parent_stops(stage.parent))
     if stage.parent_export is not None and stage.parent_export.exists():
         check_readable(stage.parent_export)
+        check_handover(stage)
     if stage.rows < settings.rows_per_step:
         problems.append(
             f"{stage.manifest}: {stage.rows} training rows are fewer than the {settings.rows_per_step} of one step; "
@@ -53,12 +55,13 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     except UserError as error:
         problems.append(str(error))
     problems += backend_of(settings.backend).preflight(stage, site, python)
-    problems += changes_of_format(stage)
+    chat_format = backend_of(settings.backend).chat_format(stage)
+    problems += changes_of_format(stage, chat_format)
     try:
         shown = without_torch(backend_of(settings.backend).shown_rows, stage, SHOWN_ROWS)
     except UserError as error:
         problems.append(str(error))
-    tokens = _token_lengths(stage, problems) if blend.format == "jsonl" else None
+    tokens = _token_lengths(stage, chat_format, problems) if blend.format == "jsonl" else None
     if problems:
         raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
     record = {
@@ -82,11 +85,18 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     return record
 
 
-def changes_of_format(stage: Stage) -> list[str]:
+def check_handover(stage: Stage) -> None:
+    """UserError where the export of another backend is not, whole, the model that the parent itself started from."""
+    parent = stage.parent
+    if parent is not None and parent.settings.backend != stage.settings.backend:
+        start = parent.parent_export or getattr(stage.recipe.model, "folder", None)
+        check_model(exported_model(stage.parent_export_record), like=start if start and start.is_dir() else None)
+
+
+def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
     """How a stage talks to its model otherwise than its parent did, a line; none where the recipe allows that."""
     if stage.settings.template_change:
         return []
-    trained = backend_of(stage.settings.backend).chat_format(stage)
     parent = stage.parent
     # a parent that started from no export has trained with the tokenizer that it published
     before = parent and backend_of(parent.settings.backend).chat_format(parent)
@@ -116,7 +126,7 @@ def _why_parent_stops(parent: Stage) -> str:
     return "\n    ".join(lines)
 
 
-def _token_lengths(stage: Stage, problems: list[str]) -> dict[str, Any] | None:
+def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> dict[str, Any] | None:
     """Tokens of a row in each split; None where no tokenizer is at hand.
 
     Rows that are too long, or hold special tokens, are warned of; too large a share of too long ones is a problem.
@@ -128,7 +138,6 @@ def _token_lengths(stage: Stage, problems: list[str]) -> dict[str, Any] | None:
         return None
     described: dict[str, Any] = {"limit": limit}
     splits, kind = read_record(stage.manifest, Manifest), stage.recipe.blends[stage.settings.blend].kind
-    chat_format = backend_of(stage.settings.backend).chat_format(stage)
     template = chat_format.chat_template if chat_format else None
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
         rows = splits[split]["rows"]

@@ -15,17 +15,22 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from scripts.backends.nemo_rl.checkpoints import seal_finished
+from scripts.backends.nemo_rl.hydra import hydra_value
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import cause_of
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.train import KILLED
 from scripts.model.processor import make_tokenizer
+from scripts.recipe.settings import leaves
 from tests.slurm.nemo_rl import make_checkout
 from tests.slurm.processes import PATH
 
 CPU = Path(__file__).with_name("cpu")
 GRPO = ("examples/nemo_gym/run_grpo_nemo_gym.py", "examples/nemo_gym/nemotron-3-super/stage1_rlvr.yaml")
 DPO = ("examples/run_dpo.py", "examples/configs/dpo.yaml")
+SFT = ("examples/run_sft.py", "examples/configs/sft.yaml")
 AGENT = "math_with_judge_simple_agent"
+ANSWER = {"role": "assistant", "content": "7"}
 FAULTS = {"raise": "error", "die": "die", "refit": "refit_failed"}  # in the stand-in's words
 WAITING = re.compile(r"Buffer empty or not enough groups|Wait iteration")
 PATIENCE = 20  # lines that say so, two or one a second, before a driver is taken to wait for ever
@@ -40,11 +45,12 @@ LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Start:
-    """A start of a driver: the step to train to, a fault by name with its step, and whether its deadline comes at once."""
+    """A start of a driver: the step to train to, a fault by name with its step, whether its deadline comes at once."""
 
     most: int = 1000
     fault: tuple[str, int] | None = None
     at_once: bool = False
+    epochs: int = 1
 
 
 def rows_of(numbers: range) -> list[dict[str, Any]]:
@@ -69,17 +75,20 @@ def write_model(directory: Path) -> None:
     tokenizer.save_pretrained(directory)
     size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **size)
+    tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **size, **tokens)
     LlamaForCausalLM(config).save_pretrained(directory)
 
 
 def write_inputs(directory: Path, steps: int) -> None:
-    """A tiny model, and rows and pairs for so many steps of two."""
+    """A tiny model, and rows, pairs and conversations for so many steps of two."""
     write_model(directory / "model")
     rows = rows_of(range(2 * steps))
     pairs = [{"prompt": row["question"], "chosen": "7", "rejected": "no"} for row in rows]
-    for name, lines in (("rows", rows), ("rows-val", rows[:2]), ("pairs", pairs), ("pairs-val", pairs[:2])):
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    chats = [{"messages": [*row["responses_create_params"]["input"], ANSWER]} for row in rows]
+    for name, lines in (("rows", rows), ("pairs", pairs), ("chats", chats)):
+        for suffix, some in (("", lines), ("-val", lines[:2])):
+            (directory / f"{name}{suffix}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in some))
 
 
 def write_gym(directory: Path, python: Path) -> None:
@@ -92,19 +101,18 @@ def write_gym(directory: Path, python: Path) -> None:
 class Loops:
     """One of the two; `train` starts its driver in a run's directory and waits for its end."""
 
-    def __init__(self, inputs: Path) -> None:
-        self.inputs = inputs
+    def __init__(self, inputs: Path, release: str) -> None:
+        self.inputs, self.release = inputs, release_of(release)
 
     def command(self, kind: str, start: Start, run: Path) -> list[str]:
         """The driver's command without what is asked of this one alone."""
-        program, config = DPO if kind == "dpo" else GRPO
-        section, data = ("dpo", "pairs") if kind == "dpo" else ("grpo", "rows")
+        program, config = {"dpo": DPO, "sft": SFT}.get(kind, GRPO)
+        section, data = {"dpo": ("dpo", "pairs"), "sft": ("sft", "chats")}.get(kind, ("grpo", "rows"))
+        is_static = section != "grpo"
         told = {
             "policy.model_name": self.inputs / "model",
             "policy.tokenizer.name": self.inputs / "model",
-            "policy.train_global_batch_size": 2 if kind == "dpo" else 4,
-            "data.train.data_path": self.inputs / f"{data}.jsonl",
-            "data.validation.data_path": self.inputs / f"{data}-val.jsonl",
+            "policy.train_global_batch_size": 2 if is_static else 4,
             "data.num_workers": 1,
             "checkpointing.checkpoint_dir": run / "checkpoints",
             "checkpointing.save_period": 1,
@@ -115,11 +123,22 @@ class Loops:
             "logger.tensorboard_enabled": "true",
             "logger.wandb_enabled": "false",
             "cluster.num_nodes": 1,
-            "cluster.gpus_per_node": 1 if kind == "dpo" else 2,
+            "cluster.gpus_per_node": 1 if is_static else 2,
             f"{section}.max_num_steps": start.most,
         }
-        if kind == "dpo":
-            told |= {"dpo.val_period": 2, "dpo.val_global_batch_size": 2}
+        paths = {"train": self.inputs / f"{data}.jsonl", "validation": self.inputs / f"{data}-val.jsonl"}
+        if kind == "sft":
+            data = leaves(self.release.sft_data)
+            told |= {
+                key: value.format(**paths) if isinstance(value, str) else hydra_value(value) for key, value in data
+            }
+            told |= {"policy.tokenizer.chat_template": "default", "checkpointing.metric_name": "val:val_loss"}
+            told |= {"checkpointing.higher_is_better": "false"}
+        else:
+            told |= {f"data.{part}.data_path": path for part, path in paths.items()}
+        if is_static:
+            told |= {f"{section}.val_period": 2, f"{section}.val_global_batch_size": 2}
+            told[f"{section}.max_num_epochs"] = start.epochs
         else:
             told |= {"grpo.num_prompts_per_step": 2, "grpo.num_generations_per_prompt": 2}
             told |= {
@@ -151,7 +170,7 @@ class StandIn(Loops):
     """The stand-in, without Ray."""
 
     def __init__(self, inputs: Path, release: str) -> None:
-        super().__init__(inputs)
+        super().__init__(inputs, release)
         self.checkout = make_checkout(inputs / "stand-in", release)
 
     def start(self, kind: str, start: Start, run: Path, output: Any) -> subprocess.Popen:
@@ -169,7 +188,7 @@ class Real(Loops):
     """A release's own loops, Gym and Ray, in an environment for the CPU; a context that ends what it started."""
 
     def __init__(self, inputs: Path, checkout: Path, python: Path) -> None:
-        super().__init__(inputs)
+        super().__init__(inputs, checkout.name)
         self.checkout, self.python = checkout, python
         self.port, self.ray_port = _free_port(), _free_port()
         self.environment = {
@@ -228,11 +247,13 @@ class Real(Loops):
     def start(self, kind: str, start: Start, run: Path, output: Any) -> subprocess.Popen:
         """Start the driver."""
         told = ["policy.max_total_sequence_length=96", "logger.monitor_gpus=false"]
-        if kind == "dpo":
+        if kind in ("dpo", "sft"):
             told += ["policy.train_micro_batch_size=1", "policy.make_sequence_length_divisible_by=1"]
-            told += ["dpo.val_batches=1", "data.validation.split=train"]
+            told += [f"{kind}.val_batches=1"]
+        if kind == "dpo":
+            told += ["data.validation.split=train"]
             told += [f"data.{part}.dataset_name=BinaryPreferenceDataset" for part in ("train", "validation")]
-        else:
+        elif kind != "sft":
             servers = ("responses_api_models/vllm_model/configs/vllm_model_for_training.yaml", f"{GYM[0]}/configs")
             told += [
                 "policy.megatron_cfg.enabled=false",

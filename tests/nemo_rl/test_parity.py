@@ -6,13 +6,24 @@ its generator are classes for the CPU. A start takes a minute, so this runs wher
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
+from scripts.backends.nemo_rl import runtime
+from scripts.backends.nemo_rl.export import convert
+from scripts.backends.nemo_rl.megatron_python import WORKER
+from scripts.recipe.load import load_recipe, load_site
+from scripts.stage.publish import publish_checkpoint
+from scripts.stage.rundir import newest_checkpoint
+from scripts.stage.stage import Stage
+from tests.conftest import ROOT
 from tests.nemo_rl.loops import Real, StandIn, Start, write_inputs
+from tests.stages import checkpoint_record
 
-RELEASE = "v0.7.0"
+RELEASE = os.environ.get("STAGECOACH_NEMO_RL_RELEASE", "v0.7.0")
 CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
 REPORT = os.environ.get("STAGECOACH_PARITY_REPORT")
 BATCHES = 5
@@ -23,9 +34,16 @@ SCHEDULES = {
     "end of data and resumed": [Start(), Start(most=6)],
     "exception": [Start(fault=("raise", 2))],
     "weights not taken": [Start(fault=("refit", 0))],
+    "killed in a save of the second epoch and resumed": [
+        Start(most=7, fault=("die", 6), epochs=2),
+        Start(most=7, epochs=2),
+    ],
 }
 PAIRS = [
-    (kind, name) for kind in ("sync", "async", "dpo") for name in SCHEDULES if (kind, name[:7]) != ("dpo", "weights")
+    (kind, name)
+    for kind in ("sync", "async", "dpo", "sft")
+    for name in SCHEDULES
+    if name != ("weights not taken" if kind in ("dpo", "sft") else "killed in a save of the second epoch and resumed")
 ]
 
 pytestmark = pytest.mark.skipif(
@@ -65,3 +83,45 @@ def test_the_stand_in_does_as_the_real_loop(inputs, real, stand_in, kind, schedu
         with Path(REPORT).open("a") as file:
             file.write(json.dumps({"kind": kind, "schedule": schedule} | found) + "\n")
     assert found["StandIn"] == found["Real"]
+    assert found["Real"][-1]["reached"] or schedule == "weights not taken", "a start that does nothing compares nothing"
+
+
+SFT_RECIPE = """\
+name: lab
+release: v0.7.0
+model: {{name: {0}/model}}
+source: {{kind: folder, path: {0}}}
+blends: {{chats: {{kind: demonstrations, file: chats.jsonl, holdout: 2}}}}
+stages:
+  sft:
+    {{backend: nemo_rl, algorithm: sft, blend: chats, entry: examples/run_sft.py, config: examples/configs/sft.yaml,
+      cluster: {{num_nodes: 1}}, policy: {{train_global_batch_size: 2, max_total_sequence_length: 96}}}}
+"""
+
+
+def test_what_the_real_loop_of_sft_leaves_is_published_and_exported(inputs, real, monkeypatch):
+    from safetensors.torch import load_file
+
+    (inputs / "lab.yaml").write_text(SFT_RECIPE.format(inputs))
+    stage = Stage(load_recipe(inputs / "lab.yaml"), inputs / "results", "sft")
+    run = stage.paths.ckpt.parent / "run"
+    assert real.train("sft", Start(most=2), run)["sealed"] == [1, 2]
+    publish_checkpoint(newest_checkpoint(run), stage.paths.ckpt, checkpoint_record("sft", 2))
+    venvs = inputs / "venvs"
+    venvs.mkdir()
+    (venvs / WORKER).symlink_to(Path(PYTHON).absolute().parents[1])
+
+    def here(command, image, mounts, directory, environment, gpus, log):
+        """In the container's place: this machine."""
+        own = {"HOME": str(inputs), "PATH": os.environ["PATH"], "NEMO_RL_VENV_DIR": str(venvs)}
+        subprocess.run(command, cwd=directory, env=environment | own, check=True)
+
+    monkeypatch.setattr(runtime, "run_in_container", here)
+    site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
+    checkouts = {"checkouts": {RELEASE: str(real.checkout)}, "cache": str(inputs / "cache")}
+    convert(stage, site.model_copy(update={"nemo_rl": site.nemo_rl.model_copy(update=checkouts)}), inputs / "log")
+    model = stage.paths.export_record.parent / "model"
+    before, after = (load_file(folder / "model.safetensors") for folder in (inputs / "model", model))
+    assert before.keys() == after.keys()
+    assert any((before[name] != after[name]).any() for name in before)
+    assert AutoTokenizer.from_pretrained(model).chat_template

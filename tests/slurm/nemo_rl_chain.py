@@ -1,19 +1,18 @@
-"""A chain of two stages that a stand-in for NeMo-RL trains, through Snakemake's Slurm executor, in doubled containers."""
+"""A chain of both backends through Snakemake's Slurm executor: TRL, a stand-in for NeMo-RL in doubled containers, TRL."""
 
 import json
+import os
 import shlex
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
-from safetensors.torch import save_file
 
 from scripts.backends.nemo_rl.megatron_python import WORKER
-from scripts.model.processor import make_tokenizer
 from scripts.stage.attempts import read_attempts
 from scripts.stage.progress import read_log
 from tests.conftest import Workflow
@@ -21,9 +20,10 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl import CONFIG, make_checkout
 
 QUICK = ("--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2")
-SHAPES = {"model.embed_tokens.weight": (16, 8), "model.layers.0.weight": (8, 8), "lm_head.weight": (16, 8)}
 STEPS, SAVE_PERIOD, PROMPTS = 6, 2, 4
 AGENTS = ("reasoning_gym_simple_agent", "ns_tools_simple_agent")
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+TRL = {"max_total_sequence_length": 64, "train_global_batch_size": 4, "optimizer": {"lr": 1e-3}}
 
 
 class NemoRlChain(Workflow):
@@ -64,20 +64,23 @@ class NemoRlChain(Workflow):
         ]
         source = self.root / "source"
         source.mkdir()
-        for blend in ("rlvr1", "rlvr2"):
-            (source / f"{blend}.jsonl").write_text("".join(json.dumps(row | {"of": blend}) + "\n" for row in rows))
+        asked = [row["question"] for row in rows]
+        turns = [{"role": "user", "content": question} for question in asked]
+        blends = {
+            "sft": [{"messages": [turn, {"role": "assistant", "content": "1"}]} for turn in turns],
+            "rlvr1": rows,
+            "dpo": [{"prompt": question, "chosen": "1", "rejected": "none"} for question in asked],
+        }
+        for blend, lines in blends.items():
+            (source / f"{blend}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         for image in ("train.sqsh", "sandbox.sqsh"):
             with (self.root / image).open("wb") as file:
                 file.truncate(1 << 30)
         (self.root / "venvs").mkdir()
         (self.root / "venvs" / WORKER).symlink_to(sys.prefix)  # as the image would hold it
-        model = self.root / "model"
-        make_tokenizer().save_pretrained(model)
-        (model / "config.json").write_text('{"model_type": "llama"}')
-        save_file({name: torch.zeros(shape).bfloat16() for name, shape in SHAPES.items()}, model / "model.safetensors")
 
     def write_recipe(self, path: Path, evaluation: dict[str, Any] | None = None, **changes: Any) -> None:
-        """A recipe; `changes` to what both stages share."""
+        """A recipe; `changes` to what NeMo-RL's stages share."""
         shared = {
             "backend": "nemo_rl",
             "reward": "verifier",
@@ -101,14 +104,30 @@ class NemoRlChain(Workflow):
             "resources": {"runtime": 60, "mem_mb": 0},
             "sandbox": True,
         } | changes
-        stages = {name: {"algorithm": "grpo", "blend": name} for name in ("rlvr1", "rlvr2")}
-        stages["rlvr2"]["parent"] = "rlvr1"
+        stages = {
+            "sft": {"algorithm": "sft", "blend": "sft", "sft": {"max_num_steps": 2}, "policy": TRL},
+            "rlvr1": {"algorithm": "grpo", "blend": "rlvr1", "parent": "sft"},
+            "tuned": {
+                "algorithm": "sft",
+                "backend": "nemo_rl",
+                "blend": "sft",
+                "parent": "rlvr1",
+                "config": "examples/configs/sft.yaml",
+                "entry": "examples/run_sft.py",
+                "cluster": {"num_nodes": 1},
+                "policy": {"max_total_sequence_length": 64, "train_global_batch_size": 8},
+                "sft": {"val_global_batch_size": 8},
+                "max_num_steps": 2,
+            },
+            "dpo": {"algorithm": "dpo", "blend": "dpo", "parent": "rlvr1", "dpo": {"max_num_steps": 2}, "policy": TRL},
+        }
+        kinds = {"sft": "demonstrations", "rlvr1": "prompts", "dpo": "preferences"}
         recipe = {
             "name": "double",
             "release": "v0.7.0",
-            "model": {"name": str(self.root / "model")},
+            "model": dict(zip(SIZES, (16, 32, 1, 2, 1), strict=True)),
             "source": {"kind": "folder", "path": str(self.root / "source")},
-            "blends": {"rlvr1": {"holdout": 3}, "rlvr2": {"holdout": 3}},
+            "blends": {name: {"kind": kind, "holdout": 3} for name, kind in kinds.items()},
             "defaults": {"grpo": shared},
             "stages": stages,
             "evaluation": evaluation,
@@ -161,7 +180,10 @@ class NemoRlChain(Workflow):
                 "--",
                 str(directory.relative_to(self.root) / "preflight.json"),
             )
-            (directory.parent / "data").symlink_to(self.results / "data")
+            shutil.rmtree(directory.with_name("sft"))
+            os.utime(self.results / "sft/config.yaml", (0, 0))  # older than what was made of it, whoever read it since
+            for made in ("data", "sft"):
+                (directory.parent / made).symlink_to(self.results / made)
         command = [
             *(sys.executable, "-m", "scripts.train.run", f"--recipe={recipe}", f"--results={directory.parent}"),
             *("--stage=rlvr1", "--site=config/sites/double.yaml"),

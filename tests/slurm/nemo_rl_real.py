@@ -1,4 +1,4 @@
-"""Super's first two stages by NeMo-RL's own driver and its own ray.sub, on a test cluster without GPUs."""
+"""Super's first two stages by NeMo-RL's own driver and its own ray.sub, between two of TRL's, on a test cluster."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from tests.conftest import Workflow
 from tests.nemo_rl.loops import CPU, LEFT_OUT, rows_of, write_gym, write_model
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl import commit
-from tests.slurm.nemo_rl_chain import NemoRlChain
+from tests.slurm.nemo_rl_chain import TRL, NemoRlChain
 
 RELEASE = "v0.7.0"
 ENTRY = "on_cpu/run_grpo_nemo_gym.py"
@@ -60,8 +60,13 @@ class RealChain(NemoRlChain):
         source = root / "source"
         source.mkdir()
         size = PROMPTS * BATCHES + HOLDOUT
-        for number, blend in enumerate(("rlvr1", "rlvr2")):
-            rows = rows_of(range(number * size, (number + 1) * size))
+        parts = (rows_of(range(number * size, (number + 1) * size)) for number in range(2))
+        blends = dict(zip(("rlvr1", "rlvr2"), parts, strict=True))
+        asked = [(row["question"], row["expected_answer"]) for row in blends["rlvr1"]]
+        turns = [[{"role": "user", "content": it}, {"role": "assistant", "content": answer}] for it, answer in asked]
+        blends["sft"] = [{"messages": messages} for messages in turns]
+        blends["dpo"] = [{"prompt": it, "chosen": answer, "rejected": "no"} for it, answer in asked]
+        for blend, rows in blends.items():
             (source / f"{blend}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         write_model(root / "model")
         write_gym(root / "gym", python)
@@ -76,7 +81,7 @@ class RealChain(NemoRlChain):
         )
 
     def write_recipe(self, path: Path, evaluation: dict[str, Any] | None = None, **changes: Any) -> None:
-        """Super's recipe, cut; `changes` to what both stages share."""
+        """Super's recipe, cut, and a stage of TRL before and after; `changes` to what NeMo-RL's stages share."""
         recipe = yaml.safe_load((self.root / "config/recipes/super3.yaml").read_text())
         stages = {name: recipe["stages"][name] | self._cut() | changes for name in ("rlvr1", "rlvr2")}
         for stage in stages.values():
@@ -85,11 +90,19 @@ class RealChain(NemoRlChain):
             "STAGECOACH_FAULT": "die 3",
             "STAGECOACH_STRUCK": str(self.root / "struck"),
         }
+        stages["rlvr1"]["parent"] = "sft"
+        by_trl = {"policy": TRL, "backend": "trl"}
+        first = {"algorithm": "sft", "blend": "sft", "sft": {"max_num_steps": 2}} | by_trl
+        last = {"algorithm": "dpo", "blend": "dpo", "parent": "rlvr2", "dpo": {"max_num_steps": 2}} | by_trl
+        stages = {"sft": first, **stages, "dpo": last}
+        kinds = {"sft": "demonstrations", "dpo": "preferences"}
+        for key in ("start", "next_rung"):
+            recipe.pop(key, None)
         recipe |= {
             "stages": stages,
             "model": {"name": str(self.root / "model")},
             "source": {"kind": "folder", "path": str(self.root / "source")},
-            "blends": {name: {"holdout": HOLDOUT} for name in stages},
+            "blends": {name: {"kind": kinds.get(name, "prompts"), "holdout": HOLDOUT} for name in stages},
             "evaluation": evaluation,
         }
         path.write_text(yaml.safe_dump(recipe))

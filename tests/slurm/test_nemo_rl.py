@@ -1,4 +1,4 @@
-"""NeMo-RL's stages from Snakemake to the container's first line, and what becomes of each odd end of its driver.
+"""A chain of TRL, NeMo-RL and TRL again; and what becomes of each odd end of NeMo-RL's driver.
 
 Containers are doubled by a plugin of Slurm's that runs their steps on the host, and the driver by a stand-in with the
 files, lines and ends of the real one; Slurm, Snakemake, Ray and all of Stagecoach are real.
@@ -6,46 +6,72 @@ files, lines and ends of the real one; Slurm, Snakemake, Ray and all of Stagecoa
 
 import json
 import re
-from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
+from scripts.model.chat_format import ChatFormat
+from scripts.model.hugging_face import tensors_of
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl_chain import AGENTS, PROMPTS, STEPS, NemoRlChain
 
-STAGES = ("rlvr1", "rlvr2")
+STAGES = {"sft": 2, "rlvr1": STEPS, "dpo": 2}
 SECRET = "hf-token-that-nobody-may-see"  # noqa: S105
 
 
 @pytest.fixture(scope="module")
 def chain(possible, tmp_path_factory):
-    """A tree in which `snakemake --profile profiles/slurm` has trained two stages, with tokens in the environment."""
+    """A tree in which `snakemake --profile profiles/slurm` has trained dpo and its ancestors; tokens in the environment."""
     with Cluster(tmp_path_factory.mktemp("pyxis"), hosts=2, pyxis=True) as cluster:
         chain = NemoRlChain(tmp_path_factory.mktemp("nemo-rl"), cluster)
         chain.environment = chain.environment | {"HF_TOKEN": SECRET, "WANDB_API_KEY": SECRET}
-        chain.output = chain.train("results/double/rlvr2/gate.json")
+        chain.output = chain.train("results/double/dpo/gate.json")
         yield chain
 
 
-def test_both_stages_train_to_the_step_that_their_rows_are_enough_for(chain):
-    for stage in ("rlvr1", "rlvr2"):
+def test_each_stage_is_trained_by_its_backend_from_what_the_one_before_exported(chain):
+    parent = []
+    for stage, step in STAGES.items():
         (attempt,) = chain.attempts(stage)
-        assert (attempt["outcome"], attempt["to"], attempt["nodes"]) == ("finished", STEPS, 2)
+        assert (attempt["outcome"], attempt["to"], attempt["nodes"]) == ("finished", step, 1 + (stage == "rlvr1"))
         record = json.loads((chain.results / stage / "ckpt/record.json").read_text())
-        assert record["step"] == STEPS
-        assert (chain.results / stage / "ckpt/weights/training_info.json").is_file()
-    assert chain.weights("rlvr1") != chain.weights("rlvr2")
+        assert (record["step"], [it["content"] for it in record["parents"]]) == (step, parent)
+        parent = [(chain.results / stage / "hf/model").resolve().name]
+    assert (chain.results / "rlvr1/ckpt/weights/training_info.json").is_file()
 
 
-def test_the_second_stage_starts_from_an_export_that_is_named_by_its_content(chain):
-    record = json.loads((chain.results / "rlvr1/hf/record.json").read_text())
-    model = (chain.results / "rlvr1/hf/model").resolve()
-    assert model.name == record["content"]
-    command = next((chain.results / "rlvr2/logs").glob("*-logs/driver_command.sh")).read_text()
-    assert f"policy.model_name={model}" in command
+def test_names_shapes_and_chat_format_stay_from_backend_to_backend_and_weights_change(chain):
+    first, *others = (chain.results / place for place in ("sft/hf/model", "rlvr1/hf/model", "dpo/ckpt/weights"))
+    for model in others:
+        shapes, wanted = ({name: shape for name, (_, shape) in tensors_of(it).items()} for it in (model, first))
+        assert shapes == wanted
+        assert ChatFormat.of(first).changes(ChatFormat.of(model)) == []
+    weights = [b"".join(path.read_bytes() for path in model.glob("*.safetensors")) for model in (first, *others)]
+    assert len(set(weights)) == 3
+    command = next((chain.results / "rlvr1/logs").glob("*-logs/driver_command.sh")).read_text()
+    assert f"policy.model_name={first.resolve()}" in command
     assert f"grpo.max_num_steps={STEPS}" in command
     assert "logger.tensorboard_enabled=true" in command
+
+
+def test_a_stage_of_the_other_backend_is_stale_with_what_it_starts_from_and_not_with_what_follows(chain):
+    recipe, told = chain.root / "config/recipes/double.yaml", ("--profile", "profiles/slurm", "results/double/dpo/ckpt")
+    as_trained = recipe.read_text()
+    for changed, stale in (("sft", {"sft", "rlvr1", "dpo"}), ("rlvr1", {"rlvr1", "dpo"})):
+        other = yaml.safe_load(as_trained)
+        other["stages"][changed]["seed"] = 5
+        recipe.write_text(yaml.safe_dump(other))
+        assert chain.planned(*told) == stale
+    recipe.write_text(as_trained)
+    assert "Nothing to be done" in chain.snakemake("--dry-run", *told)
+
+
+def test_a_lineage_goes_through_both_backends(chain):
+    output = chain.run("python", "-m", "scripts.commands", "lineage", "results/double/dpo/ckpt").stdout
+    assert "files are as recorded" in output
+    for stage in STAGES:
+        assert stage in output
 
 
 def test_every_step_ran_in_its_container_with_the_mounts_of_the_site(chain):
@@ -54,7 +80,7 @@ def test_every_step_ran_in_its_container_with_the_mounts_of_the_site(chain):
     assert images == {str(chain.root / "train.sqsh"), str(chain.root / "sandbox.sqsh")}
     heads = [record for record in asked if record["name"] == "ray-head"]
     converters = [record for record in asked if record["image"].endswith("train.sqsh") and not record["name"]]
-    assert (len(heads), len(converters)) == (2, 1)
+    assert (len(heads), len(converters)) == (1, 1)
     for record in [*heads, *converters]:
         assert record["workdir"] == str(chain.checkout)
         assert f"{chain.root}:{chain.root}" in record["mounts"].split(",")
@@ -75,19 +101,19 @@ def test_metrics_have_the_columns_of_every_backend_and_no_kl_where_none_was_meas
 
 @pytest.fixture(scope="module")
 def scored(chain):
-    """The chain, its recipe asking for held-out scores and a benchmark now: what is planned, and rlvr1's made."""
+    """The chain, its recipe asking for held-out scores now: what is planned, and rlvr1's made."""
     recipe = chain.root / "config/recipes/double.yaml"
-    chain.write_recipe(recipe, evaluation={"held_out": True, "benchmarks": ["math500"], "nodes": 2})
-    told = ("--profile", "profiles/slurm", "results/double/rlvr2/gate.json")
+    chain.write_recipe(recipe, evaluation={"held_out": True, "nodes": 2})
+    told = ("--profile", "profiles/slurm", "results/double/dpo/gate.json")
     jobs = chain.planned_jobs(*told)
     chain.training, chain.scoring = jobs["train"], jobs["held_out"]
-    chain.train("results/double/rlvr1/eval.json", "results/double/rlvr1/benchmarks.json")
+    chain.train("results/double/rlvr1/eval.json")
     return chain
 
 
 def test_scores_asked_for_later_are_taken_and_train_nothing_again(scored):
-    assert (scored.training, scored.scoring) == (set(), {"rlvr1", "rlvr2"})
-    assert [len(scored.attempts(stage)) for stage in ("rlvr1", "rlvr2")] == [1, 1]
+    assert (scored.training, scored.scoring) == (set(), {"rlvr1"})
+    assert [len(scored.attempts(stage)) for stage in STAGES] == [1, 1, 1]
 
 
 def test_held_out_scores_are_those_of_the_export_on_every_validation_row(scored):
@@ -108,14 +134,6 @@ def test_held_out_scores_are_those_of_the_export_on_every_validation_row(scored)
     command = next((stage / "held_out/logs").glob("*-logs/driver_command.sh")).read_text()
     assert f"policy.model_name={(stage / 'hf/model').resolve()}" in command
     assert not (stage / "held_out/no-checkpoints").exists()
-
-
-def test_a_benchmark_is_the_result_of_run_eval_on_the_export(scored):
-    record = json.loads((scored.results / "rlvr1/benchmarks.json").read_text())
-    assert record["benchmarks"]["math500"]["samples"] == 7
-    assert record["benchmarks"]["math500"]["score"] == pytest.approx(3 / 7, abs=1e-6)
-    assert Path(record["benchmarks"]["math500"]["settings"]["model_name"]).name == record["content"]
-    assert not (scored.results / "rlvr2/benchmarks.json").exists(), "nobody asked for it"
 
 
 def test_no_token_is_in_any_file_or_output(chain):
@@ -166,11 +184,11 @@ def test_a_chain_interrupted_twice_is_published_and_says_what_was_skipped(chain)
     assert "after the checkpoint of step 2; to be continued" in output
     struck.unlink()
     chain.train_at_once("twice", fresh=False)
-    chain.train("--config", "recipe=config/recipes/twice.yaml", "run=twice", "--", "results/twice/rlvr2/ckpt")
+    chain.train("--config", "recipe=config/recipes/twice.yaml", "run=twice", "--", "results/twice/tuned/ckpt")
     first, second = (
-        json.loads((chain.root / f"results/twice/{stage}/ckpt/record.json").read_text()) for stage in STAGES
+        json.loads((chain.root / f"results/twice/{stage}/ckpt/record.json").read_text()) for stage in ("rlvr1", "tuned")
     )
-    assert second["step"] == STEPS and "data_ended" not in second
+    assert second["step"] == 2 and "data_ended" not in second
     ended, skipped = first["data_ended"], (STEPS - first["step"]) * PROMPTS
     assert 2 <= first["step"] < STEPS
     assert (ended["planned"], ended["rows_skipped"]) == (STEPS, skipped)

@@ -1,4 +1,4 @@
-"""Super's rlvr1 and rlvr2 by NeMo-RL's own code through Snakemake and Slurm, the first of them interrupted twice.
+"""TRL, Super's rlvr1 and rlvr2 by NeMo-RL's own code, TRL: through Snakemake and Slurm, rlvr1 interrupted twice.
 
 Real are Slurm, Snakemake, Stagecoach, the release's ray.sub, Ray over two hosts, driver, config, loop, data loader, replay
 buffer, loss, checkpoints and logger, Gym with its servers, and the converter of the export. Not real: the containers (a
@@ -10,11 +10,13 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+from safetensors.torch import load_file
 
 from scripts.stage.rundir import checkpoints
 from tests.slurm.cluster import Cluster
@@ -34,12 +36,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def chain(possible, tmp_path_factory):
-    """Both stages published; rlvr1's driver was killed in the save of step 3, then its job put back into the queue."""
+    """All stages published; rlvr1's driver was killed in the save of step 3, then its job put back into the queue."""
     python = Path(PYTHON).absolute()
     with Cluster(tmp_path_factory.mktemp("real"), hosts=2, pyxis=True, image=image_of(python)) as cluster:
         chain = RealChain(tmp_path_factory.mktemp("chain"), cluster, Path(CHECKOUTS).resolve(), python)
         with ThreadPoolExecutor() as pool:
-            call = pool.submit(chain.train, "results/real/rlvr2/gate.json", check=False)
+            call = pool.submit(chain.train, "results/real/dpo/gate.json", check=False)
             requeue_after(chain, 5, call.done)
             chain.output = call.result()
         if REPORT:
@@ -105,6 +107,18 @@ def test_the_second_starts_from_what_the_releases_converter_made_of_the_first(ch
     assert "Saved HF checkpoint to" in (chain.results / "rlvr1/logs/converter.log").read_text()
     for command in (chain.results / "rlvr2/logs").glob("*-logs/driver_command.sh"):
         assert f"policy.model_name={model}" in command.read_text()
+
+
+def test_trl_goes_on_from_what_nemo_rl_learnt_on_what_trl_had_learnt(chain):
+    places = (*(f"{stage}/hf/model" for stage in ("sft", *STAGES)), "dpo/ckpt/weights")
+    models = [load_file(chain.results / place / "model.safetensors") for place in places]
+    for before, after in pairwise(models):
+        assert {name: tensor.shape for name, tensor in after.items()} == {name: it.shape for name, it in before.items()}
+        changed = [float((after[name].float() - before[name].float()).abs().max()) for name in before]
+        assert 0 < max(changed) < 0.1, "it was trained a little, not made anew"
+    first = (chain.results / "sft/hf/model").resolve()
+    commands = [path.read_text() for path in (chain.results / "rlvr1/logs").glob("*-logs/driver_command.sh")]
+    assert commands and all(f"policy.model_name={first}" in command for command in commands)
 
 
 def test_nothing_is_left_running(chain):

@@ -1,20 +1,20 @@
 """Adapters: what they lie over, whose they are that a stage goes on with, and what makes such a stage another."""
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
-pytest.importorskip("peft", reason="envs/trl.txt is not installed")
-
 from scripts.backends.trl.lora import Lora
-from scripts.backends.trl.setup import adapters
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.load import load_recipe
 from scripts.stage.stage import Stage
 from tests.conftest import SHORT
 from tests.pretrained import save_pretrained
+
+pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="envs/trl.txt is not installed")
 
 LORA = {"sft": {"dim": 4, "alpha": 8}, "rlvr1": {"from_parent": True}, "rlhf": {"from_parent": True}}
 
@@ -85,6 +85,8 @@ def test_a_stage_that_goes_on_starts_from_what_the_adapters_lie_over_and_is_anot
     ],
 )
 def test_adapters_over_nothing_or_the_head_are_refused_before_the_model_is_loaded(tmp_path, says, message):
+    from scripts.backends.trl.setup import adapters
+
     save_pretrained("mixtral", tmp_path)
     policy = SimpleNamespace(lora=Lora(**says))
     with pytest.raises(UserError, match=f"sft: policy.lora.*{message}"):

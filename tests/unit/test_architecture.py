@@ -62,6 +62,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.worker",
     "scripts.backends.nemo_rl.safetensors",
     "scripts.model.load",
+    "scripts.model.merge",
     "scripts.model.processor",
     "scripts.backends.trl.ranks",
     "scripts.model.random_init",

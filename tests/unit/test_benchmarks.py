@@ -6,7 +6,7 @@ import yaml
 
 from scripts.card import model_card
 from scripts.errors import UserError
-from scripts.evaluate.benchmarks import beside_parent, keep, path_in, standard_error, write_benchmarks
+from scripts.evaluate.benchmarks import beside_parent, keep, path_in, write_benchmarks
 from scripts.evaluate.gate import judge
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
@@ -28,7 +28,12 @@ def score(tmp_path):
     def take(
         content: str, values: list[float], parent: Benchmarks | None = None, key: str = "k", **entry
     ) -> Benchmarks:
-        found = {"score": float(np.mean(values)), "samples": len(values), "stderr": standard_error(values), "key": key}
+        found = {
+            "score": float(np.mean(values)),
+            "samples": len(values),
+            "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5),
+            "key": key,
+        }
         scores = {"gsm8k": found | entry}
         rows = [
             {"benchmark": "gsm8k", "task": "gsm8k", "document": place, "score": value}
@@ -121,7 +126,7 @@ def test_tasks_alone_are_an_evaluation_without_held_out_scores(tmp_path):
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(yaml.safe_load(source.read_text()) | {"evaluation": {"tasks": ["gsm8k"]}}))
         recipe = load_recipe(path)
-        assert recipe.scored_stages() == [] and recipe.evaluation.benchmark_names == ["gsm8k"]
+        assert recipe.scored_stages() == [] and recipe.evaluation.tasks == ["gsm8k"]
 
 
 def test_the_report_and_the_card_show_scores_with_their_errors(score, chain, tmp_path):

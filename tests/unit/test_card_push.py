@@ -1,16 +1,14 @@
 """A stage's model card tells what its records tell; a push brings exactly the recorded export and the card to the hub."""
 
-import os
 import subprocess
-import sys
 
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, constants
 
 from scripts.card import model_card
 from scripts.errors import UserError
 from scripts.files import describe_files, read_json, sha256_file, write_json
-from tests.conftest import ROOT
+from tests import programs
 from tests.hub import Fault, Hub
 
 WRITER, READER = "hf_mayWrite0123456789", "hf_mayRead0123456789"
@@ -95,31 +93,25 @@ def hub():
 
 
 @pytest.fixture
-def push(hub, chain, tmp_path):
+def push(hub, chain, tmp_path, monkeypatch):
     """Run the program against the hub; all it prints."""
+    for name, value in {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(tmp_path / "home/hub"),
+        "HF_TOKEN_PATH": str(tmp_path / "home/token"),
+        "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_OFFLINE": False,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
 
     def run(*options: str, token: str | None = WRITER) -> subprocess.CompletedProcess:
-        home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"}
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")} | home
-        command = [
-            sys.executable,
-            "-m",
-            "scripts.commands",
-            "push",
-            str(chain / "rlvr1/hf"),
-            "--repository",
-            "org/model",
-            *options,
-        ]
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            env=environment | ({"HF_TOKEN": token} if token else {}),
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            check=False,
-        )
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        if token:
+            monkeypatch.setenv("HF_TOKEN", token)
+        command = ("scripts.commands.__main__", "push", chain / "rlvr1/hf", "--repository", "org/model")
+        done = programs.run(*command, *options)
+        done.stdout += done.stderr
         assert WRITER not in done.stdout and READER not in done.stdout and "Traceback" not in done.stdout
         return done
 

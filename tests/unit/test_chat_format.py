@@ -12,7 +12,8 @@ from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_demonstrat
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_text, write_json
 from scripts.model.chat_format import ChatFormat, read_template, training_template_of
-from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
+from scripts.model.processor import make_tokenizer
+from scripts.model.scratch import CHAT_TEMPLATE
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
 from scripts.stage.model_source import sync_source
@@ -40,6 +41,10 @@ FORGETS = TEMPLATE.replace(
     "{{ message['content'] }}",
     "{{ message['content'] if loop.last else message['content'].split('</think>')[-1] }}",
 )
+
+
+def changes_of(stage: Stage) -> list[str]:
+    return changes_of_format(stage, backend_of(stage.settings.backend).chat_format(stage))
 
 
 def line(row: dict) -> Line:
@@ -218,14 +223,14 @@ def test_a_stage_that_would_talk_otherwise_than_its_parent_is_refused_unless_it_
     plain, other = stage(), stage(named)
     assert plain.config.chat_template is None and "tokenizer" not in plain.config.values()["policy"]
     assert other.config.chat_template == changed.read_text() and other.config.content != plain.config.content
-    assert first_tokens(plain) == ["<|user|>", "q"] and changes_of_format(plain) == []
+    assert first_tokens(plain) == ["<|user|>", "q"] and changes_of(plain) == []
     with pytest.raises(
         UserError, match=r"than its parent sft trained: the chat template \(line 1 was .*template_chang"
     ):
         check_stage(other)
     allowed = stage(f"{named} template_change: true,")
     assert allowed.config.content == other.config.content  # known by the text, not by the leave
-    assert first_tokens(allowed) == ["\n", "<|user|>"] and changes_of_format(allowed) == []
+    assert first_tokens(allowed) == ["\n", "<|user|>"] and changes_of(allowed) == []
     moved = changed.rename(tmp_path / "moved.jinja")
     assert stage(named.replace(str(changed), str(moved))).config.content == other.config.content
     with pytest.raises(
@@ -238,7 +243,7 @@ def test_an_export_that_talks_otherwise_than_its_stage_trained_is_found_by_the_s
     """As where a converter takes tokenizer and template from elsewhere."""
     made = stage()
     (made.parent_export.resolve() / "chat_template.jinja").write_text(CHAT_TEMPLATE + " ")
-    assert changes_of_format(made) == []  # its parent began with no export to differ from
+    assert changes_of(made) == []  # its parent began with no export to differ from
     folder = made.parent_export.resolve()
     grandchild = made.recipe.stages["rlhf"].model_copy(update={"parent": "rlvr1"})
     recipe = made.recipe.model_copy(update={"stages": {**made.recipe.stages, "rlhf": grandchild}})

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from scripts.commands.arguments import command_parser
+from tests import programs
 from tests.conftest import ROOT
 
 OPTIONS = {
@@ -123,8 +124,8 @@ def test_help_and_completion_wait_for_no_library():
     ],
     ids=" ".join,
 )
-def test_a_mistake_is_one_line_and_status_1(clone, arguments):
-    done = clone.run(*arguments)
+def test_a_mistake_is_one_line_and_status_1(arguments):
+    done = programs.run("scripts.commands.__main__", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 

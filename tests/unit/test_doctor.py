@@ -1,11 +1,8 @@
 """What the doctor says of the shipped recipes on the shipped sites: their paths are nobody's, and nothing else is wrong."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import ROOT
+from tests import programs
 
 
 @pytest.mark.parametrize(
@@ -20,8 +17,7 @@ def test_on_its_site_only_paths_are_missing_and_the_note_is_told(tmp_path, recip
     config.write_text(
         f"recipe: config/recipes/{recipe}.yaml\nsite: config/sites/{site}.yaml\nresults: /lustre/results\n"
     )
-    command = [sys.executable, "-m", "scripts.commands", "doctor", "--config", str(config), "--model", "/lustre/sft"]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    out = programs.run("scripts.commands.__main__", "doctor", "--config", config, "--model", "/lustre/sft").stdout
     assert told in out and out.index("note: ") > out.rindex("(trap ")
     for line in out.splitlines():
         missing = ("no ray.sub there", "no such image", "no config.json there", "all stages")
@@ -31,6 +27,5 @@ def test_on_its_site_only_paths_are_missing_and_the_note_is_told(tmp_path, recip
 def test_the_plan_ends_with_the_note(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(f"recipe: config/recipes/omni3.yaml\nsite: config/sites/h100.yaml\nresults: {tmp_path}/results\n")
-    command = [sys.executable, "-m", "scripts.commands", "plan", "--config", str(config)]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    out = programs.run("scripts.commands.__main__", "plan", "--config", config).stdout
     assert out.splitlines()[-1].startswith("note: The data of 3 of the 25 environments that the released model learnt")

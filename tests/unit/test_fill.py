@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.reasoning import Reasoning
+from tests import programs
 from tests.conftest import ROOT
 
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
@@ -462,13 +464,13 @@ def test_the_program_writes_splits_and_manifest_and_tells_what_it_left_out(long_
     blend.write_bytes(b'\n{"agent_ref": {"name": "x"}}\r\n' * 20)
     files = {"blend.jsonl": describe_file(blend)}
     write_json(folder / "record.json", {"blends": {"blend": {"source": "here", "revision": "1"}}, "files": files})
-    command = [sys.executable, "-m", "scripts.data.fill", "--source", str(blend), "--output", str(tmp_path / "mine")]
-    done = subprocess.run([*command, "--holdout", "0.25"], cwd=ROOT, capture_output=True, text=True, check=True)
+    fill = partial(programs.run, "scripts.data.fill", "--source", blend, "--output", tmp_path / "mine", "--holdout")
+    done = fill(0.25)
     assert f"{blend}: 20 blank lines left out" in done.stderr and "20 carriage returns left out" in done.stderr
     manifest = json.loads((tmp_path / "mine/manifest.json").read_text())
     assert manifest["blend"] == "mine" and manifest["source"] == {"name": "here", "revision": "1"}
     assert manifest["train"]["rows"] == 15 and manifest["train"]["environments"] == {"x": 15}
-    refused = subprocess.run([*command, "--holdout", "1.5"], cwd=ROOT, capture_output=True, text=True, check=False)
+    refused = fill(1.5)
     assert refused.returncode != 0 and "a share between 0 and 1" in refused.stderr
 
 

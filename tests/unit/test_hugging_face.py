@@ -52,6 +52,21 @@ def test_a_whole_model_is_accepted_beside_itself_and_alone(model, tmp_path):
     assert tensors_of(model)["lm_head.weight"] == ("BF16", [16, 8])
 
 
+def test_an_output_layer_may_be_left_out_on_either_side_only_where_it_is_the_inputs(tmp_path):
+    shards = {FIRST: SHARDS[FIRST], SECOND: {"model.layers.1.weight": (8, 8)}}
+    for ties in (True, False):
+        config = {"tie_word_embeddings": ties}
+        whole, without = (
+            write(tmp_path / f"{kind}{ties}", parts, config=config)
+            for kind, parts in (("whole", SHARDS), ("without", shards))
+        )
+        if ties:
+            check_model(without, like=whole)
+            check_model(whole, like=without)
+        else:
+            assert "it has no lm_head.weight (1 missing, 0 more)" in refused(without, like=whole)
+
+
 @pytest.mark.parametrize("tokenizer", ["tokenizer.model", "vocab.json"])
 def test_one_file_without_an_index_and_another_tokenizer_will_do(tmp_path, tokenizer):
     folder = write(tmp_path / "one", {"model.safetensors": SHARDS[FIRST]}, tokenizer=tokenizer)

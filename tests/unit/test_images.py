@@ -31,6 +31,7 @@ from scripts.images.settings import Images, load_images
 from scripts.images.sif import TaskImage, image_of, images_of, verify_sif
 from scripts.images.squash import check, enroot_uri, find_image, import_image, verify_squashfs
 from scripts.images.table import with_table
+from tests import programs
 from tests.conftest import ROOT
 
 CONFIG = ROOT / "config/images.yaml"
@@ -91,7 +92,7 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def test_every_image_of_the_facts_is_there_and_every_dockerfile_is_used():
-    assert len(IMAGES.images) == 12
+    assert len(IMAGES.images) == 13
     used = {image.source.dockerfile for image in IMAGES.images.values() if image.source.kind == "build"}
     assert used == {str(path.relative_to(ROOT)) for path in DOCKERFILES}
 
@@ -303,8 +304,7 @@ def test_another_image_under_the_name_is_an_error(program, registry):
 
 def test_a_failed_build_leaves_no_record(program, tmp_path):
     program("docker", 'case "$2" in build) exit 3;; esac')
-    command = [sys.executable, "-m", "scripts.images.build", "--name", "omni3-rl", "--output", str(tmp_path / "o.json")]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    done = programs.run("scripts.images.build", "--name", "omni3-rl", "--output", tmp_path / "o.json")
     assert done.returncode == 1
     assert done.stderr.startswith("error: docker buildx failed with status 3; its output says why.")
     assert not (tmp_path / "o.json").exists()
@@ -351,16 +351,18 @@ def repository(tmp_path, monkeypatch):
 
 def test_another_repositorys_dockerfile_is_taken_at_its_commit(repository, program):
     """git is real, docker a recording program: it copies the Dockerfile that it is given."""
-    program("docker", DOCKER.format(digest=DIGEST, found=DIGEST))
+    calls = program("docker", DOCKER.format(digest=DIGEST, found=DIGEST))
     source = {
         "kind": "git",
         "repository": "https://git.example/r.git",
         "commit": repository[0],
         "dockerfile": "Dockerfile",
+        "target": "release",
     }
     described = {"x": {"purpose": "", "source": source | {"tag": "a:1"}}}
     record = build_image(Images.model_validate({"images": described}), "x", ROOT)
-    assert record["commit"] == repository[0]
+    assert (record["commit"], record["target"]) == (repository[0], "release")
+    assert any("--target=release" in call for call in calls_of(calls))
     assert record["dockerfile_sha256"] == hashlib.sha256(b"FROM a:1\n").hexdigest(), "not the newest commit's"
 
 
@@ -664,7 +666,7 @@ class Fetcher:
         self.command += [str(self.directory), "--temp", str(self.temp), "--pause", "0.01"]
 
     def run(self, *more: str) -> subprocess.CompletedProcess:
-        return subprocess.run([*self.command, *more], cwd=ROOT, text=True, capture_output=True, check=False)
+        return programs.run(*self.command[2:], *more)
 
     def files(self) -> list[str]:
         return sorted(path.name for path in self.directory.iterdir())

@@ -1,19 +1,18 @@
 """Token lengths: every kind of row is counted, the long rows are all found, whatever is sampled."""
 
 import json
-import subprocess
-import sys
 from importlib.resources import files
 from importlib.util import find_spec
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from scripts.data import blocks, lengths
-from scripts.data.lengths import BYTES, added_tokens, token_lengths, tokenizer_at_hand
+from scripts.data import blocks
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
-from tests.conftest import ROOT
+from scripts.stage import lengths
+from scripts.stage.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
+from tests import programs
 from tests.pretrained import tokenizer
 
 SCRATCH = RandomModel(
@@ -96,14 +95,15 @@ def test_a_model_from_scratch_has_a_token_a_byte_and_two_a_message(write_rows):
     assert token_lengths(pair, "preferences", 1, BYTES, 12).tokens == [8]
 
 
+SAID = "{% for message in messages %}{% generation %}| {{ message['content'] }} |\n{% endgeneration %}{% endfor %}"
+
+
 def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, tmp_path, write_rows):
-    said = "{% for message in messages %}{% generation %}| {{ message['content'] }} |\n{% endgeneration %}{% endfor %}"
     settings = {
-        "chat_template": "{{ bos_token }} S " + said + "{% if add_generation_prompt %}>{% endif %}",
+        "chat_template": "{{ bos_token }} S " + SAID + "{% if add_generation_prompt %}>{% endif %}",
         "bos_token": "B",
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    assert added_tokens(by_words) == (5, 6, 2, 0, None)
     rows = [
         {
             "messages": [
@@ -113,20 +113,27 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
         }
         for sizes in ((1, 3), (1, 4), (5, 5), (4, 1))
     ]
-    found = token_lengths(write_rows("split.jsonl", rows), "demonstrations", 4, by_words, 10)
+    split = write_rows("split.jsonl", rows)
+    found = token_lengths(split, "demonstrations", 4, by_words, 10)
     assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
-    (tmp_path / "chat_template.jinja").write_text("{% if tools %}You have {{ tools | tojson }} {% endif %}" + said)
-    assert added_tokens(by_words) == (2, 4, 2, 0, 2)
-    assert added_tokens(by_words, "{% for message in messages %}{{ message.content }} | {% endfor %}") == (
-        1,
-        2,
-        1,
-        0,
-        None,
-    )
-    assert added_tokens(by_words, "{% what %}") is None
-    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
-    assert added_tokens(by_words) is None
+    other = "{% for message in messages %}{{ message.content }} | {% endfor %}"
+    assert token_lengths(split, "demonstrations", 4, by_words, 10, chat_template=other).tokens == [6, 7, 12, 7]
+
+
+@pytest.mark.parametrize(
+    ("chat_template", "tokens"),
+    [
+        ("{% if tools %}You have {{ tools | tojson }} {% endif %}" + SAID, 11),
+        (SAID, 4),  # it shows no tools
+        ("{% what %}", 5),  # what fails shows nothing: the texts are counted
+        ("{{ raise_exception('roles must alternate') }}", 5),
+        ("{{ tools[0].function.name }}", 5),
+        (None, 5),
+    ],
+)
+def test_tools_count_as_the_template_shows_them(by_words, chat_template, tokens):
+    counter = TokenCounter(by_words, chat_template)
+    assert counter.count([USER], [{"name": "a b", "c": "d"}]) == tokens
 
 
 @pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
@@ -136,9 +143,10 @@ def test_a_conversations_tokens_are_counted_as_the_template_makes_them(template,
     made.save_pretrained(tmp_path)
     asks, says = ({"role": role, "content": f"The larger of {role}"} for role in ("user", "assistant"))
     talks = [[asks, says], [asks, says] * 3, [{"role": "system", "content": "Be larger."}, asks, says]]
-    split = write_rows("split.jsonl", [{"messages": talk} for talk in talks])
+    tools = [{"type": "function", "function": {"name": "larger", "description": "<of two>", "parameters": {}}}]
+    split = write_rows("split.jsonl", [{"messages": talk, "tools": tools} for talk in talks])
     found = token_lengths(split, "demonstrations", 3, str(tmp_path / "tokenizer.json"), 9999)
-    assert found.tokens == [len(made.apply_chat_template(talk, return_dict=False)) for talk in talks]
+    assert found.tokens == [len(made.apply_chat_template(talk, tools=tools, return_dict=False)) for talk in talks]
 
 
 def test_rows_whose_texts_hold_special_tokens_are_told(by_words, write_rows):
@@ -168,8 +176,7 @@ def test_a_row_that_is_none_and_a_tokenizer_that_is_none_are_named(by_words, wri
 
 def test_the_program_prints_percentiles_and_the_long_rows(by_words, write_rows, tmp_path):
     split = write_rows("split.jsonl", [prompt(4), prompt(9)])
-    command = [sys.executable, "-m", "scripts.data.lengths", "--split", str(split), "--tokenizer", str(tmp_path)]
-    done = subprocess.run([*command, "--limit", "9"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = programs.run("scripts.stage.lengths", "--split", split, "--tokenizer", tmp_path, "--limit", 9)
     assert done.stdout.splitlines()[1:] == [f"{split}:2: 9 tokens"]
     assert (
         "p50 9, p90 9, p99 9, longest_seen 9, rows_counted 2, too_long 1, too_long_share 0.5, answers_cut 0"

@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-import sys
+from functools import partial
 from xml.etree import ElementTree
 
 import pytest
@@ -22,15 +22,14 @@ from scripts.stage.identity import identity_of
 from scripts.stage.provenance import code_revision, parents_of, trained_by
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
+from tests import programs
 from tests.conftest import ROOT
 from tests.published import publish
 
 CODE = {"commit": "c" * 40, "dirty": False, "scripts": "5" * 64}
 
 
-def lineage(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "scripts.commands", "lineage", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+lineage = partial(programs.run, "scripts.commands.__main__", "lineage")
 
 
 # --- what the record tells ---

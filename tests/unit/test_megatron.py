@@ -111,6 +111,7 @@ def test_a_release_or_a_backend_that_would_take_other_weights_refuses_it(tmp_pat
     with pytest.raises(UserError, match=wanted):
         recipe_with(tmp_path, "steps-rlvr", megatron={"path": "/sft"})
     data = yaml.safe_load((ROOT / "config/recipes/nano3.yaml").read_text())
+    del data["start"]
     data["stages"] = {"dpo": {key: value for key, value in data["stages"]["dpo"].items() if key != "parent"}}
     path = tmp_path / "dpo.yaml"
     path.write_text(yaml.safe_dump(data | {"model": {"name": "/models/hf", "megatron": {"path": "/sft"}}}))

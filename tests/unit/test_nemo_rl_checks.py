@@ -18,11 +18,15 @@ from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import site as site_checks
 from scripts.backends.nemo_rl.checks.caches import STALE_SECONDS
+from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.defects import check_optimizer_offload
+from scripts.backends.nemo_rl.checks.lora import check_adapters
 from scripts.backends.nemo_rl.checks.recipe import GYM
 from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.backends.protocol import Finding
 from scripts.recipe.load import load_recipe, load_site
@@ -37,6 +41,19 @@ SUPER = load_recipe(ROOT / "config/recipes/super3.yaml")
 H100 = load_site(ROOT / "config/sites/h100.yaml", SUPER)
 RELEASE = release_of("v0.7.0")
 DEADLINE = "checkpointing.checkpoint_must_save_by"
+
+
+def with_peft(world: "World", **peft: Any) -> "World":
+    """Its stage trains adapters in Megatron."""
+    return world.config("policy", megatron_cfg={"enabled": True, "peft": {"enabled": True, **peft}})
+
+
+def with_lora(world: "World", **dtensor: Any) -> "World":
+    """Its stage trains adapters in DTensor's second version."""
+    lora = {"enabled": True} | dtensor.pop("lora_cfg", {})
+    return world.config(
+        "policy", dtensor_cfg={"_v2": True, **dtensor, "lora_cfg": lora}, megatron_cfg={"enabled": False}
+    )
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,11 @@ class World:
     def model(self, name: str) -> "World":
         model = self.recipe.model.model_copy(update={"name": name})
         return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
+
+    def configured(self, **values: Any) -> "World":
+        """With a config of the model."""
+        (self.root / "model/config.json").write_text(json.dumps(values))
+        return self
 
     def megatron(self, path: str, *files: str) -> "World":
         """With Megatron's weights besides the model's folder, which gets these files more."""
@@ -344,7 +366,7 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         True,
     ),
     "asynchronous saving": (
-        lambda world: world.config("policy", megatron_cfg={"checkpoint": {"async_save": True}}),
+        lambda world: world.config("policy", megatron_cfg={"enabled": True, "checkpoint": {"async_save": True}}),
         10,
         "policy.megatron_cfg.checkpoint.async_save is on, which has saved old weights again and again; set it to false",
         False,
@@ -396,6 +418,77 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
         '"++checkpointing.model_save_format=torch_save" to its overrides',
         True,
+    ),
+    "adapters told to what does not train": (
+        lambda world: world.config(
+            "policy", dtensor_cfg={"lora_cfg": {"enabled": True}}, megatron_cfg={"enabled": True}
+        ),
+        76,
+        "policy.dtensor_cfg.lora_cfg.enabled is on, but that is not what trains; say it in policy.megatron_cfg.peft",
+        True,
+    ),
+    "adapters over Megatron's weights": (
+        lambda world: with_peft(world.megatron(f"{world.root}/model", "run_config.yaml", "model.safetensors")),
+        15,
+        "policy.megatron_cfg.peft.enabled is on and it starts from Megatron's weights, but adapters are merged into those "
+        "of Hugging Face's format; start from these",
+        True,
+    ),
+    "the weights of a parent that has adapters alone": (
+        lambda world: (
+            world.stage(policy={"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}})
+            .of("rlvr2")
+            .stage(pretrained_checkpoint=True)
+        ),
+        15,
+        "pretrained_checkpoint: rlvr1 leaves adapters, no model; leave it out",
+        True,
+    ),
+    "adapters in DTensor's first version": (
+        lambda world: with_lora(world, _v2=False),
+        76,
+        "policy.dtensor_cfg.lora_cfg.enabled is on, which DTensor's first version refuses; set _v2 to true",
+        True,
+    ),
+    "adapters' kernels with tensor parallelism": (
+        lambda world: with_lora(world, tensor_parallel_size=2, lora_cfg={"use_triton": True}),
+        76,
+        "policy.dtensor_cfg.lora_cfg.use_triton is on, which tensor_parallel_size 2 refuses",
+        True,
+    ),
+    "adapters' layers said in two ways": (
+        lambda world: with_lora(world, lora_cfg={"match_all_linear": True, "exclude_modules": ["lm_head"]}),
+        76,
+        "policy.dtensor_cfg.lora_cfg: exclude_modules and match_all_linear exclude each other, and it refuses them; say one",
+        True,
+    ),
+    "adapters in some layers of Megatron's": (
+        lambda world: with_peft(world, target_modules=["*.layers.0.*.linear_qkv"]),
+        76,
+        "policy.megatron_cfg.peft: *.layers.0.*.linear_qkv is for some layers, whose numbers the converter "
+        "leaves out; the export would be refused",
+        True,
+    ),
+    "adapters over a tied head": (
+        lambda world: with_lora(world.configured(tie_word_embeddings=True), lora_cfg={"match_all_linear": True}),
+        76,
+        "policy.dtensor_cfg.lora_cfg lays adapters over lm_head, which is {root}/model's embedding too: merged they would "
+        "change what it reads, and vLLM leaves them out; say exclude_modules: ['lm_head'] with match_all_linear: false",
+        True,
+    ),
+    "adapters over a tied head in Megatron": (
+        lambda world: with_peft(world.configured(tie_word_embeddings=True)),
+        76,
+        "policy.megatron_cfg.peft lays adapters over output_layer, which is {root}/model's embedding too: merged they "
+        "would change what it reads, and vLLM leaves them out; say exclude_modules: ['output_layer']",
+        True,
+    ),
+    "adapters over what Mamba's kernel passes by": (
+        lambda world: with_lora(world.configured(model_type="nemotron_h")),
+        76,
+        "policy.dtensor_cfg.lora_cfg lays adapters over out_proj, which Mamba's kernel passes by; say exclude_modules: "
+        "['*out_proj*'] with match_all_linear: false",
+        False,
     ),
     "a mount under another name": (
         lambda world: world.on(environment={"HF_HOME": "/hub"}, mounts=[*world.site.mounts, "/hub:/models"]),
@@ -611,10 +704,33 @@ def test_one_wrong_value_is_one_finding(world, wrong):
     assert spoilt.found() == [Finding(spoilt.name, trap, says, stops)]
 
 
+def test_a_release_whose_copies_are_the_loaded_weights_may_keep_its_optimizer_on_the_cpu(world):
+    spoilt = WRONG["an optimizer on the CPU"][0](world)
+    stage = Stage(spoilt.recipe, spoilt.root / "results", spoilt.name)
+    context = StageContext(**vars(runtime_of(spoilt.recipe, spoilt.name, spoilt.site)), stage=stage)
+    assert [finding.trap for finding in check_optimizer_offload(context)] == [68]
+    mended = context.release.model_copy(update={"can": release_of("main").can})
+    assert list(check_optimizer_offload(replace(context, release=mended))) == []
+
+
 def test_checkpoints_that_a_converter_reads_are_no_finding(world):
     dtensor = world.config("policy", dtensor_cfg={"_v2": True}, megatron_cfg={"enabled": False})
     assert dtensor.stage(overrides=["++checkpointing.model_save_format=torch_save"]).found() == []
     assert dtensor.config("checkpointing", model_save_format="torch_save").found() == []
+
+
+def test_adapters_need_a_release_that_converts_and_merges_them(world):
+    world = world.stage(policy={"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}})
+    stage = Stage(world.recipe, world.root / "results", world.name)
+    context = StageContext(**vars(runtime_of(world.recipe, world.name, world.site)), stage=stage)
+    says = {
+        "v0.6.0": ["policy.megatron_cfg.peft.enabled is on, for which v0.6.0 has no converter"],
+        "super-v3": ["policy.megatron_cfg.peft.enabled is on, but super-v3 has no peft to merge them by"],
+        "main": [],
+    }
+    for name, wanted in says.items():
+        found = list(check_adapters(replace(context, release=release_of(name))))
+        assert found == [Finding("rlvr1", 15, line) for line in wanted]
 
 
 @pytest.mark.skipif(not shutil.which("mksquashfs") or not shutil.which("unsquashfs"), reason="no squashfs-tools here")

@@ -91,6 +91,7 @@ def test_the_recipes_settings_and_our_directories_reach_the_driver():
     for override in (
         "++env.nemo_gym.skip_venv_if_present=true",
         "policy.model_name=/lustre/models/sft",
+        "++policy.tokenizer.name=/lustre/models/sft",
         "checkpointing.checkpoint_dir=/lustre/r/rlvr1/run/checkpoints",
         "logger.tensorboard_enabled=true",
         "logger.wandb_enabled=false",

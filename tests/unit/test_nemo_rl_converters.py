@@ -32,6 +32,7 @@ PYTHON = os.environ.get("STAGECOACH_NEMO_RL_PYTHON")
 STAGES = [
     (recipe, stage)
     for recipe in PRODUCTION
+    if not recipe.startswith("lora")  # adapters have a converter of their own
     for stage in load_recipe(ROOT / f"config/recipes/{recipe}.yaml").stage_order()
 ]
 pytestmark = pytest.mark.skipif(not CHECKOUTS, reason="STAGECOACH_NEMO_RL: no folder with checkouts of NeMo-RL")
@@ -75,6 +76,21 @@ def test_what_would_convert_a_stage_is_understood_by_the_releases_own_parser(rec
         assert launcher[-2:] == ["--nproc_per_node=8", "--nnodes=1"]
         assert 8 % (told.tp * told.pp) == 8 % (told.etp * told.ep * told.pp) == 0
         assert told.tp > 1 or not megatron.get("sequence_parallel"), "Megatron refuses one without the other"
+
+
+def test_what_would_convert_megatrons_adapters_is_understood_by_its_own_parser(tmp_path, monkeypatch):
+    checkpoint, base = tmp_path / "step_4", tmp_path / "base"
+    for folder in (checkpoint / MEGATRON, base):
+        folder.mkdir(parents=True)
+        (folder / "run_config.yaml").write_text(yaml.safe_dump({"checkpoint": {"pretrained_checkpoint": str(base)}}))
+    (checkpoint / "config.yaml").write_text(yaml.safe_dump({"policy": {"model_name": "/model"}}))
+    command = nemo_rl_export.adapter_command(release_of("v0.7.0"), checkpoint, tmp_path / "out")
+    at = command.index(release_of("v0.7.0").converter.adapters)
+    script, arguments = Path(CHECKOUTS, "v0.7.0", command[at]), command[at + 1 :]
+    monkeypatch.setattr("sys.argv", [str(script), *arguments])
+    told = parser_of(script)()
+    assert (told.adapter_only, told.base_ckpt, told.hf_model_name) == (True, str(base), "/model")
+    assert (told.adapter_ckpt, told.hf_ckpt_path) == (str(checkpoint / MEGATRON), str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("release", load_releases())
@@ -121,39 +137,77 @@ manager.save_checkpoint(
 torch.save(model(input_ids=tokens).logits, f"{step}/logits.pt")
 """,
 }
+SAVE["lora"] = """\
+import sys
+import torch
+from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linear_modules
+from nemo_rl.models.automodel.checkpoint import AutomodelCheckpointManager
+from nemo_rl.models.policy.workers.dtensor_policy_worker_v2 import dtensor_params_generator
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoModelForCausalLM, AutoTokenizer
+tokenizer, step = AutoTokenizer.from_pretrained(sys.argv[1]), sys.argv[2]
+tokens = torch.arange(12).reshape(1, 12)
+config = PeftConfig(exclude_modules=["lm_head"], dim=4, alpha=8, lora_dtype=torch.float32)
+def fresh():
+    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+    apply_lora_to_linear_modules(model, config)
+    return model, torch.optim.AdamW((tensor for tensor in model.parameters() if tensor.requires_grad), lr=1e-2)
+model, optimizer = fresh()
+for _ in range(3):
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+torch.distributed.init_process_group("gloo", init_method=f"file://{step}.rendezvous", rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+manager = AutomodelCheckpointManager(mesh["dp"], mesh["tp"])
+manager.init_checkpointer(config_updates={"model_repo_id": sys.argv[1], "is_peft": True}, checkpoint_root=step)
+paths = {"weights_path": f"{step}/policy/weights", "optimizer_path": f"{step}/policy/optimizer"}
+manager.save_checkpoint(model, optimizer=optimizer, tokenizer=tokenizer, tokenizer_path=f"{step}/policy/tokenizer",
+    checkpointing_cfg={}, lora_enabled=True, peft_config=config, **paths)
+logits = model(input_ids=tokens).logits
+torch.save(logits, f"{step}/logits.pt")
+torch.save(dict(dtensor_params_generator(model, torch.bfloat16)), f"{step}/sent.pt")
+resumed, optimizer = fresh()
+manager.load_checkpoint(resumed, optimizer=optimizer, **paths)
+assert torch.equal(resumed(input_ids=tokens).logits, logits)
+assert {int(state["step"]) for state in optimizer.state.values()} == {3}
+"""
 LOAD = """\
 import sys
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model, told = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
+model, told = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
 assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"], told
 logits = model(input_ids=torch.arange(12).reshape(1, 12)).logits
-assert torch.equal(logits, torch.load(sys.argv[2]))
+assert torch.allclose(logits, torch.load(sys.argv[2]), atol=float(sys.argv[3]), rtol=0)
 assert AutoTokenizer.from_pretrained(sys.argv[1])("a b")["input_ids"]
+for name, tensor in torch.load(sys.argv[4]).items() if len(sys.argv) > 4 else ():
+    assert torch.equal(model.get_parameter(name).bfloat16(), tensor), name
 """
 
 
 @pytest.mark.skipif(not PYTHON, reason="STAGECOACH_NEMO_RL_PYTHON: no Python that imports NeMo-RL")
-@pytest.mark.parametrize(("dtensor", "tied"), [(1, False), (1, True), (2, False)])
+@pytest.mark.parametrize(("dtensor", "tied"), [(1, False), (1, True), (2, False), ("lora", False), ("lora", True)])
 def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits(tmp_path, monkeypatch, dtensor, tied):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from scripts.model.processor import make_tokenizer
 
     checkout, venv, model = Path(CHECKOUTS, "v0.7.0"), Path(PYTHON).parents[1], tmp_path / "model"
-    if dtensor == 2 and not (checkout / AUTOMODEL / "nemo_automodel").exists():
+    if dtensor != 1 and not (checkout / AUTOMODEL / "nemo_automodel").exists():
         pytest.skip(f"{checkout}: cloned without {AUTOMODEL}")
     tokenizer = make_tokenizer()
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=tied, **sizes)).save_pretrained(model)
+    made = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), tie_word_embeddings=tied, **sizes))
+    (made.bfloat16() if dtensor == "lora" else made).save_pretrained(model)
     tokenizer.save_pretrained(model)
     environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1"}
     environment["PYTHONPATH"] = f"{checkout}:{checkout / AUTOMODEL}"
+    lora = {"lora_cfg": {"enabled": dtensor == "lora"}}
     step = tmp_path / "rlvr1/run/checkpoints/step_4"
     step.parent.mkdir(parents=True)
     subprocess.run([PYTHON, "-c", SAVE[dtensor], model, step], env=environment, check=True)
     (step / "config.yaml").write_text(
-        yaml.safe_dump({"policy": {"model_name": str(model), "tokenizer": {"name": str(model)}}})
+        yaml.safe_dump({"policy": {"model_name": str(model), "tokenizer": {"name": str(model)}, "dtensor_cfg": lora}})
     )
     (tmp_path / "rlvr1/ckpt").mkdir()
     (tmp_path / "rlvr1/ckpt/weights").symlink_to(step)
@@ -177,4 +231,5 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
 
     assert "pytorch_model.bin" not in read_json(hf / "record.json")["files"]
     assert json.loads((hf / "model/config.json").read_text())["tie_word_embeddings"] is tied
-    subprocess.run([PYTHON, "-c", LOAD, hf / "model", step / "logits.pt"], env=environment, check=True)
+    compared = ["0.01", step / "sent.pt"] if dtensor == "lora" else ["0"]  # sent: the weights that vLLM generates with
+    subprocess.run([PYTHON, "-c", LOAD, hf / "model", step / "logits.pt", *compared], env=environment, check=True)

@@ -1,17 +1,14 @@
-"""Held-out scores and benchmarks by NeMo-RL: what its programs are told, and what counts as a result."""
+"""Held-out scores by NeMo-RL: what its programs are told, and what counts as a result."""
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl import benchmarks as nemo_rl_benchmarks
 from scripts.backends.nemo_rl import score as nemo_rl_score
-from scripts.backends.nemo_rl.benchmarks import arguments_of, config_of, read_result
 from scripts.backends.nemo_rl.command import driver_command
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
@@ -68,7 +65,7 @@ def records_of(*pairs: tuple[str | None, object]) -> str:
 
 def test_nothing_is_scored_unless_the_recipe_says_so(recipe_with):
     assert load_recipe(ROOT / "config/recipes/super3.yaml").scored_stages() == []
-    assert recipe_with(benchmarks=["math500", "mmlu_ZH-CN"]).scored_stages() == []
+    assert recipe_with(tasks=["gsm8k"]).scored_stages() == []
     assert recipe_with(held_out=True).scored_stages() == ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
 
 
@@ -76,9 +73,8 @@ def test_nothing_is_scored_unless_the_recipe_says_so(recipe_with):
     ("name", "evaluation", "message"),
     [
         ("super3", {"held_out": True, "node": 3}, "evaluation.node: unknown key; did you mean nodes?"),
-        ("super3", {"benchmarks": ["math50"]}, "evaluation: no benchmark is named math50; did you mean math500?"),
         ("super3", {"max_new_tokens": 8}, "evaluation: these keys are for backend trl"),
-        ("tiny", {"held_out": True}, "evaluation: held_out, benchmarks and nodes are for NeMo-RL"),
+        ("tiny", {"held_out": True}, "evaluation: held_out and nodes are for NeMo-RL"),
         ("steps-dpo", {"held_out": True}, "evaluation: no stage of GRPO on Gym's environments"),
         ("super3", {"held_out": True, "nodes": 1}, "evaluation.nodes: 1 leave no node to hold the policy of rlvr1"),
     ],
@@ -276,62 +272,10 @@ def test_gate_summary_and_figure_cope_without_scores_before(tmp_path):
     assert "nan" not in (tmp_path / "page.html").read_text()
 
 
-# Benchmarks
-
-
-def test_a_benchmark_is_asked_for_in_the_words_of_run_eval(recipe_with, tmp_path):
-    recipe = recipe_with(benchmarks=["math500"])
-    runtime = runtime_on(recipe, "v0.7.0")
-    told = arguments_of("math500", runtime, Path("/m/it's"), tmp_path)
-    assert told[:3] == ["examples/run_eval.py", "--config", "examples/configs/evals/math_eval.yaml"]
-    values = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in told[3:])}
-    assert values["generation.model_name"] == "/m/it's"
-    assert values["data.dataset_name"] == "math500"
-    assert values["generation.vllm_cfg.tensor_parallel_size"] == 8
-    assert [config_of(name) for name in ("aime2025", "gpqa_diamond", "mmlu_ZH-CN", "mmlu_pro")] == [
-        "eval.yaml",
-        "gpqa_eval.yaml",
-        "mmlu.yaml",
-        "mmlu_pro.yaml",
-    ]
-    with pytest.raises(UserError, match="tensor_parallel_size is 8, which a node's 4 GPUs are no multiple of"):
-        slurm = runtime.site.slurm.model_copy(update={"gpus_per_node": 4})
-        few = replace(runtime, site=runtime.site.model_copy(update={"slurm": slurm}))
-        arguments_of("math500", few, Path("/m"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("printed", "message"),
-    [
-        ("score=0.6667 (2.0/3)", None),
-        ("score=0.3333 (1.0/3)", "3 samples with a mean of 0.6667, but"),
-        ("score=0.6667 (4.0/6)", "says 0.6667 of 6"),
-        ("Traceback", "holds no line score="),
-    ],
-)
-def test_a_benchmarks_file_and_what_was_printed_must_agree(tmp_path, printed, message):
-    samples = [{"reward": reward} for reward in (1.0, 0.0, 1.0)]
-    write_json(tmp_path / "evaluation_data.json", {"evaluation_data": samples})
-    write_json(tmp_path / "config.json", {"temperature": 0.0})
-    (tmp_path / "log").write_text(f"some\n{printed}\n")
-    if message is None:
-        expected = {"score": 0.666667, "stderr": 0.333333, "samples": 3, "settings": {"temperature": 0.0}}
-        assert read_result(tmp_path, tmp_path / "log") == expected
-    else:
-        with pytest.raises(UserError, match=re.escape(message)):
-            read_result(tmp_path, tmp_path / "log")
-
-
-def test_a_benchmark_that_wrote_nothing_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"holds no sample: run_eval\.py did not come to its end"):
-        read_result(tmp_path, tmp_path / "log")
-
-
-@pytest.mark.parametrize("program", [nemo_rl_score, nemo_rl_benchmarks])
-def test_a_stage_that_is_not_to_be_evaluated_is_refused(program, tmp_path, monkeypatch):
-    options = [f"--recipe={ROOT}/config/recipes/super3.yaml", "--stage=rlvr1", "--site=s", "--export=e", "--folder=f"]
-    more = ["--validation=v", "--rollouts=r"] if program is nemo_rl_score else []
-    monkeypatch.setattr("sys.argv", ["program", *options, *more, f"--output={tmp_path}/out.json"])
-    with pytest.raises(UserError, match=r"super3.yaml: .*evaluation\.(held_out|benchmarks)"):
-        program.main()
+def test_a_stage_that_is_not_to_be_evaluated_is_refused(tmp_path, monkeypatch):
+    paths = [f"--{option}=x" for option in ("site", "export", "folder", "validation", "rollouts")]
+    recipe = f"--recipe={ROOT}/config/recipes/super3.yaml"
+    monkeypatch.setattr("sys.argv", ["score", recipe, "--stage=rlvr1", *paths, f"--output={tmp_path}/out.json"])
+    with pytest.raises(UserError, match=r"super3.yaml: .*evaluation\.held_out"):
+        nemo_rl_score.main()
     assert not (tmp_path / "out.json").exists()

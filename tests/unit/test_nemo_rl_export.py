@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl.command import hydra_overrides
-from scripts.backends.nemo_rl.export import converter_command, link, linked_weights
+from scripts.backends.nemo_rl.export import adapter_command, converter_command, link, linked_weights, trains_adapters
 from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.errors import UserError
@@ -64,6 +64,30 @@ def test_a_checkpoint_without_megatron_weights_takes_the_other_converter(checkpo
     assert f"--dcp-ckpt-path={checkpoint}/policy/weights" in command
 
 
+def test_what_holds_adapters_is_told_by_what_trained(checkpoint):
+    assert trains_adapters({"dtensor_cfg": {"lora_cfg": {"enabled": True}}, "megatron_cfg": {"enabled": False}})
+    assert trains_adapters({"dtensor_cfg": None, "megatron_cfg": {"enabled": True, "peft": {"enabled": True}}})
+    assert not trains_adapters({"dtensor_cfg": {"lora_cfg": {"enabled": True}}, "megatron_cfg": {"enabled": True}})
+
+
+def test_megatrons_adapters_are_converted_with_the_model_that_they_were_trained_over(checkpoint, tmp_path):
+    iteration, cached = checkpoint / "policy/weights/iter_0000000", tmp_path / "cache/model_m"
+    (checkpoint / "config.yaml").write_text(yaml.safe_dump({"policy": {"model_name": "/m"}}))
+    (iteration / "run_config.yaml").write_text(yaml.safe_dump({"checkpoint": {"pretrained_checkpoint": str(cached)}}))
+    with pytest.raises(UserError, match=f"{cached}: is not there: the imported model over which the adapters"):
+        adapter_command(release_of("v0.7.0"), checkpoint, Path("/out"))
+    (cached / "iter_0000000").mkdir(parents=True)
+    (cached / "iter_0000000/run_config.yaml").touch()
+    assert adapter_command(release_of("v0.7.0"), checkpoint, Path("/out")) == with_megatron(
+        [
+            *("examples/converters/convert_lora_to_hf.py", "--adapter-only", f"--base-ckpt={cached}/iter_0000000"),
+            *(f"--adapter-ckpt={iteration}", "--hf-model-name=/m", "--hf-ckpt-path=/out"),
+        ]
+    )
+    with pytest.raises(UserError, match=r"v0.6.0 has no converter of Megatron's adapters"):
+        adapter_command(release_of("v0.6.0"), checkpoint, Path("/out"))
+
+
 def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(checkpoint, tmp_path):
     model, stage = tmp_path / "model", tmp_path / "rlvr1"
     model.mkdir()
@@ -79,6 +103,12 @@ def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(ch
         link(Stage(recipe, tmp_path, "rlvr1"))
     assert not (stage / "hf").exists()
     (checkpoint / "policy/weights/model").rename(checkpoint / "policy/weights/iter_0000000")
+    trained = (checkpoint / "config.yaml").read_text()
+    peft = {"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}}
+    (checkpoint / "config.yaml").write_text(yaml.safe_dump({"policy": peft}))
+    with pytest.raises(UserError, match="holds adapters alone, no model; leave pretrained_checkpoint out"):
+        link(Stage(recipe, tmp_path, "rlvr1"))
+    (checkpoint / "config.yaml").write_text(trained)
     link(Stage(recipe, tmp_path, "rlvr1"))
     folder = (stage / "hf/model").resolve()
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "megatron"]

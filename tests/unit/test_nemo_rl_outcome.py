@@ -13,7 +13,12 @@ STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.4
 DRIVER = {
     "deadline": ("Timeout has been reached, stopping training early", "unfinished", "its deadline came"),
     "disk": ("OSError: [Errno 28] No space left on device", "failed", "the disk is full"),
-    "rows": ("RuntimeError: dataloader exhausted at step 9 of 50", "failed", "the data ended before max_num_steps"),
+    "rows": (
+        "RuntimeError: Trajectory collector stopped: dataloader exhausted at training_step=9. Collector status: "
+        "{'running': False, 'data_exhausted': True, 'errored': False, 'error': None, 'inflight_workers': 0}.",
+        "exhausted",
+        "the data ended before max_num_steps",
+    ),
     "refit": ("Policy generation refit failed, stopping", "failed", "the generator did not take the policy's weights"),
     "memory": ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "failed", "a GPU ran out"),
     "gated": ("huggingface_hub.errors.GatedRepoError: 401", "failed", "the hub refused a model; is HF_TOKEN set?"),
@@ -101,8 +106,10 @@ def test_the_drivers_own_word_counts_more_than_the_clusters(logs):
 
 def test_a_reason_counts_more_than_the_traceback_that_carries_it(logs):
     traceback = ["Traceback (most recent call last):", '  File "grpo.py", line 7, in train']
-    cause = logs([*STEP, *traceback, "RuntimeError: dataloader exhausted"], [])
+    cause = logs([*STEP, *traceback, DRIVER["rows"][0]], [])
     assert cause.what.startswith("the data ended")
+    failed = DRIVER["rows"][0].replace("'errored': False", "'errored': True")
+    assert logs([*STEP, *traceback, failed], []).kind == "failed", "its collector failed, which the same words say"
 
 
 def test_of_a_traceback_the_end_is_shown(logs):

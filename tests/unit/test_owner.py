@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,13 +79,19 @@ def test_of_many_that_take_over_a_dead_one_at_a_time_holds(tmp_path):
     process = holder(tmp_path / "owner.json")
     process.kill()
     process.wait()
-    program = (
-        "import os, sys, time\nfrom pathlib import Path\nfrom scripts.stage.owner import hold\n"
-        f"with hold(Path({str(tmp_path / 'owner.json')!r}), timeout=60):\n"
-        f"    os.mkdir({str(tmp_path / 'inside')!r})\n    time.sleep(0.02)\n    os.rmdir({str(tmp_path / 'inside')!r})\n"
-    )
-    runs = [subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.DEVNULL) for _ in range(6)]
-    assert [run.wait(60) for run in runs] == [0] * 6
+
+    def take_over() -> None:
+        with hold(tmp_path / "owner.json", timeout=60):
+            (tmp_path / "inside").mkdir()
+            time.sleep(0.02)
+            (tmp_path / "inside").rmdir()
+
+    runs = [get_context("fork").Process(target=take_over) for _ in range(6)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert [run.exitcode for run in runs] == [0] * 6
 
 
 @pytest.mark.parametrize(("gone", "alive"), [(True, False), (False, True), (None, True)])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.commands.plan import check_budget, hours_text, plan_text
+from scripts.commands.plan import check_budget, plan_text
 from scripts.commands.project import Project
 from scripts.commands.status import aligned, duration, status_text
 from scripts.errors import UserError
@@ -21,6 +21,7 @@ from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.resolve import sync_configs
 from scripts.snakemake.executor import job_states
 from scripts.stage.attempts import begin_attempt, end_attempt
+from scripts.stage.estimate import hours_text
 from scripts.stage.owner import hold
 from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
 from scripts.stage.provenance import parents_of

@@ -3,24 +3,22 @@
 import hashlib
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
-
 from huggingface_hub import constants
-from safetensors.torch import load_file, save_file
 
 from scripts.data import fetcher
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.model import PretrainedModel
-from scripts.train.pretrained import export_pretrained
 from tests.hub import Fault
 from tests.pretrained import ARCHITECTURES, TEMPLATE, save_pretrained
 from tests.unit.test_download import MINE, served  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="envs/trl.txt is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +26,13 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("model")
     save_pretrained("qwen3", path)
     return path
+
+
+def export_pretrained(model: PretrainedModel, directory: Path) -> None:
+    """The program, whose imports take seconds, in the process that needs it."""
+    from scripts.train.pretrained import export_pretrained
+
+    export_pretrained(model, directory)
 
 
 def exported(folder: Path, results: Path, **says) -> dict:
@@ -174,6 +179,8 @@ def test_files_of_another_format_are_one_message(tmp_path, files, message):
 
 
 def test_weights_that_transformers_would_make_up_are_refused(tmp_path, folder):
+    from safetensors.torch import load_file, save_file
+
     shutil.copytree(folder, tmp_path / "lacks")
     weights = load_file(tmp_path / "lacks/model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]

@@ -9,9 +9,10 @@ from jsonschema import Draft202012Validator
 
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import stages_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.errors import UserError
-from scripts.recipe.load import load_recipe
+from scripts.recipe.load import load_recipe, load_whole_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.settings import leaves
@@ -20,10 +21,13 @@ from tests.conftest import ROOT
 
 NAMES = (
     "super3",
+    "super3-1.7b",
     "super3-b200",
     "super3-small",
     "nano3",
     "omni3",
+    "lora-8b",
+    "lora-8b-megatron",
     "steps-dpo",
     "steps-rlvr",
     "steps-rlhf",
@@ -36,6 +40,10 @@ SUPER_ORDER = ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
 
 def recipe_of(name: str) -> Recipe:
     return load_recipe(ROOT / f"config/recipes/{name}.yaml")
+
+
+def whole_recipe_of(name: str) -> Recipe:
+    return load_whole_recipe(ROOT / f"config/recipes/{name}.yaml")
 
 
 @pytest.fixture
@@ -69,10 +77,11 @@ def test_an_editor_finds_nothing_wrong_with_it(name):
 @pytest.mark.parametrize(
     ("name", "nodes"),
     [
-        ("super3", {"rlvr1": 183, "rlvr2": 183, "rlvr3": 183, "swe1": 64, "swe2": 64, "rlhf": 100}),
+        ("super3", {"sft": 32, "rlvr1": 183, "rlvr2": 183, "rlvr3": 183, "swe1": 64, "swe2": 64, "rlhf": 100}),
+        ("super3-1.7b", {"sft": 1, "rlvr": 6, "swe1": 1, "rlhf": 2}),
         ("super3-b200", {"rlvr1": 109, "rlvr2": 109, "rlvr3": 109, "swe1": 64, "swe2": 64, "rlhf": 72}),
-        ("super3-small", {"rlvr1": 27, "rlvr2": 27, "rlvr3": 27, "swe1": 20, "swe2": 20, "rlhf": 28}),
-        ("nano3", {"rlvr": 32, "rlhf": 36, "dpo": 4}),
+        ("super3-small", {"sft": 8, "rlvr1": 27, "rlvr2": 27, "rlvr3": 27, "swe1": 20, "swe2": 20, "rlhf": 28}),
+        ("nano3", {"sft": 2, "rlvr": 32, "rlhf": 36, "dpo": 4}),
         ("omni3", {"mpo": 4, "text": 16, "vision": 4}),
         ("steps-dpo", {"dpo": 1}),
         ("steps-rlvr", {"rlvr": 1}),
@@ -83,7 +92,7 @@ def test_an_editor_finds_nothing_wrong_with_it(name):
     ],
 )
 def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
-    assert {name: stage.resources.nodes for name, stage in recipe_of(name).stages.items()} == nodes
+    assert {name: stage.resources.nodes for name, stage in whole_recipe_of(name).stages.items()} == nodes
 
 
 @pytest.mark.parametrize(
@@ -101,9 +110,9 @@ def test_what_neither_generates_nor_judges_trains(name, training):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_batches_add_up_and_divide_among_the_training_gpus(name):
-    recipe = recipe_of(name)
+    recipe = whole_recipe_of(name)
     within = "judges_within_num_nodes" in release_of(recipe.release).can
-    for stage_name, stage in recipe.stages.items():
+    for stage_name, stage in stages_of(recipe).items():
         batch = stage.policy["train_global_batch_size"]
         if stage.algorithm == "grpo":
             product = stage.grpo["num_prompts_per_step"] * stage.grpo["num_generations_per_prompt"]
@@ -129,7 +138,7 @@ def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
     assert settings.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
 
 
-@pytest.mark.parametrize("name", ["super3", "super3-small", "nano3", "steps-rlhf", "steps-rlhf-tiny"])
+@pytest.mark.parametrize("name", ["super3", "super3-1.7b", "super3-small", "nano3", "steps-rlhf", "steps-rlhf-tiny"])
 def test_a_judge_compares_as_many_responses_as_a_prompt_gets(name):
     stage = recipe_of(name).stages["rlhf"]
     env = stage.env["nemo_gym"] | stage.add.get("env", {}).get("nemo_gym", {})
@@ -143,6 +152,7 @@ def test_a_judge_compares_as_many_responses_as_a_prompt_gets(name):
         ("super3", SUPER_ORDER),
         ("super3-b200", SUPER_ORDER),
         ("super3-small", SUPER_ORDER),
+        ("super3-1.7b", ["rlvr", "swe1", "rlhf"]),
         ("nano3", ["rlvr", "rlhf", "dpo"]),
         ("omni3", ["mpo", "text", "vision"]),
     ],
@@ -151,6 +161,9 @@ def test_stages_follow_each_other_in_the_published_order(name, order):
     recipe = recipe_of(name)
     assert recipe.stage_order() == order
     assert [recipe.stages[stage].parent for stage in order] == [None, *order[:-1]]
+    if recipe.left_out:
+        whole = whole_recipe_of(name)
+        assert whole.stage_order() == ["sft", *order] and whole.stages[order[0]].parent == "sft"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -185,7 +198,49 @@ def test_nano_has_the_published_hyper_parameters():
     assert dpo.policy["optimizer"]["kwargs"]["lr"] == 3e-6
     assert (dpo.policy["train_global_batch_size"], dpo.max_num_steps) == (128, 50)
     assert (dpo.dpo["sft_loss_weight"], dpo.dpo["reference_policy_kl_penalty"]) == (0.2, 0.05)
-    assert {blend.holdout for blend in recipe.blends.values()} == {1000}
+    assert {blend.holdout for blend in whole_recipe_of("nano3").blends.values()} == {1000}
+
+
+@pytest.mark.parametrize(("name", "nodes"), [("super3", 32), ("super3-small", 8)])
+def test_the_sft_of_super_has_the_reports_figures_and_the_parallelism_of_its_rl(name, nodes):
+    sft, rlvr = (whole_recipe_of(name).stages[stage] for stage in ("sft", "rlvr1"))
+    megatron, groups = sft.policy["megatron_cfg"], ("tensor_model", "context", "expert_model", "expert_tensor")
+    assert (sft.policy["train_global_batch_size"], megatron["optimizer"]["lr"], sft.cluster.num_nodes) == (
+        64,
+        1e-5,
+        nodes,
+    )
+    assert 30_000 / 64 <= megatron["scheduler"]["lr_warmup_iters"] < 30_000 / 64 + 1
+    for group in groups:
+        assert megatron[f"{group}_parallel_size"] == rlvr.policy["megatron_cfg"][f"{group}_parallel_size"]
+    assert (
+        megatron["enabled"] and sft.policy["sequence_packing"]["enabled"] and not sft.policy["dtensor_cfg"]["enabled"]
+    )
+    unit = 2 * megatron["context_parallel_size"] * megatron["tensor_model_parallel_size"]
+    assert sft.policy["make_sequence_length_divisible_by"] == unit, "else v0.7.0's packing stops at its first step"
+
+
+def test_the_sft_of_nano_is_the_releases_config_and_leaves_what_a_converter_reads():
+    sft = whole_recipe_of("nano3").stages["sft"]
+    assert (sft.policy["train_global_batch_size"], sft.policy["max_total_sequence_length"]) == (16, 2048)
+    assert sft.policy["optimizer"]["kwargs"]["lr"] == 1.5e-5
+    assert "++checkpointing.model_save_format=torch_save" in sft.overrides
+
+
+def test_the_rung_of_1_7_billion_may_begin_with_the_other_backend():
+    whole, rest = whole_recipe_of("super3-1.7b"), recipe_of("super3-1.7b")
+    assert [stage.backend for stage in whole.stages.values()] == ["trl", "nemo_rl", "nemo_rl", "nemo_rl"]
+    assert whole.stages["sft"].starts_from_export(whole) and whole.stages["rlvr"].parent == "sft"
+    assert resolve_stage(rest, "rlvr").model.name == "Qwen/Qwen3-1.7B" and resolve_stage(whole, "rlvr").model is None
+    assert rest.blends.keys() == {"rlvr", "swe1", "rlhf"}, "its SFT's data are not fetched"
+
+
+@pytest.mark.parametrize("name", ["super3", "super3-small", "nano3"])
+def test_demonstrations_are_tokenized_in_the_models_own_template_with_the_reasoning_of_every_turn(name):
+    sft = whole_recipe_of(name).stages["sft"]
+    told = hydra_overrides(any_launch("sft", whole_recipe_of(name), ROOT))
+    assert "++policy.tokenizer.chat_template=default" in told and sft.chat_template is None
+    assert sft.tokenizer["chat_template_kwargs"] == {"truncate_history_thinking": False}
 
 
 @pytest.mark.parametrize("name", ["super3", "super3-b200", "super3-small", "nano3", "omni3"])

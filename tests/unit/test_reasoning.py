@@ -1,8 +1,6 @@
 """Reasoning control: which rows lose how much of their reasoning, and that nothing else changes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from pydantic import ValidationError
@@ -10,7 +8,7 @@ from pydantic import ValidationError
 from scripts.data.reasoning import control, control_line
 from scripts.recipe.blend import Blend
 from scripts.recipe.reasoning import Reasoning
-from tests.conftest import ROOT
+from tests import programs
 
 STRIP = Reasoning(strip_share=1, truncate_share=0)
 TRUNCATE = Reasoning(strip_share=0, truncate_share=1, budgets=[2])
@@ -75,9 +73,8 @@ def test_the_shares_hold_and_follow_from_content_and_seed_alone():
 
 def test_the_command_line(write_rows, tmp_path):
     split, output = write_rows("in.jsonl", [row(TRACE), row("Three.")]), tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "scripts.data.reasoning", "--split", split, "--output", output]
     options = ["--seed", "1", "--strip-share", "1", "--truncate-share", "0"]
-    done = subprocess.run([*command, *options], cwd=ROOT, text=True, capture_output=True, check=True)
+    done = programs.run("scripts.data.reasoning", "--split", split, "--output", output, *options)
     assert done.stdout == f"{output}: 1 rows with less reasoning\n"
     first, second = output.read_bytes().splitlines()
     assert last(json.loads(first))["content"].startswith("<think></think>")

@@ -3,8 +3,7 @@
 import base64
 import math
 import re
-import subprocess
-import sys
+from functools import partial
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -27,7 +26,7 @@ from scripts.report.stage import write_stage_page
 from scripts.report.summary import summarise_stage
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
-from tests.conftest import ROOT
+from tests import programs
 from tests.report_files import (
     MATH,
     MCQA,
@@ -417,10 +416,7 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
 
 
 def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
-    def call(*arguments):
-        command = [sys.executable, "-m", "scripts.commands", "compare", *map(str, arguments)]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
+    call = partial(programs.run, "scripts.commands.__main__", "compare")
     for run in "ab":
         write_stage(tmp_path / run, "sft")
     page = tmp_path / "compare.html"

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 KINDS = {"prevented", "caught beforehand", "survived", "reported", "not ours", "not yet"}
 CHECKS_OF_NEMO_RL = tuple(
-    f"scripts/backends/nemo_rl/checks/{name}.py" for name in ("__init__", "recipe", "site", "caches", "defects")
+    f"scripts/backends/nemo_rl/checks/{name}.py" for name in ("__init__", "recipe", "site", "caches", "defects", "lora")
 )
 LOOKING = (*CHECKS_OF_NEMO_RL, "scripts/commands/doctor.py")
 NAMED = re.compile(r"`(tests/\w+/\w+\.py)::(\w+)`")
@@ -38,7 +38,7 @@ def functions_of(path: Path) -> set[str]:
 
 
 def test_the_traps_are_there_once_each_in_order():
-    assert [int(cells[0]) for cells in rows()] == [*range(1, 51), 58, *range(64, 75)]
+    assert [int(cells[0]) for cells in rows()] == [*range(1, 51), 58, *range(64, 75), 76]
     for cells in rows():
         assert len(cells) == 5 and all(cells), cells[0]
         assert cells[2] in KINDS, cells[0]

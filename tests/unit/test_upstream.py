@@ -5,19 +5,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 
-from scripts.backends.nemo_rl.command import hydra_overrides
-from scripts.backends.nemo_rl.upstream import ABSENT, Difference, any_launch, differences, load_upstream, unknown_keys
+from scripts.backends.nemo_rl.upstream import ABSENT, Difference, differences, load_upstream, unknown_keys
 from scripts.errors import UserError
-from scripts.recipe.load import load_recipe
+from scripts.recipe.load import load_recipe, load_whole_recipe
 from scripts.recipe.recipe import Recipe
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
-PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if not path.stem.startswith("tiny"))
+PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
 CONFIG = "examples/nemo_gym/stage.yaml"
 AT = "config/recipes/made.yaml: stages.rlvr"
 
@@ -186,28 +182,12 @@ real_checkouts = pytest.mark.skipif(
 @real_checkouts
 @pytest.mark.parametrize("name", PRODUCTION)
 def test_every_shipped_recipe_fits_its_release(name):
-    recipe = load_recipe(ROOT / "config/recipes" / f"{name}.yaml")
+    recipe = load_whole_recipe(ROOT / "config/recipes" / f"{name}.yaml")
     checkout = Path(CHECKOUTS) / recipe.release
     assert unknown_keys(recipe, checkout) == []
     if name.startswith("super3"):
         # the configs are the model's own, so only what they leave open or keep for ever may be said otherwise
         judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.model"
-        keys = {difference.key for difference in differences(recipe, checkout)}
-        assert keys == {"checkpointing.keep_top_k", "grpo.val_period"} | ({judge} if name == "super3-b200" else set())
-
-
-@real_checkouts
-@pytest.mark.parametrize("name", PRODUCTION)
-def test_hydra_takes_what_the_driver_is_told(name):
-    recipe = load_recipe(ROOT / "config/recipes" / f"{name}.yaml")
-    checkout = Path(CHECKOUTS) / recipe.release
-    for stage, settings in recipe.stages.items():
-        config = OmegaConf.create(load_upstream(checkout / settings.config))
-        OmegaConf.set_struct(config, True)
-        overrides = OverridesParser.create().parse_overrides(hydra_overrides(any_launch(stage, recipe, checkout)))
-        ConfigLoaderImpl._apply_overrides_to_config(overrides=overrides, cfg=config)
-        assert config.policy.train_global_batch_size == settings.policy["train_global_batch_size"]
-        assert config.policy.tokenizer.name == config.policy.model_name == "/model", "no other model's tokenizer"
-        assert config[settings.algorithm].max_num_steps == 1
-        if settings.algorithm == "grpo" and "nemo_gym" in settings.entry:
-            assert "/anywhere" in str(config.data), "the splits are told"
+        keys = {difference.key for difference in differences(recipe, checkout) if difference.stage != "sft"}
+        own = {"super3-b200": {judge}, "super3-1.7b": {"grpo.max_num_steps"}}
+        assert keys == {"checkpointing.keep_top_k", "grpo.val_period"} | own.get(name, set())

@@ -90,15 +90,15 @@ def test_a_credential_in_a_recipe_or_site_stops_everything_and_is_neither_shown_
         (recipe, {"source": {"kind": "hub", "repository": "org/data", "revision": f"hf_{CANARY}"}}),
         (site, {"environment": {"HF_TOKEN": CANARY}}),
     )
-    for path, wrong in places:
+    commands = (
+        ("snakemake", "--dry-run"),
+        *(("python", "-m", "scripts.commands", name) for name in ("plan", "doctor")),
+    )
+    for (path, wrong), command in zip(places, commands, strict=True):
         path.write_text(yaml.safe_dump(yaml.safe_load(right[path]) | wrong))
-        for command in (
-            ("snakemake", "--dry-run"),
-            *(("python", "-m", "scripts.commands", name) for name in ("plan", "doctor")),
-        ):
-            done = fresh.run(*command, check=False)
-            assert done.returncode == 1 and CANARY not in done.stdout
-            assert re.search(rf"{path.name}:\d+: \S+: holds .*, not shown here", done.stdout)
+        done = fresh.run(*command, check=False)
+        assert done.returncode == 1 and CANARY not in done.stdout
+        assert re.search(rf"{path.name}:\d+: \S+: holds .*, not shown here", done.stdout)
         assert found_in(fresh.root, CANARY) == [str(path)]
         path.write_text(right[path])
     done = fresh.run("snakemake", "--dry-run", "--config", f"model=https://{CANARY}@hub.example.org/m", check=False)

@@ -122,6 +122,23 @@ def test_the_lineage_of_the_last_checkpoint_verifies(recorded):
     }
 
 
+def test_another_start_trains_from_the_model_and_the_chain_of_before_comes_back(noted):
+    rlvr, sft = noted.results / "rlvr", files(noted.results / "sft")
+    identity = recorded_json("rlvr/run/identity.json")["identity"]
+    noted.snakemake("results/recorded/rlvr/ckpt/record.json", "--config", "start=rlvr")
+    record = json.loads((rlvr / "ckpt/record.json").read_text())
+    assert record["parents"] == [] and record["identity"] != identity
+    trained = files(RECORDED / "results/recorded/rlvr/run/checkpoints")
+    assert files(rlvr / f"run.{identity}/checkpoints") == trained and files(noted.results / "sft") == sft
+
+    def plan(*options: str) -> dict[str, str]:
+        lines = noted.run("python", "-m", "scripts.commands", "plan", *options).stdout.splitlines()
+        return {line.split()[0]: line for line in lines if line.split()[:1] and line.split()[0] in STAGES}
+
+    assert plan("--start", "rlvr").keys() == {"rlvr", "rlhf"}
+    assert f"run.{identity} comes back" in plan()["rlvr"]
+
+
 def test_a_run_directory_publishes_the_same_again_and_another_goes_on_from_its_newest_checkpoint(noted):
     published = {name: files(noted.results / "sft" / name) for name in ("ckpt", "hf", "exports")}
     for name in (*published, "metrics.parquet"):

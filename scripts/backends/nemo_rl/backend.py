@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from jinja2 import TemplateError
 
@@ -13,6 +13,7 @@ from scripts.backends.nemo_rl.checkpoints import seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks.site import conversion
 from scripts.backends.nemo_rl.command import cluster_environment
+from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert, link, template_text
 from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
@@ -27,14 +28,22 @@ from scripts.model.chat_format import ChatFormat, tokenizer_of
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.stage import TrainingConfig
-from scripts.records import ImageFile, ShownRow, read_if_there
+from scripts.records import ShownRow, read_if_there
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint
-from scripts.stage.shown import load_here, shown_row
+from scripts.stage.shown import load_here, shown_row, without_torch
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 
 NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
+
+
+class ImageFile(TypedDict, total=False):
+    """The record beside an image's file."""
+
+    source: str
+    digest: str | None
+    sha256: str
 
 
 class NemoRl(Backend):
@@ -64,7 +73,12 @@ class NemoRl(Backend):
         for finding in found:
             if not finding.stops:
                 print(finding, file=sys.stderr)
-        return [finding.says for finding in found if finding.stops]
+        problems = [finding.says for finding in found if finding.stops]
+        if stage.settings.algorithm == "sft" and (chat_format := self.chat_format(stage)):
+            preserves = release_of(stage.config.release["name"]).preserves_rows
+            for split in (stage.train_split, stage.validation_split):
+                problems += without_torch(problems_of, split, chat_format, stage.settings, preserves)
+        return problems
 
     def chat_format(self, stage: Stage) -> ChatFormat | None:
         """How a stage talks to its model, as far as the recipe tells and files are here."""
@@ -75,9 +89,9 @@ class NemoRl(Backend):
         return ChatFormat.of(folder).with_template(template) if is_known and folder and folder.is_dir() else None
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
-        """The prompts of the first rows in the chat template; what NeMo-RL makes of answers is its own affair."""
-        found = self.chat_format(stage)
-        if stage.settings.algorithm != "grpo":
+        """The first rows as SFT reads them, or of GRPO their prompts in the chat template; not those of pairs."""
+        found, algorithm = self.chat_format(stage), stage.settings.algorithm
+        if algorithm not in ("grpo", "sft"):
             return f"NeMo-RL tokenizes the pairs of {stage.settings.algorithm} by itself"
         if found is None:
             return "the tokenizer or the chat template that it trains with is not in a folder here"
@@ -85,6 +99,10 @@ class NemoRl(Backend):
         if isinstance(tokenizer, str):
             return tokenizer
         for number, _, row in islice(read_rows(stage.train_split), count):
+            if algorithm == "sft":
+                parts = parts_of(row, f"{stage.train_split}:{number}", tokenizer, stage.config)
+                rows.append(shown_row(number, parts, tokenizer_of(tokenizer)))
+                continue
             try:
                 text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
             except (TemplateError, TypeError, ValueError, KeyError) as error:

@@ -15,6 +15,7 @@ from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.training import MegatronWeights
 from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.stage import Checkpointing
+from scripts.recipe.tokenizer import OWN
 
 SETTINGS = ("sft", "grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
 PREWARM = (
@@ -63,6 +64,7 @@ def hydra_overrides(launch: Launch) -> list[str]:
         nested |= {"++env.nemo_gym.uv_venv_dir": "/opt/gym_venvs", "++env.nemo_gym.skip_venv_if_present": True}
     nested |= {
         "policy.model_name": launch.model,
+        "++policy.tokenizer.name": launch.model,  # some configs name the tokenizer of another model
         "checkpointing.checkpoint_dir": str(launch.checkpoints),
         "logger.log_dir": str(launch.logs),
         "logger.tensorboard_enabled": True,
@@ -74,9 +76,13 @@ def hydra_overrides(launch: Launch) -> list[str]:
         nested["++logger.wandb.entity"] = nemo_rl.wandb_entity
     settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}
     added = _filled(stage.add, launch)
+    if stage.algorithm == "sft":
+        # the configs of upstream's examples have a template or a prompt of their own data set
+        nested |= {"++policy.tokenizer.chat_template": OWN, "data": stage.reads}
     if settings["data"] == stage.data and added == stage.add:
         keys = runtime.release.keys
-        nested |= {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
+        paths = {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
+        nested |= _filled(runtime.release.sft_data, launch) if stage.algorithm == "sft" else paths
     added = {f"+{section}": values for section, values in added.items()}
     overrides = [
         text for part in (nested, settings, added, _nodes(runtime), _steps(launch)) for text in overrides_of(part)

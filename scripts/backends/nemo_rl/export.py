@@ -4,6 +4,7 @@ The export is a folder named by its content, since NeMo-RL caches what it import
 runs in the Slurm job around this process and as the driver did: in its container, with its mounts and variables.
 """
 
+import json
 import math
 import os
 import secrets
@@ -17,13 +18,14 @@ import yaml
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import Release
-from scripts.backends.nemo_rl.runtime import runtime_of
+from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
 from scripts.errors import UserError
 from scripts.files import describe_files, replace_directory
 from scripts.model.chat_format import write_template
-from scripts.model.hugging_face import check_model
+from scripts.model.hugging_face import PATTERNS, check_model
 from scripts.recipe.model import MegatronCheckpoint, PretrainedModel
 from scripts.recipe.site import Site
+from scripts.recipe.yaml_file import repository_root
 from scripts.records import CheckpointRecord, read_record
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
@@ -31,6 +33,9 @@ from scripts.stage.stage import Stage
 DCP_CONVERTER = "examples/converters/convert_dcp_to_hf.py"
 PICKLED = "pytorch_model.bin"
 TO_SAFETENSORS = Path(__file__).with_name("safetensors.py")
+MERGE = repository_root() / "scripts/model/merge.py"
+ADAPTER = "policy/weights/model"
+"""Where DTensor's second version leaves adapters, in peft's format."""
 LINK = "megatron"
 
 
@@ -48,6 +53,53 @@ def converter_command(release: Release, checkpoint: Path, output: Path, gpus: in
     # torchrun, which is this module, would have the Python of its first line
     torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1"]
     return with_megatron([*torchrun, *program, *_split(_policy(checkpoint)["megatron_cfg"], ranks)])
+
+
+def trains_adapters(policy: dict[str, Any]) -> bool:
+    """Whether these settings (NeMo-RL's section `policy`) train adapters, so that checkpoints hold these alone."""
+    megatron, dtensor = policy.get("megatron_cfg") or {}, policy.get("dtensor_cfg") or {}
+    section = megatron.get("peft") if megatron.get("enabled") else dtensor.get("lora_cfg")
+    return bool((section or {}).get("enabled"))
+
+
+def adapter_command(release: Release, checkpoint: Path, output: Path) -> list[str]:
+    """The command that writes the adapters of a Megatron checkpoint to `output`, which must not exist, for peft.
+
+    It wants what they were trained over as well, which is what the run imported: the checkpoint names it.
+    """
+    iteration = checkpoint / MEGATRON
+    if release.converter.adapters is None:
+        raise UserError(f"{iteration}: {release.name} has no converter of Megatron's adapters")
+    trained = yaml.safe_load((iteration / "run_config.yaml").read_text(encoding="utf-8"))
+    base = Path(trained["checkpoint"]["pretrained_checkpoint"])
+    if (base / MEGATRON.name).is_dir():
+        base /= MEGATRON.name
+    if not (base / "run_config.yaml").is_file():
+        raise UserError(f"{base}: is not there: the imported model over which the adapters of {iteration} were trained")
+    return with_megatron(
+        [
+            *(release.converter.adapters, "--adapter-only", f"--base-ckpt={base}", f"--adapter-ckpt={iteration}"),
+            *(f"--hf-model-name={_policy(checkpoint)['model_name']}", f"--hf-ckpt-path={output}"),
+        ]
+    )
+
+
+def _merge(runtime: Runtime, checkpoint: Path, output: Path, log: Path) -> dict[str, Any]:
+    """Write the model that a checkpoint's adapters lie over with them merged into its weights; what that made of it."""
+    adapter, scratch = checkpoint / ADAPTER, output.with_name(f"{output.name}.adapter")
+    try:
+        if (checkpoint / MEGATRON).exists():
+            adapter = scratch
+            runtime.run(adapter_command(runtime.release, checkpoint, adapter), log)
+        output.mkdir()
+        program = ["-c", MERGE.read_text(encoding="utf-8"), _policy(checkpoint)["model_name"], str(adapter)]
+        runtime.run(with_megatron([*program, str(output), *PATTERNS]), log)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    merged = output / "merged.json"
+    found = json.loads(merged.read_text(encoding="utf-8"))
+    merged.unlink()
+    return found
 
 
 def _split(megatron: dict[str, Any], ranks: int) -> list[str]:
@@ -72,9 +124,10 @@ def complete(export: Path, model: Path) -> None:
 
 
 def _model_of(stage: Stage) -> Path:
-    """The model whose tensors a stage trains: the recipe's, or where that is made with random weights its parent's."""
-    model = stage.recipe.model
-    return Path(model.name) if isinstance(model, PretrainedModel) else stage.parent_export.absolute()
+    """The model whose tensors a stage trains: its parent's export, or the recipe's where that holds none."""
+    model, start = stage.recipe.model, stage.parent_export
+    is_from_parent = start is not None and (linked_weights(start) is None or not isinstance(model, PretrainedModel))
+    return start.absolute() if is_from_parent else Path(model.name)
 
 
 def convert(stage: Stage, site: Site, log: Path) -> None:
@@ -84,7 +137,11 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
     incoming = hf.absolute().parent / "exports" / f".incoming.{secrets.token_hex(4)}"
     incoming.parent.mkdir(exist_ok=True)
     try:
-        runtime.run(converter_command(runtime.release, checkpoint, incoming, site.slurm.gpus_per_node), log)
+        made = {}
+        if trains_adapters(_policy(checkpoint)):
+            made["merged"] = _merge(runtime, checkpoint, incoming, log)
+        else:
+            runtime.run(converter_command(runtime.release, checkpoint, incoming, site.slurm.gpus_per_node), log)
         if (incoming / PICKLED).exists():
             runtime.run(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]), log)
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
@@ -97,7 +154,7 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
             incoming.rename(target)
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
-    publish_export(read_record(stage.paths.record, CheckpointRecord), files, hf)
+    publish_export(read_record(stage.paths.record, CheckpointRecord), files, hf, **made)
 
 
 def template_text(named: str | None) -> str | None:
@@ -137,6 +194,8 @@ def link(stage: Stage) -> None:
         raise UserError(
             f"{ckpt}: no weights of Megatron, which pretrained_checkpoint takes; leave it out of the recipe"
         )
+    if trains_adapters(_policy(ckpt / "weights")):
+        raise UserError(f"{ckpt}: holds adapters alone, no model; leave pretrained_checkpoint out of the recipe")
     record = read_record(stage.paths.record, CheckpointRecord)
     target = hf.parent / "exports" / export_name(record["files"])
     with replace_directory(target) as fresh:

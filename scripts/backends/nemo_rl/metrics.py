@@ -26,6 +26,7 @@ NAMES = {
     "train/token_mult_prob_error": "token_mult_prob_error",
     "train/sampling_importance_ratio": "sampling_importance_ratio",
     "train/num_valid_samples": "valid_samples",
+    "validation/val_loss": "validation_loss",
     "timing/train/total_step_time": "seconds",
 }
 KL = "train/kl_penalty"

@@ -12,12 +12,15 @@ SHOWN = 5
 COLLECTION_OVER, COLLECTION_FAILED = "Trajectory collection stopped", "Error in trajectory collection"
 TRACED = re.compile(r"\s*(\++ |echo )")  # ray.sub runs with `set -x`, which prints the text of its steps' scripts too
 TRACEBACK = r"^Traceback \(most recent call last\)"
-Kind = Literal["unfinished", "lost", "failed"]
+Kind = Literal["unfinished", "exhausted", "lost", "failed"]
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a driver ended. `kind`: unfinished (it stopped as asked), lost (the next attempt may go well) or failed."""
+    """Why a driver ended.
+
+    `kind`: unfinished (it stopped as asked), exhausted (its data ended), lost (the next attempt may go well) or failed.
+    """
 
     kind: Kind
     what: str
@@ -39,9 +42,9 @@ DRIVER_SIGNS = (
     _Sign(r"Timeout has been reached", "unfinished", "its deadline came; it saved and stopped"),
     _Sign(r"No space left on device", "failed", "the disk is full; make room"),
     _Sign(
-        r"dataloader exhausted|[Dd]ataloader.*exhausted",
-        "failed",
-        "the data ended before max_num_steps; lower it, or leave it out and it follows from the rows",
+        r"Trajectory collector stopped: .*'data_exhausted': True, 'errored': False",
+        "exhausted",
+        "the data ended before max_num_steps",
     ),
     _Sign(
         r"[Pp]olicy generation refit failed|failed during refit",

@@ -15,14 +15,21 @@ Ability = Literal[
     "judges_within_num_nodes",
     "skip_prefetched_venvs",
     "gym_compares",
+    "transformers_5",
+    "offloads_optimizer",
+    "merges_adapters",
 ]
 
 
 class Converter(Strict):
-    """The release's program that writes a Megatron checkpoint in Hugging Face's format, in how many processes."""
+    """The release's program that writes a Megatron checkpoint in Hugging Face's format, in how many processes.
+
+    `adapters`: the one that writes Megatron's adapters in peft's format; None: the release has none.
+    """
 
     script: str
     ranks: PositiveInt = 1
+    adapters: str | None = None
 
 
 class Keys(Strict):
@@ -42,10 +49,13 @@ class Release(Strict):
 
     In `environment`, the variables of every driver, ``{cache}`` stands for the site's cache, ``{stage}`` for the stage;
     `launchers` holds, by name, what a launcher of upstream's sets for its model besides.
+    `sft_data` are the overrides by which its SFT reads the splits, ``{train}`` and ``{validation}``.
     `can`: ``pretrained_checkpoint``: it starts from a Megatron checkpoint as it is; ``judges_within_num_nodes``:
     cluster.num_nodes counts the judges' nodes too; ``skip_prefetched_venvs``: it takes Gym's environments that the
     image holds; ``gym_compares``: Gym compares the responses that a generative reward model judges, so they are scored
-    outside training too.
+    outside training too; ``transformers_5``: it reads the tokenizer's settings as transformers 5 writes them;
+    ``offloads_optimizer``: its optimizer's copies on the CPU are those of the loaded weights; ``merges_adapters``: the
+    Python of its images that has Megatron has peft too.
     """
 
     name: str = Field("", description="The key under which it stands.")
@@ -55,6 +65,7 @@ class Release(Strict):
     versions: dict[str, str]
     python: Literal["python", "uv run python"]
     keys: Keys
+    sft_data: dict[str, dict[str, str | bool | None]]
     can: list[Ability]
     converter: Converter
     apptainer: str | None = None
@@ -62,6 +73,11 @@ class Release(Strict):
     mounts: dict[str, str]
     environment: dict[str, str]
     launchers: dict[str, dict[str, str]] = Field({})
+
+    @property
+    def preserves_rows(self) -> bool:
+        """Whether its SFT reads each row as it is."""
+        return any(values.get("use_preserving_dataset") for values in self.sft_data.values())
 
 
 class Releases(Strict):

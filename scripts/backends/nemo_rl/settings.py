@@ -1,6 +1,5 @@
 """The settings of backend `nemo_rl`: stages that NeMo-RL trains, and their scoring."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -101,6 +100,11 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         if self.pretrained_checkpoint and not able:
             at = key("stages", name, "pretrained_checkpoint")
             raise UserError(f"{at}: {recipe.release} starts from exports only; leave it out")
+        if self.pretrained_checkpoint and self.parent and not isinstance(recipe.stages[self.parent], NemoRlSettings):
+            at = key("stages", name, "pretrained_checkpoint")
+            raise UserError(
+                f"{at}: {self.parent} is not NeMo-RL's, so it leaves no checkpoint of Megatron; leave it out"
+            )
         if self.launcher is not None and self.launcher not in release.launchers:
             known = nearest(self.launcher, release.launchers)
             raise UserError(
@@ -135,45 +139,24 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return self
 
 
-BENCHMARKS = ("aime2024", "aime2025", "aime2026", "gpqa", "gpqa_diamond", "math", "math500", "mmlu", "mmlu_pro")
-
-
 class NemoRlEvaluation(EvaluationBase):
     """What NeMo-RL is to evaluate besides training; each costs GPU hours of its own."""
 
     held_out: bool = Field(
         False, description="Score each stage's export on its blend's validation rows, by the driver that trained it."
     )
-    benchmarks: list[str] = Field(
-        [], description="Data sets of NeMo-RL's run_eval.py, for <stage>/benchmarks.json, which is made when asked for."
-    )
     nodes: PositiveInt | None = Field(
         None, description="cluster.num_nodes while scoring; none: the stage's own. What generates keeps its share."
     )
 
-    @property
-    def benchmark_names(self) -> list[str]:
-        """What benchmarks.json may hold, by which a gate can judge."""
-        return super().benchmark_names or self.benchmarks
-
-    @model_validator(mode="after")
-    def _has_known_benchmarks(self) -> "NemoRlEvaluation":
-        if self.benchmarks and self.tasks:
-            raise invalid("tasks and benchmarks write the same file; name the ones or the others")
-        for name in self.benchmarks:
-            if name not in BENCHMARKS and not re.fullmatch(r"mmlu_[A-Z]{2}-[A-Z]{2,3}", name):
-                hint = nearest(name, BENCHMARKS)
-                raise invalid(f"no benchmark is named {name}{hint}")
-        return self
-
-    def scores(self, stage: StageSettings) -> bool:
+    def scores(self, name: str, stage: StageSettings) -> bool:
         """Whether the stage's own driver can roll out its validation rows."""
         return self.held_out and isinstance(stage, NemoRlSettings) and stage.collects_trajectories
 
     def check_in(self, recipe: "Recipe") -> None:
         """PydanticCustomError where no stage can be scored."""
         if not any(isinstance(stage, NemoRlSettings) for stage in recipe.stages.values()):
-            raise invalid("held_out, benchmarks and nodes are for NeMo-RL", "evaluation")
+            raise invalid("held_out and nodes are for NeMo-RL", "evaluation")
         if self.held_out and not recipe.scored_stages():
             raise invalid("no stage of GRPO on Gym's environments, whose driver scores", "evaluation")
 

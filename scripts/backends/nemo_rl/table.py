@@ -12,16 +12,18 @@ import yaml
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.runtime import stages_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.upstream import ABSENT, value_of
 from scripts.errors import run_program
 from scripts.files import write_text
-from scripts.recipe.load import load_recipe
+from scripts.recipe.load import load_recipe, load_whole_recipe
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.site import Site, Slurm
 from scripts.recipe.strict import Strict
 from scripts.recipe.yaml_file import repository_root
+from scripts.stage.ladder import GPUS_PER_NODE, HEAD, RECIPES, ladder_of, row_of
 
-GPUS_PER_NODE = 8
 DOCUMENT = repository_root() / "docs/recipes.md"
 
 
@@ -64,6 +66,10 @@ def _number(value: float | None) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
+def _passes(epochs: int) -> str:
+    return "one pass" if epochs == 1 else f"{epochs} passes"
+
+
 def _nodes(stage: NemoRlSettings, _: Release) -> str:
     judges = stage.cluster.judge_nodes
     return f"{stage.resources.nodes}{f', {judges} of them judge' if judges else ''}"
@@ -79,10 +85,6 @@ def _kl_weight(stage: NemoRlSettings, _: Release) -> str:
     return _number(settings.get("reference_policy_kl_penalty"))
 
 
-def _overlong_filtering(stage: NemoRlSettings, _: Release) -> str:
-    return str(stage.grpo["overlong_filtering"]).lower() if stage.algorithm == "grpo" else "–"
-
-
 def _parallelism(stage: NemoRlSettings, _: Release) -> str:
     by_megatron = "megatron_cfg" in stage.policy
     section, suffix = ("megatron_cfg", "_model") if by_megatron else ("dtensor_cfg", "")
@@ -96,7 +98,7 @@ def _generator(stage: NemoRlSettings, _: Release) -> str:
 
 ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
     "algorithm": lambda stage, _: stage.algorithm.upper(),
-    "reward from": lambda stage, _: stage.reward,
+    "reward from": lambda stage, _: stage.reward or "–",
     "nodes": _nodes,
     "GPUs": lambda stage, _: str(stage.resources.nodes * GPUS_PER_NODE),
     "prompts a step": lambda stage, _: str(stage.grpo.get("num_prompts_per_step", "–")),
@@ -105,8 +107,8 @@ ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
     "sequence length": lambda stage, _: str(stage.policy["max_total_sequence_length"]),
     "learning rate": _learning_rate,
     "KL weight": _kl_weight,
-    "overlong filtering": _overlong_filtering,
-    "steps": lambda stage, _: str(stage.max_num_steps or "one pass"),
+    "overlong filtering": lambda stage, _: str(stage.grpo.get("overlong_filtering", "–")).lower(),
+    "steps": lambda stage, _: str(stage.max_num_steps or _passes(stage.section.get("max_num_epochs", 1))),
     "trains by": lambda stage, _: "Megatron" if "megatron_cfg" in stage.policy else "DTensor",
     "TP / PP / CP / EP": _parallelism,
     "vLLM TP": _generator,
@@ -127,12 +129,30 @@ def _wrapped(paragraph: str) -> str:
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
+def _ladders(tops: list[Recipe]) -> str:
+    """The rungs of all ladders, one after the other, without what any results have measured."""
+    site, rows = Site(name="any", threads=1, slurm=Slurm()), [[*HEAD, "next rung"]]
+    for rungs in filter(lambda rungs: len(rungs) > 1, map(ladder_of, tops)):
+        for rung in rungs:
+            name, *row = row_of(rung, site, Path("/nowhere"))
+            rows.append([f"[{name}](../config/recipes/{name}.yaml)", *row, rung.next_rung or ""])
+    return _table(rows)
+
+
 def _summary(recipes: dict[str, Recipe]) -> str:
     rows = [["recipe", "release", "stages", "most nodes", "`reward`"]]
     for name, recipe in recipes.items():
         most = max(stage.resources.nodes for stage in recipe.stages.values())
-        rewards = dict.fromkeys(stage.reward for stage in recipe.stages.values())
-        rows.append([f"[{name}](#{name})", recipe.release, ", ".join(recipe.stages), str(most), ", ".join(rewards)])
+        rewards = dict.fromkeys(stage.reward for stage in stages_of(recipe).values() if stage.reward)
+        rows.append(
+            [
+                f"[{name}](#{name.replace('.', '')})",
+                recipe.release,
+                ", ".join(recipe.stages),
+                str(most),
+                ", ".join(rewards),
+            ]
+        )
     return _table(rows)
 
 
@@ -149,11 +169,11 @@ def section(name: str, recipe: Recipe, about: About) -> str:
     """A recipe's paragraphs, its table (stages that are alike share a column) and the notes on what differs."""
     release, notes, published = release_of(recipe.release), {}, [*about.published, *about.nodes]
     cells = {}
-    for stage_name, stage in recipe.stages.items():
+    for stage_name, stage in stages_of(recipe).items():
         figures = [document for document in published if stage_name in document.stages]
         cells[stage_name] = [_cell(label, row(stage, release), figures, notes, name) for label, row in ROWS.items()]
     sources = dict.fromkeys(document.source for document in published)
-    folders = dict.fromkeys(f"`{Path(stage.config).parent}`" for stage in recipe.stages.values())
+    folders = dict.fromkeys(f"`{Path(stage.config).parent}`" for stage in stages_of(recipe).values())
     below = f"In brackets: {'; '.join(sources)}. The configs lie in {', '.join(folders)}."
     parts = [f"## {name}", *map(_wrapped, about.about), _table(side_by_side(cells)), _wrapped(below)]
     parts += [_wrapped(f"[^{name}-{number}]: {why}") for why, number in notes.items()]
@@ -178,9 +198,11 @@ def _cell(label: str, ours: str, published: list[Published], notes: dict[str, in
 def document() -> str:
     """The whole document."""
     introduction, about = load_texts()
-    recipes = {name: load_recipe(repository_root() / f"config/recipes/{name}.yaml") for name in about}
+    recipes = {name: load_whole_recipe(RECIPES / f"{name}.yaml") for name in about}
+    tops = [load_recipe(RECIPES / f"{name}.yaml") for name, recipe in recipes.items() if recipe.next_rung is None]
+    summary, ladders = _summary(recipes), _ladders(tops)
     sections = (section(name, recipes[name], about[name]) for name in about)
-    return "\n\n".join([introduction.rstrip().format(summary=_summary(recipes)), *sections]) + "\n"
+    return "\n\n".join([introduction.rstrip().format(summary=summary, ladders=ladders), *sections]) + "\n"
 
 
 def main() -> None:

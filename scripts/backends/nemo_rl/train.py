@@ -7,10 +7,12 @@ NeMo-RL takes no request to stop: it saves by itself before the deadline that it
 import signal
 import time
 from pathlib import Path
+from typing import TypedDict
 
 from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch
+from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import data_ended
@@ -21,15 +23,22 @@ from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, UserError
 from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite
-from scripts.records import Startups, read_if_there
+from scripts.records import read_if_there
 from scripts.stage.reach import forget_beyond
 from scripts.stage.rundir import Checkpoint, newest_checkpoint
 from scripts.stage.step_criteria import refuse_divergence
 
 STARTUP = "startup.json"
+ROWS = "rows"  # the splits as SFT reads them
 # Ray's driver answers SIGTERM with the signal's number as its status, or aborts while it shuts down.
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 KILLED = {int(signal.SIGTERM), *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
+
+
+class Startups(TypedDict):
+    """How long a driver's starts took, noted in its run directory."""
+
+    seconds: list[float]
 
 
 def train(job: TrainingJob, allocation: Allocation) -> None:
@@ -39,6 +48,9 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     CutOffError: the next attempt may go well.
     """
     launch = launch_of(job, allocation)
+    if job.config.algorithm == "sft":
+        for split in (launch.train_split, launch.validation_split):
+            write_rows(job.train_split.with_name(split.name), split)
     pass_over_newer(job.run, job.resume_from)
     forget_beyond(job.run, job.start)
     watch = _Watch(job, launch)
@@ -54,14 +66,15 @@ def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
     """One start of the stage's driver in this Slurm job; `save_by` leaves the site's margin before the job's end."""
     runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), allocation.site)
     parent, model = job.parent_model, job.config.model
+    splits = job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent
     save_by = None
     if job.stop.deadline is not None:
         save_by = job.stop.deadline - runtime.nemo_rl.save_seconds - startup_seconds(job.run, runtime.nemo_rl)
     return Launch(
         runtime=runtime,
         model=str(parent.resolve()) if parent else model.name.rstrip("/"),
-        train_split=job.train_split.absolute(),
-        validation_split=job.train_split.with_name("val-split.jsonl").absolute(),
+        train_split=(splits / job.train_split.name).absolute(),
+        validation_split=(splits / "val-split.jsonl").absolute(),
         checkpoints=(job.run / "checkpoints").absolute(),
         logs=(job.run / "logs").absolute(),
         max_num_steps=job.max_num_steps,
@@ -96,7 +109,8 @@ class _Watch:
         self.job, self.logs, self.nemo_rl = job, launch.logs, launch.runtime.nemo_rl
         penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
         measures_kl = penalty > 0 or job.config.algorithm != "grpo"
-        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, job.config.rollouts_per_step)
+        samples = job.config.rows_per_step if job.config.algorithm == "sft" else job.config.rollouts_per_step
+        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
         self.last_news = time.time()
         self.startup_seconds = startup_seconds(job.run, self.nemo_rl)
         self.made_a_step = False
@@ -146,9 +160,10 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
     if reached == job.max_num_steps or job.stop.signalled:
         return
     log, status = cluster.driver_log() or cluster.log, cluster.process.returncode
-    if watch.stalled:
-        raise _standstill(job, watch, newest, log)
     cause = cluster.cause()
+    is_end = cause is not None and cause.kind == "exhausted"
+    if watch.stalled or is_end:
+        raise _standstill(job, watch, newest, log, is_end)
     if cause is None and status in KILLED:
         raise CutOffError(f"NeMo-RL's driver was killed (status {status}) after the checkpoint of step {reached}")
     if cause is None:
@@ -163,9 +178,9 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
     raise CutOffError(ended) if cause.kind == "lost" else UserError(ended)
 
 
-def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path) -> CutOffError:
-    """Why nothing moves any more; asynchronous training waits for ever where its data have ended."""
-    is_end = watch.is_asynchronous and data_ended(log)
+def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path, is_end: bool) -> CutOffError:
+    """Why nothing moves any more; where its data end, asynchronous training says so (`is_end`) or waits for ever."""
+    is_end = is_end or (watch.is_asynchronous and data_ended(log))
     if watch.is_asynchronous:
         note_standstill(job, newest, watch.last_step, is_end)
     if is_end:

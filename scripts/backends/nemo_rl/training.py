@@ -9,6 +9,8 @@ from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.tokenizer import OWN
 
 PREFETCHED_STEPS = 2
+READS = {"add_bos": True, "add_eos": True, "add_generation_prompt": False}
+"""How NeMo-RL's SFT makes tokens of a conversation where a recipe says nothing; sft.yaml's own ``data``."""
 PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """What NeMo-RL takes for ``chat_template: null``."""
 
@@ -64,6 +66,11 @@ class NemoRlTraining(Training):
         return None if named.lower() == OWN else named
 
     @property
+    def reads(self) -> dict[str, bool]:
+        """What SFT is told of beginnings and ends: the recipe's ``data`` over `READS`."""
+        return {name: self.data.get(name, value) for name, value in READS.items()}
+
+    @property
     def rows_per_step(self) -> int:
         """Rows of the training split that one step consumes."""
         if self.algorithm == "grpo":
@@ -74,6 +81,11 @@ class NemoRlTraining(Training):
     def max_length(self) -> int:
         """Tokens of a row's prompt and response together, at most."""
         return self.policy["max_total_sequence_length"]
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of a row, at most; SFT masks a row that fills its length."""
+        return self.max_length - (self.algorithm == "sft")
 
     @property
     def rollouts_per_step(self) -> int | None:
@@ -112,6 +124,12 @@ class NemoRlTraining(Training):
                 f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo or "
                 "mpo; a deterministic check (verifier) or a judge is for grpo; sft has none"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_its_driver(self) -> "NemoRlTraining":
+        if self.algorithm == "sft" and not self.entry.endswith(("/run_sft.py", "/run_vlm_sft.py")):
+            raise invalid("entry must be examples/run_sft.py, or examples/run_vlm_sft.py for pictures, to train sft")
         return self
 
     @model_validator(mode="after")

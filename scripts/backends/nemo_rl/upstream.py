@@ -13,8 +13,9 @@ from typing import Any
 import yaml
 
 from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, kept_checkpoints
-from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.runtime import Runtime, stages_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError, run_program
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
@@ -151,22 +152,27 @@ def differences(recipe: Recipe, checkout: Path) -> list[Difference]:
     release, found = release_of(recipe.release), []
     for name, stage in stages_of(recipe).items():
         config = load_upstream(checkout / stage.config)
-        ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
-        ours |= dict(leaves(stage.add))
-        ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
-        ours |= {"checkpointing.save_period": stage.checkpointing.save_period}
-        ours |= {"checkpointing.keep_top_k": kept_checkpoints(stage.checkpointing)}
-        if stage.cluster.generation_nodes:
-            ours["policy.generation.colocated.resources.num_nodes"] = stage.cluster.generation_nodes
-        if stage.cluster.judge_nodes and release.keys.judge_nodes:
-            ours[release.keys.judge_nodes] = stage.cluster.judge_nodes
-        if stage.max_num_steps is not None:
-            ours[f"{stage.algorithm}.max_num_steps"] = stage.max_num_steps
-        for key, value in ours.items():
+        for key, value in stated(stage, release).items():
             theirs = value_of(config, key)
             if theirs != value:
                 found.append(Difference(name, key, value, theirs))
     return found
+
+
+def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
+    """What a recipe says of a stage, by NeMo-RL's keys."""
+    ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
+    ours |= dict(leaves(stage.add))
+    ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
+    ours |= {"checkpointing.save_period": stage.checkpointing.save_period}
+    ours |= {"checkpointing.keep_top_k": kept_checkpoints(stage.checkpointing)}
+    if stage.cluster.generation_nodes:
+        ours["policy.generation.colocated.resources.num_nodes"] = stage.cluster.generation_nodes
+    if stage.cluster.judge_nodes and release.keys.judge_nodes:
+        ours[release.keys.judge_nodes] = stage.cluster.judge_nodes
+    if stage.max_num_steps is not None:
+        ours[f"{stage.algorithm}.max_num_steps"] = stage.max_num_steps
+    return ours
 
 
 def value_of(config: dict[str, Any], key: str) -> Any:

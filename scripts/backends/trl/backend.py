@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scripts.backends.protocol import Allocation, Backend, TrainingJob
+from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster, train_apart
 from scripts.backends.trl.devices import devices_of, offloads
 from scripts.backends.trl.fit import check_fits, device_of, load_of, parts_text, why_not
@@ -61,6 +61,14 @@ class Trl(Backend):
         """UserError when a step cannot be shared out evenly among the processes that the site's nodes have."""
         nodes, ranks = _ranks(stage, site)
         check_shares(stage.name, stage.config, stage.settings, nodes, ranks)
+
+    def findings(self, stage: Stage, site: Site) -> list[Finding]:
+        """What would go wrong, and whether the nodes' GPUs would stand idle."""
+        found = super().findings(stage, site)
+        if site.accelerator == "cpu" and site.slurm is not None and site.slurm.gpus_per_node:
+            says = f"site {site.name} gives it nodes of {site.slurm.gpus_per_node} GPUs, and says accelerator: cpu"
+            found.append(Finding(stage.name, 35, f"{says}, so these would stand idle; make it cuda", stops=False))
+        return found
 
     def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
         """Export the published checkpoint; adapters are merged into what they lie over.

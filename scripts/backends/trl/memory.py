@@ -289,7 +289,7 @@ def _sampling(load: Load) -> dict[str, float]:
     """
     shape, policy = load.shape, load.policy
     length = policy.max_total_sequence_length
-    rows = max(1, load.training.rollouts_per_step // load.ranks)
+    rows = max(1, load.training.samples_per_step // load.ranks)
     prompts = rows * (length - policy.generation.max_new_tokens) * work_bytes(load)
     return {
         "KV cache": _key_values(load, rows) * (1 + 1 / shape.layers),

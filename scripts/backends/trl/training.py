@@ -107,11 +107,6 @@ class GrpoTraining(TrlTraining):
     @property
     def samples_per_step(self) -> int:
         """Completions of one step."""
-        return self.rollouts_per_step
-
-    @property
-    def rollouts_per_step(self) -> int:
-        """Completions of one step."""
         return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
 
     @property
@@ -127,20 +122,20 @@ class GrpoTraining(TrlTraining):
     @property
     def updates_per_step(self) -> int:
         """Optimizer updates of one step, whose rollouts may be trained on in several batches."""
-        return self.rollouts_per_step // self.rows_per_update
+        return self.samples_per_step // self.rows_per_update
 
     @property
     def rows_per_update(self) -> int:
         """Completions of one update."""
-        return self.policy.train_global_batch_size or self.rollouts_per_step
+        return self.policy.train_global_batch_size or self.samples_per_step
 
     @model_validator(mode="after")
     def _batches_add_up(self) -> "GrpoTraining":
         stated = self.policy.train_global_batch_size
-        if stated is not None and self.rollouts_per_step % stated:
+        if stated is not None and self.samples_per_step % stated:
             raise invalid(
                 f"policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
-                f"{self.rollouts_per_step} is no multiple of it; leave it out for one update a step"
+                f"{self.samples_per_step} is no multiple of it; leave it out for one update a step"
             )
         if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
             raise invalid(

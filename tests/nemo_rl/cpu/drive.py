@@ -4,12 +4,12 @@ import runpy
 import sys
 
 import cpu_classes
-from nemo_rl.algorithms import dpo, grpo
+from nemo_rl.algorithms import dpo, grpo, sft
 from nemo_rl.distributed.ray_actor_environment_registry import ACTOR_ENVIRONMENT_REGISTRY
 
 for actor in ACTOR_ENVIRONMENT_REGISTRY:
     ACTOR_ENVIRONMENT_REGISTRY[actor] = sys.executable  # else uv makes an environment for each
 grpo.Policy, grpo.VllmGeneration = cpu_classes.CpuPolicy, cpu_classes.CpuGeneration
-dpo.Policy = cpu_classes.CpuPolicy
+dpo.Policy = sft.Policy = cpu_classes.CpuPolicy
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -6,7 +6,7 @@ the fix. Nothing is read but files. A new check is written into one of the modul
 
 from collections.abc import Callable, Iterator
 
-from scripts.backends.nemo_rl.checks import caches, defects, recipe, site
+from scripts.backends.nemo_rl.checks import caches, defects, lora, recipe, site
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
@@ -17,12 +17,14 @@ CHECKS: tuple[Callable[[StageContext], Iterator[Finding]], ...] = (
     recipe.check_cohorts,
     recipe.check_checkpoints,
     site.check_conversion,
+    lora.check_adapters,
     site.check_model,
     site.check_paths,
     site.check_checkout,
     site.check_images,
     recipe.check_environments,
     recipe.check_parallelism,
+    recipe.check_packing,
     recipe.check_preferences,
     recipe.check_rows_and_steps,
     caches.check_import,

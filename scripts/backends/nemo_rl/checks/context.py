@@ -49,6 +49,19 @@ class StageContext(Runtime):
         regularly = isinstance(period, int) and period > 0
         return regularly or bool(self.of_algorithm("val_at_start") or self.of_algorithm("val_at_end"))
 
+    @property
+    def trains_by_dtensor(self) -> bool:
+        """Whether Automodel trains it, and not Megatron."""
+        return bool(self.setting("policy.dtensor_cfg.enabled")) and not self.setting("policy.megatron_cfg.enabled")
+
+    def parallel_size(self, group: str) -> int:
+        """The size of the policy's parallel group, by Megatron's name; what is not a number here counts as 1."""
+        section, name = (
+            ("dtensor_cfg", group.removesuffix("_model")) if self.trains_by_dtensor else ("megatron_cfg", group)
+        )
+        size = self.setting(f"policy.{section}.{name}_parallel_size", 1)
+        return size if isinstance(size, int) else 1
+
     def setting(self, key: str, default: Any = None) -> Any:
         """A key's value in the driver: the recipe's overrides count first, then its sections, then the release's."""
         for override in reversed(self.settings.overrides):

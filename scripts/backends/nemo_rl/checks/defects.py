@@ -3,6 +3,7 @@
 All of them were found by reading the sources of the pinned releases; docs/traps.md says which release has which.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
 TRUNCATE = "truncate_history_thinking"
 POLICY_SERVER = "policy_model"
 TEMPLATE_KEY = f"env.nemo_gym.{POLICY_SERVER}.responses_api_models.vllm_model.chat_template_kwargs.{TRUNCATE}"
+GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # by which TRL's templates mark answers
 THOUGHT = "what was thought in an earlier turn"
 TURNS = (
     {"role": "user", "content": "one"},
@@ -57,6 +59,8 @@ def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
 
 def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
     """The optimizer's copies of the weights on the CPU are made before the weights are loaded."""
+    if "offloads_optimizer" in context.release.can:
+        return
     if context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY):
         yield context.error(
             68,
@@ -92,7 +96,9 @@ def _forgets(model: Path, **options: bool) -> bool:
     )
     environment.globals["raise_exception"] = _refuse
     try:
-        text = environment.from_string(template).render(messages=TURNS, add_generation_prompt=True, **options)
+        text = environment.from_string(GENERATION.sub("", template)).render(
+            messages=TURNS, add_generation_prompt=True, **options
+        )
     except TemplateError:
         return False
     return "two" in text and THOUGHT not in text

@@ -12,6 +12,7 @@ from scripts.data.examples import PAIR_OF_TEXTS, RANKED, form_of
 from scripts.data.rows import read_rows
 from scripts.records import Manifest, read_record
 
+VALIDATION_LOSS = "final_validation_loss"
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 GYM = "3rdparty/Gym-workspace/Gym"
 
@@ -49,7 +50,7 @@ def check_cohorts(context: StageContext) -> Iterator[Finding]:
 def check_checkpoints(context: StageContext) -> Iterator[Finding]:
     """What NeMo-RL saves must be new each time, and what is kept be chosen by something that is measured."""
     for where, value in context.values("policy", "async_save").items():
-        if value is True:
+        if value is True and context.setting("policy.megatron_cfg.enabled"):
             yield context.warning(
                 10, f"policy.{where} is on, which has saved old weights again and again; set it to false"
             )
@@ -58,6 +59,12 @@ def check_checkpoints(context: StageContext) -> Iterator[Finding]:
             27,
             "checkpointing.keep_top_k asks for the best checkpoints, but nothing validates, so NeMo-RL would keep the "
             "newest; set keep_last_k instead, or a val_period",
+        )
+    if not context.validates and any(bound.metric == VALIDATION_LOSS for bound in context.settings.gate):
+        yield context.warning(
+            27,
+            f"its gate judges {VALIDATION_LOSS}, but nothing validates; set {context.settings.algorithm}.val_period, "
+            "or val_at_end",
         )
 
 
@@ -93,9 +100,8 @@ def agents_of(context: StageContext) -> set[str]:
 def check_parallelism(context: StageContext) -> Iterator[Finding]:
     """The nodes must be filled by the parallel groups, and the batch shared out evenly."""
     stage, cluster, gpus = context.settings, context.settings.cluster, context.site.slurm.gpus_per_node
-    megatron, batch = stage.policy.get("megatron_cfg", {}), stage.policy["train_global_batch_size"]
-    groups = ("tensor_model", "context", "pipeline_model", "expert_model", "expert_tensor")
-    tp, cp, pp, ep, etp = (megatron.get(f"{group}_parallel_size", 1) for group in groups)
+    batch, groups = stage.policy["train_global_batch_size"], ("tensor_model", "context", "pipeline_model")
+    tp, cp, pp, ep, etp = map(context.parallel_size, (*groups, "expert_model", "expert_tensor"))
     nodes = cluster.num_nodes - cluster.generation_nodes - cluster.judges_within(context.release)
     training, generating = nodes * gpus, (cluster.generation_nodes or nodes) * gpus
     if training <= 0:
@@ -111,8 +117,34 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
             f"policy.train_global_batch_size {batch} cannot be shared evenly by the {replicas} data-parallel replicas "
             f"of {training} GPUs",
         )
+    scored = context.of_algorithm("val_global_batch_size") if context.validates else None
+    together = replicas * (context.of_algorithm("val_micro_batch_size") or 1)
+    if isinstance(scored, int) and replicas and scored % together:
+        yield context.error(
+            19,
+            f"{stage.algorithm}.val_global_batch_size {scored} cannot be shared evenly by {replicas} data-parallel "
+            f"replicas in micro-batches; make it a multiple of {together}",
+        )
     if generating % (tensor := context.generator_gpus):
         yield context.error(18, f"{generating} generating GPUs are no multiple of vLLM's tensor_parallel_size {tensor}")
+
+
+def check_packing(context: StageContext) -> Iterator[Finding]:
+    """Which of a trainer's settings packed rows go with."""
+    packs, batches = (context.setting(f"policy.{name}.enabled") for name in ("sequence_packing", "dynamic_batching"))
+    splits = context.parallel_size("context") > 1
+    wrong = {
+        "policy.dynamic_batching is on too; switch one of them off": packs and batches,
+        "Automodel packs neither for models that see nor with context_parallel_size above 1; switch it off": packs
+        and context.trains_by_dtensor
+        and (splits or "vlm" in context.settings.entry),
+        "it is off, which Megatron wants for context_parallel_size above 1; switch it on": packs is False
+        and splits
+        and not context.trains_by_dtensor,
+    }
+    for why, is_wrong in wrong.items():
+        if is_wrong:
+            yield context.error(18, f"policy.sequence_packing: {why}")
 
 
 def check_preferences(context: StageContext) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.lora import has_adapters
 from scripts.backends.nemo_rl.megatron import iteration_of
 from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER, has_megatron
 from scripts.backends.nemo_rl.runtime import Runtime
@@ -22,7 +23,8 @@ UV_BUILDS_IT = "uv builds the environment of the converter, for which compute no
 def check_conversion(context: StageContext) -> Iterator[Finding]:
     """What it saves must be what a converter of its release reads, and its image have the Python which that needs."""
     dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
-    if dtensor and not megatron and context.setting(SAVE_FORMAT_KEY) != "torch_save":
+    in_shards = dtensor and not megatron and not has_adapters(context)
+    if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(
             15,
             "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
@@ -41,8 +43,15 @@ def conversion(runtime: Runtime) -> str | None:
 
 
 def check_model(context: StageContext) -> Iterator[Finding]:
-    """What a first stage starts from must be there: a Hugging Face folder and, where asked for, Megatron's weights."""
-    model = context.stage.recipe.model
+    """What it starts from must be there and in a form that its release reads: Hugging Face's, or Megatron's weights."""
+    model, settings = context.stage.recipe.model, context.model and context.model / "tokenizer_config.json"
+    is_new = settings and settings.is_file() and '"TokenizersBackend"' in settings.read_text(encoding="utf-8")
+    if is_new and "transformers_5" not in context.release.can:
+        yield context.error(
+            12,
+            f"{settings}: transformers 5 wrote it, which transformers 4 of {context.release.name} cannot read; keep "
+            "the pretrained model's own tokenizer (no eos_token, pad_token or chat_template of the recipe's model)",
+        )
     if context.settings.parent is not None:
         return
     if model.name.startswith("/") and not Path(model.name, "config.json").is_file():

@@ -49,7 +49,7 @@ def save(
 
     iteration = temporary / "policy/weights/iter_0000000"
     iteration.mkdir(parents=True, exist_ok=True)
-    weights.write(iteration, states[0])
+    weights.write(iteration, states[0], config["policy"]["model_name"])
     (iteration / "run_config.yaml").write_text(yaml.safe_dump({"model": {"seq_length": 65536}}))
     (iteration / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
     optimizer = {"optimizer": {"step": step}} if settings["save_optimizer"] else {}

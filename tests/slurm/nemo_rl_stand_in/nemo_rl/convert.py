@@ -51,6 +51,7 @@ def export(iteration: Path, output: Path, model: str, tokenizer: str) -> None:
 
     own = Path(model, "config.json")
     config = json.loads(own.read_text()) if own.exists() else {"model_type": "nemotron_h", "vocab_size": 16}
+    config.pop("dtype", None)
     _write(output / "config.json", config | {"torch_dtype": "bfloat16"})
     weights.write_tokenizer(tokenizer, output)
 

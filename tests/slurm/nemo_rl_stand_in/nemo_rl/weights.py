@@ -1,4 +1,7 @@
-"""Weights that are a function of what they were made from: a model, a seed, and the rows trained on."""
+"""Weights that are a function of what they were made from: a model, a seed, and the rows trained on.
+
+Their names and shapes are the model's, and their values lie about its own, so what is exported can be loaded.
+"""
 
 import hashlib
 import json
@@ -7,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from torch.distributed import checkpoint
 
@@ -21,21 +25,26 @@ def digest(*parts: str | bytes) -> str:
     return whole.hexdigest()
 
 
-def tensors(state: str) -> dict[str, torch.Tensor]:
-    """The tensors of a state."""
+def tensors(state: str, model: str) -> dict[str, torch.Tensor]:
+    """The tensors of a state of a model: its own, each moved a little; of one that is no folder here, such as there are."""
+    files = sorted(Path(model).glob("*.safetensors"))
+    own = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    own = own or {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     generator = torch.Generator().manual_seed(int(state[:15], 16))
-    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in SHAPES.items()}
+    moved = {name: tensor + 0.01 * torch.randn(tensor.shape, generator=generator) for name, tensor in own.items()}
+    return {name: tensor.bfloat16() for name, tensor in moved.items()}
 
 
-def write(directory: Path, state: str) -> None:
+def write(directory: Path, state: str, model: str) -> None:
     """Write the tensors of a state as a distributed checkpoint of one rank."""
     writer = checkpoint.FileSystemWriter(directory, single_file_per_rank=True, thread_count=1)
-    checkpoint.save(tensors(state), storage_writer=writer, no_dist=True)
+    checkpoint.save(tensors(state, model), storage_writer=writer, no_dist=True)
 
 
 def read(directory: Path) -> dict[str, torch.Tensor]:
     """Read what `write` wrote."""
-    found = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in SHAPES.items()}
+    described = checkpoint.FileSystemReader(directory).read_metadata().state_dict_metadata
+    found = {name: torch.empty(each.size, dtype=torch.bfloat16) for name, each in described.items()}
     checkpoint.load(found, checkpoint_id=directory, no_dist=True)
     return found
 

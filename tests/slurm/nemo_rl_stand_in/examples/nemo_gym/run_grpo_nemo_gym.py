@@ -20,6 +20,7 @@ from nemo_rl.faults import hang
 from nemo_rl.loop import Loop, settings_of_command
 
 WAITING = "⏳ Buffer empty or not enough groups to form a full step, waiting..."
+EXHAUSTED = "Collector status: {'running': False, 'data_exhausted': True, 'errored': False, 'error': None, 'inflight_workers': 0}"
 
 
 class Grpo(Loop):
@@ -110,7 +111,9 @@ class Grpo(Loop):
             rows = None if self.fault.strikes("exhausted", self.step + 1) else collector.rows_of(self.step)
             if rows is None:
                 if RELEASE == "main":
-                    raise RuntimeError("dataloader exhausted before max_num_steps")
+                    raise RuntimeError(
+                        f"Trajectory collector stopped: dataloader exhausted at {self.step}. {EXHAUSTED}"
+                    )
                 hang(WAITING)
             metrics = self._roll_out(rows) | self._learn(rows)
             self.info["current_step"] = self.step

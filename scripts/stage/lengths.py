@@ -1,9 +1,9 @@
 """How many tokens a split's rows have, and which rows are too long for a stage.
 
-Counted are the texts of a row's prompt with its tools, of a demonstration's conversation, or of a preference's prompt
-with its longer answer, and what the model's chat template adds to so many messages, where it has one that can be
-rendered here; pictures are not. Rows that have no more bytes than the limit has tokens need no counting to be short
-enough; the percentiles are those of about two thousand rows, chosen by their content.
+Counted is what the model's chat template makes of a row: of its prompt with its tools, of a demonstration's
+conversation, or of a preference's prompt with its longer answer; a picture is one token. Where there is no template, or
+it fails on a row, its texts alone are. Rows that have no more bytes than the limit has tokens need no counting to be
+short enough; the percentiles are those of about two thousand rows, chosen by their content.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import xxhash
 from huggingface_hub import try_to_load_from_cache
-from jinja2.exceptions import TemplateError
+from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -30,37 +30,24 @@ from scripts.data.blocks import Block, blocks_of
 from scripts.data.check import KINDS, Kind
 from scripts.data.examples import preference_of
 from scripts.data.parallel import default_workers, in_order
+from scripts.data.prompts import Messages, as_chat
 from scripts.data.rows import decode_row
 from scripts.errors import UserError, run_program
+from scripts.model import scratch
+from scripts.model.chat_format import SETTINGS, chat_template_of
 from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.rewards.messages import messages_of
 
 SAMPLE = 2000
 PERCENTILES = (50, 90, 99)
 BYTES = "one token a byte"
 NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
-
-
-class Added(NamedTuple):
-    """Tokens that a chat template adds: to a prompt of one message, to a conversation of two, for each further one.
-
-    `system` is what it adds more, or less, where the first message is the system's, and `tools` what stands around the
-    tools that it declares; None: it declares none.
-    """
-
-    prompt: int
-    conversation: int
-    message: int
-    system: int
-    tools: int | None
-
-
-BYTES_ADDED = Added(3, 4, 2, 0, None)
-"""What the template of a model from scratch adds: a token before each message and one after it."""
-TOOL = "get_x"
+NOT_A_ROW = (ValueError, KeyError, TypeError, AttributeError)
+SHORTEST = [{"role": "user", "content": "x"}]
 TOOLS = [
     {
         "type": "function",
-        "function": {"name": TOOL, "description": "x", "parameters": {"type": "object", "properties": {}}},
+        "function": {"name": "x", "description": "x", "parameters": {"type": "object", "properties": {}}},
     }
 ]
 
@@ -133,9 +120,10 @@ def token_lengths(
     whose texts alone fill the limit is too long as well where there is no template, since every one adds something.
     UserError names a line that is no row.
     """
-    every = max(1, math.ceil(rows / SAMPLE))
-    added = added_tokens(tokenizer, chat_template)
-    count = partial(_count_block, kind=kind, tokenizer=tokenizer, limit=limit, every=every, added=added)
+    if chat_template is None:
+        chat_template = scratch.TOOLS_TEMPLATE if tokenizer == BYTES else chat_template_of(Path(tokenizer).parent)
+    counter, every = TokenCounter(tokenizer, chat_template), max(1, math.ceil(rows / SAMPLE))
+    count = partial(_count_block, kind=kind, counter=counter, limit=limit, every=every)
     found = Lengths()
     for part in in_order(count, blocks_of(split), workers):
         found.too_long += [(found.rows + line, tokens) for line, tokens in part.too_long]
@@ -146,109 +134,69 @@ def token_lengths(
     return found
 
 
-def added_tokens(tokenizer: str, chat_template: str | None = None) -> Added | None:
-    """What a chat template adds, or else the one beside a tokenizer.json; None: there is none that can be rendered."""
-    if tokenizer == BYTES:
-        return BYTES_ADDED
-    folder = Path(tokenizer).parent
-    file, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
-    settings = json.loads(config.read_bytes()) if config.is_file() else {}
-    template = chat_template or (file.read_text() if file.is_file() else settings.get("chat_template"))
-    if not isinstance(template, str):
-        return None
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
-    environment.globals |= {
-        name: value["content"] if isinstance(value, dict) else value
-        for name, value in settings.items()
-        if name.endswith("_token") and value
-    }
-    messages = [{"role": role, "content": "x"} for role in ("user", "assistant") * 2]
+class TokenCounter(NamedTuple):
+    """A tokenizer (the path of a tokenizer.json, or `BYTES`) and the chat template before it."""
 
-    def added(messages: list[dict[str, str]], **options: Any) -> int:
-        text = compiled.render(messages=messages, add_generation_prompt=len(messages) == 1, **options)
-        return _count([text], tokenizer) - len(messages) * _count(["x"], tokenizer)
+    tokenizer: str
+    chat_template: str | None
 
-    try:
-        compiled = environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
-        one, two, four = (added(messages[:count]) for count in (1, 2, 4))
-        declares = TOOL in compiled.render(messages=messages[:1], tools=TOOLS)
-        tools = added(messages[:1], tools=TOOLS) - one - _count([json.dumps(TOOLS)], tokenizer)
-    except (TemplateError, TypeError, ValueError):
-        return None
-    each = (four - two) // 2
-    try:
-        system = added([{"role": "system", "content": "x"}, *messages[:2]]) - two - each
-    except (TemplateError, TypeError, ValueError):  # there is none in any row then
-        system = 0
-    return Added(one, two, each, system, max(0, tools) if declares else None)
+    def count(self, messages: Messages, tools: list[Any] | None = None, asks: bool = False) -> int:
+        """The tokens of messages; `asks`: ready for the answer."""
+        text = self._render(messages, tools, asks) or "\n".join(_strings([messages, tools]))
+        if self.tokenizer == BYTES:
+            return len(re.sub("|".join(map(re.escape, scratch.SPECIALS)), "x", text).encode())
+        return len(_load(self.tokenizer).encode_batch_fast([text], add_special_tokens=False)[0])
+
+    @property
+    def has_template(self) -> bool:
+        """Whether there is a template that can be rendered."""
+        return self._render(SHORTEST, None, asks=True) is not None
+
+    def _render(self, messages: Messages, tools: list[Any] | None, asks: bool) -> str | None:
+        if self.chat_template is None or not all("role" in message for message in messages):
+            return None
+        try:
+            template = _compiled(self.chat_template, self.tokenizer)
+            return template.render(messages=as_chat(messages), tools=tools, add_generation_prompt=asks)
+        except (TemplateError, *NOT_A_ROW):
+            return None
 
 
-def _count_block(block: Block, kind: Kind, tokenizer: str, limit: int, every: int, added: Added | None) -> Lengths:
+def _count_block(block: Block, kind: Kind, counter: TokenCounter, limit: int, every: int) -> Lengths:
     lines = block.read().splitlines()
     lengths = Lengths(rows=len(lines))
-    begins, special = _special_tokens(tokenizer)
-    room, adds = (limit - 1, Added(0, 0, 0, 0, 0)) if added is None else (limit, added)
-    most = max(adds.prompt, adds.conversation) + max(0, adds.system) + (adds.tools or 0)
+    begins, special = _special_tokens(counter.tokenizer)
+    room = limit if counter.has_template else limit - 1
+    added = counter.count(SHORTEST, TOOLS, asks=True)
     for number, line in enumerate(lines, start=1):
         if any(begin in line for begin in begins) and any(token in line for token in special):
             lengths.special.append(number)
         is_sampled = xxhash.xxh3_64_intdigest(line) % every == 0
-        if not is_sampled and len(line) + most <= room:
+        if not is_sampled and len(line) + added <= room:
             continue
         try:
-            row = _parts_of(decode_row(line), kind, declares=adds.tools is not None)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            row = decode_row(line)
+            prompt, answer = _parts_of(row, kind)
+        except NOT_A_ROW as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
-        more = row.messages * adds.message + (adds.tools if row.tools else 0) + adds.system * row.has_system
-        prompt = [*row.prompt, *row.tools]
-        tokens = _count([*prompt, *row.answer], tokenizer) + more
-        tokens += adds.conversation - 2 * adds.message if row.answer else adds.prompt - adds.message
+        tools = (row["responses_create_params"] if kind == "prompts" else row).get("tools") or None
+        tokens = counter.count([*prompt, *answer], tools, asks=not answer)
         if is_sampled:
             lengths.tokens.append(tokens)
         if tokens > room:
             lengths.too_long.append((number, tokens))
-            before = _count(prompt, tokenizer) + adds.prompt + more - 2 * adds.message
-            lengths.answers_cut += bool(row.answer) and before >= limit
+            lengths.answers_cut += bool(answer) and counter.count(prompt, tools, asks=True) >= limit
     return lengths
 
 
-@lru_cache
-def _special_tokens(tokenizer: str) -> tuple[set[bytes], set[bytes]]:
-    """The special tokens of a tokenizer as JSON has them, after the first two bytes of each."""
-    if tokenizer == BYTES:
-        return set(), set()
-    added = json.loads(Path(tokenizer).read_bytes()).get("added_tokens") or []
-    special = {msgspec.json.encode(token["content"])[1:-1] for token in added if token.get("special")}
-    return {token[:2] for token in special}, special
-
-
-class _Parts(NamedTuple):
-    """The texts of a row's prompt and of its answer, the messages of both, and the declaration of its tools."""
-
-    prompt: list[str]
-    answer: list[str]
-    messages: int
-    has_system: bool
-    tools: list[str]
-
-
-def _parts_of(row: dict[str, Any], kind: Kind, declares: bool) -> _Parts:
+def _parts_of(row: dict[str, Any], kind: Kind) -> tuple[Messages, Messages]:
+    """The messages of a row's prompt, and of its longer answer; there is none in a row of prompts."""
     if kind == "prompts":
-        params = row["responses_create_params"]
-        prompt, answers, tools = params.get("input"), [], params.get("tools")
-    elif kind == "demonstrations":
-        prompt, answers, tools = row["messages"][:-1], [row["messages"][-1:]], row.get("tools")
-    else:
-        preference, tools = preference_of(row), row.get("tools")
-        prompt, answers = preference.prompt, [preference.chosen, preference.rejected]
-    declared = [msgspec.json.encode(tools).decode()] if tools and declares else []
-    longer = max(answers, key=lambda answer: sum(map(len, _strings(answer))), default=[])
-    messages = sum(len(part) if isinstance(part, list) else 1 for part in (prompt, longer) if part)
-    has_system = isinstance(prompt, list) and bool(prompt) and prompt[0].get("role") == "system"
-    return _Parts(list(_strings(prompt)), list(_strings(longer)), messages, has_system, declared)
+        return messages_of(row), []
+    if kind == "demonstrations":
+        return row["messages"][:-1], row["messages"][-1:]
+    pair = preference_of(row)
+    return pair.prompt, max(pair.chosen, pair.rejected, key=lambda answer: sum(map(len, _strings(answer))))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -262,10 +210,29 @@ def _strings(value: Any) -> Iterator[str]:
         yield from _strings([item for key, item in value.items() if key not in NO_TEXT])
 
 
-def _count(texts: list[str], tokenizer: str) -> int:
+@lru_cache
+def _special_tokens(tokenizer: str) -> tuple[set[bytes], set[bytes]]:
+    """The special tokens of a tokenizer as JSON has them, after the first two bytes of each."""
     if tokenizer == BYTES:
-        return sum(len(text.encode()) for text in texts)
-    return sum(len(encoding) for encoding in _load(tokenizer).encode_batch_fast(texts, add_special_tokens=False))
+        return set(), set()
+    added = json.loads(Path(tokenizer).read_bytes()).get("added_tokens") or []
+    special = {msgspec.json.encode(token["content"])[1:-1] for token in added if token.get("special")}
+    return {token[:2] for token in special}, special
+
+
+@lru_cache
+def _compiled(chat_template: str, tokenizer: str) -> Template:
+    """A chat template as transformers compiles it, which is not installed here; TemplateError where it is none."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    config = Path(tokenizer).with_name(SETTINGS)
+    for name, value in (json.loads(config.read_bytes()) if config.is_file() else {}).items():
+        if name.endswith("_token") and value:
+            environment.globals[name] = value["content"] if isinstance(value, dict) else value
+    return environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", chat_template))
 
 
 @lru_cache
@@ -279,7 +246,7 @@ def _load(path: str) -> Tokenizer:
 
 def main() -> None:
     """Command line of the counting."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.lengths", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.stage.lengths", description=__doc__.split("\n")[0])
     parser.add_argument("--split", type=Path, nargs="+", required=True, help="JSONL files")
     parser.add_argument("--kind", choices=KINDS, default="prompts")
     parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json, or the folder that holds it")

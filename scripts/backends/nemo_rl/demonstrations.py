@@ -1,0 +1,127 @@
+"""What NeMo-RL's SFT makes of a demonstration: the row that it reads, its tokens, and which of them are learnt.
+
+A message is what it adds to the text of the conversation in the chat template, tokenized by itself
+(get_formatted_message_log). Learnt is all that a message of the assistant's adds (add_loss_mask_to_message_log): its
+header too, unless ``data.add_generation_prompt`` gives that to the message before it.
+tests/nemo_rl/test_sft_rows.py holds this equal to the releases' own code.
+"""
+
+import json
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from scripts.backends.nemo_rl.training import NemoRlTraining
+from scripts.data.blocks import Block, blocks_of
+from scripts.data.parallel import default_workers, in_order
+from scripts.data.prompts import as_chat, pictures_of, render
+from scripts.data.rows import decode_row, read_rows
+from scripts.errors import UserError
+from scripts.files import open_atomically
+from scripts.model.chat_format import ChatFormat, tokenizer_of
+from scripts.stage.shown import load_here
+
+Parts = list[tuple[str, bool, list[int]]]
+
+
+def as_read(row: dict[str, Any]) -> dict[str, Any]:
+    """The row that NeMo-RL is given: it passes messages to the chat template as they are."""
+    tools = {"tools": row["tools"]} if row.get("tools") else {}
+    return {"messages": as_chat(row["messages"])} | tools
+
+
+def write_rows(split: Path, output: Path) -> None:
+    """Write a split's rows as NeMo-RL is given them, in their order; what is there already is whole."""
+    if output.exists():
+        return
+    with open_atomically(output) as (file,):
+        for _, _, row in read_rows(split):
+            file.write(json.dumps(as_read(row), ensure_ascii=False).encode() + b"\n")
+
+
+def chunks_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTraining) -> list[tuple[str, str]]:
+    """Role and text of each message of a row; UserError at `place` where NeMo-RL would train on another conversation.
+
+    It would where the chat template prints a message otherwise once more is said after it: what differs is then in the
+    tokens twice.
+    """
+    read, chunks, before = as_read(row), [], ""
+    messages, options = read["messages"], {"tools": read["tools"]} if "tools" in read else {}
+    options |= stage.tokenizer.get("chat_template_kwargs") or {}
+    for number, message in enumerate(messages):
+        at, role = f"{place}: messages[{number}]", message["role"]
+        is_asked = stage.reads["add_generation_prompt"] and role in ("user", "tool")
+        try:
+            text = render(messages[: number + 1], processor, add_generation_prompt=is_asked, **options)
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            raise UserError(f"{at}: the chat template fails at a conversation that ends here: {error}") from None
+        if not text.startswith(before):
+            prompts = ", or data.add_generation_prompt to false" if stage.reads["add_generation_prompt"] else ""
+            raise UserError(
+                f"{at}: the chat template prints what is before it otherwise than without it (as reasoning of earlier "
+                f"turns that it leaves out, or results of tools that it joins): NeMo-RL would train on both. Name a "
+                "template as policy.tokenizer.chat_template that prints a turn the same whatever follows, or set the "
+                f"chat_template_kwargs by which this one does{prompts}"
+            )
+        if text == before and message.get("content"):
+            raise UserError(f"{at}: the chat template passes over a message of the {role}; name another one, or role")
+        chunks.append((role, text[len(before) :]))
+        before = text
+    return chunks
+
+
+def parts_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTraining) -> Parts:
+    """The tokens of a row of text by message, and whether they are learnt; of one that is too long nothing is."""
+    tokenizer, parts = tokenizer_of(processor), []
+    chunks = chunks_of(row, place, processor, stage)
+    for number, (role, text) in enumerate(chunks):
+        is_last = number == len(chunks) - 1
+        begin, end = tokenizer.bos_token, tokenizer.eos_token
+        if number == 0 and stage.reads["add_bos"] and begin and not text.startswith(begin):
+            text = begin + text  # noqa: PLW2901
+        if is_last and stage.reads["add_eos"] and end and not text.rstrip("\n").endswith(end):
+            text += end  # noqa: PLW2901
+        is_learnt = is_last if stage.sft.get("only_unmask_final") else role == "assistant"
+        parts.append((role, is_learnt, tokenizer(text, add_special_tokens=False)["input_ids"]))
+    is_whole = sum(len(ids) for _, _, ids in parts) <= stage.longest_row
+    return [(role, is_learnt and is_whole, ids) for role, is_learnt, ids in parts]
+
+
+def problems_of(split: Path, chat_format: ChatFormat, stage: NemoRlTraining, preserves: bool) -> list[str]:
+    """What NeMo-RL would read otherwise than it is meant, of the first such row; none where no tokenizer is here.
+
+    `preserves`: whether the release's reader keeps each row as it is, instead of giving all the same columns.
+    """
+    check = partial(_check_block, chat_format=chat_format, stage=stage, preserves=preserves)
+    try:
+        for _ in in_order(check, blocks_of(split), default_workers()):
+            pass
+    except UserError as error:
+        return [str(error)]
+    return []
+
+
+def _check_block(block: Block, chat_format: ChatFormat, stage: NemoRlTraining, preserves: bool) -> None:
+    processor = _processor(chat_format.folder, chat_format.chat_template)
+    if isinstance(processor, str):
+        return
+    for number, line in enumerate(block.read().splitlines(), start=1):
+        row = as_read(decode_row(line))
+        has_pictures = bool(pictures_of(row["messages"]))
+        is_plain = not has_pictures and "tools" not in row and not any("tool_calls" in it for it in row["messages"])
+        sees = "vlm" in stage.entry
+        try:
+            if has_pictures and not sees:
+                raise UserError(": shows a picture, which examples/run_vlm_sft.py reads; name it as entry")
+            if not is_plain and not preserves:
+                raise UserError(": has tools or pictures, whose fields the release's reader would fill with nulls")
+            chunks_of(row, "", processor, stage)
+        except UserError as error:
+            raise UserError(f"{block.path}:{block.lines_before() + number}{error}") from None
+
+
+@lru_cache(1)
+def _processor(folder: Path, chat_template: str | None) -> Any:
+    return load_here(folder, chat_template)
