@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scripts.evaluate.bootstrap import Change, changes
 from scripts.files import open_atomically, write_json
 from scripts.records import Benchmark, Benchmarks, ExportRecord, read_record
+from scripts.stage.bootstrap import Change, changes
 from scripts.stage.tables import read_table
 
 NORMAL_95 = 1.959964

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from scripts.errors import run_program
 from scripts.evaluate.benchmarks import interval_of
-from scripts.evaluate.bootstrap import LEAST_ROWS
 from scripts.files import write_json
 from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, Criterion
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, Evaluation, read_record
+from scripts.stage.bootstrap import LEAST_ROWS
 from scripts.stage.metrics import SCHEMA
 from scripts.stage.step_criteria import judge_steps
 from scripts.stage.tables import read_table

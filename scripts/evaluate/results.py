@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from scripts.evaluate.bootstrap import Change, changes
 from scripts.files import open_atomically, sha256_file, write_json
 from scripts.records import ExportRecord, read_record
+from scripts.stage.bootstrap import Change, changes
 from scripts.stage.tables import ROLLOUTS
 
 KEPT = ("response", "reward", "tokens", "cut")

@@ -40,6 +40,7 @@ def _is_missing(value: float | None) -> bool:
 
 
 _TEMPLATES.filters |= {"number": number_text, "share": score_text, "change": change_text, "svg": Markup}
+_TEMPLATES.filters["zip"] = zip
 _TEMPLATES.filters["time"] = lambda hours: duration(3600 * hours)
 
 

@@ -10,7 +10,6 @@ import pytest
 from scripts.data.prompts import prompt_for_reading
 from scripts.errors import UserError
 from scripts.evaluate import gate
-from scripts.evaluate.bootstrap import changes
 from scripts.evaluate.gate import criteria_record, judge
 from scripts.evaluate.results import (
     Answer,
@@ -23,6 +22,7 @@ from scripts.evaluate.results import (
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe
+from scripts.stage.bootstrap import changes
 from scripts.stage.live import live_page
 from scripts.stage.metrics import write_metrics
 from scripts.stage.step_criteria import judge_steps, refuse_divergence

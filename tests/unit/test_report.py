@@ -3,6 +3,7 @@
 import base64
 import math
 import re
+import shutil
 from functools import partial
 from xml.etree import ElementTree
 
@@ -15,7 +16,7 @@ from scripts.drawing.chart import MOST_POINTS, Line, interval, line_chart
 from scripts.drawing.curves import figures_of, short_name
 from scripts.drawing.graph import Box, graph_svg
 from scripts.errors import UserError
-from scripts.files import write_json
+from scripts.files import read_json, write_json
 from scripts.report.compare import compare, trained_stages
 from scripts.report.cost import cost_of
 from scripts.report.environments import colour, write_environments_page
@@ -407,18 +408,44 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
     for run, rate in (("a", 1e-4), ("b", 1e-3)):
         write_stage(tmp_path / run, "sft")
         write_stage(tmp_path / run, "rlvr1", "sft", lr=rate)
+    record = tmp_path / "b/rlvr1/ckpt/record.json"
+    write_json(
+        record, read_json(record) | {"identity": "another", "files": {"model.safetensors": {"bytes": 1, "sha256": "1"}}}
+    )
+    better = [rollout(line, reward_after=0.75 + 0.25 * (line % 2)) for line in range(12)]
+    worse = [rollout(line, reward_after=0.5 * (line % 2)) for line in range(2, 16)]
+    for run, rows in (("a", worse), ("b", better)):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / run / "rlvr1/rollouts.parquet")
     write_stage(tmp_path / "b", "aside", "sft")
     sft, rlvr1, alone = compare({run: trained_stages(tmp_path / run) for run in "ab"})
     assert (sft.name, rlvr1.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.rows) == ["b"]
+    assert [stage.is_identical for stage in (sft, rlvr1, alone)] == [True, False, False]
+    assert not rlvr1.differs_unsaid
     assert sft.settings == [] and rlvr1.settings == [("lr", [1e-4, 1e-3])]
     assert "a: mean" in rlvr1.figures[0].svg and "b: mean" in rlvr1.figures[0].svg
-    assert [score.after for score in rlvr1.scores["math_with_judge"]] == [0.5, 0.5]
+    mean, math, _ = rlvr1.held_out
+    assert (mean.name, math.name, math.scores) == ("mean", "math_with_judge", [0.5, 0.5])
+    assert math.changes[0] is None and math.changes[1]["value"] == 0.625, "on the ten rows that both answered"
+    assert math.changes[1]["low"] > 0.5
+
+
+def test_a_stage_of_a_copied_run_whose_parent_was_trained_again_is_marked(tmp_path):
+    write_stage(tmp_path / "a", "sft")
+    write_stage(tmp_path / "a", "rlvr1", "sft")
+    exported = {"stage": "sft", "step": 10, "identity": "id-sft", "content": "0", "files": {}}
+    write_json(tmp_path / "a/sft/hf/record.json", exported)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    write_json(tmp_path / "b/sft/hf/record.json", exported | {"content": "1"})
+    _, rlvr1 = compare({run: trained_stages(tmp_path / run) for run in "ab"})
+    assert rlvr1.stale == {"b": "sft"}
 
 
 def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
     call = partial(programs.run, "scripts.commands.__main__", "compare")
     for run in "ab":
-        write_stage(tmp_path / run, "sft")
+        files = {"model.safetensors": {"bytes": 1, "sha256": run}}
+        record = write_stage(tmp_path / run, "sft") / "ckpt/record.json"
+        write_json(record, read_json(record) | {"files": files})
     page = tmp_path / "compare.html"
     assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
     assert page.read_text().count("<figure") > 5
