@@ -34,7 +34,7 @@ SCHEDULES = {
     "end of data and resumed": [Start(), Start(most=6)],
     "exception": [Start(fault=("raise", 2))],
     "weights not taken": [Start(fault=("refit", 0))],
-    "killed in the second epoch's first save and resumed": [
+    "killed in a save of the second epoch and resumed": [
         Start(most=7, fault=("die", 6), epochs=2),
         Start(most=7, epochs=2),
     ],
@@ -43,8 +43,7 @@ PAIRS = [
     (kind, name)
     for kind in ("sync", "async", "dpo", "sft")
     for name in SCHEDULES
-    if name
-    != ("weights not taken" if kind in ("dpo", "sft") else "killed in the second epoch's first save and resumed")
+    if name != ("weights not taken" if kind in ("dpo", "sft") else "killed in a save of the second epoch and resumed")
 ]
 
 pytestmark = pytest.mark.skipif(
@@ -84,6 +83,7 @@ def test_the_stand_in_does_as_the_real_loop(inputs, real, stand_in, kind, schedu
         with Path(REPORT).open("a") as file:
             file.write(json.dumps({"kind": kind, "schedule": schedule} | found) + "\n")
     assert found["StandIn"] == found["Real"]
+    assert found["Real"][-1]["reached"] or schedule == "weights not taken", "a start that does nothing compares nothing"
 
 
 SFT_RECIPE = """\

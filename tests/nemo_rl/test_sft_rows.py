@@ -85,9 +85,9 @@ def test_the_releases_make_the_tokens_and_masks_that_are_told(tmp_path, name, te
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     processor, outcomes = load_processor(tmp_path / "tokenizer"), set()
     rows = PLAIN | (TOOLS if release.preserves_rows and template != "llama3" else {})
-    for number, (data, sft) in enumerate(
-        (({}, {}), ({"add_generation_prompt": True, "add_eos": False}, {"only_unmask_final": True}))
-    ):
+    known = Path(CHECKOUTS, name, "examples/configs/sft.yaml").read_text()
+    last = {"only_unmask_final": True} if "only_unmask_final" in known else {}  # since v0.7.0
+    for number, (data, sft) in enumerate((({}, {}), ({"add_generation_prompt": True, "add_eos": False}, last))):
         policy = {"max_total_sequence_length": LENGTH}
         stage = NemoRlTraining.model_construct(algorithm="sft", data=data, sft=sft, policy=policy)
         (folder := tmp_path / str(number)).mkdir()

@@ -424,8 +424,9 @@ def test_a_driver_alone_on_a_host_finds_too_few_gpus(pyxis, checkout, tmp_path):
     not os.environ.get("STAGECOACH_NEMO_RL"),
     reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release",
 )
-def test_the_real_ray_sub_runs_drivers_over_two_hosts_and_ends_as_they_end(pyxis, tmp_path):
-    checkout = with_data(make_checkout(tmp_path / "checkout"))
+@pytest.mark.parametrize("release", ["v0.7.0", "main"])
+def test_the_real_ray_sub_runs_drivers_over_two_hosts_and_ends_as_they_end(pyxis, tmp_path, release):
+    checkout = with_data(make_checkout(tmp_path / "checkout", release))
     before = len(containers(pyxis))
     slow = ("checkpointing.checkpoint_must_save_by=00:00:00:02", "++stand_in.step_seconds=0.5", "grpo.max_num_steps=9")
     to_deadline, to_end = driver(tmp_path, *slow), driver(tmp_path, "grpo.max_num_steps=5")

@@ -27,7 +27,7 @@ FINDINGS = {
     name: {("warning", OF_RLVR_AND_RLHF, 67), ("warning", OF_SWE, 67)}
     for name in ("super3", "super3-b200", "super3-small")
 }
-OF_MAIN = {"nano3": {("warning", "rlvr", 10)}}  # its configs save asynchronously
+OF_MAIN = {name: {("warning", "rlvr", 10)} for name in ("nano3", "lora-8b-megatron")}  # its configs save asynchronously
 NO_SLURM = ("warning", "all stages", 35)
 
 pytestmark = pytest.mark.skipif(

@@ -366,7 +366,7 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         True,
     ),
     "asynchronous saving": (
-        lambda world: world.config("policy", megatron_cfg={"checkpoint": {"async_save": True}}),
+        lambda world: world.config("policy", megatron_cfg={"enabled": True, "checkpoint": {"async_save": True}}),
         10,
         "policy.megatron_cfg.checkpoint.async_save is on, which has saved old weights again and again; set it to false",
         False,

@@ -101,7 +101,6 @@ def test_the_driver_gets_the_rows_as_templates_read_them(stage_of, tmp_path):
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
     launch = launch_of(job, Allocation(Job("0", "RUNNING", (), None, 1, requeues=False, restarts=0), site))
     assert launch.train_split.is_relative_to(job.run.absolute()) and launch.train_split != launch.validation_split
-    launch.train_split.parent.mkdir(parents=True)
     write_rows(stage.train_split, launch.train_split)
     called = CALLED | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
     assert json.loads(launch.train_split.read_text()) == {"messages": [ASKED | {"content": "1"}, called]}

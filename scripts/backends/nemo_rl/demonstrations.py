@@ -24,7 +24,6 @@ from scripts.model.chat_format import ChatFormat, tokenizer_of
 from scripts.stage.shown import load_here
 
 Parts = list[tuple[str, bool, list[int]]]
-SHOWN = 40
 
 
 def as_read(row: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def check_cohorts(context: StageContext) -> Iterator[Finding]:
 def check_checkpoints(context: StageContext) -> Iterator[Finding]:
     """What NeMo-RL saves must be new each time, and what is kept be chosen by something that is measured."""
     for where, value in context.values("policy", "async_save").items():
-        if value is True:
+        if value is True and context.setting("policy.megatron_cfg.enabled"):
             yield context.warning(
                 10, f"policy.{where} is on, which has saved old weights again and again; set it to false"
             )
