@@ -23,7 +23,7 @@ from tests.conftest import ROOT
 from tests.nemo_rl.loops import Real, StandIn, Start, write_inputs
 from tests.stages import checkpoint_record
 
-RELEASE = os.environ.get("STAGECOACH_NEMO_RL_RELEASE", "v0.7.0")
+RELEASE = "v0.7.0"
 CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
 REPORT = os.environ.get("STAGECOACH_PARITY_REPORT")
 BATCHES = 5

@@ -11,10 +11,11 @@ import pytest
 import trl
 from PIL import Image
 
-from scripts.backends.nemo_rl.demonstrations import chunks_of, parts_of, write_rows
+from scripts.backends.nemo_rl.demonstrations import as_read, chunks_of, parts_of, write_rows
 from scripts.backends.nemo_rl.hydra import overrides_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.training import NemoRlTraining
+from scripts.data.prompts import render
 from scripts.errors import UserError
 from scripts.model.processor import load_processor, make_processor, make_tokenizer
 from scripts.recipe.load import load_recipe
@@ -96,6 +97,9 @@ def test_the_releases_make_the_tokens_and_masks_that_are_told(tmp_path, name, te
                 chunks_of(rows[row], row, processor, stage)
             except UserError as error:
                 outcomes.add((row, str(error).split(":")[1].strip()))
+                read = as_read(rows[row])
+                whole = render(read["messages"], processor, tools=read.get("tools"))
+                assert whole not in processor.decode(real["ids"]), f"{row}: refused, though it is read as it is meant"
                 continue
             parts = parts_of(rows[row], row, processor, stage)
             if not real["counts"]:

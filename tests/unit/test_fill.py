@@ -273,6 +273,7 @@ def test_a_tables_rows_are_those_of_its_files_joined_in_name_order(tmp_path):
 # --- the splits ---
 
 
+@settings(deadline=None)
 @given(rows=st.integers(1, 40), held_out=st.integers(1, 41), test=st.integers(0, 10))
 def test_the_last_rows_are_held_out_and_order_is_kept(rows, held_out, test, tmp_path_factory, shared_tables):
     directory = tmp_path_factory.mktemp("split")
