@@ -11,26 +11,17 @@ BOLD = ' font-weight="bold"'
 
 @dataclass(frozen=True)
 class Box:
-    """A node: its column and row (of a fraction, too), and its lines of text.
-
-    `mark` stands at the right of the first line; `link` is where a click leads, `words` tells the box to who cannot see
-    it, and `style` is the class by which a page's style sheet knows it.
-    """
+    """A node: its column and row (of a fraction, too), its lines of text, and the colour that fills it."""
 
     column: int
     row: float
     lines: tuple[str, ...]
     fill: str = "#fff"
-    mark: str = ""
-    link: str = ""
-    words: str = ""
-    style: str = ""
 
     @property
     def width(self) -> int:
         """Its pixels from left to right, enough for a wide font."""
-        first, *others = self.lines
-        return CHARACTER * max(map(len, (f"{first}  {self.mark}", *others))) + 2 * MARGIN
+        return CHARACTER * max(map(len, self.lines)) + 2 * MARGIN
 
     @property
     def height(self) -> int:
@@ -48,8 +39,8 @@ class _Rectangle:
     height: float
 
 
-def graph_svg(title: str, boxes: Mapping[str, Box], edges: Iterable[tuple[str, str]], sideways: bool = False) -> str:
-    """The graph; an arrow leads down, or from side to side between columns where `sideways`."""
+def graph_svg(title: str, boxes: Mapping[str, Box], edges: Iterable[tuple[str, str]]) -> str:
+    """The graph; an arrow leads from side to side between columns, else down."""
     columns = range(max(box.column for box in boxes.values()) + 1)
     widths = [max((box.width for box in boxes.values() if box.column == column), default=0) for column in columns]
     lefts = list(accumulate((width + COLUMN_GAP for width in widths), initial=2))
@@ -67,13 +58,13 @@ def graph_svg(title: str, boxes: Mapping[str, Box], edges: Iterable[tuple[str, s
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
         '<path d="M0 0L8 4L0 8Z" fill="#555"/></marker></defs>'
     ]
-    parts += [_arrow(places[start], places[end], sideways) for start, end in edges]
+    parts += [_arrow(places[start], places[end]) for start, end in edges]
     parts += [_drawn(box, places[name]) for name, box in boxes.items()]
     return "".join([*parts, "</svg>"])
 
 
-def _arrow(start: _Rectangle, end: _Rectangle, sideways: bool) -> str:
-    right = (end.x > start.x) - (end.x < start.x) if sideways else 0
+def _arrow(start: _Rectangle, end: _Rectangle) -> str:
+    right = (end.x > start.x) - (end.x < start.x)
     down = 0 if right else 1
     x1, y1 = start.x + right * start.width / 2, start.y + down * start.height / 2
     x2, y2 = end.x - right * end.width / 2, end.y - down * end.height / 2
@@ -87,11 +78,5 @@ def _drawn(box: Box, place: _Rectangle) -> str:
         f'<text x="{left + MARGIN}" y="{top + LINE * number}"{BOLD if number == 1 else ""}>{escape(line)}</text>'
         for number, line in enumerate(box.lines, start=1)
     ]
-    if box.mark:
-        right = left + place.width - MARGIN
-        texts.append(f'<text x="{right}" y="{top + LINE}" text-anchor="end">{escape(box.mark)}</text>')
     frame = f'<rect x="{left}" y="{top}" width="{place.width}" height="{place.height}" rx="6"'
-    drawn = f'{frame} fill="{box.fill}" stroke="#555"/>{"".join(texts)}'
-    if not box.link:
-        return drawn
-    return f'<a href="{escape(box.link)}" class="{box.style}" aria-label="{escape(box.words)}">{drawn}</a>'
+    return f'{frame} fill="{box.fill}" stroke="#555"/>{"".join(texts)}'

@@ -102,7 +102,7 @@ def svg_text(graph: Graph) -> str:
         for place, node in enumerate(nodes):
             row = (place + 0.5) * rows / len(nodes) - 0.5
             boxes[graph.nodes[node]] = Box(column, row, node.lines, KINDS[node.kind][1])
-    return graph_svg(f"Lineage of {graph.title}", boxes, graph.edges, sideways=True) + "\n"
+    return graph_svg(f"Lineage of {graph.title}", boxes, graph.edges) + "\n"
 
 
 WRITERS = {".svg": svg_text, ".dot": dot_text, ".gv": dot_text, ".mmd": mermaid_text, ".mermaid": mermaid_text}
