@@ -135,6 +135,16 @@ def shown_frame(browser, name: str):
     WebDriverWait(browser, 20).until(lambda driver: driver.find_elements(By.CSS_SELECTOR, "html.embedded main"))
 
 
+def test_the_report_opens_on_the_overview(browser, finished):
+    from selenium.webdriver.common.by import By
+
+    browser.get((finished.results / "report.html").as_uri())
+    shown_frame(browser, "filename=overview.html")
+    assert browser.find_element(By.CSS_SELECTOR, ".verdict").text.startswith(("Better", "Worse", "No clear change"))
+    browser.switch_to.default_content()
+    assert severe(browser) == []
+
+
 def test_every_section_opens_with_its_pages_and_without_script_errors(browser, finished):
     from selenium.webdriver.common.by import By
 
