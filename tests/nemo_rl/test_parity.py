@@ -87,7 +87,7 @@ def test_the_stand_in_does_as_the_real_loop(inputs, real, stand_in, kind, schedu
 
 
 SFT_RECIPE = """\
-name: lab
+name: real
 release: v0.7.0
 model: {{name: {0}/model}}
 source: {{kind: folder, path: {0}}}
@@ -102,8 +102,8 @@ stages:
 def test_what_the_real_loop_of_sft_leaves_is_published_and_exported(inputs, real, monkeypatch):
     from safetensors.torch import load_file
 
-    (inputs / "lab.yaml").write_text(SFT_RECIPE.format(inputs))
-    stage = Stage(load_recipe(inputs / "lab.yaml"), inputs / "results", "sft")
+    (inputs / "real.yaml").write_text(SFT_RECIPE.format(inputs))
+    stage = Stage(load_recipe(inputs / "real.yaml"), inputs / "results", "sft")
     run = stage.paths.ckpt.parent / "run"
     assert real.train("sft", Start(most=2), run)["sealed"] == [1, 2]
     publish_checkpoint(newest_checkpoint(run), stage.paths.ckpt, checkpoint_record("sft", 2))
