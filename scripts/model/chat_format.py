@@ -3,8 +3,11 @@
 They are read from a folder's files, without transformers, so wherever a stage is planned.
 """
 
+import json
 import re
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from itertools import takewhile, zip_longest
 from pathlib import Path
@@ -12,6 +15,8 @@ from typing import Any, Self
 
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RemoteEntryNotFoundError
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from scripts.errors import UserError
@@ -22,6 +27,7 @@ from scripts.recipe.yaml_file import repository_root
 TEMPLATE, SETTINGS, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token")
 SHOWN = 60
+_GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # by which templates mark what the assistant says
 
 
 def read_template(named: str) -> str:
@@ -53,6 +59,28 @@ def read_template(named: str) -> str:
     if found is None:
         raise UserError(f"{named}: a model without a chat template")
     return found
+
+
+def compiled_template(chat_template: str, folder: Path) -> Template:
+    """A chat template as transformers compiles it, with the special tokens of a model's folder.
+
+    TemplateError where it is none, and from rendering where it refuses a conversation.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    environment.globals["raise_exception"] = _refuse
+    config = folder / SETTINGS
+    for name, value in (json.loads(config.read_bytes()) if config.is_file() else {}).items():
+        if name.endswith("_token") and value:
+            environment.globals[name] = value["content"] if isinstance(value, dict) else value
+    return environment.from_string(_GENERATION.sub("", chat_template))
+
+
+def _refuse(why: str) -> None:
+    raise TemplateError(why)
 
 
 def _shipped() -> Path:

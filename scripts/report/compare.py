@@ -49,12 +49,12 @@ class ComparedStage:
         """The summary by run."""
         return {run: summarise_stage(stage) for run, stage in self.stages.items()}
 
-    @property
+    @cached_property
     def is_identical(self) -> bool:
         """Whether several runs have it, and published the very same weights."""
         return len(self.stages) > 1 and len({_published(stage) for stage in self.stages.values()}) == 1
 
-    @property
+    @cached_property
     def differs_unsaid(self) -> bool:
         """Whether its weights differ although its identity is the same: other code or another machine trained it."""
         return not self.is_identical and len(self.stages) > 1 == len({row["identity"] for row in self.rows.values()})
@@ -68,17 +68,17 @@ class ComparedStage:
     def _metrics(self) -> dict[str, pd.DataFrame]:
         return {run: records.metrics_of(stage) for run, stage in self.stages.items()}
 
-    @property
+    @cached_property
     def figures(self) -> list[Figure]:
         """Curves on the same axes."""
         return list(figures_of(self._metrics))
 
-    @property
+    @cached_property
     def settings(self) -> list[tuple[str, list[Any]]]:
         """The settings in which its configs differ."""
         return records.differing_settings([records.settings_of(stage) for stage in self.stages.values()])
 
-    @property
+    @cached_property
     def held_out(self) -> list[Difference]:
         """The held-out scores of every environment, the mean first."""
         evaluations = [records.evaluation_of(stage) for stage in self.stages.values()]
@@ -95,7 +95,7 @@ class ComparedStage:
             for name in names
         ]
 
-    @property
+    @cached_property
     def benchmarks(self) -> dict[str, list[records.Score | None]]:
         """The scores on benchmarks by run."""
         return records.scores_side_by_side([records.benchmarks_of(stage) for stage in self.stages.values()])

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +21,7 @@ import msgspec
 import numpy as np
 import xxhash
 from huggingface_hub import try_to_load_from_cache
-from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from scripts.data.blocks import Block, blocks_of
@@ -34,7 +32,7 @@ from scripts.data.prompts import Messages, as_chat
 from scripts.data.rows import decode_row
 from scripts.errors import UserError, run_program
 from scripts.model import scratch
-from scripts.model.chat_format import SETTINGS, chat_template_of
+from scripts.model.chat_format import chat_template_of, compiled_template
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rewards.messages import messages_of
 
@@ -43,6 +41,7 @@ PERCENTILES = (50, 90, 99)
 BYTES = "one token a byte"
 NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 NOT_A_ROW = (ValueError, KeyError, TypeError, AttributeError)
+_template = lru_cache(compiled_template)
 SHORTEST = [{"role": "user", "content": "x"}]
 TOOLS = [
     {
@@ -156,7 +155,7 @@ class TokenCounter(NamedTuple):
         if self.chat_template is None or not all("role" in message for message in messages):
             return None
         try:
-            template = _compiled(self.chat_template, self.tokenizer)
+            template = _template(self.chat_template, Path(self.tokenizer).parent)
             return template.render(messages=as_chat(messages), tools=tools, add_generation_prompt=asks)
         except (TemplateError, *NOT_A_ROW):
             return None
@@ -218,21 +217,6 @@ def _special_tokens(tokenizer: str) -> tuple[set[bytes], set[bytes]]:
     added = json.loads(Path(tokenizer).read_bytes()).get("added_tokens") or []
     special = {msgspec.json.encode(token["content"])[1:-1] for token in added if token.get("special")}
     return {token[:2] for token in special}, special
-
-
-@lru_cache
-def _compiled(chat_template: str, tokenizer: str) -> Template:
-    """A chat template as transformers compiles it, which is not installed here; TemplateError where it is none."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
-    config = Path(tokenizer).with_name(SETTINGS)
-    for name, value in (json.loads(config.read_bytes()) if config.is_file() else {}).items():
-        if name.endswith("_token") and value:
-            environment.globals[name] = value["content"] if isinstance(value, dict) else value
-    return environment.from_string(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", chat_template))
 
 
 @lru_cache

@@ -3,23 +3,20 @@
 All of them were found by reading the sources of the pinned releases; docs/traps.md says which release has which.
 """
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.protocol import Finding
-from scripts.model.chat_format import chat_template_of
+from scripts.model.chat_format import chat_template_of, compiled_template
 
 PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
 CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
 TRUNCATE = "truncate_history_thinking"
 POLICY_SERVER = "policy_model"
 TEMPLATE_KEY = f"env.nemo_gym.{POLICY_SERVER}.responses_api_models.vllm_model.chat_template_kwargs.{TRUNCATE}"
-GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # by which TRL's templates mark answers
 THOUGHT = "what was thought in an earlier turn"
 TURNS = (
     {"role": "user", "content": "one"},
@@ -91,18 +88,8 @@ def _forgets(model: Path, **options: bool) -> bool:
     template = chat_template_of(model)
     if template is None:
         return False
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = _refuse
     try:
-        text = environment.from_string(GENERATION.sub("", template)).render(
-            messages=TURNS, add_generation_prompt=True, **options
-        )
+        text = compiled_template(template, model).render(messages=TURNS, add_generation_prompt=True, **options)
     except TemplateError:
         return False
     return "two" in text and THOUGHT not in text
-
-
-def _refuse(why: str) -> None:
-    raise TemplateError(why)
