@@ -307,6 +307,34 @@ class Criteria(TypedDict):
     verdict: NotRequired[str]
 
 
+class Candidate(TypedDict):
+    """What a choice was made among; a score is null where it has none, the interval where too few rows bear one.
+
+    `difference` is the score less that of the first candidate, null for that one itself and for those `left_out`,
+    which says why. `tied`: the difference is explained by chance.
+    """
+
+    name: str
+    identity: str
+    step: Count
+    content: str
+    score: float | None
+    low: float | None
+    high: float | None
+    difference: Change | None
+    tied: bool
+    left_out: str | None
+
+
+class Choice(TypedDict):
+    """choice.json: the chosen, best first, and the candidates in the order of their scores, those left out last."""
+
+    stage: str
+    by: str
+    chosen: list[str]
+    candidates: list[Candidate]
+
+
 class ShownTokens(TypedDict):
     """Some tokens of a row one after the other: their texts, and their ids where all are there."""
 
