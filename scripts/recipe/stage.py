@@ -7,13 +7,13 @@ the model of its config.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, WithJsonSchema
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, WithJsonSchema, field_validator
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.reasoning import Share
-from scripts.recipe.strict import Name, Strict
+from scripts.recipe.strict import Name, Strict, invalid
 from scripts.recipe.sweep import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA, Halving
 
 if TYPE_CHECKING:
@@ -29,13 +29,21 @@ class Checkpointing(Strict):
     save_period: PositiveInt = Field(10, description="Steps between checkpoints; the last step always has one.")
     keep_last_k: PositiveInt | None = Field(None, description="Newest checkpoints to keep; none: all.")
     keep_top_k: Annotated[int, Field(ge=0)] = Field(0, description="Best checkpoints to keep besides the newest.")
-    keep_steps: list[PositiveInt] = Field(
-        [], description="Steps whose checkpoints are kept besides; multiples of save_period."
-    )
     metric_name: Literal["train:reward_mean", "train:loss"] = Field(
         "train:reward_mean", description="What best means: this metric of the checkpoint's step."
     )
     higher_is_better: bool = True
+    keep_steps: list[PositiveInt] = Field(
+        [], description="Steps whose checkpoints are kept besides these; multiples of save_period."
+    )
+
+    @field_validator("keep_steps")
+    @classmethod
+    def _are_saved(cls, steps: list[int], so_far: ValidationInfo) -> list[int]:
+        period = so_far.data.get("save_period", 1)
+        if unsaved := [step for step in steps if step % period]:
+            raise invalid(f"step {unsaved[0]} is no multiple of save_period {period}, so it would not be saved")
+        return steps
 
 
 class Resources(Strict):

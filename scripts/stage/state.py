@@ -47,12 +47,12 @@ class StageState:
     """Where one stage stands.
 
     `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
-    (steps of this very identity lie in a run directory), dropped (by its sweep's halving), stale (it was published,
-    but something that may change its weights did), damaged (one of its records is, so nothing is done until that is
-    mended) or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the stage is
-    done where its data end before that, and `skipped` says so. `run` is the run directory that bears this identity,
-    `start` the step of its newest checkpoint, `changed` what differs from what the run directory trained;
-    `trains_other`: who trains it trains something else, `is_halved`: halving dropped it, or (False) is expected to.
+    (steps of this very identity lie in a run directory), dropped (by its sweep's halving), stale (it was published, but
+    something that may change its weights did), damaged (one of its records is, so nothing is done until that is mended)
+    or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the stage is done
+    where its data end before that, and `skipped` says so. `run` is the run directory that bears this identity, `start`
+    the step of its newest checkpoint, `changed` what differs from what the run directory trained; `trains_other`: who
+    trains it trains something else, `is_halved`: halving dropped it, or (False) is expected to.
     """
 
     stage: str
