@@ -8,7 +8,7 @@ REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
 GYM := .venv-gym
 LM_EVAL := .lm-eval
 
-.PHONY: demo test unit lint setup gym lm-eval profile schema clean
+.PHONY: demo test unit lint setup gym lm-eval schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -28,11 +28,6 @@ lint: setup
 	@$(VENV)/bin/snakemake --list-rules > /dev/null
 	@! $(VENV)/bin/snakemake --lint 2>&1 | grep '^ *[*] ' | grep -v 'Mixed rules and functions'
 	@$(VENV)/bin/hadolint containers/*.Dockerfile
-
-profile:
-	@mkdir -p "$${XDG_CONFIG_HOME:-$$HOME/.config}/snakemake"
-	@ln -sfn "$(CURDIR)/profiles/slurm" "$${XDG_CONFIG_HOME:-$$HOME/.config}/snakemake/slurm"
-	@echo "snakemake --profile slurm now means $(CURDIR)/profiles/slurm"
 
 schema: setup
 	@$(VENV)/bin/python -m scripts.schema

@@ -1,7 +1,15 @@
 # Stagecoach: a language model through its post-training stages. Rules only wire files; the work is in scripts/.
+import sys
+
 from snakemake.utils import min_version
 
 min_version("9.27.1")
+sys.path.insert(0, workflow.basedir)
+
+from scripts.snakemake.messages import Messages
+
+MESSAGES = Messages(workflow)
+MESSAGES.install()
 
 
 configfile: "config/config.yaml"

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from tests.damages import TRACEBACK, Damage, Printed, damaged, damages, forked, preload  # noqa: E402
 
 CODE = ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers")
-RESULTS = Path("results/tiny")
+RESULTS = Path("results")
 STAGE, BLEND, LAST = "rlvr1", "rlvr1", "rlhf"
 COMMANDS = ("plan", "status", "snakemake -n", "report", "lineage")
 

@@ -144,7 +144,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", type=Path, default=ROOT / "config/recipes/tiny.yaml")
-    parser.add_argument("--results", type=Path, default=ROOT / "results/tiny", help="of the finished chain")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="of the finished chain")
     parser.add_argument("--stages", type=int, default=100, help="of the chain made of copies (default 100)")
     arguments = parser.parse_args()
     print("What the report costs. Made by `python benchmarks/report.py`, 2 CPU cores.\n")

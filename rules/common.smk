@@ -4,41 +4,35 @@ import re
 import sys
 from pathlib import Path
 
-from snakemake.exceptions import WorkflowError
-
-sys.path.insert(0, workflow.basedir)
-
-from scripts.errors import UserError, explain_refusal
+from scripts.errors import UserError
 from scripts.launch.resources import light_resources, one_node_resources, training_resources
 from scripts.images.settings import load_images
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
-from scripts.snakemake.prepare import prepare
+from scripts.snakemake.prepare import earlier_results, prepare
 from scripts.stage.consistency import judge_again, refuse_damage
 from scripts.stage.paths import MODEL
 from scripts.stage.stage import Stage
 
 IMAGES_FILE = "config/images.yaml"
 
-try:
-    CONFIG = parse_config(config)
-    RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.start)
-    os.environ[START] = CONFIG.start or ""
-    SITE = load_site(Path(CONFIG.site), RECIPE)
-    RESULTS = CONFIG.folder
-    CALL = prepare(workflow, Path(RESULTS), SITE)
-    STAGES = RECIPE.stage_order()
-    TRAINED = [*STAGES, *RECIPE.checkpoints]
-    SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
-    IMAGES = load_images(Path(IMAGES_FILE))
-    if workflow.is_main_process:
-        refuse_damage(RECIPE, Path(RESULTS))
-        sync_configs(RECIPE, Path(RESULTS))
-        judge_again(RECIPE, Path(RESULTS))
-except UserError as error:
-    raise WorkflowError(str(error)) from None
-except PermissionError as error:
-    raise WorkflowError(explain_refusal(error)) from None
+CONFIG = parse_config(config)
+RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.start)
+os.environ[START] = CONFIG.start or ""
+MESSAGES.config, MESSAGES.recipe = CONFIG, RECIPE
+SITE = load_site(Path(CONFIG.site), RECIPE)
+RESULTS = CONFIG.folder
+CALL = prepare(workflow, Path(RESULTS), SITE)
+STAGES = RECIPE.stage_order()
+TRAINED = [*STAGES, *RECIPE.checkpoints]
+SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
+IMAGES = load_images(Path(IMAGES_FILE))
+if workflow.is_main_process:
+    if line := earlier_results(RECIPE, CONFIG):
+        print(line, file=sys.stderr)
+    refuse_damage(RECIPE, Path(RESULTS))
+    sync_configs(RECIPE, Path(RESULTS))
+    judge_again(RECIPE, Path(RESULTS))
 
 LIGHT = light_resources(SITE)
 # Of jobs that sample from a model: a whole training node where the site trains on GPUs.

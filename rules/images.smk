@@ -72,7 +72,7 @@ rule import_image:
 def swe_rows(wildcards):
     """The splits whose rows name the instances that SWE agents work on."""
     if "swe2" not in RECIPE.blends:
-        raise WorkflowError(f"{CONFIG.recipe}: has no blend swe2, whose rows say which task images are needed")
+        raise UserError(f"{CONFIG.recipe}: has no blend swe2, whose rows say which task images are needed")
     return expand(f"{RESULTS}/data/swe2/{{split}}-split.jsonl", split=["train", "val"])
 
 

@@ -3,10 +3,7 @@ from scripts.stage.model_source import sync_source
 
 is_exported = any(not stage.parent and stage.starts_from_export(RECIPE) for stage in RECIPE.stages.values())
 if workflow.is_main_process and is_exported:
-    try:
-        sync_source(RECIPE.model, Path(RESULTS, MODEL))
-    except UserError as error:
-        raise WorkflowError(str(error)) from None
+    sync_source(RECIPE.model, Path(RESULTS, MODEL))
 
 
 rule pretrained:

@@ -239,7 +239,7 @@ def _limits(chain: Chain, evaluation: Evaluation | None, benchmarks: Benchmarks 
 def main() -> None:
     """Command line of the model card."""
     parser = argparse.ArgumentParser(prog="python -m scripts.card", description=__doc__.split("\n")[0])
-    parser.add_argument("export", type=Path, help="such as results/tiny/rlhf/hf")
+    parser.add_argument("export", type=Path, help="such as results/rlhf/hf")
     parser.add_argument("--license", help="by the hub's name, such as apache-2.0; none: the card states none")
     parser.add_argument("--output", type=Path, required=True, help="such as README.md")
     arguments = parser.parse_args()

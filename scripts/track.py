@@ -134,7 +134,7 @@ def _scores(path: Path) -> dict[str, float]:
 def main() -> None:
     """Command line of the tracking."""
     parser = argparse.ArgumentParser(prog="python -m scripts.track", description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoint", type=Path, help="such as results/tiny/rlhf/ckpt")
+    parser.add_argument("checkpoint", type=Path, help="such as results/rlhf/ckpt")
     parser.add_argument("--project", required=True, help="of W&B")
     parser.add_argument("--entity", help="team or user of W&B; none: the account's own")
     parser.add_argument("--folder", type=Path, required=True, help="for W&B's own files")

@@ -86,10 +86,8 @@ class Workflow:
     def planned_jobs(self, *arguments: str) -> defaultdict[str, set[str]]:
         """The stages of the jobs that a dry run plans, by rule."""
         found = defaultdict(set)
-        for rule, job in re.findall(
-            r"^(?:local)?rule (\w+):\n((?: +.+\n)*)", self.snakemake("--dry-run", *arguments), re.M
-        ):
-            found[rule].update(re.findall(r"wildcards: stage=(\w+)", job))
+        for rule, stage in re.findall(r"^rule (\w+):(?: stage=(\S+);)?", self.snakemake("--dry-run", *arguments), re.M):
+            found[rule].update([stage] if stage else [])
         return found
 
     def planned(self, *arguments: str) -> set[str]:

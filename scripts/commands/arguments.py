@@ -78,14 +78,14 @@ def command_parser() -> argparse.ArgumentParser:
     show.add_argument("--stage", help="of this stage alone")
     show.add_argument("--rows", type=int, default=3, help="of each stage (default: %(default)s)")
     compare = add("compare", "runs side by side on one page: curves, held-out scores, costs and configs")
-    compare.add_argument("results", type=given_path, nargs="+", help="folders of results, such as results/tiny")
+    compare.add_argument("results", type=given_path, nargs="+", help="folders of results, such as results/seed7")
     compare.add_argument("--output", type=given_path, required=True, help="HTML")
     lineage = add(
         "lineage",
         "print where a checkpoint comes from, verify all that its records tell, and draw the chain",
         "Exit status 1: something on disk is missing or not as recorded; one line each on stderr.",
     )
-    lineage.add_argument("checkpoint", type=given_path, help="such as results/tiny/rlhf/ckpt")
+    lineage.add_argument("checkpoint", type=given_path, help="such as results/rlhf/ckpt")
     lineage.add_argument("--no-verify", action="store_true", help="read the records alone, no other file")
     lineage.add_argument("--json", action="store_true", help="print JSON instead of the tree")
     lineage.add_argument("--graph", type=given_path, help="write the graph: .svg, .dot (Graphviz) or .mmd (Mermaid)")
@@ -96,7 +96,7 @@ def command_parser() -> argparse.ArgumentParser:
         "Nothing is pushed before every file of the export has the hash that its record says. The token is HF_TOKEN, "
         "or that of `hf auth login`. A repository that is not there yet is made private.",
     )
-    push.add_argument("export", type=given_path, help="such as results/tiny/rlhf/hf")
+    push.add_argument("export", type=given_path, help="such as results/rlhf/hf")
     push.add_argument("--repository", required=True, help="organisation/name on the hub")
     push.add_argument("--card", type=given_path, help="the model card; none: the one that scripts.card makes")
     push.add_argument("--license", help="for the card that is made: the hub's name of it, such as apache-2.0")

@@ -1,6 +1,7 @@
 """What would train if the workflow ran now, and what it costs."""
 
 import argparse
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,10 +80,7 @@ def planned_stages(project: Project) -> list[Planned]:
 def plan_text(project: Project) -> str:
     """The plan as a table with its totals, what its hours rest on, and what is set aside."""
     plan = planned_stages(project)
-    table = _cluster_table(plan) if project.site.slurm else _local_table(plan)
-    to_train = {stage.state.stage: stage.estimate for stage in plan if stage.estimate.steps != 0}
-    lines = [*table, *_basis(to_train, project.site), *_halving(project.recipe, plan), *_warning(project, to_train)]
-    lines += [*_memory(project, to_train), *_long_rows(project), *_aside(plan)]
+    lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_long_rows(project), *_aside(plan)]
     for backend in backends_in(project.recipe):
         if parameters := backend.parameters(project.recipe):
             heading, rows = parameters
@@ -90,6 +88,32 @@ def plan_text(project: Project) -> str:
     if project.recipe.note:
         lines += ["", f"note: {project.recipe.note}"]
     return "\n".join(lines)
+
+
+def dry_run_text(recipe: Recipe, site: Site, results: Path, jobs: set[str], over_budget: bool) -> str:
+    """The plan of the stages and checkpoints whose training a call of Snakemake plans, and whether Slurm is here."""
+    stages = {recipe.checkpoints[name].stage if name in recipe.checkpoints else name for name in jobs}
+    project = Project(recipe, site, results, over_budget)
+    plan = [stage for stage in planned_stages(project) if stage.state.stage in stages]
+    lines = _totals(project, plan) if plan else ["no stage trains"]
+    if site.slurm and not shutil.which("sbatch"):
+        lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {site.name} trains through")
+    return "\n".join(lines)
+
+
+def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
+    return {stage.state.stage: stage.estimate for stage in plan if stage.estimate.steps != 0}
+
+
+def _totals(project: Project, plan: list[Planned]) -> list[str]:
+    """The table of the stages, what its hours rest on, and whether they exceed the budget."""
+    table, to_train = _cluster_table(plan) if project.site.slurm else _local_table(plan), _to_train(plan)
+    return [
+        *table,
+        *_basis(to_train, project.site),
+        *_halving(project.recipe, plan),
+        *_warning(project, to_train),
+    ]
 
 
 def _cluster_table(plan: list[Planned]) -> list[str]:

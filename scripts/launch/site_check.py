@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scripts.errors import UserError
-from scripts.launch.slurm import ask
-from scripts.recipe.site import Slurm
+from scripts.launch.slurm import SlurmUnreachableError, ask
+from scripts.recipe.site import Site, Slurm
 from scripts.recipe.stage import Resources
 from scripts.recipe.strict import nearest
 
@@ -52,6 +52,26 @@ def minutes(limit: str) -> float | None:
     parts = [int(part) for part in clock.split(":")]
     seconds = sum(part * 60**power for power, part in enumerate(reversed(parts)))
     return int(days or 0) * 1440 + seconds / 60
+
+
+def check_executor(path: str, site: Site, executor: str) -> None:
+    """UserError where Snakemake's executor is not the one that the site is for, or Slurm is not on this machine."""
+    here = "config/sites/laptop.yaml trains on this machine: --config site=config/sites/laptop.yaml, without --profile"
+    if executor == "slurm":
+        try:
+            ask("sinfo", "--noheader", "--format=%P")
+        except SlurmUnreachableError:
+            raise
+        except UserError as error:
+            use = here if site.slurm else f"{path} trains on this machine: leave out --profile slurm"
+            raise UserError(f"this machine has no Slurm; call it on a login node ({use}): {error}") from None
+    if executor == "slurm" and site.slurm is None:
+        raise UserError(
+            f"{path}: --profile slurm needs a site with a slurm section, such as config/sites/cluster.yaml with your "
+            "partition in it; set site in config/config.yaml, or leave out --profile slurm to train on this machine"
+        )
+    if site.slurm and executor != "slurm":
+        raise UserError(f"{path} trains through Slurm: snakemake --profile slurm ({here})")
 
 
 def check_site(path: str, slurm: Slurm, stages: dict[str, Resources]) -> None:

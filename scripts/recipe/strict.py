@@ -7,12 +7,38 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+NAME = r"^[a-z0-9][a-z0-9_.-]*$"
+Name = Annotated[str, StringConstraints(pattern=NAME)]
+
+# What other tools call it.
+ELSEWHERE = {
+    **dict.fromkeys(["peft", "peft_config", "lora", "lora_config", "use_peft", "qlora"], "policy.lora of a stage"),
+    **dict.fromkeys(["ppo", "reinforce", "rloo"], "grpo, whose baseline is the group's mean and which needs no critic"),
+    **dict.fromkeys(["orpo", "kto", "simpo"], "dpo or mpo"),
+    **dict.fromkeys(["learning_rate", "lr"], "policy.optimizer.lr"),
+    **dict.fromkeys(["warmup_steps", "lr_warmup_steps", "warmup_ratio"], "policy.optimizer.lr_warmup_iters"),
+    **dict.fromkeys(["num_train_epochs", "max_steps", "epochs"], "max_num_steps in the section of the algorithm"),
+    **dict.fromkeys(["per_device_train_batch_size", "batch_size"], "policy.train_global_batch_size, in rows a step"),
+    "gradient_accumulation_steps": "policy.train_micro_batch_size; the batch is policy.train_global_batch_size",
+    **dict.fromkeys(["beta", "kl_coef"], "loss_fn.reference_policy_kl_penalty"),
+    "num_generations": "grpo.num_generations_per_prompt",
+    **dict.fromkeys(["max_completion_length", "max_response_length"], "policy.generation.max_new_tokens"),
+    **dict.fromkeys(["max_seq_length", "max_length"], "policy.max_total_sequence_length"),
+    **dict.fromkeys(["hugging_face", "huggingface", "hf"], "hub"),
+    "save_steps": "checkpointing.save_period",
+    **dict.fromkeys(["dataset", "datasets", "data_path"], "blends, and blend of a stage"),
+    **dict.fromkeys(["model_name_or_path", "base_model"], "model.name of the recipe"),
+    **dict.fromkeys(["reward_model", "reward_funcs"], "environments, which rows name (docs/environments.md)"),
+    **dict.fromkeys(["report_to", "wandb"], "tracking in config/config.yaml"),
+    **dict.fromkeys(["deepspeed", "fsdp", "fsdp_config"], "policy.dtensor_cfg"),
+}
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
     """`; did you mean ...?` with the closest of the valid words, or the list of them when none is close."""
     words = sorted(words)
+    if word.lower() in ELSEWHERE and word.lower() not in words:
+        return f"; here that is {ELSEWHERE[word.lower()]}"
     close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(words)}"
 
@@ -25,6 +51,9 @@ def invalid(message: str, at: str | None = None) -> PydanticCustomError:
 def misnamed(at: str, what: str, name: str, valid: Iterable[str]) -> PydanticCustomError:
     """The error of a key `at` which something is named that is not there."""
     return invalid(f"no {what} is named {name}{nearest(name, valid)}", at)
+
+
+NUMBERS = (int, float, int | None, float | None)
 
 
 class Strict(BaseModel):
@@ -43,4 +72,6 @@ class Strict(BaseModel):
                         "unknown key{hint}",
                         {"key": str(key), "hint": nearest(str(key), cls.model_fields)},
                     )
+                if isinstance(data[key], bool) and cls.model_fields[key].annotation in NUMBERS:
+                    raise invalid(f"{key} is a number; YAML reads yes, no, on and off as true and false")
         return data

@@ -1,6 +1,7 @@
 """Read a YAML file into a model; every mistake is one line with file, line, key and the nearest valid name."""
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -8,15 +9,23 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from scripts.credentials import find_credentials
-from scripts.errors import UserError
-from scripts.recipe.strict import nearest
+from scripts.errors import UserError, shortened
+from scripts.recipe.strict import NAME, nearest
 
+SHOWN = 40
+KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
+KINDS |= {"string": "a text (in quotes where YAML takes it for a number, a date or yes and no)"}
 Model = TypeVar("Model", bound=BaseModel)
 IMAGES, SOURCES = ("pull", "build", "git"), ("synthetic", "hub", "folder")
 NEEDS = {
     ("stages", "algorithm"): "needs an algorithm: sft, grpo, dpo or mpo",
     ("images", "kind"): "needs a kind: pull, build or git",
     ("source", "kind"): "needs a kind: synthetic, hub or folder",
+}
+YAML_HINTS = {
+    "mapping values are not allowed": "; put a text that holds a colon into quotes",
+    "cannot start any token": "; indent with spaces, and put a text that begins with such a character into quotes",
+    "could not find expected ':'": "; a key ends with a colon and a space",
 }
 _DISCRIMINATORS = {"_tag_of()": "algorithm"}
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast
@@ -27,8 +36,7 @@ def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        siblings = [other.name for other in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-        hint = nearest(path.name, siblings) if siblings else ""
+        hint = _file_meant(path)
         raise UserError(f"{path}: no such file{hint}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
@@ -43,7 +51,17 @@ def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise UserError(f"{place}: not valid YAML: {getattr(error, 'problem', error)}") from None
+        problem = str(getattr(error, "problem", error))
+        hint = next((hint for words, hint in YAML_HINTS.items() if words in problem), "")
+        raise UserError(f"{place}: not valid YAML: {problem}{hint}") from None
+
+
+def _file_meant(path: Path) -> str:
+    """The file that a path which is not there may mean."""
+    if named := sorted(Path("config").glob(f"*/{path.stem}.yaml")):
+        return f"; did you mean {named[0]}?"
+    siblings = [file.name for file in path.parent.glob("[!.]*.yaml")] if path.parent.is_dir() else []
+    return nearest(path.name, siblings) if siblings else ""
 
 
 def refuse_credentials(data: Any, path: Path, node: yaml.Node | None = None) -> None:
@@ -92,7 +110,18 @@ def validate(model: type[Model], data: Any, path: Path, node: yaml.Node | None) 
         return model.model_validate(data)
     except ValidationError as error:
         lines = dict.fromkeys(_describe(detail, path, node, data) for detail in error.errors())
-        raise UserError("\n  ".join(lines)) from None
+        raise UserError("\n  ".join(_once(lines))) from None
+
+
+def _once(lines: Iterable[str]) -> Iterator[str]:
+    """The lines; of those that differ in the stage alone, as where a default is wrong, the first."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        found = re.fullmatch(r"(.*:\d+: stages\.)([^.:]+)(.*)", line, re.DOTALL)
+        alike.setdefault((found[1], found[3]) if found else (line,), []).append(found[2] if found else "")
+    for parts, stages in alike.items():
+        more = f" (and so of {', '.join(stages[1:])})" if len(stages) > 1 else ""
+        yield stages[0].join(parts) + more if len(parts) > 1 else parts[0]
 
 
 def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str:
@@ -111,6 +140,10 @@ def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str
     message = {"missing": "is missing", "union_tag_not_found": needs}.get(detail["type"])
     if message is None:
         message = detail["msg"][0].lower() + detail["msg"][1:]
+    if detail["type"] == "string_pattern_mismatch" and context["pattern"] == NAME:
+        message = f"{detail['input']!r}: lower-case letters, digits and - _ . alone, no such sign first"
+    elif (kind := KINDS.get(detail["type"].partition("_")[0])) and detail["type"].endswith(("_parsing", "_type")):
+        message = f"must be {kind}, not {shortened(str(detail['input']), SHOWN)}"
     expected = re.findall(r"'<?([^'>]*)>?'", str(context.get("expected_tags") or context.get("expected") or ""))
     if expected and detail["type"] in ("literal_error", "enum", "union_tag_invalid"):
         value = context.get("tag") or detail["input"]

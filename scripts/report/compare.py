@@ -130,7 +130,7 @@ def trained_stages(results: Path) -> dict[str, StagePaths]:
     paths = (StagePaths(record.parent.parent) for record in sorted(results.glob("*/ckpt/record.json")))
     stages = {stage.name: stage for stage in paths if records.is_trained(stage)}
     if not stages:
-        raise UserError(f"{results}: no trained stage there; name a folder of results, such as results/tiny")
+        raise UserError(f"{results}: no trained stage there; name a folder of results, such as results/seed7")
     parents = {name: [parent.name] if (parent := records.parent_of(stage)) else [] for name, stage in stages.items()}
     return {name: stages[name] for name in TopologicalSorter(parents).static_order() if name in stages}
 

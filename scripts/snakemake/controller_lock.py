@@ -21,18 +21,7 @@ def remove_dead_lock(directory: Path) -> list[str]:
     """
     notes = directory / "stagecoach"
     notes.mkdir(parents=True, exist_ok=True)
-    dead, alive, elsewhere = [], [], []
-    for note in notes.glob("*.json"):
-        try:
-            host, pid, start = json.loads(note.read_text(encoding="utf-8"))
-        except (ValueError, FileNotFoundError):
-            continue
-        if host != socket.gethostname():
-            elsewhere.append(f"process {pid} on {host}")
-        elif is_running(pid, start):
-            alive.append(pid)
-        else:
-            dead.append(note)
+    alive, elsewhere, dead = _holders(notes)
     locks = list((directory / "locks").glob("*.lock"))
     lines = []
     if locks and elsewhere and not alive:
@@ -45,3 +34,26 @@ def remove_dead_lock(directory: Path) -> list[str]:
     mine = [socket.gethostname(), os.getpid(), process_start(os.getpid())]
     (notes / f"{socket.gethostname()}.{os.getpid()}.json").write_text(json.dumps(mine), encoding="utf-8")
     return lines
+
+
+def holders(directory: Path) -> list[str]:
+    """The other processes that may hold the lock below a ``.snakemake`` directory, in words."""
+    alive, elsewhere, _ = _holders(directory / "stagecoach")
+    return [*(f"process {pid}" for pid in alive if pid != os.getpid()), *elsewhere]
+
+
+def _holders(notes: Path) -> tuple[list[int], list[str], list[Path]]:
+    """Of the calls that left a note: those alive on this host, those of other hosts, and the notes of dead ones."""
+    alive, elsewhere, dead = [], [], []
+    for note in notes.glob("*.json"):
+        try:
+            host, pid, start = json.loads(note.read_text(encoding="utf-8"))
+        except (ValueError, FileNotFoundError):
+            continue
+        if host != socket.gethostname():
+            elsewhere.append(f"process {pid} on {host}")
+        elif is_running(pid, start):
+            alive.append(pid)
+        else:
+            dead.append(note)
+    return alive, elsewhere, dead

@@ -10,6 +10,8 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import check_readable
+from scripts.recipe.config import Config
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.snakemake.ancient import correct_ancient
 from scripts.snakemake.controller_lock import remove_dead_lock
@@ -47,6 +49,19 @@ def prepare(workflow: Any, results: Path, site: Site) -> int:
             use_executor(results)
             export_orphans(results)
     return call
+
+
+def earlier_results(recipe: Recipe, config: Config) -> str | None:
+    """Where results of the recipe lie, in a folder of its name, while the config names no run and has none; or None."""
+    folder = Path(config.results, recipe.name)
+    if config.run or any(Path(config.folder, stage, "run").exists() for stage in recipe.stages):
+        return None
+    if not any((folder / stage / "run").exists() for stage in recipe.stages):
+        return None
+    return (
+        f"{folder} holds results of this recipe, but config/config.yaml names no run, so this call's go to "
+        f"{config.folder}; to go on with them: run: {recipe.name} there, or --config run={recipe.name} behind targets"
+    )
 
 
 def check_versions(pins: Path, *packages: str) -> None:

@@ -6,6 +6,7 @@ cancelled by a person, deserves none, and its last words.
 """
 
 import logging
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -48,28 +49,37 @@ class Retries:
         self.results, self.call, self.on_slurm = results, call, on_slurm
         self.attempts_before: Counter[str] = Counter()
         self.decisions: dict[tuple[str, int], str | None] = {}
+        self.is_stopped = False
 
     def install(self) -> None:
         """Have Snakemake ask here before it tries a failed training again, and before it tells of the failure."""
-        allowed, log_error = Job.restart_times.fget, Job.log_error
+        allowed, log_error, interrupt = Job.restart_times.fget, Job.log_error, signal.getsignal(signal.SIGINT)
 
         def decision(job: Job) -> str | None:
             return self.decision(job.wildcards.stage, job.attempt)
 
         def restart_times(job: Job) -> int:
-            times = allowed(job)
+            times = 0 if self.is_stopped else allowed(job)
             if job.rule.name == RULE and job.attempt <= times and (reason := decision(job)):
                 logger.error(f"{job.wildcards.stage}: not tried again: {reason}")
                 return 0
             return times
 
         def log_failure(job: Job, *arguments: Any, **options: Any) -> None:
-            if job.rule.name == RULE and job.attempt <= allowed(job) and decision(job) is None:
+            if self.is_stopped:
+                logger.warning(f"{' '.join([job.rule.name, *job.wildcards])}: stopped; the next call goes on with it")
+            elif job.rule.name == RULE and job.attempt <= allowed(job) and decision(job) is None:
                 logger.warning(f"{job.wildcards.stage}: {self.interruption(job.wildcards.stage)}")
             else:
                 log_error(job, *arguments, **options)
 
+        def stop(number: int, frame: Any) -> None:
+            self.is_stopped = True
+            interrupt(number, frame)
+
         Job.restart_times, Job.log_error = property(restart_times), log_failure
+        if callable(interrupt):  # it is ignored where a shell started Snakemake in the background
+            signal.signal(signal.SIGINT, stop)
 
     def decision(self, stage: str, attempt: int) -> str | None:
         """Why the stage, whose attempt has just failed, is not tried again, decided once; None: it is."""

@@ -12,7 +12,7 @@ def stage_parser(program: str, description: str | None) -> argparse.ArgumentPars
     summary = (description or "").split("\n")[0]
     parser = argparse.ArgumentParser(prog=f"python -m scripts.train.{program}", description=summary)
     parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results/tiny")
+    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results")
     parser.add_argument("--stage", required=True, help="the stage's name in the recipe")
     return parser
 

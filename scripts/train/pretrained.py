@@ -237,7 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.train.pretrained", description=__doc__.split("\n")[0])
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--model", nargs="?", help="the name of the model, instead of the recipe's")
-    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results/tiny")
+    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results")
     arguments = parser.parse_args()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

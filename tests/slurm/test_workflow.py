@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from scripts.stage.attempts import read_attempts
-from tests.conftest import ROOT, Workflow
+from tests.conftest import Workflow
 
 SITE = {
     "name": "test",
@@ -59,18 +59,15 @@ def test_nothing_is_left_to_do_afterwards_and_slurm_is_not_needed_to_see_that(tr
     assert re.search(r"rlvr1 +fresh", trained.run("python", "-m", "scripts.commands", "status").stdout)
 
 
-def test_a_dry_run_shows_what_a_stage_would_ask_for_by_the_profiles_name_too(trained, tmp_path, monkeypatch):
-    environment = {**trained.environment, "XDG_CONFIG_HOME": str(tmp_path)}
-    monkeypatch.setattr(trained, "environment", environment)
-    trained.run("make", "-f", str(ROOT / "Makefile"), "-C", str(trained.root), "profile")
-    assert (tmp_path / "snakemake/slurm").readlink() == trained.root / "profiles/slurm"
+def test_a_dry_run_shows_what_a_stage_would_ask_for_by_the_profiles_name_too(trained):
+    (trained.root / "slurm").symlink_to("profiles/slurm")  # as in the repository
     (trained.results / "rlvr1/run").rename(trained.results / "rlvr1/away")
     try:
         output = trained.snakemake("--profile", "slurm", "--dry-run", "--force", "results/short/rlvr1/ckpt")
     finally:
         (trained.results / "rlvr1/away").rename(trained.results / "rlvr1/run")
-    train = re.search(r"rule train:(?:\n    .+)+", output)[0]
-    assert "reason: Forced execution" in train
+    train = re.search(r"rule train: (.+\n(?:    .+)+)", output)[1]
+    assert train.startswith("stage=rlvr1; Forced execution\n    resources: ")
     for asked in ("nodes=2", "gres=gpu:8", "runtime=60", "allocations=1", "slurm_extra=--exclusive"):
         assert asked in train
 

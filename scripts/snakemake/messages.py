@@ -1,0 +1,135 @@
+"""What Snakemake says of a mistake: one line, with the nearest target that there is, and no frame of Python."""
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import snakemake.api  # noqa: F401  (first: Snakemake's modules import each other in a circle)
+from snakemake import exceptions
+from snakemake.io import strip_wildcard_constraints
+
+from scripts.errors import UserError, explain_refusal
+from scripts.recipe.config import Config
+from scripts.recipe.load import check_stage_name
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.yaml_file import read_yaml
+from scripts.snakemake.controller_lock import holders
+
+CONFIG = Path("config/config.yaml")
+NO_RULE = re.compile(r"No rule to produce (.+?) \(if you use")
+
+
+class Messages:
+    """What a call of Snakemake says of mistakes; of targets once `config` and `recipe` are read."""
+
+    def __init__(self, workflow: Any) -> None:
+        self.workflow = workflow
+        self.config: Config | None = None
+        self.recipe: Recipe | None = None
+
+    def install(self) -> None:
+        """Have Snakemake ask here first for the text of an exception."""
+        whole, trace = exceptions.format_exception_to_string, sys.excepthook
+
+        def describe(error: BaseException, linemaps: Any = None) -> str:
+            if line := self.line(error):
+                return f"error: {line}"
+            text = whole(error, linemaps)
+            return "" if "CalledProcessError in file" in text else text  # the job's own error says it again
+
+        def interrupted(kind: type[BaseException], error: BaseException, frames: Any) -> None:
+            if issubclass(kind, KeyboardInterrupt):
+                print("stopped before any job began", file=sys.stderr)
+            else:
+                trace(kind, error, frames)
+
+        exceptions.format_exception_to_string, sys.excepthook = describe, interrupted
+
+    def line(self, error: BaseException) -> str | None:
+        """What is said of an exception; None: what Snakemake says of it."""
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, UserError):
+                return str(cause)
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(error, OSError) and error.filename is not None:
+            return explain_refusal(error)
+        if isinstance(error, exceptions.LockException):
+            holder = ", ".join(holders(Path(".snakemake"))) or "a Snakemake that left no note of itself"
+            return f"{Path.cwd()} is locked by {holder}; wait for it or stop it; if it is dead: snakemake --unlock"
+        if "onfig file" in str(error) or "configfile" in str(error):
+            return self._of_config()
+        if "At least one job did not complete" in str(error):
+            return "not all jobs are done; what each said stands above. Called again, Snakemake goes on from there"
+        return self._of_target(error) if self.recipe else None
+
+    def _of_config(self) -> str:
+        """What is wrong with the config, which Snakemake reads first and says no line of."""
+        if not CONFIG.is_file():
+            return f"{Path.cwd() / CONFIG}: no such file; call Snakemake in your clone of Stagecoach, which holds it"
+        try:
+            read_yaml(CONFIG)
+        except UserError as error:
+            return str(error)
+        return f"{CONFIG}: holds no keys; it needs recipe and site at least, as in the one that came with the clone"
+
+    def _of_target(self, error: BaseException) -> str | None:
+        if missing := NO_RULE.search(str(error)):
+            try:
+                return self.missing_target(missing[1])
+            except UserError as known:
+                return str(known)
+        if "Target rules may not contain wildcards" not in str(error):
+            return None
+        rules = {rule.name: rule for rule in self.workflow.rules}
+        name = next(target for target in self.workflow.dag_settings.targets if target in rules)
+        return f"{name} is a rule for many files; name one of them, such as {next(self._files(rules[name]), '')}"
+
+    def missing_target(self, target: str) -> str:
+        """Why no rule makes a target, and which it may mean."""
+        parts, own, root = (
+            Path(os.path.relpath(target)).parts,
+            Path(self.config.folder).parts,
+            Path(self.config.results).parts,
+        )
+        files = {file for rule in self.workflow.rules for file in self._files(rule)}
+        for begin, ending in product(range(len(parts)), [(), ("ckpt",)]):
+            if (meant := "/".join([*own, *parts[begin:], *ending])) in files:
+                is_of_run = parts[: len(root)] == root and begin == len(root) + 1
+                other = f", or, of run {parts[begin - 1]}, put --config run={parts[begin - 1]} behind it" * is_of_run
+                return f"{target}: results of this call go to {self.config.folder}/; did you mean {meant}{other}?"
+        rest = parts[len(own) :] if parts[: len(own)] == own else parts[len(root) * (parts[: len(root)] == root) :]
+        near = {file for file in files if file.startswith(f"{self.config.folder}/{rest[0]}/")} if rest else set()
+        if len(rest) > 1 and not near:
+            recipes = [path for path in Path("config/recipes").glob("*.yaml") if rest[0] in _stages_in(path)]
+            if recipes and rest[0] not in {*self.recipe.left_out, *self.recipe.sweeps}:
+                known = f"{self.config.recipe} has no stage {rest[0]}, but {sorted(map(str, recipes))[0]} has"
+                return f"{target}: {known}: put --config recipe=... behind the target, or choose it in the config"
+            check_stage_name(self.recipe, rest[0], f"{target}: ")
+        close = get_close_matches(target, near or files | {rule.name for rule in self.workflow.rules}, n=1, cutoff=0.5)
+        some = f"targets are files, such as {self.config.folder}/{[*self.recipe.stages][-1]}/ckpt"
+        return f"{target}: no rule makes it; {f'did you mean {close[0]}?' if close else some}"
+
+    def _files(self, rule: Any) -> Iterator[str]:
+        """The files that a rule makes, for every stage and blend of the recipe."""
+        values = {"stage": [*self.recipe.stages, *self.recipe.checkpoints], "blend": [*self.recipe.blends]}
+        for output in rule.output:
+            pattern, names = strip_wildcard_constraints(str(output)), sorted(output.get_wildcard_names())
+            if set(names) <= values.keys():
+                for chosen in product(*(values[name] for name in names)):
+                    file = pattern.format(**dict(zip(names, chosen, strict=True)))
+                    if output.match(file):
+                        yield file
+
+
+def _stages_in(path: Path) -> set[str]:
+    """The names of the stages in a recipe's file; none where it cannot be read."""
+    with suppress(UserError, AttributeError):
+        return {*(read_yaml(path)[0].get("stages") or {})}
+    return set()
