@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,23 @@ class Stages:
         return self.directory / blend / "train-split.jsonl"
 
     def job(
-        self, stage: str, run: str, steps: int, nodes: int = 1, settings: dict[str, Any] | None = None, **options: Any
+        self,
+        stage: str,
+        run: str,
+        steps: int,
+        nodes: int = 1,
+        settings: dict[str, Any] | None = None,
+        planned: int | None = None,
+        **options: Any,
     ) -> TrainingJob:
-        """A job for `steps` steps, with a constant learning rate, in the run directory of that name.
+        """A job for `steps` steps in the run directory of that name.
 
-        `settings` stand in for what the recipe says of the stage.
+        `settings` stand in for what the recipe says of the stage. Its learning rate is constant, unless it goes only a
+        part of the way to the `planned` step.
         """
         values = resolve_stage(self.recipe, stage).values() | {"model": self.recipe.model.model_dump(mode="json")}
-        values["policy"]["optimizer"]["schedule"] = "constant"
+        values[values["algorithm"]]["max_num_steps"] = planned or steps
+        values["policy"]["optimizer"]["schedule"] = "cosine" if planned else "constant"
         path = self.directory / run
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         settings = {"checkpointing": Checkpointing(save_period=1000), **(settings or {})}
@@ -69,6 +79,18 @@ class Stages:
             nodes=nodes,
             **defaults | options,
         )
+
+
+@dataclass(frozen=True)
+class Part(Stage):
+    """A stage that is trained up to a step (none: to its end)."""
+
+    until: int | None = None
+
+    @property
+    def planned(self) -> int:
+        """The earlier of the two."""
+        return super().planned if self.until is None else min(self.until, super().planned)
 
 
 def ready_stage(recipe: Recipe, results: Path, name: str, rows: list[dict[str, Any]]) -> Stage:

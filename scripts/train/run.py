@@ -104,8 +104,16 @@ def _reach(stage: Stage, newest: Checkpoint | None) -> Reach:
 def _train(
     stage: Stage, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
 ) -> Checkpoint | None:
-    """Train up to the step of `aim`; the stage's last checkpoint, or None where it is to be continued."""
-    run, planned, step = stage.paths.run, stage.planned, newest.step if newest else 0
+    """Train up to the step of `aim`; the stage's last checkpoint, or None where it is to be continued.
+
+    UserError where later steps are there already, which are trained from this one.
+    """
+    run, planned, step = stage.paths.run, stage.config.planned_step(stage.rows), newest.step if newest else 0
+    if (later := newest_step(run)) > stage.planned:
+        raise UserError(
+            f"{run}: has step {later}, but not step {stage.planned}, which was not kept; name a step that is there, or "
+            "move the directory away to train the stage again"
+        )
     check_splits(stage.manifest)
     if stage.parent_export_record:
         exported_model(stage.parent_export_record)
