@@ -23,6 +23,7 @@ from scripts.backends.nemo_rl.reach import batches_taken, generated_steps, reach
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
+from scripts.recipe.stage import Checkpointing
 from scripts.snakemake.retries import reason_to_stop
 from scripts.stage.attempts import attempts_of
 from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
@@ -244,12 +245,14 @@ class Driver(RaySub):
 class World:
     """A stage, its interruptions and its clock."""
 
-    def __init__(self, folder, monkeypatch, schedule, batches, save_period, seed, failing=0.0):
+    def __init__(self, folder, monkeypatch, schedule, batches, save_period, seed, failing=0.0, **keeps):
         self.folder, self.schedule, self.batches, self.save_period = folder, schedule, batches, save_period
         self.random, self.failing, self.states, self.clock, self.driver = Random(seed), failing, {}, 0.0, None
         grpo = {"num_prompts_per_step": PROMPTS, "num_generations_per_prompt": 2, "async_grpo": {"enabled": True}}
         policy = {"train_global_batch_size": 2 * PROMPTS, "max_total_sequence_length": 8}
-        settings = RECIPE.stages["rlvr1"].model_copy(update={"grpo": grpo, "policy": policy, "max_num_steps": None})
+        changes = {"grpo": grpo, "policy": policy, "max_num_steps": None}
+        changes["checkpointing"] = Checkpointing(save_period=save_period, **keeps)
+        settings = RECIPE.stages["rlvr1"].model_copy(update=changes)
         self.stage = Part(RECIPE.model_copy(update={"stages": {"rlvr1": settings}}), folder, "rlvr1")
         self.run, self.ckpt, self.call = self.stage.paths.run, self.stage.paths.ckpt, 1
         split = self.stage.train_split
@@ -334,11 +337,18 @@ def test_whatever_interrupts_it_a_stage_is_published_and_no_driver_waits_for_row
     tmp_path_factory, schedule, batches, save_period, parts, seed
 ):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        world = World(tmp_path_factory.mktemp("stage"), monkeypatch, list(schedule), batches, save_period, seed)
-        for part in sorted(parts):
-            step = world.live(part * save_period)["step"]
-            assert step == min(part * save_period, batches - 2) or last_step(world.run, step, batches) == step
+        parts = sorted(part * save_period for part in parts)
+        keeps, reached = {"keep_last_k": 1, "keep_steps": parts} if parts else {}, {0}
+        folder = tmp_path_factory.mktemp("stage")
+        world = World(folder, monkeypatch, list(schedule), batches, save_period, seed, **keeps)
+        for part in parts:
+            step = world.live(part)["step"]
+            reached.add(step)
+            assert step == min(part, batches - 2) or last_step(world.run, step, batches) == step
         record = world.live()
+    if parts:
+        steps = {checkpoint.step for checkpoint in checkpoints(world.run)}
+        assert reached & {*parts} <= steps <= reached | {*parts, record["step"], checkpoints(world.run)[-1].step}
     planned = batches - 2
     assert 1 <= record["step"] <= planned
     if record["step"] == planned:
