@@ -1,10 +1,9 @@
 # The whole run: pages, summary.csv, and Snakemake's own report over them.
-STAGE_PAGES = expand(f"{RESULTS}/{{stage}}/stage.html", stage=STAGES)
 WHAT_STAGES_LEFT = {
-    "records": expand(f"{RESULTS}/{{stage}}/ckpt/record.json", stage=STAGES),
-    "metrics": expand(f"{RESULTS}/{{stage}}/metrics.parquet", stage=STAGES),
-    "evaluations": expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
-    "gates": expand(f"{RESULTS}/{{stage}}/{{name}}.json", stage=STAGES, name=["gate", "criteria"]),
+    "records": of_stages("ckpt/record.json"),
+    "metrics": of_stages("metrics.parquet"),
+    "evaluations": of_stages("eval.json", among=SCORED),
+    "gates": of_stages("gate.json", "criteria.json"),
 }
 
 
@@ -17,9 +16,17 @@ def benchmarks_of_tasks(wildcards):
     return f"{RESULTS}/{wildcards.stage}/benchmarks.json" if TASKS else []
 
 
+def stages_with_parents(wildcards):
+    return [f"{stage}={RECIPE.stages[stage].parent or ''}" for stage in to_the_end(STAGES)]
+
+
+def folders_of_stages(wildcards):
+    return expand(f"{RESULTS}/{{stage}}", stage=to_the_end(STAGES))
+
+
 def stage_labels(wildcards):
     """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
-    place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
+    place = str(TRAINED.index(wildcards.stage) + 1).rjust(len(str(len(TRAINED))), "0")
     return {"#": place, "stage": wildcards.stage}
 
 
@@ -30,7 +37,7 @@ rule stage_page:
         metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
         config=f"{RESULTS}/{{stage}}/config.yaml",
         parent_config=of_parent("config.yaml"),
-        preflight=f"{RESULTS}/{{stage}}/preflight.json",
+        preflight=preflight_of,
         evaluation=evaluation_of,
         rollouts=ancient(rollouts_of),
         gate=f"{RESULTS}/{{stage}}/gate.json",
@@ -58,8 +65,8 @@ rule stage_page:
 
 rule environments:
     input:
-        evaluations=expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
-        benchmarks=expand(f"{RESULTS}/{{stage}}/benchmarks.json", stage=BENCHMARKED),
+        evaluations=of_stages("eval.json", among=SCORED),
+        benchmarks=of_stages("benchmarks.json", among=BENCHMARKED),
     output:
         report(
             f"{RESULTS}/environments.html",
@@ -94,7 +101,7 @@ rule overview:
         "../envs/controller.yaml"
     params:
         results=subpath(output[0], parent=True),
-        stages=[f"{stage}={RECIPE.stages[stage].parent or ''}" for stage in STAGES],
+        stages=stages_with_parents,
     shell:
         "python -m scripts.report.overview --results {params.results:q} --stages {params.stages:q} --output {output:q}"
         " 2> {log:q}"
@@ -111,7 +118,7 @@ rule summary:
     conda:
         "../envs/controller.yaml"
     params:
-        stages=expand(f"{RESULTS}/{{stage}}", stage=STAGES),
+        stages=folders_of_stages,
     shell:
         "python -m scripts.report.summary --stages {params.stages:q} --output {output:q} 2> {log:q}"
 
@@ -122,7 +129,7 @@ rule report_html:
     input:
         overview=f"{RESULTS}/overview.html",
         environments=f"{RESULTS}/environments.html" if SCORED or TASKS else [],
-        stages=STAGE_PAGES,
+        stages=of_stages("stage.html"),
     output:
         f"{RESULTS}/report.html",
     log:
