@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
+from scripts.recipe.sweep import CheckpointOf
 from scripts.stage.identity import identity_of
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
@@ -81,16 +82,18 @@ class Stages:
         )
 
 
-@dataclass(frozen=True)
-class Part(Stage):
-    """A stage that is trained up to a step (none: to its end)."""
-
-    until: int | None = None
-
-    @property
-    def planned(self) -> int:
-        """The earlier of the two."""
-        return super().planned if self.until is None else min(self.until, super().planned)
+def as_of(stage: Stage, step: int | None) -> Stage:
+    """The stage as of a step, its files beside the stage's; the stage itself where there is none."""
+    if step is None:
+        return stage
+    name = f"{stage.name}.step-{step}"
+    checkpoint = CheckpointOf(stage=stage.name, step=step, after=None)
+    found = replace(stage, recipe=stage.recipe.model_copy(update={"checkpoints": {name: checkpoint}}), name=name)
+    found.paths.directory.mkdir(exist_ok=True)
+    for file in ("run", "config.yaml"):
+        if not (link := found.paths.directory / file).is_symlink():
+            link.symlink_to(f"../{stage.name}/{file}")
+    return found
 
 
 def ready_stage(recipe: Recipe, results: Path, name: str, rows: list[dict[str, Any]]) -> Stage:

@@ -5,7 +5,6 @@ import pickle
 import shutil
 import zipfile
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -28,11 +27,12 @@ from scripts.snakemake.retries import reason_to_stop
 from scripts.stage.attempts import attempts_of
 from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint, checkpoints
+from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from scripts.train import run as trainer
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
-from tests.stages import Part
+from tests.stages import as_of
 from tests.unit.asynchronous_loop import Loop, Saved
 
 SAVED = Path(__file__).with_name("nemo_rl_saved")
@@ -253,7 +253,7 @@ class World:
         changes = {"grpo": grpo, "policy": policy, "max_num_steps": None}
         changes["checkpointing"] = Checkpointing(save_period=save_period, **keeps)
         settings = RECIPE.stages["rlvr1"].model_copy(update=changes)
-        self.stage = Part(RECIPE.model_copy(update={"stages": {"rlvr1": settings}}), folder, "rlvr1")
+        self.stage = Stage(RECIPE.model_copy(update={"stages": {"rlvr1": settings}}), folder, "rlvr1")
         self.run, self.ckpt, self.call = self.stage.paths.run, self.stage.paths.ckpt, 1
         split = self.stage.train_split
         split.parent.mkdir(parents=True)
@@ -289,11 +289,11 @@ class World:
         monkeypatch.setattr(trainer, "live_page", lambda *_: nullcontext())
         monkeypatch.setattr(trainer, "code_revision", lambda: None)
 
-    def attempt(self) -> int:
+    def attempt(self, stage: Stage | None = None) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)
         before = len(attempts_of(self.run, self.call))
         try:
-            status = train_stage(self.stage.reread(), how, stop)
+            status = train_stage((stage or self.stage).reread(), how, stop)
             why = reason_to_stop(self.run, self.call, before, None, "the log")
             assert status == 0 or why is None or "two attempts in a row" in why
             return status
@@ -310,12 +310,12 @@ class World:
 
     def live(self, until: int | None = None) -> dict:
         """Attempts until the stage is published as of a step (none: its last); its record."""
-        self.stage = replace(self.stage, until=until)
+        stage = as_of(self.stage, until)
         for _ in range(40):
-            if self.attempt() == 0:
-                record = read_json(self.ckpt / "record.json")
+            if self.attempt(stage) == 0:
+                record = read_json(stage.paths.record)
                 newest = checkpoints(self.run)[-1].step
-                assert record["step"] == last_step(self.run, record["step"], self.stage.planned)
+                assert record["step"] == last_step(self.run, record["step"], stage.planned)
                 assert newest == record["step"] or until, "only a driver that is ended may have gone further"
                 return record
         raise AssertionError("never published")
