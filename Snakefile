@@ -54,6 +54,7 @@ rule all:
     input:
         f"{RESULTS}/report.html",
         f"{RESULTS}/summary.csv",
+        COMPARISON,
         expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),
         expand(f"{RESULTS}/{{stage}}/tracking.json", stage=TRACKED),
         expand(f"{RESULTS}/{{stage}}/benchmarks.json", stage=BENCHMARKED),

@@ -8,6 +8,23 @@ WHAT_STAGES_LEFT = {
 }
 
 
+def what_compares(folder):
+    """What the comparison reads anew by: a run's summary, or where it has none the records of its trained stages."""
+    if folder == RESULTS or Path(folder, "summary.csv").exists():
+        return [f"{folder}/summary.csv"]
+    records = sorted(str(path) for path in Path(folder).glob("*/ckpt/record.json"))
+    if not records:
+        raise WorkflowError(
+            f"compare: {folder}: no run with a trained stage there; name a run below {CONFIG.results}, or the path of a "
+            "folder of results, such as ../other/results/tiny"
+        )
+    return records
+
+
+COMPARED = [file for folder in CONFIG.compared for file in what_compares(folder)]
+COMPARISON = f"{RESULTS}/compare.html" if COMPARED else []
+
+
 def rollouts_of(wildcards):
     return f"{RESULTS}/{wildcards.stage}/rollouts.parquet" if wildcards.stage in SCORED else []
 
@@ -100,6 +117,31 @@ rule overview:
         " 2> {log:q}"
 
 
+# Of other runs nothing is made, and of this one its summary.
+if COMPARED:
+
+    rule compare:
+        input:
+            COMPARED,
+        output:
+            report(
+                f"{RESULTS}/compare.html",
+                category="Side by side",
+                labels={"runs": ", ".join(Path(run).name for run in CONFIG.compared)},
+                caption="../docs/captions/compare.rst",
+            ),
+        log:
+            f"{RESULTS}/logs/compare.log",
+        retries: 0
+        localrule: True
+        conda:
+            "../envs/controller.yaml"
+        params:
+            runs=CONFIG.compared,
+        shell:
+            "python -m scripts.report.compare --runs {params.runs:q} --output {output:q} 2> {log:q}"
+
+
 rule summary:
     input:
         **WHAT_STAGES_LEFT,
@@ -123,6 +165,7 @@ rule report_html:
         overview=f"{RESULTS}/overview.html",
         environments=f"{RESULTS}/environments.html" if SCORED or TASKS else [],
         stages=STAGE_PAGES,
+        comparison=COMPARISON,
     output:
         f"{RESULTS}/report.html",
     log:

@@ -160,7 +160,7 @@ def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
                 continue
             spread = list(metrics[chart.spread]) if chart.spread in metrics else []
             band = ", with ± std within a group" if any(map(is_known, spread)) else ""
-            yield Line(": ".join(filter(None, (run, label))) + band, steps, values, spread)
+            yield Line(run or label + band, steps, values, spread)
 
 
 def columns_by_name(entries: Iterable[Any]) -> dict[str, list[Number]]:

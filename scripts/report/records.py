@@ -8,9 +8,11 @@ import pandas as pd
 
 from scripts.drawing.chart import interval
 from scripts.drawing.curves import short_name
+from scripts.errors import UserError
 from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
 from scripts.records import (
+    AGAIN,
     Benchmarks,
     CheckpointRecord,
     Criteria,
@@ -37,8 +39,11 @@ def parent_of(stage: StagePaths) -> StagePaths | None:
 
 
 def metrics_of(stage: StagePaths) -> pd.DataFrame:
-    """One row a step."""
-    return read_table(stage.metrics, SCHEMA).to_pandas()
+    """One row a step, at least one; UserError where there is none."""
+    metrics = read_table(stage.metrics, SCHEMA).to_pandas()
+    if metrics.empty:
+        raise UserError(f"{stage.metrics}: damaged (no step in it); {AGAIN}")
+    return metrics
 
 
 def settings_of(stage: StagePaths) -> dict[str, Any]:

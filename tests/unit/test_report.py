@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from functools import partial
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -17,7 +18,8 @@ from scripts.drawing.curves import figures_of, short_name
 from scripts.drawing.graph import Box, graph_svg
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
-from scripts.report.compare import compare, trained_stages
+from scripts.recipe.load import parse_config
+from scripts.report.compare import compare, labels_of, read_run, write_comparison
 from scripts.report.cost import cost_of
 from scripts.report.environments import colour, write_environments_page
 from scripts.report.overview import write_overview
@@ -416,12 +418,12 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
     for run, rows in (("a", worse), ("b", better)):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / run / "rlvr1/rollouts.parquet")
     write_stage(tmp_path / "b", "aside", "sft")
-    sft, rlvr1, alone = compare({run: trained_stages(tmp_path / run) for run in "ab"})
-    assert (sft.name, rlvr1.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.rows) == ["b"]
+    sft, rlvr1, alone = compare({run: read_run(tmp_path / run) for run in "ab"})
+    assert (sft.name, rlvr1.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.stages) == ["b"]
     assert [stage.is_identical for stage in (sft, rlvr1, alone)] == [True, False, False]
     assert not rlvr1.differs_unsaid
     assert sft.settings == [] and rlvr1.settings == [("lr", [1e-4, 1e-3])]
-    assert "a: mean" in rlvr1.figures[0].svg and "b: mean" in rlvr1.figures[0].svg
+    assert "a from" in rlvr1.figures[0].svg and "; b from" in rlvr1.figures[0].svg
     mean, math, _ = rlvr1.held_out
     assert (mean.name, math.name, math.scores) == ("mean", "math_with_judge", [0.5, 0.5])
     assert math.changes[0] is None and math.changes[1]["value"] == 0.625, "on the ten rows that both answered"
@@ -435,8 +437,43 @@ def test_a_stage_of_a_copied_run_whose_parent_was_trained_again_is_marked(tmp_pa
     write_json(tmp_path / "a/sft/hf/record.json", exported)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     write_json(tmp_path / "b/sft/hf/record.json", exported | {"content": "1"})
-    _, rlvr1 = compare({run: trained_stages(tmp_path / run) for run in "ab"})
-    assert rlvr1.stale == {"b": "sft"}
+    _, rlvr1 = compare({run: read_run(tmp_path / run) for run in "ab"})
+    assert {run: stage.stale for run, stage in rlvr1.stages.items()} == {"a": None, "b": "sft"}
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("metrics.parquet", None), ("config.yaml", b""), ("eval.json", b"{}"), ("rollouts.parquet", b"no table")],
+)
+def test_a_stage_that_cannot_be_read_is_left_out_and_told(tmp_path, file, damage, capsys):
+    for run in "ab":
+        write_stage(tmp_path / run, "sft")
+        write_stage(tmp_path / run, "rlvr1", "sft")
+    path = tmp_path / "b/rlvr1" / file
+    path.unlink() if damage is None else path.write_bytes(damage)
+    write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html")
+    assert f"left out: {path}" in capsys.readouterr().err
+    assert "Left out: rlvr1 of b" in (tmp_path / "page.html").read_text()
+
+
+def test_runs_are_named_by_what_tells_their_paths_apart():
+    assert labels_of([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
+    assert labels_of([Path("/x/results/tiny"), Path("/y/results/tiny")]) == ["x/results/tiny", "y/results/tiny"]
+
+
+@pytest.mark.parametrize(
+    ("named", "folders"),
+    [
+        ([], []),
+        ("a", ["results/a", "results/tiny"]),
+        (["../other/b", "a"], ["../other/b", "results/a", "results/tiny"]),
+        (["tiny", "a"], ["results/tiny", "results/a"]),
+        (["./results/tiny", "a"], ["results/tiny", "results/a"]),
+    ],
+)
+def test_the_config_names_runs_below_the_root_or_by_path(named, folders):
+    config = {"recipe": "r", "site": "s", "run": "tiny", "compare": named}
+    assert parse_config(config).compared == folders
 
 
 def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
