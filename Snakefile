@@ -19,6 +19,7 @@ include: "rules/model.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/benchmarks.smk"
+include: "rules/sweep.smk"
 include: "rules/report.smk"
 include: "rules/publish.smk"
 include: "rules/images.smk"
@@ -35,9 +36,12 @@ localrules:
     tasks,
     metrics,
     gate,
+    choose,
+    rung,
     stage_page,
     environments,
     overview,
+    sweep_page,
     summary,
     report_html,
     card,
@@ -55,6 +59,6 @@ rule all:
         f"{RESULTS}/report.html",
         f"{RESULTS}/summary.csv",
         COMPARISON,
-        expand(f"{RESULTS}/{{stage}}/gate.json", stage=STAGES),
-        expand(f"{RESULTS}/{{stage}}/tracking.json", stage=TRACKED),
-        expand(f"{RESULTS}/{{stage}}/benchmarks.json", stage=BENCHMARKED),
+        of_stages("gate.json", *(["tracking.json"] if CONFIG.tracking else [])),
+        of_stages("benchmarks.json", among=BENCHMARKED),
+        expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),

@@ -69,7 +69,7 @@ rule score_tasks:
     log:
         f"{RESULTS}/{{stage}}/logs/benchmarks.log",
     wildcard_constraints:
-        stage=one_of(BENCHMARKED),
+        stage=one_of([*BENCHMARKED, *RECIPE.checkpoints]),
     retries: 0
     conda:
         "../envs/trl.yaml"

@@ -28,7 +28,8 @@ try:
     RESULTS = CONFIG.folder
     CALL = prepare(workflow, Path(RESULTS), SITE)
     STAGES = RECIPE.stage_order()
-    SCORED = RECIPE.scored_stages()
+    TRAINED = [*STAGES, *RECIPE.checkpoints]
+    SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
     IMAGES = load_images(Path(IMAGES_FILE))
     if workflow.is_main_process:
         refuse_damage(RECIPE, Path(RESULTS))
@@ -43,7 +44,7 @@ LIGHT = light_resources(SITE)
 # Of jobs that sample from a model: a whole training node where the site trains on GPUs.
 ON_GPUS = SITE.slurm is not None and SITE.slurm.gpus_per_node and SITE.accelerator != "cpu"
 MODEL_RESOURCES = one_node_resources(SITE) if ON_GPUS else LIGHT
-CONVERTED = [stage for stage in STAGES if RECIPE.stages[stage].is_converted]
+CONVERTED = [stage for stage in TRAINED if RECIPE.settings_of(stage).is_converted]
 
 
 def one_of(names):
@@ -52,7 +53,7 @@ def one_of(names):
 
 
 wildcard_constraints:
-    stage=one_of(STAGES),
+    stage=one_of(TRAINED),
     blend=one_of(RECIPE.blends),
 
 
@@ -60,8 +61,12 @@ def stage_of(wildcards):
     return Stage(RECIPE, Path(RESULTS), wildcards.stage)
 
 
+def settings_of(wildcards):
+    return RECIPE.settings_of(wildcards.stage)
+
+
 def parent_of(wildcards):
-    return RECIPE.stages[wildcards.stage].parent
+    return settings_of(wildcards).parent
 
 
 def of_parent(name):
@@ -76,7 +81,7 @@ def of_parent(name):
 
 def model_of_root(wildcards):
     """The export of the recipe's pretrained model, for a stage without a parent that starts from it."""
-    stage = RECIPE.stages[wildcards.stage]
+    stage = settings_of(wildcards)
     is_from_it = stage.parent is None and stage.starts_from_export(RECIPE)
     return f"{RESULTS}/{MODEL}/hf/record.json" if is_from_it else []
 
@@ -90,7 +95,7 @@ def of_blend(*names):
     """An input function: files of the directory of the stage's blend."""
 
     def inputs(wildcards):
-        return [f"{RESULTS}/data/{RECIPE.stages[wildcards.stage].blend}/{name}" for name in names]
+        return [f"{RESULTS}/data/{settings_of(wildcards).blend}/{name}" for name in names]
 
     return inputs
 
@@ -100,7 +105,7 @@ def evaluation_of(wildcards):
 
 
 def resources_of(stage):
-    return SITE.resources_of(stage, RECIPE.stages[stage])
+    return SITE.resources_of(stage, RECIPE.settings_of(stage))
 
 
 def trainings_of(wildcards):

@@ -19,7 +19,7 @@ def of_scored_parent(name):
 
     def inputs(wildcards):
         parent = parent_of(wildcards)
-        return f"{RESULTS}/{parent}/{name}" if parent in SCORED else []
+        return f"{RESULTS}/{parent}/{name}" if parent and RECIPE.is_scored(parent) else []
 
     return inputs
 
@@ -68,7 +68,8 @@ rule held_out:
 
 def model_before(wildcards):
     """The export that a stage starts from, to be scored too where no parent's scores speak for it."""
-    return [] if parent_of(wildcards) in SCORED else starting_export(wildcards)
+    parent = parent_of(wildcards)
+    return [] if parent and RECIPE.is_scored(parent) else starting_export(wildcards)
 
 
 def config_of_root(wildcards):
@@ -120,12 +121,12 @@ rule evaluate:
 
 
 def criteria_of(wildcards):
-    return [criterion.model_dump() for criterion in RECIPE.stages[wildcards.stage].gate]
+    return [criterion.model_dump() for criterion in settings_of(wildcards).gate]
 
 
 def benchmarks_of_gate(wildcards):
     """The stage's scores on benchmarks, where its gate judges by them."""
-    metrics = {criterion.metric for criterion in RECIPE.stages[wildcards.stage].gate}
+    metrics = {criterion.metric for criterion in settings_of(wildcards).gate}
     return f"{RESULTS}/{wildcards.stage}/benchmarks.json" if metrics & {*BENCHMARKS} else []
 
 

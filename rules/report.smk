@@ -1,10 +1,12 @@
 # The whole run: pages, summary.csv, and Snakemake's own report over them.
-STAGE_PAGES = expand(f"{RESULTS}/{{stage}}/stage.html", stage=STAGES)
+import json
+
 WHAT_STAGES_LEFT = {
-    "records": expand(f"{RESULTS}/{{stage}}/ckpt/record.json", stage=STAGES),
-    "metrics": expand(f"{RESULTS}/{{stage}}/metrics.parquet", stage=STAGES),
-    "evaluations": expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
-    "gates": expand(f"{RESULTS}/{{stage}}/{{name}}.json", stage=STAGES, name=["gate", "criteria"]),
+    "records": of_stages("ckpt/record.json"),
+    "metrics": of_stages("metrics.parquet"),
+    "evaluations": of_stages("eval.json", among=SCORED),
+    "gates": of_stages("gate.json", "criteria.json"),
+    "choices": expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),
 }
 
 
@@ -34,6 +36,14 @@ def benchmarks_of_tasks(wildcards):
     return f"{RESULTS}/{wildcards.stage}/benchmarks.json" if TASKS else []
 
 
+def stages_with_parents(wildcards):
+    return [f"{stage}={RECIPE.stages[stage].parent or ''}" for stage in to_the_end(STAGES)]
+
+
+def folders_of_stages(wildcards):
+    return expand(f"{RESULTS}/{{stage}}", stage=to_the_end(STAGES))
+
+
 def stage_labels(wildcards):
     """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
     place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
@@ -47,7 +57,7 @@ rule stage_page:
         metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
         config=f"{RESULTS}/{{stage}}/config.yaml",
         parent_config=of_parent("config.yaml"),
-        preflight=f"{RESULTS}/{{stage}}/preflight.json",
+        preflight=preflight_of,
         evaluation=evaluation_of,
         rollouts=ancient(rollouts_of),
         gate=f"{RESULTS}/{{stage}}/gate.json",
@@ -75,8 +85,8 @@ rule stage_page:
 
 rule environments:
     input:
-        evaluations=expand(f"{RESULTS}/{{stage}}/eval.json", stage=SCORED),
-        benchmarks=expand(f"{RESULTS}/{{stage}}/benchmarks.json", stage=BENCHMARKED),
+        evaluations=of_stages("eval.json", among=SCORED),
+        benchmarks=of_stages("benchmarks.json", among=BENCHMARKED),
     output:
         report(
             f"{RESULTS}/environments.html",
@@ -111,10 +121,55 @@ rule overview:
         "../envs/controller.yaml"
     params:
         results=subpath(output[0], parent=True),
-        stages=[f"{stage}={RECIPE.stages[stage].parent or ''}" for stage in STAGES],
+        stages=stages_with_parents,
     shell:
         "python -m scripts.report.overview --results {params.results:q} --stages {params.stages:q} --output {output:q}"
         " 2> {log:q}"
+
+
+def choices_of_sweep(wildcards):
+    """The choices among a sweep's variants, those of its halving first."""
+    return [name for name in (*RUNGS, *CHOSEN) if RECIPE.choices[name].stage == wildcards.sweep]
+
+
+def what_sweep_left(wildcards):
+    """What the variants that are trained to the end and the choices among all of them left."""
+    names = ["ckpt/record.json", "metrics.parquet", "gate.json"]
+    variants = to_the_end(RECIPE.sweeps[wildcards.sweep].variants)
+    files = expand(f"{RESULTS}/{{stage}}/{{name}}", stage=variants, name=names)
+    files += [f"{RESULTS}/{stage}/eval.json" for stage in variants if stage in SCORED]
+    return [*files, *(f"{RESULTS}/{choice}/choice.json" for choice in choices_of_sweep(wildcards))]
+
+
+def variants_as_json(wildcards):
+    return json.dumps(RECIPE.sweeps[wildcards.sweep].variants)
+
+
+# eval.json speaks for the rollouts, and of a variant that halving dropped the choice does.
+rule sweep_page:
+    input:
+        what_sweep_left,
+    output:
+        report(
+            f"{RESULTS}/{{sweep}}/sweep.html",
+            category="Sweeps",
+            labels={"sweep": "{sweep}"},
+            caption="../docs/captions/sweep.rst",
+        ),
+    log:
+        f"{RESULTS}/{{sweep}}/logs/sweep_page.log",
+    wildcard_constraints:
+        sweep=one_of(RECIPE.sweeps),
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    params:
+        results=RESULTS,
+        variants=variants_as_json,
+        choices=choices_of_sweep,
+    shell:
+        "python -m scripts.report.sweep --results {params.results:q} --sweep {wildcards.sweep:q}"
+        " --variants {params.variants:q} --choices {params.choices:q} --output {output:q} 2> {log:q}"
 
 
 # Of other runs nothing is made, and of this one its summary.
@@ -153,7 +208,7 @@ rule summary:
     conda:
         "../envs/controller.yaml"
     params:
-        stages=expand(f"{RESULTS}/{{stage}}", stage=STAGES),
+        stages=folders_of_stages,
     shell:
         "python -m scripts.report.summary --stages {params.stages:q} --output {output:q} 2> {log:q}"
 
@@ -164,7 +219,8 @@ rule report_html:
     input:
         overview=f"{RESULTS}/overview.html",
         environments=f"{RESULTS}/environments.html" if SCORED or TASKS else [],
-        stages=STAGE_PAGES,
+        stages=of_stages("stage.html"),
+        sweeps=expand(f"{RESULTS}/{{sweep}}/sweep.html", sweep=RECIPE.sweeps),
         comparison=COMPARISON,
     output:
         f"{RESULTS}/report.html",

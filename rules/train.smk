@@ -11,13 +11,13 @@ def site_of_preflight(wildcards):
 
 def python_of(wildcards):
     """The Python that trains a stage."""
-    return RECIPE.stages[wildcards.stage].python_on(SITE)
+    return settings_of(wildcards).python_on(SITE)
 
 
 def export_of_other_backend(wildcards):
     """The export that a stage starts from where another backend made it, which is looked into first."""
     parent = parent_of(wildcards)
-    is_other = parent and RECIPE.stages[parent].backend != RECIPE.stages[wildcards.stage].backend
+    is_other = parent and RECIPE.settings_of(parent).backend != settings_of(wildcards).backend
     return of_parent("hf/record.json")(wildcards) if is_other else []
 
 
@@ -90,7 +90,7 @@ rule probe:
 
 def images_of_stage(wildcards):
     """The mark of the images that a stage trains on, which are made again when they are gone."""
-    blend = RECIPE.stages[wildcards.stage].blend
+    blend = settings_of(wildcards).blend
     folders = {"mmpr": "MMPR", "mmpr_tiny": "MMPR-Tiny"}
     folder = folders.get(RECIPE.blends[blend].format)
     return [f"{RESULTS}/data/{blend}/{folder}/images/.extracted.json"] if folder else []
@@ -98,8 +98,21 @@ def images_of_stage(wildcards):
 
 def probe_before_training(wildcards):
     """The rollouts on which a stage's reward is tried, where the stage wants to wait for them."""
-    wanted = has_probe(wildcards.stage) and RECIPE.stages[wildcards.stage].probe.rollouts
-    return f"{RESULTS}/{wildcards.stage}/probe.json" if wanted else []
+    stage = RECIPE.stage_trained(wildcards.stage)
+    wanted = has_probe(stage) and RECIPE.stages[stage].probe.rollouts
+    return f"{RESULTS}/{stage}/probe.json" if wanted else []
+
+
+def preflight_of(wildcards):
+    """What was checked before the stage trains, for all of its checkpoints."""
+    return f"{RESULTS}/{RECIPE.stage_trained(wildcards.stage)}/preflight.json"
+
+
+def comes_before(wildcards):
+    """What a checkpoint or a variant waits for: that its stage is trained, or that halving lets it go on."""
+    before = RECIPE.comes_after(wildcards.stage)
+    file = "choice.json" if before in RECIPE.choices else "ckpt/record.json"
+    return f"{RESULTS}/{before}/{file}" if before else []
 
 
 def waits_for(wildcards):
@@ -142,8 +155,9 @@ rule train:
         parent=starting_export,
         split=ancient(of_blend("train-split.jsonl")),
         images=ancient(images_of_stage),
-        preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),
+        preflight=ancient(preflight_of),
         probe=ancient(probe_before_training),
+        before=ancient(comes_before),
     output:
         ckpt=directory(f"{RESULTS}/{{stage}}/ckpt"),
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
@@ -175,7 +189,8 @@ rule train:
 
 def export_as_it_is(wildcards):
     """The converter's option where all that starts from a stage takes its checkpoint, and nothing else loads it."""
-    children = {name: stage for name, stage in RECIPE.stages.items() if stage.parent == wildcards.stage}
+    names = {wildcards.stage, *(name for name, choice in RECIPE.choices.items() if wildcards.stage in choice.among)}
+    children = {name: stage for name, stage in RECIPE.stages.items() if stage.parent in names}
     is_loaded_here = {wildcards.stage, *children} & {*SCORED_HERE}
     taken = children and all(getattr(stage, "pretrained_checkpoint", False) for stage in children.values())
     return "--as-it-is" if taken and not is_loaded_here else ""
@@ -219,7 +234,7 @@ rule export:
     log:
         f"{RESULTS}/{{stage}}/logs/export.log",
     wildcard_constraints:
-        stage=one_of(stage for stage in STAGES if stage not in CONVERTED),
+        stage=one_of(stage for stage in TRAINED if stage not in CONVERTED),
     retries: 0
     group:
         group_of

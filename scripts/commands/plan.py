@@ -1,7 +1,7 @@
 """What would train if the workflow ran now, and what it costs."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from scripts.stage.estimate import (
 )
 from scripts.stage.ladder import HEAD, ladder_of, row_of
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState, steps_left, tree_bytes
+from scripts.stage.state import StageState, all_states, steps_left, tree_bytes
 
-WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains", "fresh": "fresh", "damaged": "damaged"}
+WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains"}
+WORDS |= {state: state for state in ("fresh", "damaged", "dropped")}
 LARGEST = 3
 
 
@@ -80,7 +81,7 @@ def plan_text(project: Project) -> str:
     plan = planned_stages(project)
     table = _cluster_table(plan) if project.site.slurm else _local_table(plan)
     to_train = {stage.state.stage: stage.estimate for stage in plan if stage.estimate.steps != 0}
-    lines = [*table, *_basis(to_train, project.site), *_warning(project, to_train)]
+    lines = [*table, *_basis(to_train, project.site), *_halving(project.recipe, plan), *_warning(project, to_train)]
     lines += [*_memory(project, to_train), *_long_rows(project), *_aside(plan)]
     for backend in backends_in(project.recipe):
         if parameters := backend.parameters(project.recipe):
@@ -155,6 +156,20 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
         if names and (site.slurm or basis != LIMIT)
     ]
     return [f"reckoned from {'; '.join(sources)}"] if sources else []
+
+
+def _halving(recipe: Recipe, plan: list[Planned]) -> Iterator[str]:
+    """What halving saves beside the whole grid, a line a sweep."""
+    for name, sweep in recipe.sweeps.items():
+        variants = [stage for stage in plan if stage.state.stage in sweep.variants]
+        if not sweep.rungs or any(stage.state.planned is None for stage in variants):
+            continue
+        grid = sum(stage.state.planned for stage in variants)
+        halved = [stage for stage in variants if stage.state.is_halved is not None]
+        steps = {stage: stage.state.planned - stage.state.start - stage.state.left for stage in halved}
+        gpus = sum(count * stage.estimate.step_gpu_hours for stage, count in steps.items())
+        hours = f", and so saves {hours_text(gpus)} GPU-hours" if gpus else ""
+        yield f"halving of {name} trains {grid - sum(steps.values())} of the grid's {grid} steps{hours}"
 
 
 def _warning(project: Project, to_train: dict[str, Estimate]) -> list[str]:
@@ -232,9 +247,13 @@ def check_budget(
     """
     if over_budget:
         return
-    names = recipe.stage_order() if stages is None else [name for name in recipe.stage_order() if name in stages]
-    stages = [Stage(recipe, results, name) for name in names]
-    to_train = {stage.name: estimate(site, stage, steps_left(stage)) for stage in stages}
+    asked = {*recipe.stages} if stages is None else {*map(recipe.stage_trained, stages)}
+    halved = [sweep.variants.keys() for sweep in recipe.sweeps.values() if sweep.rungs]
+    asked = asked.union(*(variants for variants in halved if variants & asked))
+    states = all_states(recipe, results).values() if halved else ()
+    ends = {state.stage: state.left for state in states if state.is_halved is not None}
+    stages = [Stage(recipe, results, name) for name in recipe.stage_order() if name in asked]
+    to_train = {stage.name: estimate(site, stage, ends.get(stage.name, steps_left(stage))) for stage in stages}
     if words := beyond_budget(site, {name: left for name, left in to_train.items() if left.steps != 0}):
         raise UserError(words)
 

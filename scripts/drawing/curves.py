@@ -167,7 +167,7 @@ def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
 
 
 def figures_of_groups(groups: Mapping[str, Mapping[str, Metrics]], best: str | None = None) -> Iterator[Figure]:
-    """Reward, loss and KL of many runs over each other: the runs by name in at most six groups, by label, one colour each.
+    """Reward, loss and KL of many runs over each other: runs by name in at most six groups by label, a colour each.
 
     `best` is drawn bold.
     """

@@ -82,7 +82,7 @@ class EvaluationBase(Strict):
 
     def stage_while_scoring(self, recipe: "Recipe", name: str) -> "StageSettings":
         """The stage with the resources that its scoring gets."""
-        return recipe.stages[name]
+        return recipe.settings_of(name)
 
 
 def task_files(evaluation: EvaluationBase | None) -> list[str]:

@@ -66,10 +66,12 @@ def load_whole_recipe(path: Path) -> Recipe:
 
 
 def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
-    """UserError, with the nearest name, when the recipe has no such stage; `said_by` stands before the message."""
+    """UserError, with the nearest name, when the recipe has no such stage or checkpoint; `said_by` stands before."""
     if name in recipe.left_out:
         raise UserError(f"{said_by}the recipe starts at {recipe.start}, without {name}; start={name} begins there")
-    if name not in recipe.stages:
+    if name in recipe.sweeps:
+        raise UserError(f"{said_by}{name} has variants: {', '.join(recipe.sweeps[name].variants)}")
+    if name not in {*recipe.stages, *recipe.checkpoints}:
         raise UserError(f"{said_by}no stage is named {name}{nearest(name, recipe.stages)}")
 
 
@@ -77,19 +79,23 @@ def load_site(path: Path, recipe: Recipe) -> Site:
     """The site in a YAML file; UserError when it speaks of a stage that the recipe has not."""
     data, node = read_yaml(path)
     site = validate(Site, data, path, node)
+    stages = dict(site.stages)
     for name in site.stages:
         if name in recipe.left_out:
             continue
-        if name not in recipe.stages:
-            line = line_of(node, ["stages", name], {})
+        variants = recipe.sweeps[name].variants if name in recipe.sweeps else [name]
+        if name not in {*recipe.stages, *recipe.sweeps}:
+            line = line_of(node, ["stages", name], data)
             raise UserError(f"{path}:{line}: stages.{name}: the recipe has no such stage{nearest(name, recipe.stages)}")
-        if not recipe.stages[name].site_sets_nodes and site.stages[name].nodes is not None:
-            line = line_of(node, ["stages", name, "nodes"], {})
+        if site.stages[name].nodes is not None and not all(recipe.stages[each].site_sets_nodes for each in variants):
+            line = line_of(node, ["stages", name, "nodes"], data)
             raise UserError(
                 f"{path}:{line}: stages.{name}.nodes: NeMo-RL's nodes are part of its parallelism; change the stage's "
                 "cluster in the recipe"
             )
-    return site
+        stages |= {each: site.stages[name] for each in variants if each not in site.stages}
+    stages |= {name: stages[each.stage] for name, each in recipe.checkpoints.items() if each.stage in stages}
+    return site.model_copy(update={"stages": stages})
 
 
 def load_config(path: Path, over: dict[str, Any]) -> Config:

@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from scripts.installed import backend_module, backend_names
 from scripts.recipe.blend import Blend
@@ -20,6 +21,7 @@ from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
+from scripts.recipe.sweep import HELD_OUT_MEAN, MADE, WORST_CHANGE, CheckpointOf, Choice, Sweep, expand
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
@@ -100,7 +102,18 @@ class Recipe(Strict):
     proves: str | None = Field(None, description="What training it shows before the next rung is paid for.")
     next_rung: Name | None = Field(None, description="The recipe in config/recipes/ that is the ladder's next rung.")
     stages: dict[Name, AnyStage] = Field(min_length=1)
+    sweeps: SkipJsonSchema[dict[Name, Sweep]] = Field({})
+    checkpoints: SkipJsonSchema[dict[Name, CheckpointOf]] = Field({})
+    choices: SkipJsonSchema[dict[Name, Choice]] = Field({})
     _left_out: tuple[str, ...] = PrivateAttr(())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_sweeps(cls, data: Any) -> Any:
+        for key in MADE:
+            if isinstance(data, dict) and key in data:
+                raise invalid("is made of sweeps and of what parents name; leave it out", key)
+        return expand(data)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
@@ -114,6 +127,7 @@ class Recipe(Strict):
         elif not any(stage.is_converted for stage in self.stages.values()):
             raise invalid("is missing", "evaluation")
         self._gates_name_benchmarks()
+        self._choices_are_scored()
         self._names_are_free()
         return self._started()
 
@@ -125,28 +139,57 @@ class Recipe(Strict):
         """
         if self.start is None:
             return self
-        if self.start not in self.stages:
+        starts = {*self.sweeps[self.start].variants} if self.start in self.sweeps else {self.start}
+        if not starts <= self.stages.keys():
             raise misnamed("start", "stage", self.start, self.stages)
         lineages = {name: self._lineage(name) for name in self.stages}
-        before = lineages[self.start] - {self.start}
+        before = {name for start in starts for name in lineages[start]} - starts
         stages = {
-            name: stage
-            for name, stage in self.stages.items()
-            if self.start in lineages[name] or not before & lineages[name]
+            name: stage for name, stage in self.stages.items() if starts & lineages[name] or not before & lineages[name]
         }
-        stages[self.start] = stages[self.start].model_copy(update={"parent": None})
+        stages |= {start: stages[start].model_copy(update={"parent": None}) for start in starts}
         unused = {stage.blend for name, stage in self.stages.items() if name not in stages}
         unused -= {stage.blend for stage in stages.values()} | {*self.evaluation_blends()}
         blends = {name: blend for name, blend in self.blends.items() if name not in unused}
-        recipe = self.model_copy(update={"stages": stages, "blends": blends})
+        checkpoints = {name: each for name, each in self.checkpoints.items() if each.stage in stages}
+        made = {
+            "sweeps": {name: sweep for name, sweep in self.sweeps.items() if sweep.variants.keys() <= stages.keys()},
+            "checkpoints": checkpoints,
+            "choices": {name: each for name, each in self.choices.items() if {*each.among} <= {*stages, *checkpoints}},
+        }
+        recipe = self.model_copy(update={"stages": stages, "blends": blends, **made})
         recipe._left_out = tuple(name for name in self.stage_order() if name not in stages)
-        stages[self.start].check_in(recipe, self.start)
+        for start in starts:
+            stages[start].check_in(recipe, start)
         return recipe
 
     def _lineage(self, name: str) -> set[str]:
-        """A stage with all that it descends from."""
+        """A stage, checkpoint or choice with all that it descends from."""
+        return {name}.union(*map(self._lineage, self._before(name)))
+
+    def _before(self, name: str) -> list[str]:
+        """What a stage starts from, a checkpoint is of, or a choice is among."""
+        if name in self.choices:
+            return self.choices[name].among
+        if name in self.checkpoints:
+            return [self.checkpoints[name].stage]
         parent = self.stages[name].parent
-        return {name} | (self._lineage(parent) if parent else set())
+        return [parent] if parent else []
+
+    def settings_of(self, name: str) -> StageSettings:
+        """The settings of a stage, of that of a checkpoint, or of the first of those that a choice is among."""
+        return self.stages[name] if name in self.stages else self.settings_of(self._before(name)[0])
+
+    def stage_trained(self, name: str) -> str:
+        """The stage that trains a checkpoint; a stage's own name."""
+        return self.checkpoints[name].stage if name in self.checkpoints else name
+
+    def comes_after(self, name: str) -> str | None:
+        """The stage that is trained, or the choice of halving that is made, before a stage or checkpoint trains."""
+        if name in self.checkpoints:
+            return self.checkpoints[name].after
+        sweep = next((sweep for sweep in self.sweeps.values() if name in sweep.variants), None)
+        return sweep.rungs[-1] if sweep and sweep.rungs else None
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -155,7 +198,7 @@ class Recipe(Strict):
 
     def _names_refer(self) -> None:
         for name, stage in self.stages.items():
-            if stage.parent is not None and stage.parent not in self.stages:
+            if stage.parent is not None and stage.parent not in {*self.stages, *self.checkpoints, *self.choices}:
                 raise misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages)
             if stage.blend not in self.blends:
                 raise misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
@@ -212,6 +255,17 @@ class Recipe(Strict):
                 if criterion.benchmark not in (None, *known):
                     raise misnamed(f"stages.{name}.gate.{place}.benchmark", "benchmark", criterion.benchmark, known)
 
+    def _choices_are_scored(self) -> None:
+        tasks = [task.task for task in self.evaluation.task_list] if self.evaluation else []
+        for choice in self.choices.values():
+            if choice.by not in (HELD_OUT_MEAN, WORST_CHANGE, *tasks):
+                raise invalid(
+                    f"no score is named {choice.by}{nearest(choice.by, [HELD_OUT_MEAN, WORST_CHANGE, *tasks])}",
+                    f"stages.{choice.stage}",
+                )
+            if choice.by not in tasks and not all(map(self.is_scored, choice.among)):
+                raise invalid("gets no held-out scores, by which the best is to be chosen", f"stages.{choice.stage}")
+
     def _names_are_free(self) -> None:
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
             for name in taken & names.keys():
@@ -223,9 +277,9 @@ class Recipe(Strict):
         return next((seed for seed in (stage.seed, self.seed) if seed is not None), stage.default_seed)
 
     def stage_order(self) -> list[str]:
-        """The stages' names, parents before children, otherwise in the recipe's order."""
-        parents = {name: [stage.parent] if stage.parent else [] for name, stage in self.stages.items()}
-        return list(TopologicalSorter(parents).static_order())
+        """The stages' names, parents before children, otherwise in the recipe's order; CycleError: there is none."""
+        before = {name: self._before(name) for name in (*self.stages, *self.checkpoints, *self.choices)}
+        return [name for name in TopologicalSorter(before).static_order() if name in self.stages]
 
     def evaluation_blends(self) -> list[str]:
         """The blends whose validation rows every scored stage answers."""
@@ -233,8 +287,13 @@ class Recipe(Strict):
 
     def scored_stages(self) -> list[str]:
         """The stages that get held-out scores, parents before children."""
-        stages, evaluation = self.stages, self.evaluation
-        return [name for name in self.stage_order() if evaluation and evaluation.scores(name, stages[name])]
+        return [name for name in self.stage_order() if self.is_scored(name)]
+
+    def is_scored(self, name: str) -> bool:
+        """Whether a stage, checkpoint or choice gets held-out scores."""
+        while name not in self.stages:
+            name = self._before(name)[0]
+        return bool(self.evaluation and self.evaluation.scores(name, self.stages[name]))
 
 
 def _check_environments(at: str, names: list[str], own: Iterable[str]) -> None:

@@ -20,7 +20,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
     Neither the names of parent and blend are in it (their content counts, and the records carry that) nor what
     only moves work about (nodes, time limits, checkpoint periods) or judges it (gates).
     """
-    settings = recipe.stages[stage_name]
+    settings, stage_name = recipe.settings_of(stage_name), recipe.stage_trained(stage_name)
     values = settings.values_with_effect()
     values |= {"release": settings.release_in(recipe), "seed": recipe.seed_of(stage_name)}
     if own := own_environments(recipe, stage_name):
@@ -78,10 +78,16 @@ def sync_configs(recipe: Recipe, results: Path) -> list[str]:
     """Write ``<results>/<stage>/config.yaml`` of every stage whose resolved config is not what lies there.
 
     This happens whenever Snakemake reads the workflow, so that its own check of each config's content decides what
-    is stale, with or without its memory of earlier runs. Returns the stages whose config was written.
+    is stale, with or without its memory of earlier runs. A stage as of a step gets a link to where the stage trains.
+    Returns the stages whose config was written.
     """
     written = []
-    for stage in recipe.stages:
+    for name, checkpoint in recipe.checkpoints.items():
+        run = results / name / "run"
+        run.parent.mkdir(parents=True, exist_ok=True)
+        if not run.is_symlink():
+            run.symlink_to(Path("..", checkpoint.stage, "run"))
+    for stage in (*recipe.stages, *recipe.checkpoints):
         path, text = results / stage / "config.yaml", config_text(resolve_stage(recipe, stage).values())
         if not path.is_file() or path.read_bytes() != text.encode():
             write_text(path, text)

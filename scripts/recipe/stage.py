@@ -7,13 +7,14 @@ the model of its config.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, WithJsonSchema, field_validator
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.reasoning import Share
-from scripts.recipe.strict import Name, Strict
+from scripts.recipe.strict import Name, Strict, invalid
+from scripts.recipe.sweep import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA, Halving
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -32,6 +33,17 @@ class Checkpointing(Strict):
         "train:reward_mean", description="What best means: this metric of the checkpoint's step."
     )
     higher_is_better: bool = True
+    keep_steps: list[PositiveInt] = Field(
+        [], description="Steps whose checkpoints are kept besides these; multiples of save_period."
+    )
+
+    @field_validator("keep_steps")
+    @classmethod
+    def _are_saved(cls, steps: list[int], so_far: ValidationInfo) -> list[int]:
+        period = so_far.data.get("save_period", 1)
+        if unsaved := [step for step in steps if step % period]:
+            raise invalid(f"step {unsaved[0]} is no multiple of save_period {period}, so it would not be saved")
+        return steps
 
 
 class Resources(Strict):
@@ -119,9 +131,15 @@ class StageSettings(Training):
     """A stage of a recipe. `config_model` is its config's; the fields `WITHOUT_EFFECT` change no weight."""
 
     config_model: ClassVar[type[TrainingConfig]]
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
-        {"parent", "blend", "checkpointing", "resources", "gate", "max_truncated_share", "template_change"}
-    )
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = KEYS | {
+        "parent",
+        "blend",
+        "checkpointing",
+        "resources",
+        "gate",
+        "max_truncated_share",
+        "template_change",
+    }
     default_seed: ClassVar[int | None] = 0
     is_converted: ClassVar[bool] = False
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
@@ -130,8 +148,19 @@ class StageSettings(Training):
     site_sets_nodes: ClassVar[bool] = True
     """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
 
-    parent: Name | None = Field(
-        None, description="The stage whose checkpoint this one starts from; none: the recipe's model."
+    parent: Annotated[Name | None, WithJsonSchema(PARENT_SCHEMA)] = Field(
+        None,
+        description="The stage whose checkpoint this one starts from, or which of its variants or checkpoints; none: "
+        "the recipe's model.",
+    )
+    sweep: Annotated[None, WithJsonSchema(SWEEP_SCHEMA)] = Field(
+        None, description="Makes variants of the stage, which are stages named by what differs (docs/sweeps.md)."
+    )
+    halving: Annotated[None, WithJsonSchema(Halving.model_json_schema())] = Field(
+        None, description="Train all variants to a step, the better ones to the next, and the best to the end."
+    )
+    best: Annotated[None, WithJsonSchema({"type": "string"})] = Field(
+        None, description="Choose the best variant, as a parent's `best` does, also where no stage starts from it."
     )
     blend: Name
     seed: int | None = Field(None, description="Instead of the recipe's.")

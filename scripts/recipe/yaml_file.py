@@ -122,7 +122,13 @@ def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str
 
 
 def line_of(node: yaml.Node | None, location: list[str], data: Any) -> int | None:
-    """The line of a key; of the deepest part of it that is there; for a stage's default, the default's line."""
+    """The line of a key; of the deepest part of it that is there; for a stage's default, the default's line.
+
+    A variant of a swept stage stands where that does.
+    """
+    if location[0] == "stages" and len(location) > 1 and isinstance(data, dict) and isinstance(data["stages"], dict):
+        written = [name for name in data["stages"] if f"{location[1]}.".startswith(f"{name}.")]
+        location = ["stages", max(written, key=len, default=location[1]), *location[2:]]
     depth, line = _descend(node, location)
     if len(location) > 2 and location[0] == "stages" and depth < len(location):
         stage = data["stages"].get(location[1]) if isinstance(data, dict) else None

@@ -80,10 +80,10 @@ class Effect:
 def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: Iterable[str]) -> list[Variant]:
     """The variants, those trained furthest first and of them the highest score; and what the choices made of them."""
     found = {name: Variant(name, values) for name, values in varied.items()}
-    records = [read_if_there(results / choice / "choice.json", Choice) for choice in choices]
+    records = [read_if_there(StagePaths(results / choice).choice, Choice) for choice in choices]
     made = dict(zip(choices, records, strict=True))
     for choice, record in made.items():
-        if record is not None:
+        if record is not None and len({variant_of(each["name"], found) for each in record["candidates"]}) > 1:
             _note(found, choice, record)
     for variant in found.values():
         steps = sorted((results.glob(f"{variant.name}{AS_OF}*")), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -200,7 +200,7 @@ def value_text(value: Any) -> str:
 def write_sweep_page(
     results: Path, sweep: str, varied: Mapping[str, dict[str, Any]], choices: list[str], output: Path
 ) -> None:
-    """Write the page of a sweep; `varied`: of each variant its values by key, `choices`: the folders of what was chosen."""
+    """Write the page of a sweep; `varied`: of each variant its values by key, `choices`: the names of choices."""
     variants = read_variants(results, varied, choices)
     scored, step = comparable(results, variants)
     chosen = next((variant.name for variant in variants if variant.is_chosen), variants[0].name)

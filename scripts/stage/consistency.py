@@ -15,6 +15,7 @@ from scripts.records import (
     AGAIN,
     Benchmarks,
     CheckpointRecord,
+    Choice,
     Criteria,
     Evaluation,
     ExportRecord,
@@ -46,7 +47,7 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
     problems = list(damage(results / "data/source/record.json", SourceRecord))
     for blend in recipe.blends:
         problems += damage_of_blend(results / "data" / blend / "manifest.json")
-    for stage in (*recipe.stages, MODEL):
+    for stage in (*recipe.stages, *recipe.checkpoints, *recipe.choices, MODEL):
         problems += damage_of_stage(StagePaths(results / stage))
     if problems:
         raise UserError("\n".join(["records are damaged, so nothing is done:", *dict.fromkeys(problems)]))
@@ -55,7 +56,7 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
 def damage_of_stage(paths: StagePaths) -> list[str]:
     """What is wrong with the records of a stage, a line each."""
     others = {paths.evaluation: Evaluation, paths.benchmarks: Benchmarks, paths.gate: Gate}
-    others |= {paths.criteria: Criteria, paths.preflight: Preflight}
+    others |= {paths.criteria: Criteria, paths.preflight: Preflight, paths.choice: Choice}
     problems = [line for path, kind in others.items() for line in damage(path, kind)]
     for contradictions in (_of_run, of_checkpoint, of_export):
         try:
@@ -186,13 +187,13 @@ def judge_again(recipe: Recipe, results: Path) -> None:
     Snakemake sees that by itself where it has its notes of the last call. Where a tree was copied without them, the
     verdict is given a time before that of the metrics it judged, which no other rule looks at.
     """
-    for name, stage in recipe.stages.items():
+    for name in (*recipe.stages, *recipe.checkpoints):
         paths = StagePaths(results / name)
         judged, gate = read_if_there(paths.criteria, Criteria), read_if_there(paths.gate, Gate)
         if judged is None or gate is None or not paths.metrics.exists():
             continue
         then = [_bounds(**criterion) for criterion in judged["criteria"]]
-        now = [_bounds(**criterion.model_dump()) for criterion in stage.gate]
+        now = [_bounds(**criterion.model_dump()) for criterion in recipe.settings_of(name).gate]
         if then == now and judged.get("verdict", gate["verdict"]) == gate["verdict"]:
             continue
         before = paths.metrics.stat().st_mtime_ns - 1_000_000_000

@@ -40,7 +40,7 @@ def checkpoints_at_once(checkpointing: Checkpointing, planned: int) -> int:
     taken = math.ceil(planned / checkpointing.save_period)
     if checkpointing.keep_last_k is None:
         return taken
-    return min(taken, checkpointing.keep_last_k + checkpointing.keep_top_k + 1)
+    return min(taken, checkpointing.keep_last_k + checkpointing.keep_top_k + len(checkpointing.keep_steps) + 1)
 
 
 def shortage(stage: Stage) -> str | None:

@@ -42,6 +42,11 @@ class Estimate:
         return self.node_hours * self.gpus_per_node
 
     @property
+    def step_gpu_hours(self) -> float:
+        """Hours of all GPUs that a step takes; 0: nobody knows."""
+        return (self.step_seconds or 0.0) / 3600 * self.nodes * self.gpus_per_node
+
+    @property
     def bound(self) -> str:
         """What the hours are where nobody knows better than one whole allocation: at most (≤) it, or at least (≥)."""
         if self.steps == 0 or self.basis not in (LIMIT, UNKNOWN):

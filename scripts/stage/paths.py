@@ -1,5 +1,6 @@
 """Where a stage's files lie in its folder of results."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +31,14 @@ class StagePaths:
 
     @property
     def run(self) -> Path:
-        """The run directory, where it trains."""
-        return self.directory / "run"
+        """The run directory, where it trains; a stage as of a step links to the stage's."""
+        run = self.directory / "run"
+        return Path(os.path.normpath(self.directory / run.readlink())) if run.is_symlink() else run
 
     @property
     def owner(self) -> Path:
         """Which process trains in the run directory."""
-        return self.directory / "owner.json"
+        return self.run.with_name("owner.json")
 
     @property
     def logs(self) -> Path:
@@ -101,6 +103,11 @@ class StagePaths:
     def criteria(self) -> Path:
         """What each criterion of the gate came to."""
         return self.directory / "criteria.json"
+
+    @property
+    def choice(self) -> Path:
+        """What was chosen, where the folder is that of a choice."""
+        return self.directory / "choice.json"
 
     def sibling(self, stage: str) -> "StagePaths":
         """The files of another stage of the same results."""

@@ -11,15 +11,16 @@ from scripts.stage.rundir import Checkpoint, checkpoints
 def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
     """Remove the checkpoints that are neither among the newest nor among the best; the removed steps.
 
-    Kept are the newest `keep_last_k`, the best `keep_top_k` by `metric_name`, and the published one. A checkpoint is
-    renamed before it is removed, so a half-removed one never looks whole.
+    Kept are the newest `keep_last_k`, the best `keep_top_k` by `metric_name`, those of `keep_steps`, and the published
+    one. A checkpoint is renamed before it is removed, so a half-removed one never looks whole.
     """
     if checkpointing.keep_last_k is None:
         return []
     finish_removals(run)
     found = checkpoints(run)
     newest = found[-checkpointing.keep_last_k :]
-    kept = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]} | _published(run)
+    kept = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]}
+    kept |= {*checkpointing.keep_steps} | _published(run)
     removed = [checkpoint for checkpoint in found if checkpoint.step not in kept]
     for checkpoint in removed:
         renamed = checkpoint.path.rename(checkpoint.path.with_name(f"removing_{checkpoint.path.name}"))

@@ -18,7 +18,7 @@ from scripts.stage.rundir import run_of
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a recipe with its folder of results.
+    """A stage of a recipe with its folder of results; or it as of a step; or what a choice among such stands for.
 
     What is read from files is read once; `reread` gives the stage as it is now. Where `is_written`, its config is what
     its config.yaml says, which a training job trains whatever became of the recipe meanwhile.
@@ -36,7 +36,7 @@ class Stage:
     @property
     def settings(self) -> StageSettings:
         """What the recipe says of it."""
-        return self.recipe.stages[self.name]
+        return self.recipe.settings_of(self.name)
 
     @property
     def paths(self) -> StagePaths:
@@ -108,8 +108,9 @@ class Stage:
 
     @cached_property
     def config(self) -> TrainingConfig:
-        """Its resolved training config."""
-        return read_config(self.paths.config) if self.is_written else resolve_stage(self.recipe, self.name)
+        """Its resolved training config; of a choice that of the chosen."""
+        is_written = self.is_written or self.name in self.recipe.choices
+        return read_config(self.paths.config) if is_written else resolve_stage(self.recipe, self.name)
 
     @cached_property
     def rows(self) -> int | None:
@@ -119,7 +120,8 @@ class Stage:
     @property
     def planned(self) -> int | None:
         """The step at which it is done; None while nobody knows how many rows there are."""
-        return self.config.planned_step(self.rows)
+        planned, checkpoint = self.config.planned_step(self.rows), self.recipe.checkpoints.get(self.name)
+        return min(planned, checkpoint.step) if checkpoint and planned is not None else planned
 
     @cached_property
     def facts(self) -> Facts:

@@ -4,6 +4,7 @@ Neither Slurm nor a checkpoint's content is read: a job hashes what it goes on f
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from scripts.launch.slurm import ENDED_STATES
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, read_values
 from scripts.recipe.settings import leaves
-from scripts.records import CheckpointRecord, RunIdentity, read_if_there, read_record
+from scripts.records import CheckpointRecord, Choice, RunIdentity, read_if_there, read_record
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_blend, damage_of_stage
 from scripts.stage.identity import identity_of, stage_facts
@@ -46,12 +47,12 @@ class StageState:
     """Where one stage stands.
 
     `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
-    (steps of this very identity lie in a run directory), stale (it was published, but something that may change its
-    weights did), damaged (one of its records is, so nothing is done until that is mended) or new. `planned` is None
-    while nobody knows how many rows there are; `end` is the step at which the stage is done where its data end before
-    that, and `skipped` says so. `run` is the run directory that bears this identity, `start` the step of its newest
-    checkpoint, `changed` what differs from what the run directory trained; `trains_other`: who trains it trains
-    something else.
+    (steps of this very identity lie in a run directory), dropped (by its sweep's halving), stale (it was published, but
+    something that may change its weights did), damaged (one of its records is, so nothing is done until that is mended)
+    or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the stage is done
+    where its data end before that, and `skipped` says so. `run` is the run directory that bears this identity, `start`
+    the step of its newest checkpoint, `changed` what differs from what the run directory trained; `trains_other`: who
+    trains it trains something else, `is_halved`: halving dropped it, or (False) is expected to.
     """
 
     stage: str
@@ -66,11 +67,12 @@ class StageState:
     note: str = ""
     trains_other: bool = False
     aside: tuple[SetAside, ...] = ()
+    is_halved: bool | None = None
 
     @property
     def left(self) -> int | None:
         """Steps still to train; None while the planned step is not known."""
-        if self.state in ("fresh", "damaged"):
+        if self.state in ("fresh", "damaged", "dropped"):
             return 0
         return None if self.last is None else max(0, self.last - self.start)
 
@@ -85,25 +87,75 @@ class StageState:
         return self.state == "resumes" and self.left == 0
 
 
+Published = Callable[[str], str | None]
+
+
 def all_states(recipe: Recipe, results: Path, jobs: dict[str, LatestJob] | None = None) -> dict[str, StageState]:
     """The state of every stage, parents first; what descends from a stage that will train waits for it.
 
     `jobs` is what Slurm last said of each stage's job.
     """
     states: dict[str, StageState] = {}
-    settled: set[str] = set()
+
+    def published(name: str) -> str | None:
+        """The identity of what a stage, checkpoint or choice has published, where that is what the recipe says now."""
+        stage = Stage(recipe, results, name)
+        if name in recipe.choices:
+            return _chosen_identity(stage, published)
+        identity = states[recipe.stage_trained(name)].identity
+        return identity if stage.exported_identity == identity else None
+
     for name in recipe.stage_order():
         stage, parent = Stage(recipe, results, name), recipe.stages[name].parent
-        blocked = parent if parent is not None and parent not in settled else None
         try:
+            blocked = parent if parent is not None and published(parent) is None else None
             if problems := [*damage_of_stage(stage.paths), *damage_of_blend(stage.manifest)]:
                 raise UserError("; ".join(problems))
             states[name] = stage_state(stage, blocked, (jobs or {}).get(name))
-            if states[name].identity and stage.exported_identity == states[name].identity:
-                settled.add(name)
         except UserError as error:
             states[name] = StageState(name, "damaged", None, note=str(error))
+    for sweep in recipe.sweeps.values():
+        _halve(sweep.rungs, states, Stage(recipe, results, next(iter(sweep.variants))), published)
     return states
+
+
+def _halve(rungs: list[str], states: dict[str, StageState], stage: Stage, published: Published) -> None:
+    """Mark the variants that halving dropped; of those among which it is yet to choose, the last are taken for them."""
+    for rung in rungs:
+        choice = stage.recipe.choices[rung]
+        step = stage.recipe.checkpoints[choice.among[0]].step
+        going = [name for name in map(stage.recipe.stage_trained, choice.among) if states[name].is_halved is None]
+        kept = kept_by(replace(stage, name=rung), published)
+        for name in going:
+            if name in (going[: choice.keep] if kept is None else kept) or states[name].state == "fresh":
+                continue
+            if kept is None:
+                words = f"{choice.keep} of {len(going)} go on at step {step}"
+                states[name] = replace(states[name], end=step, skipped=words, is_halved=False)
+            else:
+                states[name] = replace(states[name], state="dropped", note=f"at step {step}", is_halved=True)
+
+
+def kept_by(rung: Stage, published: Published) -> set[str] | None:
+    """The variants of a sweep that a choice of its halving lets go on; None where that is still to be made."""
+    if _chosen_identity(rung, published) is None:
+        return None
+    return {*map(rung.recipe.stage_trained, read_record(rung.paths.choice, Choice)["chosen"])}
+
+
+def _chosen_identity(stage: Stage, published: Published) -> str | None:
+    """The identity of what a choice chose; None where it is not made, or was of other candidates than there are now."""
+    choice, record = stage.recipe.choices[stage.name], read_if_there(stage.paths.choice, Choice)
+    if record is None or record["by"] != choice.by:
+        return None
+    among = choice.among
+    if choice.after:
+        kept = kept_by(replace(stage, name=choice.after), published)
+        among = [name for name in among if kept and stage.recipe.stage_trained(name) in kept]
+    chosen_from = {candidate["name"]: candidate["identity"] for candidate in record["candidates"]}
+    if chosen_from.keys() != {*among} or any(published(name) != chosen_from[name] for name in among):
+        return None
+    return chosen_from[record["chosen"][0]]
 
 
 def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | None = None) -> StageState:
@@ -225,13 +277,24 @@ def _progress(stage: Stage) -> tuple[int, int | None]:
 
 
 def settled_identity(stage: Stage) -> str | None:
-    """A stage's identity by its files; None where one is missing, or a stage before it will train first."""
+    """A stage's identity by its files; None where one is missing, or a stage before it will train first.
+
+    Of a choice, that of what it chose.
+    """
+    if stage.name in stage.recipe.choices:
+        return _chosen_identity(stage, lambda name: _published_identity(replace(stage, name=name)))
     read = [stage.paths.config, stage.manifest, *([stage.parent_export_record] if stage.parent_export_record else [])]
     identity = _identity(*read, versions=tuple(map(_version, read)))
     parent = stage.parent
     if identity is None or parent is None:
         return identity
-    return identity if parent.exported_identity == settled_identity(parent) else None
+    return identity if _published_identity(parent) else None
+
+
+def _published_identity(stage: Stage) -> str | None:
+    """The identity of a stage's export, where that is what the stage is now."""
+    identity = settled_identity(stage)
+    return identity if stage.exported_identity == identity else None
 
 
 @cache

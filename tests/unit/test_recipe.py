@@ -58,6 +58,12 @@ def test_a_wrong_type_is_named(mistaken):
     )
 
 
+def test_a_step_to_keep_that_is_never_saved_is_named(mistaken):
+    old = "{save_period: 4, keep_last_k: 2, keep_top_k: 1}"
+    where = f"tiny.yaml:{line_of(old)}: stages.rlvr1.checkpointing.keep_steps: step 6 is no multiple of save_period 4"
+    assert where in mistaken(old, "{save_period: 4, keep_last_k: 2, keep_steps: [4, 6]}")
+
+
 def test_a_missing_parent_is_named_with_the_nearest(mistaken):
     message = mistaken("parent: rlvr3", "parent: rlrv3")
     where = f"tiny.yaml:{line_of('swe1: {algorithm')}: stages.swe1.parent: "

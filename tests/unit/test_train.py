@@ -212,6 +212,7 @@ def test_the_newest_and_the_best_and_the_published_checkpoint_are_kept(run):
     assert kept(run) == [5, 10, 15, 20, 25]
     publish_checkpoint(checkpoints(run)[1], run.with_name("ckpt"), RECORD)
     assert kept(run, keep_last_k=2, keep_top_k=2) == [5, 10, 15, 20, 25]
+    assert kept(run, keep_last_k=1, keep_top_k=1, keep_steps=[15, 20], save_period=5) == [5, 10, 15, 20, 25]
     assert kept(run, keep_last_k=2, keep_top_k=1) == [5, 10, 20, 25]
     assert kept(run, keep_last_k=1, keep_top_k=1, higher_is_better=False) == [10, 25]
 

@@ -83,4 +83,4 @@ def stages_of(recipe: Recipe) -> dict[str, NemoRlSettings]:
 
 def runtime_of(recipe: Recipe, name: str, site: Site) -> Runtime:
     """The runtime of one of a recipe's stages."""
-    return Runtime(name, recipe.stages[name], release_of(recipe.release), site)
+    return Runtime(name, recipe.settings_of(name), release_of(recipe.release), site)

@@ -100,7 +100,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         if self.pretrained_checkpoint and not able:
             at = key("stages", name, "pretrained_checkpoint")
             raise UserError(f"{at}: {recipe.release} starts from exports only; leave it out")
-        if self.pretrained_checkpoint and self.parent and not isinstance(recipe.stages[self.parent], NemoRlSettings):
+        parent = recipe.settings_of(self.parent) if self.parent else None
+        if self.pretrained_checkpoint and parent and not isinstance(parent, NemoRlSettings):
             at = key("stages", name, "pretrained_checkpoint")
             raise UserError(
                 f"{at}: {self.parent} is not NeMo-RL's, so it leaves no checkpoint of Megatron; leave it out"
@@ -166,7 +167,7 @@ class NemoRlEvaluation(EvaluationBase):
         Judges keep their nodes; the others are shared between training (whose policy generation takes its weights from)
         and generation as in the stage.
         """
-        stage, release = recipe.stages[name], release_of(recipe.release)
+        stage, release = recipe.settings_of(name), release_of(recipe.release)
         if self.nodes is None:
             return stage
         cluster = stage.cluster

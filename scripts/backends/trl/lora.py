@@ -37,7 +37,7 @@ class Lora(Strict):
 
 def with_parents_shape(stage: "StageSettings", recipe: "Recipe", key: Callable[..., str]) -> "StageSettings":
     """A stage that goes on with its parent's adapters, with their settings; UserError by `key` where it says others."""
-    lora, parent = stage.policy.lora, recipe.stages.get(stage.parent)
+    lora, parent = stage.policy.lora, recipe.settings_of(stage.parent) if stage.parent else None
     theirs = getattr(getattr(parent, "policy", None), "lora", None)
     if theirs is None:
         raise UserError(f"{key('from_parent')}: the stage has no parent that trains adapters on backend trl")

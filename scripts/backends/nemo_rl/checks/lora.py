@@ -32,7 +32,7 @@ def check_adapters(context: StageContext) -> Iterator[Finding]:
     section, other = (MEGATRON, DTENSOR) if context.setting("policy.megatron_cfg.enabled") else (DTENSOR, MEGATRON)
     if context.setting(f"{other}.enabled"):
         yield context.error(76, f"{other}.enabled is on, but that is not what trains; say it in {section}")
-    parent = recipe.stages.get(stage.parent)
+    parent = recipe.settings_of(stage.parent) if stage.parent else None
     if stage.pretrained_checkpoint and isinstance(parent, NemoRlSettings):
         before = Stage(recipe, context.stage.results, stage.parent)
         if has_adapters(replace(context, name=stage.parent, settings=parent, stage=before)):
