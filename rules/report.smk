@@ -37,7 +37,9 @@ def benchmarks_of_tasks(wildcards):
 
 
 def stages_with_parents(wildcards):
-    return [f"{stage}={RECIPE.stages[stage].parent or ''}" for stage in to_the_end(STAGES)]
+    """Each stage with its parent and, of a variant, its sweep."""
+    sweeps = {variant: f"={name}" for name, sweep in RECIPE.sweeps.items() for variant in sweep.variants}
+    return [f"{name}={RECIPE.stages[name].parent or ''}{sweeps.get(name, '')}" for name in STAGES]
 
 
 def folders_of_stages(wildcards):
@@ -123,8 +125,8 @@ rule overview:
         results=subpath(output[0], parent=True),
         stages=stages_with_parents,
     shell:
-        "python -m scripts.report.overview --results {params.results:q} --stages {params.stages:q} --output {output:q}"
-        " 2> {log:q}"
+        "python -m scripts.report.overview --results {params.results:q} --stages {params.stages:q}"
+        " --choices {input.choices:q} --output {output:q} 2> {log:q}"
 
 
 def choices_of_sweep(wildcards):

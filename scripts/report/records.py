@@ -26,10 +26,20 @@ from scripts.stage.metrics import SCHEMA
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import read_table
 
+AS_OF = ".step-"
+"""What stands between a stage's name and the step of one of its earlier checkpoints."""
+
 
 def is_trained(stage: StagePaths) -> bool:
     """Whether the stage has published its checkpoint and the metrics of its steps."""
     return stage.record.exists() and stage.metrics.exists()
+
+
+def furthest(stage: StagePaths) -> StagePaths:
+    """The stage, or where it is not trained to its end that of its checkpoints which was published last."""
+    steps = [path.name.rpartition(AS_OF)[2] for path in stage.directory.parent.glob(f"{stage.name}{AS_OF}*")]
+    checkpoints = [stage.sibling(f"{stage.name}{AS_OF}{step}") for step in sorted(steps, key=int, reverse=True)]
+    return next(filter(is_trained, [stage, *checkpoints]), stage)
 
 
 def parent_of(stage: StagePaths) -> StagePaths | None:

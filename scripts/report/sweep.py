@@ -20,11 +20,11 @@ from scripts.records import Choice, read_if_there
 from scripts.report.compare import ROW, TrainedStage
 from scripts.report.cost import total
 from scripts.report.page import write_page
-from scripts.report.records import Score, is_trained, scores_of
+from scripts.report.records import AS_OF, Score, furthest, is_trained, scores_of
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
 
-AS_OF, RUNG = ".step-", ".rung-"
+RUNG = ".rung-"
 
 
 @dataclass
@@ -86,15 +86,12 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
         if record is not None and len({variant_of(each["name"], found) for each in record["candidates"]}) > 1:
             _note(found, choice, record)
     for variant in found.values():
-        steps = sorted((results.glob(f"{variant.name}{AS_OF}*")), key=lambda path: int(path.name.rpartition("-")[2]))
-        for folder in (results / variant.name, *reversed(steps)):
-            try:
-                if is_trained(StagePaths(folder)):
-                    variant.trained = TrainedStage.read(StagePaths(folder))
-                    break
-            except UserError as error:
-                variant.problem = str(error)
-                print(error, file=sys.stderr)
+        stage = furthest(StagePaths(results / variant.name))
+        try:
+            variant.trained = TrainedStage.read(stage) if is_trained(stage) else None
+        except UserError as error:
+            variant.problem = str(error)
+            print(error, file=sys.stderr)
     return sorted(found.values(), key=lambda each: (-each.step, -(each.mean.after if each.mean else -1.0), each.name))
 
 

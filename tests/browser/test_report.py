@@ -14,6 +14,7 @@ from scripts.files import read_json
 from scripts.report.environments import write_environments_page
 from scripts.report.overview import write_overview
 from scripts.report.stage import write_stage_page
+from scripts.report.verdict import Lineage
 from scripts.stage.live import write_page
 from scripts.stage.paths import StagePaths
 from tests.report_files import rollout, write_manifest, write_stage
@@ -78,7 +79,7 @@ def pages(tmp_path_factory):
     rows.append(rollout(3, before=1.0, after=0.0, prompt=evil, response_before=evil))
     pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
     write_stage_page(StagePaths(results / "rlvr1"), write_manifest(results), results / "rlvr1/stage.html")
-    write_overview(results, parents, results / "overview.html")
+    write_overview(results, Lineage(parents), results / "overview.html")
     write_environments_page(
         [read_json(results / name / "eval.json") for name in parents], results / "environments.html"
     )

@@ -27,6 +27,7 @@ from scripts.report.records import differing_settings, scores_of, scores_side_by
 from scripts.report.rollouts import marked, sample_rollouts
 from scripts.report.stage import write_stage_page
 from scripts.report.summary import summarise_stage
+from scripts.report.verdict import Lineage
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
 from tests import programs
@@ -337,7 +338,7 @@ def test_a_graph_leads_its_arrows_from_box_to_box_and_its_boxes_do_not_overlap()
 
 def test_the_overview_shows_chains_in_lines_and_where_one_branches_off(results):
     write_stage(results, "a", "sft")
-    write_overview(results, {"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}, results / "overview.html")
+    write_overview(results, Lineage({"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}), results / "overview.html")
     page = (results / "overview.html").read_text()
     lines = [
         (re.findall(r"from (\w+)", line), re.findall(r'class="stage (\w+)" href="#stage-(\w+)"', line))
@@ -367,7 +368,7 @@ def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_
     write_json(
         results / "rlvr1/eval.json", judged("rlvr1", {MATH: (0.75, 0.25, 0.2, 0.4), MCQA: (0.25, -0.25, -0.3, -0.2)})
     )
-    write_overview(results, {"sft": "", "rlvr1": "sft"}, results / "overview.html")
+    write_overview(results, Lineage({"sft": "", "rlvr1": "sft"}), results / "overview.html")
     said = " ".join(re.sub(r"<[^>]+>", "", (results / "overview.html").read_text()).split())
     assert "No clear change: the mean held-out score went from 0.50 after sft to 0.50 after rlvr1 (+0.00" in said
     assert "Worse in mcqa (-0.25). Better in 1 of 2, most in math_with_judge (+0.25)." in said
@@ -378,7 +379,9 @@ def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_
 def test_the_overview_tells_trained_and_untrained_stages_apart(results):
     (results / "rlvr2/run").mkdir(parents=True)
     (results / "rlvr2/run/metrics.jsonl").write_text('{"step": 7}\n{"st')
-    write_overview(results, {"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1", "rlhf": "rlvr2"}, results / "overview.html")
+    write_overview(
+        results, Lineage({"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1", "rlhf": "rlvr2"}), results / "overview.html"
+    )
     text = (results / "overview.html").read_text()
     assert "2 of 4 stages trained, 20 steps" in text and "1.6 GPU-hours" in text
     assert "rlvr2: unfinished, step 7" in text and "rlhf: not trained yet" in text
