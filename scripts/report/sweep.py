@@ -101,16 +101,17 @@ def _note(variants: Mapping[str, Variant], choice: str, record: Choice) -> None:
         variant = variants.get(variant_of(candidate["name"], variants))
         if variant is None:
             continue
+        at = f" at step {candidate['step']}" if candidate["name"] != variant.name else ""
         if RUNG in choice:
             if candidate["name"] not in record["chosen"]:
                 variant.dropped = candidate["step"]
         elif candidate["name"] in record["chosen"]:
             variant.is_chosen = True
-            variant.notes.append(f"chosen by {record['by']}")
+            variant.notes.append(f"chosen by {record['by']}{at}")
         elif candidate["left_out"]:
-            variant.notes.append(f"left out: {candidate['left_out']}")
+            variant.notes.append(f"left out{at}: {candidate['left_out']}")
         elif candidate["tied"]:
-            variant.notes.append(f"tied with the chosen by {record['by']}")
+            variant.notes.append(f"tied with the chosen{at}")
 
 
 def variant_of(candidate: str, variants: Iterable[str]) -> str:

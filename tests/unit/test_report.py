@@ -27,6 +27,7 @@ from scripts.report.records import differing_settings, scores_of, scores_side_by
 from scripts.report.rollouts import marked, sample_rollouts
 from scripts.report.stage import write_stage_page
 from scripts.report.summary import summarise_stage
+from scripts.report.sweep import effects, read_variants, write_sweep_page
 from scripts.report.verdict import Lineage
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
@@ -386,6 +387,114 @@ def test_the_overview_tells_trained_and_untrained_stages_apart(results):
     assert "2 of 4 stages trained, 20 steps" in text and "1.6 GPU-hours" in text
     assert "rlvr2: unfinished, step 7" in text and "rlhf: not trained yet" in text
     assert "least gained: math_with_judge +0.250" in text and "nan" not in text
+
+
+# Sweeps
+
+GRID = {f"rlvr1.lr-{lr}.seed-{seed}": {"lr": lr, "seed": seed} for lr in (1e-4, 2e-4) for seed in (1, 2)}
+SCORES = dict(zip(GRID, (0.25, 0.5, 0.75, 1.0), strict=True))  # by rate 0.375 and 0.875, by seed 0.5 and 0.75
+
+
+def write_variant(results: Path, folder: str, score: float, steps: int) -> None:
+    """A variant, or one as of a step, with twelve rows of which this share is right."""
+    directory = write_stage(results, folder, "sft", steps=steps)
+    write_json(directory / "eval.json", evaluation(folder, 0.25, score))
+    rows = [rollout(line, reward_after=float(line < 12 * score)) for line in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), directory / "rollouts.parquet")
+
+
+def write_choice(results: Path, name: str, *chosen: str, by_score: dict[str, float]) -> None:
+    """choice.json among folders with these scores, the first of which are chosen."""
+    ranked = sorted(by_score, key=lambda folder: -by_score[folder])
+    common = {"identity": "i", "content": "c", "low": None, "high": None, "difference": None, "left_out": None}
+    candidates = [
+        common | {"name": each, "step": 4, "score": by_score[each], "tied": place == 1}
+        for place, each in enumerate(ranked)
+    ]
+    write_json(
+        results / name / "choice.json",
+        {"stage": "rlvr1", "by": "held_out_mean", "chosen": list(chosen), "candidates": candidates},
+    )
+
+
+def test_a_sweep_is_sorted_by_score_and_its_parameters_effects_are_those_of_pairs(tmp_path):
+    for name, score in SCORES.items():
+        write_variant(tmp_path, name, score, 10)
+    best = max(SCORES, key=SCORES.get)
+    write_choice(tmp_path, "rlvr1.best", best, by_score=SCORES)
+    variants = read_variants(tmp_path, GRID, ["rlvr1.best"])
+    assert [variant.name for variant in variants] == sorted(SCORES, key=lambda name: -SCORES[name])
+    assert variants[0].is_chosen and variants[0].notes == ["chosen by held_out_mean"]
+    assert variants[1].notes == ["tied with the chosen"] and not variants[2].notes
+    assert variants[1].bounds["low"] < 0.75 < variants[1].bounds["high"]
+    found = effects(variants, {variant.name: variant.trained for variant in variants})
+    assert [(effect.value, effect.mean, effect.pairs) for effect in found["lr"]] == [(1e-4, 0.375, 0), (2e-4, 0.875, 2)]
+    assert found["lr"][1].change["value"] == 0.5 and found["seed"][1].change["value"] == 0.25
+    assert found["seed"][1].change["low"] < 0.25 < found["seed"][1].change["high"] and found["seed"][0].change is None
+
+
+def test_a_sweeps_page_tells_what_halving_dropped_and_saved(tmp_path):
+    kept = list(GRID)[2:]
+    for name, score in SCORES.items():
+        write_variant(tmp_path, f"{name}.step-4", score, 4)
+    for name in kept:
+        write_variant(tmp_path, name, SCORES[name], 10)
+    as_of = {f"{name}.step-4": score for name, score in SCORES.items()}
+    write_choice(tmp_path, "rlvr1.rung-4", *(f"{name}.step-4" for name in kept), by_score=as_of)
+    write_sweep_page(tmp_path, "rlvr1", GRID, ["rlvr1.rung-4"], tmp_path / "rlvr1/sweep.html")
+    page = (tmp_path / "rlvr1/sweep.html").read_text()
+    said = " ".join(re.sub(r"<[^>]+>", "", page).split())
+    assert "4 of 4 variants trained, 28 steps" in said
+    assert "Halving dropped 2 of them: all to the end would have been 40 steps, so 30&nbsp;% were saved" in said
+    assert said.count("dropped at step 4") == 2 and "Taken at step 4" in said
+    assert page.count("<figure>") == 2 and 'stroke-width="3"' in page, "the chosen one is drawn bold"
+
+
+def test_variants_that_differ_in_two_parameters_have_no_effects(tmp_path):
+    drawn = {
+        "rlvr1.draw-1": {"lr": 1e-4, "seed": 1},
+        "rlvr1.draw-2": {"lr": 3e-4, "seed": 2},
+        "rlvr1.draw-3": {"lr": 1},
+    }
+    for name in list(drawn)[:2]:
+        write_variant(tmp_path, name, 0.5, 10)
+    write_sweep_page(tmp_path, "rlvr1", drawn, [], tmp_path / "sweep.html")
+    page = (tmp_path / "sweep.html").read_text()
+    assert page.count("No two variants differ in it alone") == 2 and "not trained yet" in page
+
+
+def test_the_overview_shows_a_sweep_as_one_card_and_follows_what_was_chosen(tmp_path):
+    write_stage(tmp_path, "sft")
+    for name, score in SCORES.items():
+        write_variant(tmp_path, name, score, 10)
+    best = list(GRID)[1]
+    write_choice(tmp_path, "rlvr1.best-held_out_mean", best, by_score=SCORES)
+    write_stage(tmp_path, "rlvr2", best)
+    parents = {"sft": "", **dict.fromkeys(GRID, "sft"), "rlvr2": "rlvr1.best-held_out_mean"}
+    choices = {"rlvr1.best-held_out_mean": read_json(tmp_path / "rlvr1.best-held_out_mean/choice.json")}
+    lineage = Lineage(parents, dict.fromkeys(GRID, "rlvr1"), choices)
+    assert lineage.cards == {"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1"}
+    assert lineage.chains({}) == [["sft", best, "rlvr2"]]
+    write_overview(tmp_path, lineage, tmp_path / "overview.html")
+    page = (tmp_path / "overview.html").read_text()
+    assert "rlvr1: 4 of 4 variants trained, scores 0.25 to 1.00" in page and "rlvr1/sweep.html" in page
+    assert "6 of 6 stages trained, 60 steps" in page and page.count("<figure") == 3
+    assert "rlvr2 from rlvr1.lr-0.0001.seed-2" in page and next(iter(GRID)) not in page
+
+
+@pytest.mark.parametrize(
+    ("parents", "chains"),
+    [
+        ({"a.x": "", "a.y": ""}, [["a.y"]]),  # of a sweep's end the best
+        ({"a.x": "", "a.y": "", "b.x": "a.x", "b.y": "a.y"}, [["a.y", "b.y"]]),  # each of them
+        ({"a.x": "", "a.y": "", "c": "a.x"}, [["a.x", "c"]]),  # one of them
+        ({"c": "", "d": "c.step-4"}, [["c.step-4", "d"]]),  # an earlier checkpoint
+        ({"a.x": "", "a.y": "", "c": "a.best-held_out_mean"}, [["c"]]),  # nothing is chosen yet
+    ],
+)
+def test_chains_lead_through_one_variant_of_each_sweep(parents, chains):
+    lineage = Lineage(parents, {name: name[0] for name in parents if "." in name})
+    assert lineage.chains({"a.x": 0.25, "a.y": 0.5, "b.x": 0.25, "b.y": 0.5}) == chains
 
 
 def test_the_summary_has_a_row_a_stage_from_its_records(results):
