@@ -80,10 +80,9 @@ class Effect:
 def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: Iterable[str]) -> list[Variant]:
     """The variants, those trained furthest first and of them the highest score; and what the choices made of them."""
     found = {name: Variant(name, values) for name, values in varied.items()}
-    records = [read_if_there(StagePaths(results / choice).choice, Choice) for choice in choices]
-    made = dict(zip(choices, records, strict=True))
-    for choice, record in made.items():
-        if record is not None and len({variant_of(each["name"], found) for each in record["candidates"]}) > 1:
+    for choice in choices:
+        record = read_if_there(StagePaths(results / choice).choice, Choice)
+        if record is not None and not any(choice.startswith(f"{name}.") for name in varied):  # of one's checkpoints
             _note(found, choice, record)
     for variant in found.values():
         stage = furthest(StagePaths(results / variant.name))
