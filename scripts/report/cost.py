@@ -1,5 +1,6 @@
 """What the attempts at a stage took, from the lines that each wrote as it began and ended."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,19 @@ class Cost:
     def mark(self) -> str:
         """What stands before hours that are a bound from below."""
         return "≥ " if self.at_least else ""
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """The cost of several stages together; its GPU-hours are those that are known, None where none are."""
+    costs = list(costs)
+    known = [cost.gpu_hours for cost in costs if cost.gpu_hours is not None]
+    return Cost(
+        attempts=sum(cost.attempts for cost in costs),
+        hours=sum(cost.hours for cost in costs),
+        step_hours=sum(cost.step_hours for cost in costs),
+        gpu_hours=sum(known) if known else None,
+        at_least=any(cost.at_least for cost in costs),
+    )
 
 
 def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
