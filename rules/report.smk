@@ -26,7 +26,7 @@ def folders_of_stages(wildcards):
 
 def stage_labels(wildcards):
     """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
-    place = str(STAGES.index(wildcards.stage) + 1).rjust(len(str(len(STAGES))), "0")
+    place = str(TRAINED.index(wildcards.stage) + 1).rjust(len(str(len(TRAINED))), "0")
     return {"#": place, "stage": wildcards.stage}
 
 

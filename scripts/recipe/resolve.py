@@ -34,7 +34,7 @@ def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str,
     """The files of the user's own environments by name: those that reward a stage's rows, or all of the recipe."""
     names = recipe.environments.keys()
     if stage_name is not None:
-        blend = recipe.blends[recipe.stages[stage_name].blend]
+        blend = recipe.blends[recipe.settings_of(stage_name).blend]
         names = names & blend.environments if blend.kind == "prompts" else set()
     return {name: repository_root() / recipe.environments[name] for name in sorted(names)}
 

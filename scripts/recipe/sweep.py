@@ -13,8 +13,9 @@ from fractions import Fraction
 from itertools import product
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, PositiveInt, ValidationError
 
+from scripts.files import canonical_json, sha256_text
 from scripts.recipe.settings import merge
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
 
@@ -41,6 +42,16 @@ class Halving(Strict):
     by: str = Field(HELD_OUT_MEAN, description="What best means, as in a parent's `best`.")
 
 
+Steps = PositiveInt | Literal["last", "best"] | Annotated[list[PositiveInt], Field(min_length=1)]
+
+
+def _steps_or_word(value: Any) -> Any:
+    steps = value if isinstance(value, list) and value else [value]
+    if value not in ("last", "best") and not all(type(step) is int and step > 0 for step in steps):
+        raise invalid("is a step, a list of steps, last or best")
+    return value
+
+
 class ParentChoice(Strict):
     """Variants or checkpoints of a stage to start from."""
 
@@ -49,7 +60,7 @@ class ParentChoice(Strict):
     best: str | None = Field(
         None, description="Start from the best by held_out_mean, worst_environment_change or a task's score."
     )
-    checkpoint: PositiveInt | Literal["last", "best"] | Annotated[list[PositiveInt], Field(min_length=1)] = Field(
+    checkpoint: Annotated[Steps, BeforeValidator(_steps_or_word)] = Field(
         "last", description="Of that step, or the best of these; best: of all that are saved."
     )
 
@@ -165,6 +176,8 @@ class _Expansion:
             halving = _checked(Halving, stage["halving"], f"stages.{name}.halving")
             self._halve(name, halving)
             by = by or halving.by
+        if by is not None and len(self.names[name]) == 1:
+            raise invalid("there is no sweep to choose the best of; leave it out", f"stages.{name}.best")
         if by is not None:
             self._choose(name, str(by), self.names[name])
 
@@ -209,9 +222,7 @@ class _Expansion:
             steps = wanted.checkpoint if isinstance(wanted.checkpoint, list) else [wanted.checkpoint]
             return [None if step == "last" else step for step in steps]
         stage = self.raw.get(wanted.stage) or self.stages[wanted.stage]
-        section = stage.get(stage.get("algorithm"))
-        last = (section if isinstance(section, dict) else {}).get("max_num_steps", stage.get("max_num_steps"))
-        if not isinstance(last, int):
+        if (last := _last_step(stage)) is None:
             raise invalid(f"nothing says how many steps {wanted.stage} has; list them: checkpoint: [10, 20]", at)
         return [*range(_save_period(stage), last, _save_period(stage)), None]
 
@@ -222,9 +233,11 @@ class _Expansion:
                 yield name
                 continue
             stage = self.stages.get(name)  # None: in a circle of parents
-            if stage is None or step % (period := _save_period(stage)):
-                every = f"{name} saves every {period} steps" if stage else f"{name} comes after itself"
-                raise invalid(f"no checkpoint is of step {step}: {every}", at)
+            if stage is None:
+                raise invalid(f"{name} comes after itself", at)
+            if step % _save_period(stage) or step > (_last_step(stage) or step):
+                saves = f"{name} saves every {_save_period(stage)} steps, of {_last_step(stage) or 'all its data'}"
+                raise invalid(f"no checkpoint is of step {step}: {saves}", at)
             kept = {*stage.get("checkpointing", {}).get("keep_steps", []), step}
             self.stages[name] = merge(stage, {"checkpointing": {"keep_steps": sorted(kept)}})
             of_step = f"{name}.step-{step}"
@@ -292,6 +305,8 @@ def _text(value: Any) -> str:
     """A value as part of a name."""
     if isinstance(value, float):
         return f"{value:.6g}".replace("+", "")
+    if isinstance(value, list | dict):
+        return sha256_text(canonical_json(value))[:6]
     return _word(str(value))
 
 
@@ -310,6 +325,12 @@ def _save_period(stage: dict[str, Any]) -> int:
     checkpointing = stage.get("checkpointing")
     period = checkpointing.get("save_period") if isinstance(checkpointing, dict) else None
     return period if isinstance(period, int) and period > 0 else 10
+
+
+def _last_step(stage: dict[str, Any]) -> int | None:
+    section = stage.get(stage.get("algorithm"))
+    last = (section if isinstance(section, dict) else {}).get("max_num_steps", stage.get("max_num_steps"))
+    return last if isinstance(last, int) else None
 
 
 def _checked(model: type[Checked], values: Any, at: str) -> Checked:
