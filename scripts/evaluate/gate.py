@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--criteria", type=Path, required=True, help="criteria.json, to be written")
     parser.add_argument("--output", type=Path, required=True, help="gate.json")
     arguments = parser.parse_args()
-    criteria = load_recipe(arguments.recipe).stages[arguments.stage].gate
+    criteria = load_recipe(arguments.recipe).settings_of(arguments.stage).gate
     steps = read_table(arguments.metrics, SCHEMA).to_pylist()
     evaluation = read_record(arguments.evaluation, Evaluation) if arguments.evaluation else None
     benchmarks = read_record(arguments.benchmarks, Benchmarks) if arguments.benchmarks else None

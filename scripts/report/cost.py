@@ -1,5 +1,6 @@
 """What the attempts at a stage took, from the lines that each wrote as it began and ended."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,19 +36,32 @@ class Cost:
         return "≥ " if self.at_least else ""
 
 
+def total(costs: Iterable[Cost]) -> Cost:
+    """The cost of several stages together; its GPU-hours are those that are known, None where none are."""
+    costs = list(costs)
+    known = [cost.gpu_hours for cost in costs if cost.gpu_hours is not None]
+    return Cost(
+        attempts=sum(cost.attempts for cost in costs),
+        hours=sum(cost.hours for cost in costs),
+        step_hours=sum(cost.step_hours for cost in costs),
+        gpu_hours=sum(known) if known else None,
+        at_least=any(cost.at_least for cost in costs),
+    )
+
+
 def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
-    """The cost of a stage by its run directory's attempts and the seconds of its steps.
+    """The cost of a stage, or of it as of a step, by its run directory's attempts and the seconds of its steps.
 
     Without a record of attempts the steps alone are counted, as a bound from below. A killed attempt came at least to
-    the step from which the next one went on.
+    the step from which the next one went on; of one that went beyond the last step, its steps' share is counted.
     """
-    in_steps = float(step_seconds.sum()) / 3600
-    attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"]
+    in_steps, last = float(step_seconds.sum()) / 3600, len(step_seconds)
+    attempts = [entry for entry in read_attempts(run) if entry["outcome"] != "waited" and entry["from"] < last]
     if not attempts:
         return Cost(0, in_steps, in_steps, None, at_least=True)
-    reached = [*(following["from"] for following in attempts[1:]), len(step_seconds)]
+    reached = [*(following["from"] for following in attempts[1:]), last]
     pace = step_seconds.median()
-    hours = [_seconds(attempt, step, pace) / 3600 for attempt, step in zip(attempts, reached, strict=True)]
+    hours = [_seconds(attempt, step, last, pace) / 3600 for attempt, step in zip(attempts, reached, strict=True)]
     gpus = [attempt["gpus"] for attempt in attempts]
     return Cost(
         attempts=len(attempts),
@@ -58,8 +72,9 @@ def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
     )
 
 
-def _seconds(attempt: dict[str, Any], reached: int, pace: float) -> float:
-    """The wall time of an attempt; of a killed one that of its steps, `pace` seconds each."""
+def _seconds(attempt: dict[str, Any], reached: int, last: int, pace: float) -> float:
+    """The wall time of an attempt up to the last step; of a killed one that of its steps, `pace` seconds each."""
     if attempt["ended"] is None:
         return max(0.0, (reached - attempt["from"]) * pace)
-    return max(0.0, attempt["ended"] - attempt["time"])
+    share = (last - attempt["from"]) / (max(last, attempt["to"]) - attempt["from"])
+    return max(0.0, share * (attempt["ended"] - attempt["time"]))
