@@ -181,6 +181,9 @@ def test_hours_are_those_of_all_attempts_and_waiting_costs_nothing(tmp_path):
     set_times(tmp_path, 0, 3600, 3600, 99_999, 100_000, 103_600)
     cost = cost_of(tmp_path, pd.Series([360.0] * 10))
     assert (cost.attempts, cost.hours, cost.step_hours, cost.gpu_hours, cost.at_least) == (2, 2.0, 1.0, 24.0, False)
+    of_step_7, of_step_4 = (cost_of(tmp_path, pd.Series([360.0] * step)) for step in (7, 4))
+    assert (of_step_7.attempts, of_step_7.hours, of_step_7.gpu_hours) == (2, 1.5, 16.0)
+    assert (of_step_4.attempts, of_step_4.hours, of_step_4.gpu_hours) == (1, 1.0, 8.0)
 
 
 def test_a_killed_attempt_counts_with_the_steps_it_left_and_makes_the_hours_a_bound(tmp_path):
