@@ -7,6 +7,7 @@ WHAT_STAGES_LEFT = {
     "evaluations": of_stages("eval.json", among=SCORED),
     "gates": of_stages("gate.json", "criteria.json"),
     "choices": expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),
+    "tests": expand(f"{RESULTS}/{{stage}}/test.json", stage=TESTED),
 }
 
 
