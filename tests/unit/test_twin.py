@@ -323,7 +323,7 @@ def test_a_checkpoint_of_nemo_rl_is_taken_over_with_its_folders_though_not_every
     files += ["policy/weights/iter_0000000/__0_0.distcp", "train_dataloader.pt", "config.yaml"]
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"a: 1" * (1 << (18 if name.endswith("distcp") else 1)))
+        (folder / name).write_bytes(b"a: 1\n" * (1 << (18 if name.endswith("distcp") else 1)))
     (folder / "training_info.json").write_text('{"step": 4}')
     assert [each.step for each in seal_finished(theirs)] == [4]
     log(theirs, range(1, 5))
