@@ -218,6 +218,7 @@ def test_a_stage_of_another_name_a_sample_and_what_was_set_aside_count_and_links
     aside = fill(runs("a/sample-8"), 1)
     aside.rename(aside.with_name(f"run.{b.identity}"))
     b.paths.run.mkdir()
+    shutil.copytree("results/b/sft.lr-1e-3/run", "results/b/sft/run.old")
     assert len(twin.twins_of(b, b.identity)) == 2
     assert [(it.step, run.name) for it, run in twin.twin_checkpoints(b, b.identity, 0)] == [
         (4, "run"),
