@@ -41,6 +41,7 @@ localrules:
     stage_page,
     environments,
     overview,
+    sweep_page,
     summary,
     report_html,
     card,
@@ -57,6 +58,7 @@ rule all:
     input:
         f"{RESULTS}/report.html",
         f"{RESULTS}/summary.csv",
+        COMPARISON,
         of_stages("gate.json", *(["tracking.json"] if CONFIG.tracking else [])),
         of_stages("benchmarks.json", among=BENCHMARKED),
         expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),

@@ -136,8 +136,8 @@ def _time(estimates: list[Estimate]) -> str:
 
 def _counts(plan: list[Planned]) -> str:
     again = sum(stage.state.publishes_again for stage in plan)
-    fresh, damaged = (sum(stage.state.state == state for stage in plan) for state in ("fresh", "damaged"))
-    counts = {"to train": len(plan) - again - fresh - damaged, "to publish": again, "fresh": fresh, "damaged": damaged}
+    still = {state: sum(stage.state.state == state for stage in plan) for state in ("fresh", "dropped", "damaged")}
+    counts = {"to train": len(plan) - again - sum(still.values()), "to publish": again, **still}
     return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
 

@@ -1,5 +1,6 @@
 """What the attempts at a stage took, from the lines that each wrote as it began and ended."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,22 +38,35 @@ class Cost:
         return "≥ " if self.at_least else ""
 
 
+def total(costs: Iterable[Cost]) -> Cost:
+    """The cost of several stages together; its GPU-hours are those that are known, None where none are."""
+    costs = list(costs)
+    known = [cost.gpu_hours for cost in costs if cost.gpu_hours is not None]
+    return Cost(
+        attempts=sum(cost.attempts for cost in costs),
+        hours=sum(cost.hours for cost in costs),
+        step_hours=sum(cost.step_hours for cost in costs),
+        gpu_hours=sum(known) if known else None,
+        at_least=any(cost.at_least for cost in costs),
+    )
+
+
 def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
-    """The cost of a stage by its run directory's attempts and the seconds of its steps.
+    """The cost of a stage, or of it as of a step, by its run directory's attempts and the seconds of its steps.
 
     Without a record of attempts the steps alone are counted, as a bound from below. A killed attempt came at least to
-    the step from which the next one went on.
+    the step from which the next one went on; of one that went beyond the last step, its steps' share is counted.
     """
-    in_steps = float(step_seconds.sum()) / 3600
-    attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"]
+    in_steps, last = float(step_seconds.sum()) / 3600, len(step_seconds)
+    attempts = [entry for entry in read_attempts(run) if entry["outcome"] != "waited" and entry["from"] < last]
     if not attempts:
         return Cost(0, in_steps, in_steps, None, at_least=True)
-    adopted = [(each, last) for each, last in attempts_in(run, len(step_seconds)) if each["run"]]
-    in_steps -= sum(float(step_seconds.iloc[each["from"] : last].sum()) for each, last in adopted) / 3600
-    reached = [*(following["from"] for following in attempts[1:]), len(step_seconds)]
+    adopted = [(each, until) for each, until in attempts_in(run, last) if each["run"]]
+    in_steps -= sum(float(step_seconds.iloc[each["from"] : until].sum()) for each, until in adopted) / 3600
+    reached = [*(following["from"] for following in attempts[1:]), last]
     pace = step_seconds.median()
     own = [(attempt, step) for attempt, step in zip(attempts, reached, strict=True) if not attempt["run"]]
-    hours = [_seconds(attempt, step, pace) / 3600 for attempt, step in own]
+    hours = [_seconds(attempt, step, last, pace) / 3600 for attempt, step in own]
     gpus = [attempt["gpus"] for attempt, _ in own]
     return Cost(
         attempts=len(own),
@@ -60,7 +74,7 @@ def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
         step_hours=min(in_steps, sum(hours)),
         gpu_hours=None if None in gpus else sum(time * count for time, count in zip(hours, gpus, strict=True)),
         at_least=any(attempt["ended"] is None for attempt, _ in own),
-        adopted=_words(adopted, len(step_seconds)),
+        adopted=_words(adopted, last),
     )
 
 
@@ -72,8 +86,9 @@ def _words(adopted: list[tuple[dict[str, Any], int]], steps: int) -> str:
     return ", ".join(f"{'' if step == steps else f'up to step {step} '}trained in {run}" for run, step in last.items())
 
 
-def _seconds(attempt: dict[str, Any], reached: int, pace: float) -> float:
-    """The wall time of an attempt; of a killed one that of its steps, `pace` seconds each."""
+def _seconds(attempt: dict[str, Any], reached: int, last: int, pace: float) -> float:
+    """The wall time of an attempt up to the last step; of a killed one that of its steps, `pace` seconds each."""
     if attempt["ended"] is None:
         return max(0.0, (reached - attempt["from"]) * pace)
-    return max(0.0, attempt["ended"] - attempt["time"])
+    share = (last - attempt["from"]) / (max(last, attempt["to"]) - attempt["from"])
+    return max(0.0, share * (attempt["ended"] - attempt["time"]))

@@ -24,7 +24,7 @@ from scripts.stage.provenance import code_revision, record_of, step_text, words_
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.reach import Reach
 from scripts.stage.retention import finish_removals
-from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step, open_run_directory
+from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step, open_run_directory
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from scripts.stage.twin import adopt, training_twin
@@ -106,8 +106,17 @@ def _reach(stage: Stage, newest: Checkpoint | None) -> Reach:
 def _train(
     stage: Stage, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
 ) -> Checkpoint | None:
-    """Train up to the step of `aim`; the stage's last checkpoint, or None where it is to be continued."""
-    run, planned, step = stage.paths.run, stage.planned, newest.step if newest else 0
+    """Train up to the step of `aim`; the stage's last checkpoint, or None where it is to be continued.
+
+    UserError where later steps are there already, which are trained from this one.
+    """
+    run, planned, step = stage.paths.run, stage.config.planned_step(stage.rows), newest.step if newest else 0
+    if newest_step(run) > stage.planned:
+        kept = ", ".join(str(checkpoint.step) for checkpoint in checkpoints(run))
+        raise UserError(
+            f"{run}: step {stage.planned} was not kept, but steps {kept}; name one of these, or move the directory "
+            "away to train the stage again"
+        )
     check_splits(stage.manifest)
     if stage.parent_export_record:
         exported_model(stage.parent_export_record)

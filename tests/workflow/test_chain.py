@@ -98,6 +98,23 @@ def test_snakemakes_own_report_can_be_asked_for(copied):
     assert (copied.root / "mine.html").stat().st_size > 100_000
 
 
+def test_another_run_is_compared_from_its_files_and_stale_by_its_summary_alone(copied):
+    other = shutil.copytree(copied.results, copied.root / "other/short", symlinks=True)
+    (other / "rlvr1/eval.json").write_text("{")
+    beside = ("results/short/compare.html", "--config", "compare=[./other/short]")
+    copied.snakemake(*beside)
+    page = (copied.results / "compare.html").read_text()
+    assert "Identical in all runs" in page and "Left out: rlvr1 of other/short" in page
+    for path in other.rglob("*.json"):
+        path.touch()
+    assert "Nothing to be done" in copied.snakemake("--dry-run", *beside)
+    (other / "summary.csv").write_text("changed")
+    planned = copied.planned_jobs("--config", "compare=[./other/short]")
+    assert {"compare", "report_html"} <= set(planned) <= {"compare", "report_html", "all"}
+    refused = copied.run("snakemake", "--dry-run", "--config", "compare=nothere", check=False)
+    assert refused.returncode == 1 and "results/nothere: no run with a trained stage there" in refused.stdout
+
+
 def test_touching_every_file_or_moving_the_tree_trains_nothing(copied):
     for path in copied.results.rglob("*"):
         if path.is_file():
