@@ -20,6 +20,10 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.stage.attempts import read_attempts  # noqa: E402
+
 RESULTS = ROOT / "results/sweep-benchmark"
 RATES, SEEDS, RUNGS = [1e-4, 2e-4, 4e-4], [1, 2], [4, 8]
 LR = "policy.optimizer.lr"
@@ -49,10 +53,8 @@ def snakemake(recipe: Path, results: Path, *targets: str) -> float:
 
 def trained(results: Path, stage: str) -> tuple[int, int]:
     """How many run directories of a stage and its variants trained, and how many steps."""
-    logs = [path for path in results.glob(f"run/{stage}*/run/attempts.jsonl") if not path.parent.is_symlink()]
-    lines = [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
-    steps = sum(line.get("to", line["from"]) - line["from"] for log in lines for line in log if "outcome" in line)
-    return len(logs), steps
+    runs = [run for run in results.glob(f"run/{stage}*/run") if run.is_dir() and not run.is_symlink()]
+    return len(runs), sum(attempt["to"] - attempt["from"] for run in runs for attempt in read_attempts(run))
 
 
 def chosen(results: Path) -> tuple[str, list[dict[str, Any]]]:
