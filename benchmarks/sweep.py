@@ -43,7 +43,7 @@ def recipe(path: Path, seed: int, **rlvr1: Any) -> None:
 def snakemake(recipe: Path, results: Path, *targets: str) -> float:
     """Seconds that a call of Snakemake takes."""
     started = time.monotonic()
-    command = [Path(sys.executable).with_name("snakemake"), "--quiet", "all", *targets, "--config"]
+    command = [Path(sys.executable).with_name("snakemake"), *targets, "--quiet", "all", "--config"]
     command += [f"recipe={recipe}", f"results={results}", "run=run"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
