@@ -49,6 +49,8 @@ localrules:
     stage_page,
     environments,
     overview,
+    sweep_page,
+    compare,
     summary,
     report_html,
     card,
@@ -65,6 +67,7 @@ rule all:
     input:
         f"{RESULTS}/report.html",
         f"{RESULTS}/summary.csv",
+        COMPARISON,
         of_stages("gate.json", *(["tracking.json"] if CONFIG.tracking else [])),
         of_stages("benchmarks.json", among=BENCHMARKED),
         expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),

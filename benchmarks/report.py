@@ -2,10 +2,10 @@
 
     python benchmarks/report.py > benchmarks/report.md
 
-Takes the finished tiny chain (`make demo`), and a chain of 100 stages made of copies of its files. The pages and the
-report are made anew by Snakemake on all cores; then headless Chromium, with its network cut off, opens the report and
-shows its first screen, the overview, and a stage's page. Needs chromium and chromedriver (Debian: chromium
-chromium-driver).
+Takes the finished tiny chain (`make demo`), and a chain of 100 stages and a sweep of 50 variants made of copies of its
+files. The pages and the report are made anew by Snakemake on all cores; then headless Chromium, with its network cut
+off, opens the report and shows its first screen, the overview, and a stage's page or the sweep's. Needs chromium and
+chromedriver (Debian: chromium chromium-driver).
 """
 
 import argparse
@@ -31,17 +31,19 @@ from scripts.recipe.load import load_recipe  # noqa: E402
 from scripts.report.front import open_on_overview  # noqa: E402
 
 RESULTS = Path("results/measured")
-RULES = ("stage_page", "environments", "overview", "summary")
+RULES = ("stage_page", "sweep_page", "environments", "overview", "summary")
+SWEPT = "swept"
 WANTED = (
     *("config.yaml", "preflight.json", "metrics.parquet", "eval.json", "rollouts.parquet"),
     *("gate.json", "criteria.json", "ckpt/record.json", "run/attempts.jsonl"),
 )
 
 
-def plant(root: Path, recipe: Path, results: Path, count: int | None) -> list[str]:
+def plant(root: Path, recipe: Path, results: Path, count: int | None, variants: int = 0) -> list[str]:
     """Fill a working tree with the chain's published files; the names of its stages, parents first.
 
-    With a `count` the chain has so many stages: the first, and after it copies of the last, one after the other.
+    With a `count` the chain has so many stages: the first, and after it copies of the last, one after the other; with
+    `variants` so many copies of the last, as a sweep from the first.
     """
     for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs"):
         subprocess.run(["cp", "-r", ROOT / part, root], check=True)
@@ -49,23 +51,28 @@ def plant(root: Path, recipe: Path, results: Path, count: int | None) -> list[st
         "recipe: config/recipes/measured.yaml\nsite: config/sites/laptop.yaml\nrun: measured\n"
     )
     described, order = yaml.safe_load(recipe.read_text(encoding="utf-8")), load_recipe(recipe).stage_order()
-    sources = {stage: stage for stage in order}
-    if count is not None:
-        sources = {order[0]: order[0]} | {f"stage{number:03d}": order[-1] for number in range(1, count)}
-        parents = dict(zip(list(sources)[1:], sources, strict=False))
-        kept, copied = described["stages"][order[0]], described["stages"][order[-1]]
-        described["stages"] = {
-            name: copied | {"parent": parents[name]} if name in parents else kept for name in sources
-        }
-    (root / "config/recipes/measured.yaml").write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
-    for name, source in sources.items():
+    first, last = order[0], order[-1]
+    kept, copied = described["stages"][first], described["stages"][last]
+    if variants:
+        rates = [float(f"{1e-5 * 1.2**number:.3g}") for number in range(variants // 2)]
+        sweep = {"policy.optimizer.lr": rates, "seed": [1, 2]}
+        described["stages"] = {first: kept, SWEPT: copied | {"parent": first, "sweep": sweep}}
+    elif count is not None:
+        names = [first, *(f"stage{number:03d}" for number in range(1, count))]
+        parents = dict(zip(names[1:], names, strict=False))
+        described["stages"] = {first: kept} | {name: copied | {"parent": parents[name]} for name in names[1:]}
+    written = root / "config/recipes/measured.yaml"
+    written.write_text(yaml.safe_dump(described, sort_keys=False), encoding="utf-8")
+    stages = load_recipe(written).stages
+    for name, stage in stages.items():
+        source = name if name in order else last
         for file in WANTED:
             _copy(results / source / file, root / RESULTS / name / file)
         if name != source:
-            _rename(root / RESULTS / name, name, parents[name])
+            _rename(root / RESULTS / name, name, stage.parent)
     for path in results.glob("data/*/manifest.json"):
         _copy(path, root / RESULTS / path.relative_to(results))
-    return list(sources)
+    return list(stages)
 
 
 def _rename(directory: Path, name: str, parent: str) -> None:
@@ -83,10 +90,11 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copy(source, target)
 
 
-def make_report(root: Path, stages: list[str]) -> tuple[float, float]:
+def make_report(root: Path, stages: list[str], swept: bool) -> tuple[float, float]:
     """Seconds that the pages took, and those that Snakemake's report over them took."""
     pages = [f"{RESULTS}/{stage}/stage.html" for stage in stages]
     pages += [f"{RESULTS}/{name}" for name in ("overview.html", "environments.html", "summary.csv")]
+    pages += [f"{RESULTS}/{SWEPT}/sweep.html"] if swept else []
     common = ["snakemake", "--quiet", "all", "--cores", str(os.cpu_count()), "--allowed-rules", *RULES]
     seconds = []
     for command in ([*common, "--", *pages], [*common, "--report", "report.html", "--", *pages]):
@@ -99,8 +107,8 @@ def make_report(root: Path, stages: list[str]) -> tuple[float, float]:
     return seconds[0], seconds[1]
 
 
-def open_report(report: Path) -> list[float]:
-    """Seconds from opening the report to its first screen's stages, and from a click to a stage's first curve."""
+def open_report(report: Path, swept: bool) -> list[float]:
+    """Seconds from opening the report to its first screen's stages, and from a click to a page's first curve."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"):
@@ -111,11 +119,11 @@ def open_report(report: Path) -> list[float]:
         browser.get(report.as_uri())
         seconds = [_shown(browser, "overview.html", ".chain a") - start]
         browser.switch_to.default_content()
-        _click(browser, "Stages")
+        _click(browser, "Sweeps" if swept else "Stages")
         start = time.monotonic()
         icons = [it for it in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if it.is_displayed()]
         icons[-1].click()
-        return [*seconds, _shown(browser, "stage.html", "svg.chart") - start]
+        return [*seconds, _shown(browser, "sweep.html" if swept else "stage.html", "svg.chart") - start]
     finally:
         browser.quit()
 
@@ -146,18 +154,20 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, default=ROOT / "config/recipes/tiny.yaml")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="of the finished chain")
     parser.add_argument("--stages", type=int, default=100, help="of the chain made of copies (default 100)")
+    parser.add_argument("--variants", type=int, default=50, help="of the sweep made of copies (default 50)")
     arguments = parser.parse_args()
     print("What the report costs. Made by `python benchmarks/report.py`, 2 CPU cores.\n")
-    print("| chain | pages | report | size | first screen shown | stage's page shown |")
+    print("| chain | pages | report | size | first screen shown | a stage's, or the sweep's page shown |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for count in (None, arguments.stages):
+    for count, variants in ((None, 0), (arguments.stages, 0), (None, arguments.variants)):
         with tempfile.TemporaryDirectory(prefix="report-") as directory:
             root = Path(directory)
-            stages = plant(root, arguments.recipe, arguments.results, count)
-            made = [f"{seconds:.1f} s" for seconds in make_report(root, stages)]
+            stages = plant(root, arguments.recipe, arguments.results, count, variants)
+            made = [f"{seconds:.1f} s" for seconds in make_report(root, stages, bool(variants))]
             size = f"{(root / 'report.html').stat().st_size / 1e6:.1f} MB"
-            shown = [f"{seconds:.2f} s" for seconds in open_report(root / "report.html")]
-            print(f"| {len(stages)} stages | {' | '.join([*made, size, *shown])} |", flush=True)
+            shown = [f"{seconds:.2f} s" for seconds in open_report(root / "report.html", bool(variants))]
+            what = f"sweep of {variants} variants" if variants else f"{len(stages)} stages"
+            print(f"| {what} | {' | '.join([*made, size, *shown])} |", flush=True)
 
 
 if __name__ == "__main__":

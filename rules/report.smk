@@ -1,10 +1,31 @@
 # The whole run: pages, summary.csv, and Snakemake's own report over them.
+import json
+
 WHAT_STAGES_LEFT = {
     "records": of_stages("ckpt/record.json"),
     "metrics": of_stages("metrics.parquet"),
     "evaluations": of_stages("eval.json", among=SCORED),
     "gates": of_stages("gate.json", "criteria.json"),
+    "choices": expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),
+    "tests": expand(f"{RESULTS}/{{stage}}/test.json", stage=TESTED),
 }
+
+
+def what_compares(folder):
+    """What the comparison reads anew by: a run's summary, or where it has none the records of its trained stages."""
+    if folder == RESULTS or Path(folder, "summary.csv").exists():
+        return [f"{folder}/summary.csv"]
+    records = sorted(str(path) for path in Path(folder).glob("*/ckpt/record.json"))
+    if not records:
+        raise UserError(
+            f"compare: {folder}: no run with a trained stage there; name a run below {CONFIG.results}, or the path of a "
+            "folder of results, such as ../other/results/tiny"
+        )
+    return records
+
+
+COMPARED = [file for folder in CONFIG.compared for file in what_compares(folder)]
+COMPARISON = f"{RESULTS}/compare.html" if COMPARED else []
 
 
 def rollouts_of(wildcards):
@@ -17,7 +38,9 @@ def benchmarks_of_tasks(wildcards):
 
 
 def stages_with_parents(wildcards):
-    return [f"{stage}={RECIPE.stages[stage].parent or ''}" for stage in to_the_end(STAGES)]
+    """Each stage with its parent and, of a variant, its sweep."""
+    sweeps = {variant: f"={name}" for name, sweep in RECIPE.sweeps.items() for variant in sweep.variants}
+    return [f"{name}={RECIPE.stages[name].parent or ''}{sweeps.get(name, '')}" for name in STAGES]
 
 
 def folders_of_stages(wildcards):
@@ -103,8 +126,77 @@ rule overview:
         results=subpath(output[0], parent=True),
         stages=stages_with_parents,
     shell:
-        "python -m scripts.report.overview --results {params.results:q} --stages {params.stages:q} --output {output:q}"
-        " 2> {log:q}"
+        "python -m scripts.report.overview --results {params.results:q} --stages {params.stages:q}"
+        " --choices {input.choices:q} --output {output:q} 2> {log:q}"
+
+
+def choices_of_sweep(wildcards):
+    """The choices among a sweep's variants, those of its halving first."""
+    return [name for name in (*RUNGS, *CHOSEN) if RECIPE.choices[name].stage == wildcards.sweep]
+
+
+def what_sweep_left(wildcards):
+    """What the variants that are trained to the end and the choices among all of them left."""
+    names = ["ckpt/record.json", "metrics.parquet", "gate.json"]
+    variants = to_the_end(RECIPE.sweeps[wildcards.sweep].variants)
+    files = expand(f"{RESULTS}/{{stage}}/{{name}}", stage=variants, name=names)
+    files += [f"{RESULTS}/{stage}/eval.json" for stage in variants if stage in SCORED]
+    return [*files, *(f"{RESULTS}/{choice}/choice.json" for choice in choices_of_sweep(wildcards))]
+
+
+def variants_as_json(wildcards):
+    return json.dumps(RECIPE.sweeps[wildcards.sweep].variants)
+
+
+# eval.json speaks for the rollouts, and of a variant that halving dropped the choice does.
+rule sweep_page:
+    input:
+        what_sweep_left,
+    output:
+        report(
+            f"{RESULTS}/{{sweep}}/sweep.html",
+            category="Sweeps",
+            labels={"sweep": "{sweep}"},
+            caption="../docs/captions/sweep.rst",
+        ),
+    log:
+        f"{RESULTS}/{{sweep}}/logs/sweep_page.log",
+    wildcard_constraints:
+        sweep=one_of(RECIPE.sweeps),
+    retries: 0
+    conda:
+        "../envs/controller.yaml"
+    params:
+        results=RESULTS,
+        variants=variants_as_json,
+        choices=choices_of_sweep,
+    shell:
+        "python -m scripts.report.sweep --results {params.results:q} --sweep {wildcards.sweep:q}"
+        " --variants {params.variants:q} --choices {params.choices:q} --output {output:q} 2> {log:q}"
+
+
+# Of other runs nothing is made, and of this one its summary.
+if COMPARED:
+
+    rule compare:
+        input:
+            COMPARED,
+        output:
+            report(
+                f"{RESULTS}/compare.html",
+                category="Side by side",
+                labels={"runs": ", ".join(Path(run).name for run in CONFIG.compared)},
+                caption="../docs/captions/compare.rst",
+            ),
+        log:
+            f"{RESULTS}/logs/compare.log",
+        retries: 0
+        conda:
+            "../envs/controller.yaml"
+        params:
+            runs=CONFIG.compared,
+        shell:
+            "python -m scripts.report.compare --runs {params.runs:q} --output {output:q} 2> {log:q}"
 
 
 rule summary:
@@ -130,6 +222,8 @@ rule report_html:
         overview=f"{RESULTS}/overview.html",
         environments=f"{RESULTS}/environments.html" if SCORED or TASKS else [],
         stages=of_stages("stage.html"),
+        sweeps=expand(f"{RESULTS}/{{sweep}}/sweep.html", sweep=RECIPE.sweeps),
+        comparison=COMPARISON,
     output:
         f"{RESULTS}/report.html",
     log:

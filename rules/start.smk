@@ -3,6 +3,7 @@ from importlib.util import find_spec
 
 from scripts.backends.protocol import backend_of
 from scripts.commands.plan import check_budget, dry_run_text
+from scripts.commands.project import Project
 from scripts.launch.site_check import check_executor, check_site
 from scripts.snakemake.display import shorten_display
 
@@ -23,12 +24,13 @@ def check_before_submitting():
             stage = Stage(RECIPE, Path(RESULTS), name)
             backend_of(stage.config.backend).check_nodes(stage, SITE)
         check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
-        check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train())
+        check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train(), Path(CONFIG.results))
 
 
 def plan_of_dry_run():
     """What a dry run says at its end."""
-    return dry_run_text(RECIPE, SITE, Path(RESULTS), stages_to_train(), CONFIG.over_budget)
+    project = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
+    return dry_run_text(project, stages_to_train())
 
 
 shorten_display(workflow, plan_of_dry_run)

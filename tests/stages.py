@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
+from scripts.recipe.sweep import CheckpointOf
 from scripts.stage.identity import identity_of
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
@@ -41,14 +43,23 @@ class Stages:
         return self.directory / blend / "train-split.jsonl"
 
     def job(
-        self, stage: str, run: str, steps: int, nodes: int = 1, settings: dict[str, Any] | None = None, **options: Any
+        self,
+        stage: str,
+        run: str,
+        steps: int,
+        nodes: int = 1,
+        settings: dict[str, Any] | None = None,
+        planned: int | None = None,
+        **options: Any,
     ) -> TrainingJob:
-        """A job for `steps` steps, with a constant learning rate, in the run directory of that name.
+        """A job for `steps` steps in the run directory of that name.
 
-        `settings` stand in for what the recipe says of the stage.
+        `settings` stand in for what the recipe says of the stage. Its learning rate is constant, unless it goes only a
+        part of the way to the `planned` step.
         """
         values = resolve_stage(self.recipe, stage).values() | {"model": self.recipe.model.model_dump(mode="json")}
-        values["policy"]["optimizer"]["schedule"] = "constant"
+        values[values["algorithm"]]["max_num_steps"] = planned or steps
+        values["policy"]["optimizer"]["schedule"] = "cosine" if planned else "constant"
         path = self.directory / run
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         settings = {"checkpointing": Checkpointing(save_period=1000), **(settings or {})}
@@ -69,6 +80,20 @@ class Stages:
             nodes=nodes,
             **defaults | options,
         )
+
+
+def as_of(stage: Stage, step: int | None) -> Stage:
+    """The stage as of a step, its files beside the stage's; the stage itself where there is none."""
+    if step is None:
+        return stage
+    name = f"{stage.name}.step-{step}"
+    checkpoint = CheckpointOf(stage=stage.name, step=step, after=None)
+    found = replace(stage, recipe=stage.recipe.model_copy(update={"checkpoints": {name: checkpoint}}), name=name)
+    found.paths.directory.mkdir(exist_ok=True)
+    for file in ("run", "config.yaml"):
+        if not (link := found.paths.directory / file).is_symlink():
+            link.symlink_to(f"../{stage.name}/{file}")
+    return found
 
 
 def ready_stage(recipe: Recipe, results: Path, name: str, rows: list[dict[str, Any]]) -> Stage:

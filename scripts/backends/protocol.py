@@ -16,7 +16,7 @@ from scripts.installed import backend_module
 from scripts.launch.slurm import Job
 from scripts.model.chat_format import ChatFormat
 from scripts.recipe.recipe import AnyStage, Recipe
-from scripts.recipe.resolve import own_environments, training_config
+from scripts.recipe.resolve import own_environments, rows_of_manifest, training_config
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.records import ShownRow
@@ -31,17 +31,17 @@ from scripts.stage.stop import StopRequest
 class TrainingJob:
     """All that a backend needs to train a stage.
 
-    The backend trains up to `max_num_steps` (the planned step, or the one where the data end before it), from the
-    checkpoint `resume_from` if there is one, or else from `parent_model` (None: the config's own model), over which the
-    adapters of `parent_adapter` lie where it goes on with those; its tokenizer is that of
-    `parent_tokenizer`, where this is another folder. It seals
-    checkpoints with ``scripts.stage.rundir.seal_checkpoint``, logs each step into ``run/metrics.jsonl``, and at the end
-    of each step asks `stop`: once that is due, it seals the step and returns. `config` alone says how to train; of
-    `settings` counts what changes no weight: checkpoint periods, where judges answer, the gate, of which some criteria
-    can end a training early (scripts.stage.step_criteria). `nodes` and `threads` (CPU threads on each node) are no part
-    of what a stage trains: every step has the same rows on any number of them. Another number rounds otherwise, and of
-    nodes draws other completions. `environments` says where the files lie of the user's own ones. `processes` train on
-    each node, each on a GPU of its own where `accelerator` is cuda.
+    The backend trains up to `max_num_steps` and seals that step; where that is before `planned`, weights are those of a
+    training that goes on: the learning rate's schedule ends at `planned`. It starts from the checkpoint `resume_from`
+    if there is one, or else from `parent_model` (None: the config's own model), over which the adapters of
+    `parent_adapter` lie where it goes on with those; its tokenizer is that of `parent_tokenizer`, where this is another
+    folder. It seals checkpoints with ``scripts.stage.rundir.seal_checkpoint``, logs each step into
+    ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
+    `config` alone says how to train; of `settings` counts what changes no weight: checkpoint periods, where judges
+    answer, the gate, of which some criteria can end a training early (scripts.stage.step_criteria). `nodes` and
+    `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on any number
+    of them. Another number rounds otherwise, and of nodes draws other completions. `environments` says where the files
+    lie of the user's own ones. `processes` train on each node, each on a GPU of its own where `accelerator` is cuda.
     """
 
     stage: str
@@ -89,6 +89,16 @@ class TrainingJob:
             nodes=nodes,
             environments=own_environments(stage.recipe, stage.name),
         )
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of the training split; None where no manifest tells."""
+        return rows_of_manifest(self.train_split.with_name("manifest.json"))
+
+    @property
+    def planned(self) -> int | None:
+        """The step at which the stage is done, though this job may end before it."""
+        return self.config.planned_step(self.rows)
 
     @property
     def ranks(self) -> int:
@@ -177,7 +187,7 @@ class Backend:
         """Seal the whole checkpoints that a program of the backend's own left in a run directory."""
 
     def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
-        """How far an attempt gets from the newest checkpoint: to the planned step, or to where the data end."""
+        """How far an attempt gets from the newest checkpoint: to the step `planned`, or to where the data end."""
         return Reach(planned)
 
     def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:

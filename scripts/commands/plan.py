@@ -15,6 +15,7 @@ from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.records import Preflight, read_if_there
+from scripts.stage.disk import tree_bytes
 from scripts.stage.estimate import (
     ALIKE,
     EXPECTED,
@@ -28,7 +29,7 @@ from scripts.stage.estimate import (
 )
 from scripts.stage.ladder import HEAD, ladder_of, row_of
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState, all_states, steps_left, tree_bytes
+from scripts.stage.state import StageState, all_states, steps_left
 
 WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains"}
 WORDS |= {state: state for state in ("fresh", "damaged", "dropped")}
@@ -90,14 +91,13 @@ def plan_text(project: Project) -> str:
     return "\n".join(lines)
 
 
-def dry_run_text(recipe: Recipe, site: Site, results: Path, jobs: set[str], over_budget: bool) -> str:
+def dry_run_text(project: Project, jobs: set[str]) -> str:
     """The plan of the stages and checkpoints whose training a call of Snakemake plans, and whether Slurm is here."""
-    stages = {recipe.checkpoints[name].stage if name in recipe.checkpoints else name for name in jobs}
-    project = Project(recipe, site, results, over_budget)
+    stages = {*map(project.recipe.stage_trained, jobs)}
     plan = [stage for stage in planned_stages(project) if stage.state.stage in stages]
     lines = _totals(project, plan) if plan else ["no stage trains"]
-    if site.slurm and not shutil.which("sbatch"):
-        lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {site.name} trains through")
+    if project.site.slurm and not shutil.which("sbatch"):
+        lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {project.site.name} trains through")
     return "\n".join(lines)
 
 
@@ -159,8 +159,8 @@ def _time(estimates: list[Estimate]) -> str:
 
 def _counts(plan: list[Planned]) -> str:
     again = sum(stage.state.publishes_again for stage in plan)
-    fresh, damaged = (sum(stage.state.state == state for stage in plan) for state in ("fresh", "damaged"))
-    counts = {"to train": len(plan) - again - fresh - damaged, "to publish": again, "fresh": fresh, "damaged": damaged}
+    still = {state: sum(stage.state.state == state for stage in plan) for state in ("fresh", "dropped", "damaged")}
+    counts = {"to train": len(plan) - again - sum(still.values()), "to publish": again, **still}
     return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
 
@@ -262,21 +262,26 @@ def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
 
 
 def check_budget(
-    recipe: Recipe, site: Site, results: Path, over_budget: bool, stages: Iterable[str] | None = None
+    recipe: Recipe,
+    site: Site,
+    results: Path,
+    over_budget: bool,
+    stages: Iterable[str] | None = None,
+    root: Path | None = None,
 ) -> None:
     """UserError when what is to train is expected to need more GPU-hours than the site's budget.
 
-    `stages` are those that this call of Snakemake is to train (default: all); what lies in a run directory already
-    costs nothing. Their config.yaml must be what the recipe says now.
+    `stages` are those that this call of Snakemake is to train (default: all); what lies in a run directory already, be
+    it another run's below `root`, costs nothing. Their config.yaml must be what the recipe says now.
     """
     if over_budget:
         return
     asked = {*recipe.stages} if stages is None else {*map(recipe.stage_trained, stages)}
     halved = [sweep.variants.keys() for sweep in recipe.sweeps.values() if sweep.rungs]
     asked = asked.union(*(variants for variants in halved if variants & asked))
-    states = all_states(recipe, results).values() if halved else ()
+    states = all_states(recipe, results, root=root).values() if halved else ()
     ends = {state.stage: state.left for state in states if state.is_halved is not None}
-    stages = [Stage(recipe, results, name) for name in recipe.stage_order() if name in asked]
+    stages = [Stage(recipe, results, name, root=root) for name in recipe.stage_order() if name in asked]
     to_train = {stage.name: estimate(site, stage, ends.get(stage.name, steps_left(stage))) for stage in stages}
     if words := beyond_budget(site, {name: left for name, left in to_train.items() if left.steps != 0}):
         raise UserError(words)

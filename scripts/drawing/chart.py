@@ -5,7 +5,7 @@ Lines differ by dash as well as by colour (Okabe and Ito's palette), so they rea
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "currentColor")
@@ -20,12 +20,17 @@ Number = float | int | None
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart; None and what is not finite are gaps. `spread`: how far a band reaches to both sides."""
+    """One line of a chart; None and what is not finite are gaps. `spread`: how far a band reaches to both sides.
+
+    `colour`: its place among COLOURS, else the line's own place in the chart. One without a label is not in the legend.
+    """
 
     label: str
     x: Sequence[float]
     y: Sequence[Number]
     spread: Sequence[Number] = ()
+    colour: int | None = None
+    is_bold: bool = False
 
     def edge(self, sign: int) -> list[float]:
         """The upper (1) or lower (-1) edge of the band; empty where there is none."""
@@ -33,16 +38,17 @@ class Line:
 
 
 def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
-    """A chart of at most six lines over the steps, told in words to who cannot see it; empty without a value.
+    """A chart of lines over the steps, told in words to who cannot see it; empty without a value.
 
-    Of a line with many points the extremes of each stretch are drawn, so that no spike is lost.
+    More than six lines need their own colours. Of a line with many points the extremes of each stretch are drawn, so
+    that no spike is lost.
     """
-    lines = [_known(line) for line in lines[: len(COLOURS)]]
+    lines = [_known(line, number) for number, line in enumerate(lines)]
     xs = [x for line in lines for x in line.x]
     ys = [y for line in lines for values in (line.y, line.edge(-1), line.edge(1)) for y in values]
     if not ys:
         return ""
-    labelled = [number for number, line in enumerate(lines) if line.label and line.x]
+    labelled = sorted((line for line in lines if line.label and line.x), key=lambda line: line.colour)
     top, bottom, right = TOP + 15 * len(labelled), HEIGHT - BOTTOM, WIDTH - RIGHT
     across = _Axis.over(min(xs), max(xs), LEFT, right, whole=True)
     up = _Axis.over(min(ys), max(ys), bottom, top)
@@ -50,9 +56,9 @@ def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_words(title, lines))}"'
         ' xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11" fill="currentColor">'
     ]
-    for row, number in enumerate(labelled):
-        parts.append(f'<path d="M{LEFT} {TOP + 15 * row - 3}h30" {_stroke(number)}/>')
-        parts.append(f'<text x="{LEFT + 36}" y="{TOP + 15 * row}">{escape(lines[number].label)}</text>')
+    for row, line in enumerate(labelled):
+        parts.append(f'<path d="M{LEFT} {TOP + 15 * row - 3}h30" {_stroke(line)}/>')
+        parts.append(f'<text x="{LEFT + 36}" y="{TOP + 15 * row}">{escape(line.label)}</text>')
     for value, place in up.ticks():
         parts.append(f'<path d="M{LEFT} {place}H{right}" stroke="currentColor" stroke-opacity=".15"/>')
         parts.append(f'<text x="{LEFT - 5}" y="{place + 4}" text-anchor="end">{value}</text>')
@@ -62,8 +68,8 @@ def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
     parts.append(f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
     place = f"12 {(top + bottom) / 2}"
     parts.append(f'<text transform="translate({place}) rotate(-90)" text-anchor="middle">{escape(unit)}</text>')
-    for number, line in enumerate(lines):
-        parts += _drawn(line, number, across, up)
+    for line in lines:
+        parts += _drawn(line, across, up, with_points=len(lines) <= len(COLOURS))
     return "".join([*parts, "</svg>"])
 
 
@@ -126,12 +132,13 @@ def _tick(value: float, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
-def _known(line: Line) -> Line:
-    """A line without its gaps; its band stays where it is known throughout."""
+def _known(line: Line, number: int) -> Line:
+    """A line without its gaps, with its colour; its band stays where it is known throughout."""
     kept = [at for at, y in enumerate(line.y) if is_known(y)]
     spread = [line.spread[at] for at in kept] if line.spread else []
     x, y = ([float(values[at]) for at in kept] for values in (line.x, line.y))
-    return Line(line.label, x, y, spread if all(map(is_known, spread)) else ())
+    colour = number if line.colour is None else line.colour
+    return replace(line, x=x, y=y, spread=spread if all(map(is_known, spread)) else (), colour=colour)
 
 
 def is_known(value: Number) -> bool:
@@ -145,15 +152,18 @@ def _stretches(count: int) -> list[range]:
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _stroke(number: int) -> str:
-    """How the line of this number is drawn."""
-    return f'fill="none" stroke="{COLOURS[number]}" stroke-width="1.6" stroke-dasharray="{DASHES[number]}"'
+def _stroke(line: Line) -> str:
+    """How a line is drawn."""
+    width = 3 if line.is_bold else 1.6
+    return (
+        f'fill="none" stroke="{COLOURS[line.colour]}" stroke-width="{width}" stroke-dasharray="{DASHES[line.colour]}"'
+    )
 
 
-def _drawn(line: Line, number: int, across: _Axis, up: _Axis) -> Iterable[str]:
+def _drawn(line: Line, across: _Axis, up: _Axis, with_points: bool) -> Iterable[str]:
     if not line.x:
         return
-    colour, stretches = COLOURS[number], _stretches(len(line.x))
+    colour, stretches = COLOURS[line.colour], _stretches(len(line.x))
     if line.spread:
         low, high = line.edge(-1), line.edge(1)
         upper = [f"{across.at(line.x[part[0]])},{up.at(max(high[at] for at in part))}" for part in stretches]
@@ -161,16 +171,18 @@ def _drawn(line: Line, number: int, across: _Axis, up: _Axis) -> Iterable[str]:
         yield f'<polygon points="{" ".join([*upper, *reversed(lower)])}" fill="{colour}" fill-opacity=".18"/>'
     extremes = [{min(part, key=line.y.__getitem__), max(part, key=line.y.__getitem__)} for part in stretches]
     points = [(across.at(line.x[at]), up.at(line.y[at])) for pair in extremes for at in sorted(pair)]
-    yield f'<polyline points="{" ".join(f"{x},{y}" for x, y in points)}" {_stroke(number)}/>'
-    if len(points) <= FEW_POINTS:
+    yield f'<polyline points="{" ".join(f"{x},{y}" for x, y in points)}" {_stroke(line)}/>'
+    if with_points and len(points) <= FEW_POINTS:
         yield from (f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>' for x, y in points)
 
 
 def _words(title: str, lines: Sequence[Line]) -> str:
+    """What the chart shows; of more lines than colours those that stand in the legend."""
+    many = len(lines) > len(COLOURS)
     described = [
         f"{line.label + ' ' if line.label else ''}from {line.y[0]:.4g} at {line.x[0]:g} to {line.y[-1]:.4g} at "
         f"{line.x[-1]:g}, between {min(line.y):.4g} and {max(line.y):.4g}"
         for line in lines
-        if line.y
+        if line.y and (line.label or not many)
     ]
-    return f"{title}: {'; '.join(described)}"
+    return f"{title}: {f'{len(lines)} lines; ' if many else ''}{'; '.join(described)}"

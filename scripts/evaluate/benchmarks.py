@@ -103,15 +103,15 @@ def _changes(
         if not path.exists():
             continue
         before, after = read_kept(path), read_kept(path_in(store, content, scores[name]["key"]))
-        values = [_documents(kept, name) for kept in (before, after)]
+        values = [document_scores(kept, name) for kept in (before, after)]
         if values[0] is not None and values[1] is not None and len(values[0]) == len(values[1]):
             paired[name] = values[1] - values[0]
         else:
-            unpaired[name] = _unpaired(before.scores[name], after.scores[name])
+            unpaired[name] = unpaired_change(before.scores[name], after.scores[name])
     return unpaired | changes(paired)[0]
 
 
-def _documents(kept: Kept, name: str) -> np.ndarray | None:
+def document_scores(kept: Kept, name: str) -> np.ndarray | None:
     """The scores of a benchmark's documents, in their order; None where its score is not their mean."""
     rows = kept.documents.sort_by([("task", "ascending"), ("document", "ascending")]).to_pandas()
     values = rows.loc[rows["benchmark"] == name, "score"].to_numpy(float)
@@ -119,12 +119,15 @@ def _documents(kept: Kept, name: str) -> np.ndarray | None:
     return values if is_mean else None
 
 
-def _unpaired(before: Benchmark, after: Benchmark) -> Change | None:
-    """The change of two independent scores by their standard errors, which overstate it where the documents are one."""
+def unpaired_change(before: Benchmark, after: Benchmark, spread: float = NORMAL_95) -> Change | None:
+    """The change of two independent scores by their standard errors, which overstate it where the documents are one.
+
+    The interval reaches `spread` standard errors of the change to either side; None where a score has none.
+    """
     errors = [entry.get("stderr") for entry in (before, after)]
     if None in errors:
         return None
-    value, half = after["score"] - before["score"], NORMAL_95 * math.hypot(*errors)
+    value, half = after["score"] - before["score"], spread * math.hypot(*errors)
     return {key: round(bound, 6) for key, bound in (("value", value), ("low", value - half), ("high", value + half))}
 
 

@@ -1,8 +1,9 @@
 """config/config.yaml: what a user edits first."""
 
+import os
 from typing import Annotated
 
-from pydantic import Field, PositiveInt, StringConstraints
+from pydantic import BeforeValidator, Field, PositiveInt, StringConstraints
 
 from scripts.recipe.strict import Name, Strict
 
@@ -34,8 +35,22 @@ class Config(Strict):
     over_budget: bool = Field(False, description="Train although the plan exceeds the site's budget_gpu_hours.")
     tracking: Tracking | None = Field(None, description="Log published stages to W&B; none: nothing is logged.")
 
+    compare: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
+        [],
+        description="Show these runs beside this one in compare.html: names of runs below the results' root, or paths "
+        "of folders of results, of other clones too. Differences are from the first.",
+    )
+
     @property
     def folder(self) -> str:
         """The folder that this run's results go to."""
         parts = [self.results, self.run, f"sample-{self.sample}" if self.sample else None]
         return "/".join(part for part in parts if part)
+
+    @property
+    def compared(self) -> list[str]:
+        """The folders of the runs to be compared, this one last unless it is named; none where none is named."""
+        named = [run if "/" in run else f"{self.results}/{run}" for run in self.compare]
+        same = os.path.relpath(self.folder)
+        folders = [self.folder if os.path.relpath(folder) == same else folder for folder in named]
+        return list(dict.fromkeys([*folders, self.folder])) if folders else []

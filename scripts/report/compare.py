@@ -1,7 +1,9 @@
 """Runs side by side on one page: what differs, the scores with the intervals of their differences, curves, costs."""
 
+import argparse
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -9,12 +11,14 @@ from typing import Any
 
 import pandas as pd
 
+from scripts.drawing.chart import COLOURS
 from scripts.drawing.curves import Figure, figures_of, short_name
-from scripts.errors import UserError
+from scripts.errors import UserError, run_program
 from scripts.files import canonical_json
-from scripts.records import CheckpointRecord, ExportRecord, read_if_there, read_record
+from scripts.records import Benchmarks, CheckpointRecord, Evaluation, ExportRecord, read_if_there, read_record
 from scripts.report import records
 from scripts.report.cost import Cost, cost_of
+from scripts.report.page import write_page
 from scripts.report.summary import summarise_stage
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
@@ -34,56 +38,96 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class ComparedStage:
-    """One stage in the runs that have it.
+class TrainedStage:
+    """What a stage of a run left, read at once, so that damage is known before anything is compared.
 
-    `stale` names, by run, the stage before it that has another export now than the one which it started from.
+    `stale`: the stage before it that has another export now than the one which it started from.
     """
 
-    name: str
-    stages: dict[str, StagePaths]
-    stale: dict[str, str]
+    record: CheckpointRecord
+    row: dict[str, Any]
+    metrics: pd.DataFrame
+    cost: Cost
+    settings: dict[str, Any]
+    evaluation: Evaluation | None
+    benchmarks: Benchmarks | None
+    rewards: pd.DataFrame | None
+    stale: str | None
 
-    @cached_property
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """The summary by run."""
-        return {run: summarise_stage(stage) for run, stage in self.stages.items()}
+    @classmethod
+    def read(cls, stage: StagePaths) -> "TrainedStage":
+        """A published stage; UserError where a file that it needs is damaged or missing."""
+        metrics = records.metrics_of(stage)
+        return cls(
+            record=read_record(stage.record, CheckpointRecord),
+            row=summarise_stage(stage),
+            metrics=metrics,
+            cost=cost_of(stage.run, metrics["seconds"]),
+            settings=records.settings_of(stage),
+            evaluation=records.evaluation_of(stage),
+            benchmarks=records.benchmarks_of(stage),
+            rewards=rewards_of(stage),
+            stale=stale_parent(stage),
+        )
+
+    @property
+    def weights(self) -> str:
+        """What tells published weights apart: the files of the checkpoint that hold them, and their hashes."""
+        files = self.record["files"]
+        return canonical_json({name: file for name, file in files.items() if name.endswith(WEIGHTS)})
+
+
+@dataclass(frozen=True)
+class Run:
+    """The trained stages of a run, parents before children, and what is wrong with those that cannot be read."""
+
+    stages: dict[str, TrainedStage]
+    damaged: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ComparedStage:
+    """One stage in the runs that have it."""
+
+    name: str
+    stages: dict[str, TrainedStage]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several runs have it."""
+        return len(self.stages) > 1
+
+    @property
+    def run(self) -> str:
+        """The first run that has it."""
+        return next(iter(self.stages))
 
     @cached_property
     def is_identical(self) -> bool:
         """Whether several runs have it, and published the very same weights."""
-        return len(self.stages) > 1 and len({_published(stage) for stage in self.stages.values()}) == 1
+        return self.is_shared and len({stage.weights for stage in self.stages.values()}) == 1
 
     @cached_property
     def differs_unsaid(self) -> bool:
         """Whether its weights differ although its identity is the same: other code or another machine trained it."""
-        return not self.is_identical and len(self.stages) > 1 == len({row["identity"] for row in self.rows.values()})
-
-    @cached_property
-    def costs(self) -> dict[str, Cost]:
-        """The cost by run."""
-        return {run: cost_of(stage.run, self._metrics[run]["seconds"]) for run, stage in self.stages.items()}
-
-    @cached_property
-    def _metrics(self) -> dict[str, pd.DataFrame]:
-        return {run: records.metrics_of(stage) for run, stage in self.stages.items()}
+        identities = {stage.record["identity"] for stage in self.stages.values()}
+        return self.is_shared and not self.is_identical and len(identities) == 1
 
     @cached_property
     def figures(self) -> list[Figure]:
         """Curves on the same axes."""
-        return list(figures_of(self._metrics))
+        return list(figures_of({run: stage.metrics for run, stage in self.stages.items()}))
 
     @cached_property
     def settings(self) -> list[tuple[str, list[Any]]]:
         """The settings in which its configs differ."""
-        return records.differing_settings([records.settings_of(stage) for stage in self.stages.values()])
+        return records.differing_settings([stage.settings for stage in self.stages.values()])
 
     @cached_property
     def held_out(self) -> list[Difference]:
         """The held-out scores of every environment, the mean first."""
-        evaluations = [records.evaluation_of(stage) for stage in self.stages.values()]
-        table = records.scores_side_by_side(evaluations)
-        first, *others = [_rewards(stage) for stage in self.stages.values()]
+        table = records.scores_side_by_side([stage.evaluation for stage in self.stages.values()])
+        first, *others = [stage.rewards for stage in self.stages.values()]
         differences = [_changes(first, rewards) for rewards in others]
         names = ["mean", *(name for name in table if name != "mean")] if table else []
         return [
@@ -98,20 +142,14 @@ class ComparedStage:
     @cached_property
     def benchmarks(self) -> dict[str, list[records.Score | None]]:
         """The scores on benchmarks by run."""
-        return records.scores_side_by_side([records.benchmarks_of(stage) for stage in self.stages.values()])
+        return records.scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
 
 
-def _published(stage: StagePaths) -> str:
-    """What tells published weights apart: the files of the checkpoint that hold them, and their hashes."""
-    record = read_record(stage.record, CheckpointRecord)
-    return canonical_json({name: file for name, file in record["files"].items() if name.endswith(WEIGHTS)})
-
-
-def _rewards(stage: StagePaths) -> pd.DataFrame | None:
+def rewards_of(stage: StagePaths) -> pd.DataFrame | None:
     """The reward of each held-out row after the stage; None where they are not there."""
     if not stage.rollouts.exists():
         return None
-    return read_table(stage.rollouts, ROLLOUTS).select([*ROW, "reward_after"]).to_pandas()
+    return read_table(stage.rollouts, ROLLOUTS).select([*ROW, "reward_after"]).to_pandas().dropna(subset="reward_after")
 
 
 def _changes(first: pd.DataFrame | None, second: pd.DataFrame | None) -> Mapping[str, Change | None]:
@@ -125,16 +163,6 @@ def _changes(first: pd.DataFrame | None, second: pd.DataFrame | None) -> Mapping
     return {short_name(name): change for name, change in found.items()} | {"mean": mean}
 
 
-def trained_stages(results: Path) -> dict[str, StagePaths]:
-    """The trained stages of a run, parents before children; UserError when there is none."""
-    paths = (StagePaths(record.parent.parent) for record in sorted(results.glob("*/ckpt/record.json")))
-    stages = {stage.name: stage for stage in paths if records.is_trained(stage)}
-    if not stages:
-        raise UserError(f"{results}: no trained stage there; name a folder of results, such as results/seed7")
-    parents = {name: [parent.name] if (parent := records.parent_of(stage)) else [] for name, stage in stages.items()}
-    return {name: stages[name] for name in TopologicalSorter(parents).static_order() if name in stages}
-
-
 def stale_parent(stage: StagePaths) -> str | None:
     """The parent whose export is another one now than that which the stage started from; None: it is the same."""
     for parent in read_record(stage.record, CheckpointRecord)["parents"][:1]:
@@ -144,15 +172,63 @@ def stale_parent(stage: StagePaths) -> str | None:
     return None
 
 
-def compare(runs: dict[str, dict[str, StagePaths]]) -> list[ComparedStage]:
-    """A comparison for every stage of any run, in the order of the first run that has it."""
-    stale = {run: {name: stale_parent(stage) for name, stage in stages.items()} for run, stages in runs.items()}
-    names = dict.fromkeys(name for stages in runs.values() for name in stages)
-    return [
-        ComparedStage(
-            name,
-            {run: stages[name] for run, stages in runs.items() if name in stages},
-            {run: parent for run in runs if (parent := stale[run].get(name))},
+def read_run(results: Path) -> Run:
+    """The trained stages of a folder of results; UserError when it has none that can be read."""
+    found, damaged = {}, {}
+    for path in sorted(results.glob("*/ckpt/record.json")):
+        stage = StagePaths(path.parent.parent)
+        try:
+            found[stage.name] = TrainedStage.read(stage)
+        except UserError as error:
+            damaged[stage.name] = str(error)
+    if not found:
+        found_wrong = "".join(f"\n{error}" for error in damaged.values())
+        raise UserError(
+            f"{results}: no trained stage there that can be read; name a folder of results, such as results/tiny"
+            + found_wrong
         )
+    parents = {name: [parent["stage"] for parent in stage.record["parents"][:1]] for name, stage in found.items()}
+    return Run({name: found[name] for name in TopologicalSorter(parents).static_order() if name in found}, damaged)
+
+
+def compare(runs: Mapping[str, Run]) -> list[ComparedStage]:
+    """A comparison for every stage of any run, in the order of the first run that has it."""
+    names = dict.fromkeys(name for run in runs.values() for name in run.stages)
+    return [
+        ComparedStage(name, {label: run.stages[name] for label, run in runs.items() if name in run.stages})
         for name in names
     ]
+
+
+def labels_of(folders: list[Path]) -> list[str]:
+    """The folders by as few of the last parts of their paths as tell them apart."""
+    paths = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, paths))):
+        labels = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(folder) for folder in folders]
+
+
+def write_comparison(folders: list[Path], output: Path) -> None:
+    """Write the page of two runs or more; differences are from the first."""
+    labels = labels_of(folders)
+    if not 2 <= len(set(labels)) == len(labels) <= len(COLOURS):
+        raise UserError(f"two to {len(COLOURS)} different folders can be compared, not {', '.join(labels)}")
+    runs = {label: read_run(folder) for label, folder in zip(labels, folders, strict=True)}
+    for problem in (problem for run in runs.values() for problem in run.damaged.values()):
+        print(f"left out: {problem}", file=sys.stderr)
+    write_page(output, "compare.html", runs=runs, comparisons=compare(runs))
+
+
+def main() -> None:
+    """Command line of the comparison."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.report.compare", description=__doc__)
+    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="folders of results, two or more")
+    parser.add_argument("--output", type=Path, required=True, help="HTML")
+    arguments = parser.parse_args()
+    write_comparison(arguments.runs, arguments.output)
+
+
+if __name__ == "__main__":
+    run_program(main)

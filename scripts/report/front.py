@@ -12,7 +12,9 @@ OPENED = """
 (function openOverview() {
   const path = Object.keys(results).find(name => name.endsWith("/overview.html"));
   if (!app) setTimeout(openOverview, 20);
-  else if (path) app.setView({ content: "html", contentPath: results[path].data_uri, resultPath: path });
+  else if (path) app.setView({
+    content: "html", contentPath: results[path].data_uri, resultPath: path, hideNavbar: innerWidth < 700
+  });
 })();
 """
 

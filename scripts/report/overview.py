@@ -2,19 +2,19 @@
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scripts.drawing.trend import trend
 from scripts.errors import UserError, run_program
 from scripts.files import duration
-from scripts.records import CheckpointRecord, Evaluation, JudgedCriterion, read_record
-from scripts.report.cost import Cost, cost_of
+from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterion, read_record
+from scripts.report.cost import Cost, cost_of, total
 from scripts.report.page import number_text, write_page
-from scripts.report.records import criteria_of, evaluation_of, is_trained, metrics_of, settings_of
+from scripts.report.records import criteria_of, evaluation_of, furthest, is_trained, metrics_of, settings_of
 from scripts.report.summary import summarise_stage
-from scripts.report.verdict import Course, chains_of, verdict_of
+from scripts.report.verdict import Course, Lineage, verdict_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
 
@@ -23,14 +23,17 @@ MARKS = {"pass": "✓", "warn": "!", "stop": "■"}
 LARGE, SMALL = (760, 210), (200, 84)
 
 
-def write_overview(results: Path, parents: dict[str, str], output: Path) -> None:
-    """Write the overview of the stages in `results`; `parents`: each stage's parent or "", parents first.
+def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
+    """Write the overview of a run's stages.
 
-    Stages that are not trained yet appear with how far they have come.
+    Stages that are not trained yet appear with how far they have come. Of a sweep the variant is shown that the chain
+    goes on from, or ends with.
     """
     progress, trained = {}, {}
-    for name in parents:
+    for name in lineage.parents:
         stage = StagePaths(results / name)
+        if name in lineage.sweep_of:
+            stage = furthest(stage)
         try:
             if is_trained(stage):
                 trained[name] = _shown(stage)
@@ -39,20 +42,58 @@ def write_overview(results: Path, parents: dict[str, str], output: Path) -> None
             trained.pop(name, None)
             progress[name] = f"damaged: {error}"
             print(error, file=sys.stderr)
-    shown = {part: {name: parts[part] for name, parts in trained.items()} for part in PARTS}
+    parts = {part: {name: found[part] for name, found in trained.items()} for part in PARTS}
+    evaluations = parts.pop("evaluations") | {
+        name: evaluation_of(StagePaths(results / name)) for name in lineage.started if name not in lineage.parents
+    }
+    scored = {name: evaluation for name, evaluation in evaluations.items() if evaluation is not None}
+    chains = lineage.chains({name: evaluation["mean"]["after"] for name, evaluation in scored.items()})
+    on_chain = {name for chain in chains for name in (*chain, *map(lineage.stage_of, chain))}
+    shown = {name for name in trained if name in on_chain or name not in lineage.sweep_of}
+    sweeps = {card: _swept(lineage, card, trained, scored, shown) for card in lineage.sweep_of.values()}
+    costs: dict[str, list[Cost]] = {}
+    for name, cost in parts["costs"].items():
+        costs.setdefault(lineage.card_of(name), []).append(cost)
     write_page(
         output,
         "overview.html",
         run=results.resolve().name,
-        parents=parents,
-        progress=progress,
-        lines=_lines(parents),
+        cards=lineage.cards,
+        parents=lineage.parents,
+        started=lineage.started,
+        stages_trained=len(trained),
+        steps=sum(row["steps"] for row in parts["rows"].values()),
+        progress=progress | {card: swept["progress"] for card, swept in sweeps.items()},
+        sweeps=sweeps,
+        lines=_lines(lineage.cards),
         marks=MARKS,
-        verdicts=_verdicts(parents, shown.pop("evaluations")),
-        cost=_sum(shown["costs"].values()),
-        notable=list(_notable(shown["criteria"])),
-        **shown,
+        verdicts=_verdicts(chains, scored),
+        cost=_sum(parts["costs"].values()),
+        notable=list(_notable({name: each for name, each in parts["criteria"].items() if name in shown})),
+        rows={name: row for name, row in parts["rows"].items() if name in shown},
+        costs={card: total(each) for card, each in costs.items()},
+        algorithms=parts["algorithms"],
+        criteria=parts["criteria"],
     )
+
+
+def _swept(
+    lineage: Lineage,
+    card: str,
+    trained: Mapping[str, dict[str, Any]],
+    scored: Mapping[str, Evaluation],
+    shown: set[str],
+) -> dict[str, Any]:
+    """What the overview tells of a sweep: how far it has come, its scores and from which variant the chain goes on."""
+    variants = [name for name, sweep in lineage.sweep_of.items() if sweep == card]
+    scores = sorted(scored[name]["mean"]["after"] for name in variants if name in scored)
+    best = next((name for name in variants if name in shown), None)
+    words = f"{sum(name in trained for name in variants)} of {len(variants)} variants trained"
+    words += f", scores {scores[0]:.2f} to {scores[-1]:.2f}" if scores else ""
+    chosen = [
+        f"{', '.join(each['chosen'])} by {each['by']}" for each in lineage.choices.values() if each["stage"] == card
+    ]
+    return {"progress": words, "best": best, "chosen": chosen, "gate": best and trained[best]["rows"]["gate"]}
 
 
 def _shown(stage: StagePaths) -> dict[str, Any]:
@@ -75,10 +116,9 @@ def _notable(criteria: Mapping[str, list[JudgedCriterion]]) -> Iterator[tuple[st
                     yield stage, f"{MARKS[outcome]} {outcome}: {each.get('says') or each['metric']}"
 
 
-def _verdicts(parents: Mapping[str, str], evaluations: Mapping[str, Evaluation | None]) -> list[dict[str, Any]]:
+def _verdicts(chains: list[list[str]], scored: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
     """The verdict on each chain that was scored, with the mean's course and every environment's drawn."""
-    scored = {name: evaluation for name, evaluation in evaluations.items() if evaluation is not None}
-    found = {verdict.last: verdict for chain in chains_of(parents) if (verdict := verdict_of(chain, scored))}
+    found = {verdict.last: verdict for chain in chains if (verdict := verdict_of(chain, scored))}
     return [
         {
             "verdict": verdict,
@@ -110,13 +150,12 @@ def _lines(parents: Mapping[str, str]) -> list[list[str]]:
     return lines
 
 
-def _sum(costs: Any) -> dict[str, str]:
+def _sum(costs: Iterable[Cost]) -> dict[str, str]:
     """The time and the GPU-hours of all stages, for people."""
-    costs = list(costs)
-    mark = "at least " if any(cost.at_least for cost in costs) else ""
-    gpu_hours = sum(cost.gpu_hours or 0.0 for cost in costs)
-    time = duration(3600 * sum(cost.hours for cost in costs))
-    return {"time": f"{mark}{time}", "gpu_hours": f"{mark}{number_text(gpu_hours)}" if gpu_hours else ""}
+    cost = total(costs)
+    mark = "at least " if cost.at_least else ""
+    time = duration(3600 * cost.hours)
+    return {"time": f"{mark}{time}", "gpu_hours": f"{mark}{number_text(cost.gpu_hours)}" if cost.gpu_hours else ""}
 
 
 def _progress(stage: StagePaths, cost: Cost | None) -> str:
@@ -127,7 +166,11 @@ def _progress(stage: StagePaths, cost: Cost | None) -> str:
     record = read_record(stage.record, CheckpointRecord)
     steps, ended = record["step"], record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
-    words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{duration(3600 * cost.hours)}"
+    words = f"{steps} step{'s' if steps != 1 else ''}{whole}"
+    if cost.adopted:
+        words += f", {cost.adopted}"
+    if cost.attempts or not cost.adopted:
+        words += f", {cost.mark}{duration(3600 * cost.hours)}"
     return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
 
 
@@ -135,11 +178,20 @@ def main() -> None:
     """Command line of the overview."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.overview", description=__doc__)
     parser.add_argument("--results", type=Path, required=True, help="the folder with the stages' directories")
-    parser.add_argument("--stages", nargs="+", required=True, help="stage=parent, or stage= for none; parents first")
+    parser.add_argument(
+        "--stages",
+        nargs="+",
+        required=True,
+        help="stage=parent, or stage= for none; of a variant stage=parent=sweep; parents first",
+    )
+    parser.add_argument("--choices", type=Path, nargs="*", default=[], help="choice.json of the choices")
     parser.add_argument("--output", type=Path, required=True, help="HTML")
     arguments = parser.parse_args()
-    parents = dict(entry.split("=", 1) for entry in arguments.stages)
-    write_overview(arguments.results, parents, arguments.output)
+    stages = [entry.split("=") for entry in arguments.stages]
+    sweep_of = {name: sweep for name, _, *sweeps in stages for sweep in sweeps}
+    choices = {path.parent.name: read_record(path, Choice) for path in arguments.choices}
+    lineage = Lineage({name: parent for name, parent, *_ in stages}, sweep_of, choices)
+    write_overview(arguments.results, lineage, arguments.output)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ import pandas as pd
 
 from scripts.drawing.chart import interval
 from scripts.drawing.curves import short_name
+from scripts.errors import UserError
 from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
 from scripts.records import (
+    AGAIN,
     Benchmarks,
     CheckpointRecord,
     Criteria,
@@ -24,10 +26,20 @@ from scripts.stage.metrics import SCHEMA
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import read_table
 
+AS_OF = ".step-"
+"""What stands between a stage's name and the step of one of its earlier checkpoints."""
+
 
 def is_trained(stage: StagePaths) -> bool:
     """Whether the stage has published its checkpoint and the metrics of its steps."""
     return stage.record.exists() and stage.metrics.exists()
+
+
+def furthest(stage: StagePaths) -> StagePaths:
+    """The stage, or where it is not trained to its end that of its checkpoints which was published last."""
+    steps = [path.name.rpartition(AS_OF)[2] for path in stage.directory.parent.glob(f"{stage.name}{AS_OF}*")]
+    checkpoints = [stage.sibling(f"{stage.name}{AS_OF}{step}") for step in sorted(steps, key=int, reverse=True)]
+    return next(filter(is_trained, [stage, *checkpoints]), stage)
 
 
 def parent_of(stage: StagePaths) -> StagePaths | None:
@@ -37,8 +49,11 @@ def parent_of(stage: StagePaths) -> StagePaths | None:
 
 
 def metrics_of(stage: StagePaths) -> pd.DataFrame:
-    """One row a step."""
-    return read_table(stage.metrics, SCHEMA).to_pandas()
+    """One row a step, at least one; UserError where there is none."""
+    metrics = read_table(stage.metrics, SCHEMA).to_pandas()
+    if metrics.empty:
+        raise UserError(f"{stage.metrics}: damaged (no step in it); {AGAIN}")
+    return metrics
 
 
 def settings_of(stage: StagePaths) -> dict[str, Any]:

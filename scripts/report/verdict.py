@@ -1,10 +1,11 @@
 """Whether a chain's model got better: the held-out scores of its last stage beside those of its first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from scripts.records import Evaluation
-from scripts.report.records import Score, scores_of
+from scripts.records import Choice, Evaluation
+from scripts.report.records import AS_OF, Score, scores_of
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,66 @@ def _step(stage: str, score: Score, change: float | None, low: float | None, hig
     return Step(stage, score.after, score.after - change + low, score.after - change + high)
 
 
-def chains_of(parents: Mapping[str, str]) -> list[list[str]]:
-    """The chain to every stage that none starts from, parents first; `parents`: of each stage its parent or ""."""
-    starts = {parent for parent in parents.values() if parent}
-    chains = []
-    for leaf in parents:
-        if leaf in starts:
-            continue
+@dataclass(frozen=True)
+class Lineage:
+    """The stages of a run, parents first, each with what it starts from or ""; `sweep_of`: the sweep of each variant.
+
+    `choices`: what was chosen, by the name by which a stage names it as its parent.
+    """
+
+    parents: Mapping[str, str]
+    sweep_of: Mapping[str, str] = field(default_factory=dict)
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+
+    @cached_property
+    def started(self) -> dict[str, str]:
+        """The folder that each stage starts from, of a choice the best; checkpoints that one starts from are stages."""
+        found: dict[str, str] = {}
+        for name, parent in self.parents.items():
+            start = self.choices[parent]["chosen"][0] if parent in self.choices else parent
+            if start not in self.parents and self.stage_of(start) in found:
+                found[start] = found[self.stage_of(start)]
+            found[name] = start
+        return found
+
+    def stage_of(self, name: str) -> str:
+        """The stage that trained a checkpoint; the name of another."""
+        stage, _, step = name.rpartition(AS_OF)
+        return stage if step.isdigit() and name not in self.parents else name
+
+    def card_of(self, name: str) -> str:
+        """The sweep of a variant, its checkpoint or a choice among them; another stage's own name."""
+        stage = self.stage_of(name)
+        if stage in self.parents or not stage:
+            return self.sweep_of.get(stage, stage)
+        cards = dict.fromkeys([*self.sweep_of.values(), *self.parents])
+        return next((card for card in cards if stage.startswith(f"{card}.")), stage)
+
+    @cached_property
+    def cards(self) -> dict[str, str]:
+        """What is shown as one: the stages that are no variants and the sweeps, each with what it starts from."""
+        return {self.card_of(name): self.card_of(start) for name, start in self.started.items()}
+
+    def chains(self, scores: Mapping[str, float]) -> list[list[str]]:
+        """The chain to every stage that none starts from, parents first.
+
+        Of a sweep that none starts from it is the chain to the chosen variant, else to the one with the highest score.
+        """
+        starts = {parent for parent in self.started.values() if parent}
+        starts |= {self.stage_of(start) for start in starts} | {self.card_of(start) for start in starts}
+        chosen = {choice["chosen"][0] for choice in self.choices.values()}
+        leaves: dict[str, str] = {}
+        for leaf in self.started:
+            card = self.card_of(leaf)
+            if leaf in starts or card in starts:
+                continue
+            best = leaves.setdefault(card, leaf)
+            if (leaf in chosen, scores.get(leaf, -1.0)) > (best in chosen, scores.get(best, -1.0)):
+                leaves[card] = leaf
+        return [self._chain_to(leaf) for leaf in leaves.values()]
+
+    def _chain_to(self, leaf: str) -> list[str]:
         chain = [leaf]
-        while (parent := parents.get(chain[-1])) in parents:
+        while (parent := self.started.get(chain[-1])) in self.started:
             chain.append(parent)
-        chains.append(chain[::-1])
-    return chains
+        return chain[::-1]

@@ -28,18 +28,33 @@ def changes(differences: Mapping[str, np.ndarray]) -> tuple[dict[str, Change | N
     worst of them is picked out. None where there are fewer than 10 rows, of which the interval would be too narrow; for
     the mean also where an environment has a single row, which says nothing of its scatter.
     """
-    generator = np.random.default_rng(SEED)
-    resampled = {name: _resampled_means(rows, generator) for name, rows in differences.items() if len(rows) > 1}
+    resampled = resample(differences)
     enough = [name for name, rows in differences.items() if len(rows) >= LEAST_ROWS]
-    joint = 1 - (1 - CONFIDENCE) / max(1, len(enough))
     found: dict[str, Change | None] = dict.fromkeys(differences)
     for name in enough:
-        low, high = _interval(resampled[name], joint)
+        low, high = interval(resampled[name], len(enough))
         found[name] = _change(differences[name].mean(), resampled[name]) | {"joint_low": low, "joint_high": high}
     if len(resampled) < len(differences) or sum(map(len, differences.values())) < LEAST_ROWS:
         return found, None
     value = np.mean([rows.mean() for rows in differences.values()])
     return found, _change(value, np.mean(list(resampled.values()), axis=0))
+
+
+def resample(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The means of 2000 resamples of each environment's rows, (2000,); none of an environment with a single row.
+
+    Where the environments and their numbers of rows are equal, the same rows are drawn: means of two policies on the
+    same held-out rows are pairs.
+    """
+    generator = np.random.default_rng(SEED)
+    return {name: _resampled_means(values, generator) for name, values in rows.items() if len(values) > 1}
+
+
+def interval(means: np.ndarray, compared: int = 1) -> tuple[float, float]:
+    """The bounds of resampled means that hold with 95 % for so many comparisons at once (Bonferroni)."""
+    confidence = 1 - (1 - CONFIDENCE) / max(1, compared)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return round(float(low), 6), round(float(high), 6)
 
 
 def _resampled_means(rows: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -49,10 +64,5 @@ def _resampled_means(rows: np.ndarray, generator: np.random.Generator) -> np.nda
 
 
 def _change(value: Any, means: np.ndarray) -> Change:
-    low, high = _interval(means, CONFIDENCE)
+    low, high = interval(means)
     return {"value": round(float(value), 6), "low": low, "high": high}
-
-
-def _interval(means: np.ndarray, confidence: float) -> tuple[float, float]:
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return round(float(low), 6), round(float(high), 6)

@@ -56,7 +56,7 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
 def damage_of_stage(paths: StagePaths) -> list[str]:
     """What is wrong with the records of a stage, a line each."""
     others = {paths.evaluation: Evaluation, paths.benchmarks: Benchmarks, paths.gate: Gate}
-    others |= {paths.criteria: Criteria, paths.preflight: Preflight, paths.choice: Choice}
+    others |= {paths.criteria: Criteria, paths.preflight: Preflight, paths.choice: Choice, paths.test: Evaluation}
     problems = [line for path, kind in others.items() for line in damage(path, kind)]
     for contradictions in (_of_run, of_checkpoint, of_export):
         try:

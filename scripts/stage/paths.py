@@ -85,6 +85,11 @@ class StagePaths:
         return self.directory / "eval.json"
 
     @property
+    def test(self) -> Path:
+        """Scores on the test split by environment, beside those of the model that the chain started from."""
+        return self.directory / "test.json"
+
+    @property
     def benchmarks(self) -> Path:
         """Scores on benchmarks."""
         return self.directory / "benchmarks.json"

@@ -11,13 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from scripts.files import read_json
+from scripts.report.compare import write_comparison
 from scripts.report.environments import write_environments_page
 from scripts.report.overview import write_overview
 from scripts.report.stage import write_stage_page
+from scripts.report.sweep import write_sweep_page
+from scripts.report.verdict import Lineage
 from scripts.stage.live import write_page
 from scripts.stage.paths import StagePaths
 from tests.report_files import rollout, write_manifest, write_stage
 
+PAGES = ("overview.html", "environments.html", "rlvr1/stage.html", "swept/sweep.html", "compare.html")
 REQUIRED = bool(os.environ.get("STAGECOACH_REQUIRE_BROWSER"))
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -78,7 +82,13 @@ def pages(tmp_path_factory):
     rows.append(rollout(3, before=1.0, after=0.0, prompt=evil, response_before=evil))
     pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
     write_stage_page(StagePaths(results / "rlvr1"), write_manifest(results), results / "rlvr1/stage.html")
-    write_overview(results, parents, results / "overview.html")
+    variants = {f"swept.lr-{rate}.seed-{seed}": {"lr": rate, "seed": seed} for rate in range(1, 26) for seed in (1, 2)}
+    for name in variants:
+        write_stage(results, name, "sft")
+    write_sweep_page(results, "swept", variants, [], results / "swept/sweep.html")
+    write_stage(results.with_name("other"), "rlvr1", lr=0.5, kl=evil)
+    write_comparison([results, results.with_name("other")], results / "compare.html")
+    write_overview(results, Lineage(parents), results / "overview.html")
     write_environments_page(
         [read_json(results / name / "eval.json") for name in parents], results / "environments.html"
     )
@@ -236,7 +246,7 @@ def test_a_filter_hides_what_lacks_a_word(browser, pages):
     assert browser.find_element(By.CSS_SELECTOR, "#curves output").text.startswith("1 of ")
 
 
-@pytest.mark.parametrize("page", ["overview.html", "environments.html", "rlvr1/stage.html"])
+@pytest.mark.parametrize("page", PAGES)
 def test_a_narrow_window_needs_no_sideways_scrolling(browser, pages, page):
     browser.set_window_size(420, 800)
     try:
@@ -246,6 +256,46 @@ def test_a_narrow_window_needs_no_sideways_scrolling(browser, pages, page):
     finally:
         browser.set_window_size(1400, 900)
     assert severe(browser) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "environments.html"])  # a column a stage, 100 here
+def test_a_printed_page_loses_no_column(browser, pages, page):
+    browser.get((pages / page).as_uri())
+    width = (29.7 - 2 * 1.2) / 2.54 * 96
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": int(width), "height": 700, "deviceScaleFactor": 1, "mobile": False},
+    )
+    try:
+        script = (
+            "return [...document.querySelectorAll('table, svg, pre')].map(part => part.getBoundingClientRect().right)"
+        )
+        assert max(browser.execute_script(script)) <= width + 1
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_keyboard_scrolls_a_sweeps_table_with_the_variants_in_view(browser, pages):
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    browser.set_window_size(420, 800)
+    try:
+        browser.get((pages / "swept/sweep.html").as_uri())
+        region = browser.find_element(By.CSS_SELECTOR, "#variants .scroll")
+        for _ in range(6):
+            ActionChains(browser).send_keys(Keys.TAB).perform()
+            if browser.switch_to.active_element == region:
+                break
+        ActionChains(browser).send_keys(*[Keys.ARROW_RIGHT] * 5).pause(0.5).perform()
+        assert browser.execute_script("return arguments[0].scrollLeft", region) > 50
+        first = browser.find_element(By.CSS_SELECTOR, "#variants tbody th")
+        assert browser.execute_script("return arguments[0].getBoundingClientRect().left", first) >= 0
+    finally:
+        browser.set_window_size(1400, 900)
 
 
 def test_a_hundred_stages_are_found_by_filter_and_link(browser, pages):
@@ -264,7 +314,7 @@ def test_a_hundred_stages_are_found_by_filter_and_link(browser, pages):
 
 
 def test_every_figure_has_words_and_every_table_its_heads(browser, pages):
-    for page in ("overview.html", "environments.html", "rlvr1/stage.html"):
+    for page in PAGES:
         browser.get((pages / page).as_uri())
         script = """
             const bare = [...document.querySelectorAll("svg")].filter(svg => !svg.getAttribute("aria-label"));

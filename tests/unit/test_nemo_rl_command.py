@@ -113,6 +113,7 @@ def test_the_recipes_settings_and_our_directories_reach_the_driver():
 
 def test_all_checkpoints_are_kept_by_a_number_since_null_is_refused():
     assert kept_checkpoints(Checkpointing(save_period=1)) == 1_000_000
+    assert kept_checkpoints(Checkpointing(save_period=2, keep_last_k=1, keep_steps=[4])) == 1_000_000
 
 
 def test_the_image_directory_is_told_where_asked_for():

@@ -22,6 +22,7 @@ from scripts.backends.nemo_rl.reach import batches_taken, generated_steps, reach
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
+from scripts.recipe.stage import Checkpointing
 from scripts.snakemake.retries import reason_to_stop
 from scripts.stage.attempts import attempts_of
 from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
@@ -31,6 +32,7 @@ from scripts.stage.stop import StopRequest
 from scripts.train import run as trainer
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
+from tests.stages import as_of
 from tests.unit.asynchronous_loop import Loop, Saved
 
 SAVED = Path(__file__).with_name("nemo_rl_saved")
@@ -163,7 +165,8 @@ class Driver(RaySub):
         self.how, steps = world.schedule.pop(0) if world.schedule else ("whole", 0)
         saved = self._resumed(job.resume_from)
         self.loop = Loop(saved, world.batches, PROMPTS, 1, self.random, world.failing)
-        self.until = job.max_num_steps if self.how == "whole" else min(saved.step + steps, job.max_num_steps)
+        self.last = nemo_rl_backend._last_step(job)
+        self.until = self.last if self.how == "whole" else min(saved.step + steps, self.last)
         self.log = world.folder / "driver.log"
         self.log.write_text("")
         self.process = SimpleNamespace(returncode=0)
@@ -177,12 +180,12 @@ class Driver(RaySub):
     def is_running(self) -> bool:
         if self.loop.step == self.until and self.how != "whole":
             return self._interrupt()
-        if self.loop.step >= self.job.max_num_steps:
+        if self.loop.step >= self.last:
             return False
         if not self.loop.train(self.loop.step + 1):
-            assert self.world.failing, f"waits for ever at step {self.loop.step}, aims at {self.job.max_num_steps}"
+            assert self.world.failing, f"waits for ever at step {self.loop.step}, aims at {self.last}"
             return self._wait()
-        if self.loop.step % self.world.save_period == 0 or self.loop.step == self.job.max_num_steps:
+        if self.loop.step % self.world.save_period == 0 or self.loop.step == self.last:
             self._save()
         return True
 
@@ -242,12 +245,14 @@ class Driver(RaySub):
 class World:
     """A stage, its interruptions and its clock."""
 
-    def __init__(self, folder, monkeypatch, schedule, batches, save_period, seed, failing=0.0):
+    def __init__(self, folder, monkeypatch, schedule, batches, save_period, seed, failing=0.0, **keeps):
         self.folder, self.schedule, self.batches, self.save_period = folder, schedule, batches, save_period
         self.random, self.failing, self.states, self.clock, self.driver = Random(seed), failing, {}, 0.0, None
         grpo = {"num_prompts_per_step": PROMPTS, "num_generations_per_prompt": 2, "async_grpo": {"enabled": True}}
         policy = {"train_global_batch_size": 2 * PROMPTS, "max_total_sequence_length": 8}
-        settings = RECIPE.stages["rlvr1"].model_copy(update={"grpo": grpo, "policy": policy, "max_num_steps": None})
+        changes = {"grpo": grpo, "policy": policy, "max_num_steps": None}
+        changes["checkpointing"] = Checkpointing(save_period=save_period, **keeps)
+        settings = RECIPE.stages["rlvr1"].model_copy(update=changes)
         self.stage = Stage(RECIPE.model_copy(update={"stages": {"rlvr1": settings}}), folder, "rlvr1")
         self.run, self.ckpt, self.call = self.stage.paths.run, self.stage.paths.ckpt, 1
         split = self.stage.train_split
@@ -269,8 +274,12 @@ class World:
                 return int(self.last_step != before and self.last_step > world.driver.job.start)
 
         site = SimpleNamespace(stall_seconds=1000, startup_seconds=0)
-        launch = SimpleNamespace(logs=folder, runtime=SimpleNamespace(nemo_rl=site))
-        monkeypatch.setattr(nemo_rl_backend, "launch_of", lambda job, _: setattr(world, "job", job) or launch)
+
+        def launch(job, _):
+            world.job, last = job, nemo_rl_backend._last_step(job)
+            return SimpleNamespace(logs=folder, runtime=SimpleNamespace(nemo_rl=site), max_num_steps=last)
+
+        monkeypatch.setattr(nemo_rl_backend, "launch_of", launch)
         monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))
         monkeypatch.setattr(nemo_rl_backend, "StepLog", Steps)
         monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock))
@@ -280,11 +289,11 @@ class World:
         monkeypatch.setattr(trainer, "live_page", lambda *_: nullcontext())
         monkeypatch.setattr(trainer, "code_revision", lambda: None)
 
-    def attempt(self) -> int:
+    def attempt(self, stage: Stage | None = None) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)
         before = len(attempts_of(self.run, self.call))
         try:
-            status = train_stage(self.stage.reread(), how, stop)
+            status = train_stage((stage or self.stage).reread(), how, stop)
             why = reason_to_stop(self.run, self.call, before, None, "the log")
             assert status == 0 or why is None or "two attempts in a row" in why
             return status
@@ -299,13 +308,15 @@ class World:
             self.call += 1  # a person looks at the log and starts again
         return UNFINISHED
 
-    def live(self) -> dict:
-        """Attempts until the stage is published; its record."""
+    def live(self, until: int | None = None) -> dict:
+        """Attempts until the stage is published as of a step (none: its last); its record."""
+        stage = as_of(self.stage, until)
         for _ in range(40):
-            if self.attempt() == 0:
-                record = read_json(self.ckpt / "record.json")
+            if self.attempt(stage) == 0:
+                record = read_json(stage.paths.record)
                 newest = checkpoints(self.run)[-1].step
-                assert record["step"] == newest == last_step(self.run, newest, self.batches - 2)
+                assert record["step"] == last_step(self.run, record["step"], stage.planned)
+                assert newest == record["step"] or until, "only a driver that is ended may have gone further"
                 return record
         raise AssertionError("never published")
 
@@ -314,14 +325,30 @@ INTERRUPTIONS = ["killed", "killed in a save", "deadline", "raises", "driver kil
 SCHEDULES = st.lists(st.tuples(st.sampled_from(INTERRUPTIONS), st.integers(1, 4)), max_size=7)
 
 
-@given(schedule=SCHEDULES, batches=st.integers(3, 14), save_period=st.integers(1, 5), seed=st.integers(0))
+@given(
+    schedule=SCHEDULES,
+    batches=st.integers(3, 14),
+    save_period=st.integers(1, 5),
+    parts=st.lists(st.integers(1, 6), max_size=2),
+    seed=st.integers(0),
+)
 @settings(max_examples=60, deadline=None)
 def test_whatever_interrupts_it_a_stage_is_published_and_no_driver_waits_for_rows(
-    tmp_path_factory, schedule, batches, save_period, seed
+    tmp_path_factory, schedule, batches, save_period, parts, seed
 ):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        world = World(tmp_path_factory.mktemp("stage"), monkeypatch, list(schedule), batches, save_period, seed)
+        parts = sorted(part * save_period for part in parts)
+        keeps, reached = {"keep_last_k": 1, "keep_steps": parts} if parts else {}, {0}
+        folder = tmp_path_factory.mktemp("stage")
+        world = World(folder, monkeypatch, list(schedule), batches, save_period, seed, **keeps)
+        for part in parts:
+            step = world.live(part)["step"]
+            reached.add(step)
+            assert step == min(part, batches - 2) or last_step(world.run, step, batches) == step
         record = world.live()
+    if parts:
+        steps = {checkpoint.step for checkpoint in checkpoints(world.run)}
+        assert reached & {*parts} <= steps <= reached | {*parts, record["step"], checkpoints(world.run)[-1].step}
     planned = batches - 2
     assert 1 <= record["step"] <= planned
     if record["step"] == planned:

@@ -33,6 +33,7 @@ from scripts.report.environments import readable, write_environments_page
 from scripts.report.overview import write_overview
 from scripts.report.stage import write_stage_page
 from scripts.report.summary import rows_of
+from scripts.report.verdict import Lineage
 from scripts.stage.consistency import exported_model, judge_again, refuse_damage
 from scripts.stage.paths import StagePaths
 from scripts.stage.rundir import identity_in, open_run_directory
@@ -93,7 +94,7 @@ def commands(results: Path, pages: Path) -> dict:
     stages = {"sft": "", "rlvr1": "sft"}
 
     def report() -> None:
-        write_overview(results, stages, pages / "overview.html")
+        write_overview(results, Lineage(stages), pages / "overview.html")
         list(rows_of(StagePaths(results / name) for name in stages))
         write_environments_page(
             readable([results / name / "eval.json" for name in stages], Evaluation), pages / "environments.html"

@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from functools import partial
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
@@ -17,7 +18,8 @@ from scripts.drawing.curves import figures_of, short_name
 from scripts.drawing.graph import Box, graph_svg
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
-from scripts.report.compare import compare, trained_stages
+from scripts.recipe.load import parse_config
+from scripts.report.compare import compare, labels_of, read_run, write_comparison
 from scripts.report.cost import cost_of
 from scripts.report.environments import colour, write_environments_page
 from scripts.report.overview import write_overview
@@ -25,6 +27,8 @@ from scripts.report.records import differing_settings, scores_of, scores_side_by
 from scripts.report.rollouts import marked, sample_rollouts
 from scripts.report.stage import write_stage_page
 from scripts.report.summary import summarise_stage
+from scripts.report.sweep import effects, read_variants, write_sweep_page
+from scripts.report.verdict import Lineage
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
 from tests import programs
@@ -177,6 +181,9 @@ def test_hours_are_those_of_all_attempts_and_waiting_costs_nothing(tmp_path):
     set_times(tmp_path, 0, 3600, 3600, 99_999, 100_000, 103_600)
     cost = cost_of(tmp_path, pd.Series([360.0] * 10))
     assert (cost.attempts, cost.hours, cost.step_hours, cost.gpu_hours, cost.at_least) == (2, 2.0, 1.0, 24.0, False)
+    of_step_7, of_step_4 = (cost_of(tmp_path, pd.Series([360.0] * step)) for step in (7, 4))
+    assert (of_step_7.attempts, of_step_7.hours, of_step_7.gpu_hours) == (2, 1.5, 16.0)
+    assert (of_step_4.attempts, of_step_4.hours, of_step_4.gpu_hours) == (1, 1.0, 8.0)
 
 
 def test_a_killed_attempt_counts_with_the_steps_it_left_and_makes_the_hours_a_bound(tmp_path):
@@ -335,7 +342,7 @@ def test_a_graph_leads_its_arrows_from_box_to_box_and_its_boxes_do_not_overlap()
 
 def test_the_overview_shows_chains_in_lines_and_where_one_branches_off(results):
     write_stage(results, "a", "sft")
-    write_overview(results, {"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}, results / "overview.html")
+    write_overview(results, Lineage({"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}), results / "overview.html")
     page = (results / "overview.html").read_text()
     lines = [
         (re.findall(r"from (\w+)", line), re.findall(r'class="stage (\w+)" href="#stage-(\w+)"', line))
@@ -365,7 +372,7 @@ def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_
     write_json(
         results / "rlvr1/eval.json", judged("rlvr1", {MATH: (0.75, 0.25, 0.2, 0.4), MCQA: (0.25, -0.25, -0.3, -0.2)})
     )
-    write_overview(results, {"sft": "", "rlvr1": "sft"}, results / "overview.html")
+    write_overview(results, Lineage({"sft": "", "rlvr1": "sft"}), results / "overview.html")
     said = " ".join(re.sub(r"<[^>]+>", "", (results / "overview.html").read_text()).split())
     assert "No clear change: the mean held-out score went from 0.50 after sft to 0.50 after rlvr1 (+0.00" in said
     assert "Worse in mcqa (-0.25). Better in 1 of 2, most in math_with_judge (+0.25)." in said
@@ -376,11 +383,121 @@ def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_
 def test_the_overview_tells_trained_and_untrained_stages_apart(results):
     (results / "rlvr2/run").mkdir(parents=True)
     (results / "rlvr2/run/metrics.jsonl").write_text('{"step": 7}\n{"st')
-    write_overview(results, {"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1", "rlhf": "rlvr2"}, results / "overview.html")
+    write_overview(
+        results, Lineage({"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1", "rlhf": "rlvr2"}), results / "overview.html"
+    )
     text = (results / "overview.html").read_text()
     assert "2 of 4 stages trained, 20 steps" in text and "1.6 GPU-hours" in text
     assert "rlvr2: unfinished, step 7" in text and "rlhf: not trained yet" in text
     assert "least gained: math_with_judge +0.250" in text and "nan" not in text
+
+
+# Sweeps
+
+GRID = {f"rlvr1.lr-{lr}.seed-{seed}": {"lr": lr, "seed": seed} for lr in (1e-4, 2e-4) for seed in (1, 2)}
+SCORES = dict(zip(GRID, (0.25, 0.5, 0.75, 1.0), strict=True))  # by rate 0.375 and 0.875, by seed 0.5 and 0.75
+
+
+def write_variant(results: Path, folder: str, score: float, steps: int) -> None:
+    """A variant, or one as of a step, with twelve rows of which this share is right."""
+    directory = write_stage(results, folder, "sft", steps=steps)
+    write_json(directory / "eval.json", evaluation(folder, 0.25, score))
+    rows = [rollout(line, reward_after=float(line < 12 * score)) for line in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), directory / "rollouts.parquet")
+
+
+def write_choice(results: Path, name: str, *chosen: str, by_score: dict[str, float]) -> None:
+    """choice.json among folders with these scores, the first of which are chosen."""
+    ranked = sorted(by_score, key=lambda folder: -by_score[folder])
+    common = {"identity": "i", "content": "c", "low": None, "high": None, "difference": None, "left_out": None}
+    candidates = [
+        common | {"name": each, "step": 4, "score": by_score[each], "tied": place == 1}
+        for place, each in enumerate(ranked)
+    ]
+    write_json(
+        results / name / "choice.json",
+        {"stage": "rlvr1", "by": "held_out_mean", "chosen": list(chosen), "candidates": candidates},
+    )
+
+
+def test_a_sweep_is_sorted_by_score_and_its_parameters_effects_are_those_of_pairs(tmp_path):
+    for name, score in SCORES.items():
+        write_variant(tmp_path, name, score, 10)
+    best = max(SCORES, key=SCORES.get)
+    write_choice(tmp_path, "rlvr1.best", best, by_score=SCORES)
+    variants = read_variants(tmp_path, GRID, ["rlvr1.best"])
+    assert [variant.name for variant in variants] == sorted(SCORES, key=lambda name: -SCORES[name])
+    assert variants[0].is_chosen and variants[0].notes == ["chosen by held_out_mean"]
+    assert variants[1].notes == ["tied with the chosen"] and not variants[2].notes
+    assert variants[1].bounds["low"] < 0.75 < variants[1].bounds["high"]
+    found = effects(variants, {variant.name: variant.trained for variant in variants})
+    assert [(effect.value, effect.mean, effect.pairs) for effect in found["lr"]] == [(1e-4, 0.375, 0), (2e-4, 0.875, 2)]
+    assert found["lr"][1].change["value"] == 0.5 and found["seed"][1].change["value"] == 0.25
+    assert found["seed"][1].change["low"] < 0.25 < found["seed"][1].change["high"] and found["seed"][0].change is None
+
+
+def test_a_sweeps_page_tells_what_halving_dropped_and_saved(tmp_path):
+    kept = list(GRID)[2:]
+    for name, score in SCORES.items():
+        write_variant(tmp_path, f"{name}.step-4", score, 4)
+    for name in kept:
+        write_variant(tmp_path, name, SCORES[name], 10)
+    as_of = {f"{name}.step-4": score for name, score in SCORES.items()}
+    write_choice(tmp_path, "rlvr1.rung-4", *(f"{name}.step-4" for name in kept), by_score=as_of)
+    write_sweep_page(tmp_path, "rlvr1", GRID, ["rlvr1.rung-4"], tmp_path / "rlvr1/sweep.html")
+    page = (tmp_path / "rlvr1/sweep.html").read_text()
+    said = " ".join(re.sub(r"<[^>]+>", "", page).split())
+    assert "4 of 4 variants trained, 28 steps" in said
+    assert "Halving dropped 2 of them: all to the end would have been 40 steps, so 30&nbsp;% were saved" in said
+    assert said.count("dropped at step 4") == 2 and "Taken at step 4" in said
+    assert page.count("<figure>") == 2 and 'stroke-width="3"' in page, "the chosen one is drawn bold"
+
+
+def test_variants_that_differ_in_two_parameters_have_no_effects(tmp_path):
+    drawn = {
+        "rlvr1.draw-1": {"lr": 1e-4, "seed": 1},
+        "rlvr1.draw-2": {"lr": 3e-4, "seed": 2},
+        "rlvr1.draw-3": {"lr": 1},
+    }
+    for name in list(drawn)[:2]:
+        write_variant(tmp_path, name, 0.5, 10)
+    write_sweep_page(tmp_path, "rlvr1", drawn, [], tmp_path / "sweep.html")
+    page = (tmp_path / "sweep.html").read_text()
+    assert page.count("No two variants differ in it alone") == 2 and "not trained yet" in page
+
+
+def test_the_overview_shows_a_sweep_as_one_card_and_follows_what_was_chosen(tmp_path):
+    write_stage(tmp_path, "sft")
+    for name, score in SCORES.items():
+        write_variant(tmp_path, name, score, 10)
+    best = list(GRID)[1]
+    write_choice(tmp_path, "rlvr1.best-held_out_mean", best, by_score=SCORES)
+    write_stage(tmp_path, "rlvr2", best)
+    parents = {"sft": "", **dict.fromkeys(GRID, "sft"), "rlvr2": "rlvr1.best-held_out_mean"}
+    choices = {"rlvr1.best-held_out_mean": read_json(tmp_path / "rlvr1.best-held_out_mean/choice.json")}
+    lineage = Lineage(parents, dict.fromkeys(GRID, "rlvr1"), choices)
+    assert lineage.cards == {"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1"}
+    assert lineage.chains({}) == [["sft", best, "rlvr2"]]
+    write_overview(tmp_path, lineage, tmp_path / "overview.html")
+    page = (tmp_path / "overview.html").read_text()
+    assert "rlvr1: 4 of 4 variants trained, scores 0.25 to 1.00" in page and "rlvr1/sweep.html" in page
+    assert "6 of 6 stages trained, 60 steps" in page and page.count("<figure") == 3
+    assert "rlvr2 from rlvr1.lr-0.0001.seed-2" in page and next(iter(GRID)) not in page
+
+
+@pytest.mark.parametrize(
+    ("parents", "chains"),
+    [
+        ({"a.x": "", "a.y": ""}, [["a.y"]]),  # of a sweep's end the best
+        ({"a.x": "", "a.y": "", "b.x": "a.x", "b.y": "a.y"}, [["a.y", "b.y"]]),  # each of them
+        ({"a.x": "", "a.y": "", "c": "a.x"}, [["a.x", "c"]]),  # one of them
+        ({"c": "", "d": "c.step-4"}, [["c.step-4", "d"]]),  # an earlier checkpoint
+        ({"a.x": "", "a.y": "", "c": "a.best-held_out_mean"}, [["c"]]),  # nothing is chosen yet
+    ],
+)
+def test_chains_lead_through_one_variant_of_each_sweep(parents, chains):
+    lineage = Lineage(parents, {name: name[0] for name in parents if "." in name})
+    assert lineage.chains({"a.x": 0.25, "a.y": 0.5, "b.x": 0.25, "b.y": 0.5}) == chains
 
 
 def test_the_summary_has_a_row_a_stage_from_its_records(results):
@@ -388,6 +505,17 @@ def test_the_summary_has_a_row_a_stage_from_its_records(results):
     assert (row["stage"], row["parent"], row["steps"], row["gate"]) == ("rlvr1", "sft", 10, "warn")
     assert (row["training_seconds"], row["hours"], row["gpu_hours"]) == (360.0, 0.2, 0.8)
     assert row["worst_environment"] == "math_with_judge" and pd.isna(row["kl_last"])
+
+
+def test_what_another_run_trained_is_told_of_and_costs_nothing_here(results):
+    attempts = results / "rlvr1/run/attempts.jsonl"
+    attempts.write_text(attempts.read_text().replace('"event": "begin"', '"event": "begin", "run": "results/a/rlvr1"'))
+    row = summarise_stage(StagePaths(results / "rlvr1"))
+    assert (row["adopted"], row["hours"], row["gpu_hours"]) == ("trained in results/a/rlvr1", 0, 0)
+    write_overview(results, {"sft": "", "rlvr1": "sft"}, results / "overview.html")
+    text = (results / "overview.html").read_text()
+    assert "10 steps, trained in results/a/rlvr1<" in text and "0.8 GPU-hours" in text
+    assert "trained in results/a/rlvr1, whose time is not counted here" in page_of(results, "rlvr1")
 
 
 def test_a_missing_file_is_one_message_that_says_what_to_ask_for(results):
@@ -416,12 +544,12 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
     for run, rows in (("a", worse), ("b", better)):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / run / "rlvr1/rollouts.parquet")
     write_stage(tmp_path / "b", "aside", "sft")
-    sft, rlvr1, alone = compare({run: trained_stages(tmp_path / run) for run in "ab"})
-    assert (sft.name, rlvr1.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.rows) == ["b"]
+    sft, rlvr1, alone = compare({run: read_run(tmp_path / run) for run in "ab"})
+    assert (sft.name, rlvr1.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.stages) == ["b"]
     assert [stage.is_identical for stage in (sft, rlvr1, alone)] == [True, False, False]
     assert not rlvr1.differs_unsaid
     assert sft.settings == [] and rlvr1.settings == [("lr", [1e-4, 1e-3])]
-    assert "a: mean" in rlvr1.figures[0].svg and "b: mean" in rlvr1.figures[0].svg
+    assert "a from" in rlvr1.figures[0].svg and "; b from" in rlvr1.figures[0].svg
     mean, math, _ = rlvr1.held_out
     assert (mean.name, math.name, math.scores) == ("mean", "math_with_judge", [0.5, 0.5])
     assert math.changes[0] is None and math.changes[1]["value"] == 0.625, "on the ten rows that both answered"
@@ -435,8 +563,43 @@ def test_a_stage_of_a_copied_run_whose_parent_was_trained_again_is_marked(tmp_pa
     write_json(tmp_path / "a/sft/hf/record.json", exported)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     write_json(tmp_path / "b/sft/hf/record.json", exported | {"content": "1"})
-    _, rlvr1 = compare({run: trained_stages(tmp_path / run) for run in "ab"})
-    assert rlvr1.stale == {"b": "sft"}
+    _, rlvr1 = compare({run: read_run(tmp_path / run) for run in "ab"})
+    assert {run: stage.stale for run, stage in rlvr1.stages.items()} == {"a": None, "b": "sft"}
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [("metrics.parquet", None), ("config.yaml", b""), ("eval.json", b"{}"), ("rollouts.parquet", b"no table")],
+)
+def test_a_stage_that_cannot_be_read_is_left_out_and_told(tmp_path, file, damage, capsys):
+    for run in "ab":
+        write_stage(tmp_path / run, "sft")
+        write_stage(tmp_path / run, "rlvr1", "sft")
+    path = tmp_path / "b/rlvr1" / file
+    path.unlink() if damage is None else path.write_bytes(damage)
+    write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html")
+    assert f"left out: {path}" in capsys.readouterr().err
+    assert "Left out: rlvr1 of b" in (tmp_path / "page.html").read_text()
+
+
+def test_runs_are_named_by_what_tells_their_paths_apart():
+    assert labels_of([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
+    assert labels_of([Path("/x/results/tiny"), Path("/y/results/tiny")]) == ["x/results/tiny", "y/results/tiny"]
+
+
+@pytest.mark.parametrize(
+    ("named", "folders"),
+    [
+        ([], []),
+        ("a", ["results/a", "results/tiny"]),
+        (["../other/b", "a"], ["../other/b", "results/a", "results/tiny"]),
+        (["tiny", "a"], ["results/tiny", "results/a"]),
+        (["./results/tiny", "a"], ["results/tiny", "results/a"]),
+    ],
+)
+def test_the_config_names_runs_below_the_root_or_by_path(named, folders):
+    config = {"recipe": "r", "site": "s", "run": "tiny", "compare": named}
+    assert parse_config(config).compared == folders
 
 
 def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
@@ -448,6 +611,9 @@ def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
     page = tmp_path / "compare.html"
     assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
     assert page.read_text().count("<figure") > 5
+    write_stage(tmp_path / "b", "rlvr1", "sft")
+    assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
+    assert "In b alone: rlvr1." in page.read_text() and 'id="stage-rlvr1"' not in page.read_text()
     (tmp_path / "empty").mkdir()
     for folders, words in ((("a", "empty"), "no trained stage there"), (("a",), "two to 6 different folders")):
         done = call(*(tmp_path / name for name in folders), "--output", tmp_path / "no.html")

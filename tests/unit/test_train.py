@@ -30,13 +30,13 @@ from scripts.stage.metrics import SCHEMA, write_metrics
 from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.retention import prune_checkpoints
-from scripts.stage.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint
+from scripts.stage.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint, step_of
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
-from tests.stages import checkpoint_record, ready_stage
+from tests.stages import as_of, checkpoint_record, ready_stage
 
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
 CONFIG = resolve_stage(RECIPE, "rlvr1")
@@ -415,14 +415,15 @@ def train(tmp_path, monkeypatch):
     def seal(job):
         seal_checkpoint(save(job.run, 4), job.run, 4)
 
-    def train(deed=seal):
+    def train(deed=seal, until=None):
         class StandIn(Backend):
             def train(self, job, allocation):
                 jobs.append(job)
                 deed(job)
 
         monkeypatch.setattr("scripts.backends.trl.backend.BACKEND", StandIn())
-        return train_stage(Stage(RECIPE, tmp_path, "sft", is_written=True), Attempt(), StopRequest())
+        written = as_of(Stage(RECIPE, tmp_path, "sft", is_written=True), until)
+        return train_stage(written, Attempt(call=1), StopRequest())
 
     train.jobs, train.stage, train.paths = jobs, stage, stage.paths
     return train
@@ -437,6 +438,22 @@ def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_retu
     train()
     assert len(train.jobs) == 2  # published again, not trained
     assert read_json(train.paths.record)["step"] == 4
+
+
+def test_a_stage_trains_to_one_step_after_another_and_not_to_one_that_was_passed(train, capsys):
+    def seal(job):
+        seal_checkpoint(save(job.run, job.max_num_steps), job.run, job.max_num_steps)
+
+    for until, step in ((1, 1), (2, 2), (1, 1), (None, 4)):
+        assert train(seal, until) == 0
+        published = as_of(train.stage, until).paths
+        assert read_json(published.record)["step"] == step_of((published.ckpt / "weights").resolve()) == step
+    assert [(job.start, job.max_num_steps, job.planned) for job in train.jobs] == [(0, 1, 4), (1, 2, 4), (2, 4, 4)]
+    assert [attempt["outcome"] for attempt in read_attempts(train.paths.run)] == ["finished"] * 3
+    assert "sft.step-2: resumes from step 1, planned step 4, at first to step 2, identity" in capsys.readouterr().out
+    with pytest.raises(UserError, match="sft/run: step 3 was not kept, but steps 1, 2, 4; name one of these"):
+        train(seal, 3)
+    assert len(train.jobs) == 3 and newest_checkpoint(train.paths.run).step == 4
 
 
 def test_what_a_killed_attempt_left_half_done_is_gone_though_nothing_is_left_to_train(train, killed):

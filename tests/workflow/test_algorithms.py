@@ -64,19 +64,23 @@ def stages(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["sft", "dpo", "mpo", "text", "vision"])
 def trained(request, stages):
-    """A stage's name and its run directory after an undisturbed training."""
-    job = stages.job(request.param, f"{request.param}.straight", STEPS, **stages.parent)
+    """A stage's name and its run directory after an undisturbed training, its learning rate by a cosine."""
+    job = stages.job(request.param, f"{request.param}.straight", STEPS, planned=STEPS, **stages.parent)
     train(job)
     return request.param, job.run
 
 
-def test_an_interrupted_training_ends_with_the_same_bits(stages, trained):
+def test_a_training_in_parts_or_interrupted_ends_with_the_same_bits(stages, trained):
     name, straight = trained
-    job = stages.job(name, f"{name}.resumed", STEPS, **stages.parent)
-    train(replace(job, stop=StopAt(0, STOP)))
-    assert [step["step"] for step in logged(job.run)] == list(range(1, STOP + 1))
-    train(replace(job, resume_from=checkpoint(job.run, STOP)))
+    job = stages.job(name, f"{name}.parts", STEPS, planned=STEPS, **stages.parent)
+    train(replace(job, max_num_steps=1))
+    assert [step["step"] for step in logged(job.run)] == [1]
+    train(replace(job, max_num_steps=3, stop=StopAt(1, STOP), resume_from=checkpoint(job.run, 1)))
+    train(replace(job, max_num_steps=3, resume_from=checkpoint(job.run, STOP)))
+    assert [step["step"] for step in logged(job.run)] == [1, STOP, 3]
+    train(replace(job, resume_from=checkpoint(job.run, 3)))
     assert weights_hash(job.run, STEPS) == weights_hash(straight, STEPS)
+    assert [step["lr"] for step in logged(job.run)] == [step["lr"] for step in logged(straight)]
     assert [step["step"] for step in logged(job.run)] == list(range(1, STEPS + 1))
     tokens = [step["tokens"] for step in logged(job.run)]
     assert tokens == [step["tokens"] for step in logged(straight)] and min(tokens) > 0
@@ -90,7 +94,7 @@ def in_micro_batches(job, rows):
 
 def test_micro_batches_learn_what_whole_batches_learn(stages, trained):
     name, whole = trained
-    job = in_micro_batches(stages.job(name, f"{name}.micro", STEPS, **stages.parent), 2)
+    job = in_micro_batches(stages.job(name, f"{name}.micro", STEPS, planned=STEPS, **stages.parent), 2)
     train(job)
     for micro, straight in zip(logged(job.run), logged(whole), strict=True):
         for key in ("loss", "grad_norm"):

@@ -98,6 +98,23 @@ def test_snakemakes_own_report_can_be_asked_for(copied):
     assert (copied.root / "mine.html").stat().st_size > 100_000
 
 
+def test_another_run_is_compared_from_its_files_and_stale_by_its_summary_alone(copied):
+    other = shutil.copytree(copied.results, copied.root / "other/short", symlinks=True)
+    (other / "rlvr1/eval.json").write_text("{")
+    beside = ("results/short/compare.html", "--config", "compare=[./other/short]")
+    copied.snakemake(*beside)
+    page = (copied.results / "compare.html").read_text()
+    assert "Identical in all runs" in page and "Left out: rlvr1 of other/short" in page
+    for path in other.rglob("*.json"):
+        path.touch()
+    assert "Nothing to be done" in copied.snakemake("--dry-run", *beside)
+    (other / "summary.csv").write_text("changed")
+    planned = copied.planned_jobs("--config", "compare=[./other/short]")
+    assert {"compare", "report_html"} <= set(planned) <= {"compare", "report_html", "all"}
+    refused = copied.run("snakemake", "--dry-run", "--config", "compare=nothere", check=False)
+    assert refused.returncode == 1 and "results/nothere: no run with a trained stage there" in refused.stdout
+
+
 def test_touching_every_file_or_moving_the_tree_trains_nothing(copied):
     for path in copied.results.rglob("*"):
         if path.is_file():
@@ -179,10 +196,10 @@ def test_losing_snakemakes_memory_trains_nothing(copied):
     assert {stage: copied.content(stage) for stage in STAGES} == before
 
 
-def train_by_hand(workflow, results: Path) -> str:
+def train_by_hand(workflow, results: Path, *options: str) -> str:
     return workflow.run(
         *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml"),
-        *("--results", str(results), "--stage", "rlvr1"),
+        *("--results", str(results), "--stage", "rlvr1", *options),
     ).stdout
 
 
@@ -200,6 +217,23 @@ def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
     shutil.rmtree(stage / "ckpt")
     assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, results)
     assert weights() == copied.content("rlvr1")
+
+
+def test_a_second_run_takes_over_what_is_trained_and_goes_on_to_the_same_bits(copied):
+    output = copied.snakemake("results/again/sft/ckpt/record.json", "--config", "run=again")
+    job = re.search(r"^(?:local)?rule train:\n((?: +.+\n)+)", output, re.M)[1]
+    assert "publishes_only=1" in job, "though its data were made in the same call"
+    again = copied.root / "results/again"
+    ours, theirs = (json.loads((run / "sft/ckpt/record.json").read_text()) for run in (again, copied.results))
+    assert ours == theirs
+    assert (again / "sft/ckpt/weights/optimizer.pt").samefile(copied.results / "sft/ckpt/weights/optimizer.pt")
+    shutil.rmtree(copied.results / "rlvr1/run/checkpoints/step_3")
+    results = copied.untrained("rlvr1")
+    assert "rlvr1: resumes from step 2" in train_by_hand(copied, results, "--root", "results")
+    trained = json.loads((results / "rlvr1/ckpt/record.json").read_text())
+    assert trained["files"]["model.safetensors"]["sha256"] == copied.content("rlvr1")
+    plan = copied.run("python", "-m", "scripts.commands", "plan", "--run", "third").stdout
+    assert re.search(r"^sft .* these settings are trained in results/(again|short)/sft$", plan, re.M)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def in_shares(job, run):
 
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
-    """SFT, GRPO and MPO trained by one process; then by two ranks, straight and interrupted, with copies and shares."""
+    """SFT, GRPO and MPO trained by one process; then by two ranks, straight and in parts, with copies and shares."""
     where = tmp_path_factory.mktemp("multinode")
     pairs = Stages(where, ROOT / "tests/algorithms.yaml")
     made = Stages(where)  # after it: blend sft is this recipe's
@@ -82,9 +82,13 @@ def stages(tmp_path_factory):
         (pairs, "mpo", "mpo", MPO_STEPS, MPO_STOP, made.parent),
     ):
         add(source.job(stage, f"{name}.two", steps, nodes=2, **options))
-        add(source.job(stage, f"{name}.resumed", steps, nodes=2, **options), stop)
+        resumed = source.job(stage, f"{name}.resumed", steps, nodes=2, **options)
+        if name == "mpo":
+            add(replace(resumed, max_num_steps=stop))
+        else:
+            add(resumed, stop)
         stopped = checkpoint(where / f"{name}.resumed", stop)
-        add(source.job(stage, f"{name}.resumed", steps, nodes=2, resume_from=stopped, **options))
+        add(replace(resumed, resume_from=stopped))
         if name != "mpo":
             alone = checkpoint(where / f"{name}.alone", steps)
             add(source.job(stage, f"{name}.grown", steps + 1, nodes=2, resume_from=alone, **options))
@@ -96,7 +100,7 @@ def stages(tmp_path_factory):
         shares = in_shares(job, where / f"{job.stage}.shares")
         add(shares)
         resumed = in_shares(job, where / f"{job.stage}.shares.resumed")
-        add(resumed, SHARES_STOP)
+        add(replace(resumed, max_num_steps=SHARES_STOP))
         add(replace(resumed, resume_from=checkpoint(resumed.run, SHARES_STOP)))
     train(made.job("sft", "sft.half", SHARES_STOP))
     add(
@@ -150,7 +154,7 @@ def test_both_ranks_together_reward_each_steps_prompts_as_whole_groups(stages):
 
 
 @pytest.mark.parametrize(("name", "steps"), [("sft", SFT_STEPS), ("grpo", GRPO_STEPS), ("mpo", MPO_STEPS)])
-def test_two_ranks_that_were_interrupted_end_with_the_same_bits(stages, name, steps):
+def test_two_ranks_that_were_interrupted_or_train_in_parts_end_with_the_same_bits(stages, name, steps):
     straight, resumed = stages.directory / f"{name}.two", stages.directory / f"{name}.resumed"
     assert weights_hash(resumed, steps) == weights_hash(straight, steps)
     assert [step["step"] for step in logged(resumed)] == list(range(1, steps + 1))

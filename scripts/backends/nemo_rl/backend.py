@@ -117,7 +117,10 @@ class NemoRl(Backend):
 
     def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
         """How far an attempt gets; asynchronous training loses rows at every resume."""
-        return reach_of(run, newest, planned, rows) if config.is_asynchronous else Reach(planned)
+        if not config.is_asynchronous:
+            return Reach(planned)
+        reach = reach_of(run, newest, config.planned_step(rows), rows)
+        return reach if reach.step <= planned else Reach(planned)
 
     def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:
         """The stage's container; digest and hash are None where neither its name nor a record beside its file tells."""

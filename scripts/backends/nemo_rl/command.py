@@ -117,7 +117,9 @@ def _nodes(runtime: Runtime) -> dict[str, Any]:
 
 def kept_checkpoints(checkpointing: Checkpointing) -> int:
     """NeMo-RL's keep_top_k, which always spares the newest; v0.7.0 refuses null for all of them."""
-    return KEEP_ALL if checkpointing.keep_last_k is None else checkpointing.keep_last_k + checkpointing.keep_top_k
+    if checkpointing.keep_last_k is None or checkpointing.keep_steps:
+        return KEEP_ALL
+    return checkpointing.keep_last_k + checkpointing.keep_top_k
 
 
 def _steps(launch: Launch) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import yaml
 
 from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
-from scripts.recipe.resolve import rows_of_manifest
 from scripts.stage.reach import Reach, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint
 
@@ -47,7 +46,7 @@ def note_sealed(job: TrainingJob, checkpoint: Checkpoint) -> None:
     if aimed is not None and aimed.is_end and aimed.step == checkpoint.step:
         note_reach(job.run, checkpoint.step, aimed)
     try:
-        reach_of(job.run, checkpoint, *planned_and_rows(job))
+        reach_of(job.run, checkpoint, job.planned, job.rows)
     except UserError as error:  # said again, and refused, where an attempt would go on from it
         print(f"{job.stage}: {error}", flush=True)
 
@@ -58,17 +57,10 @@ def note_standstill(job: TrainingJob, newest: Checkpoint | None, logged: int, da
     So the steps that it trained are saved. Where its data had ended (a prompt group that failed takes the place of a
     batch), the stage ends there.
     """
-    planned, rows = planned_and_rows(job)
     start = newest.step if newest else 0
-    known = reach_of(job.run, newest, planned, rows)
+    known = reach_of(job.run, newest, job.planned, job.rows)
     if logged < known.step and (data_ended or logged > start):
         note_reach(job.run, start, Reach(logged, is_end=data_ended))
-
-
-def planned_and_rows(job: TrainingJob) -> tuple[int, int]:
-    """The planned step of what a job trains, and the rows of its training split."""
-    rows = rows_of_manifest(job.train_split.with_name("manifest.json"))
-    return job.config.planned_step(rows), rows
 
 
 def sure_step(checkpoint: Checkpoint, rows: int) -> int:

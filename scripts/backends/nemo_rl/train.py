@@ -16,7 +16,7 @@ from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import data_ended
-from scripts.backends.nemo_rl.reach import note_sealed, note_standstill, planned_and_rows
+from scripts.backends.nemo_rl.reach import note_sealed, note_standstill, reach_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, TrainingJob
@@ -25,7 +25,8 @@ from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite
 from scripts.records import read_if_there
 from scripts.stage.reach import forget_beyond
-from scripts.stage.rundir import Checkpoint, newest_checkpoint
+from scripts.stage.retention import prune_checkpoints
+from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step
 from scripts.stage.step_criteria import refuse_divergence
 
 STARTUP = "startup.json"
@@ -77,7 +78,7 @@ def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
         validation_split=(splits / "val-split.jsonl").absolute(),
         checkpoints=(job.run / "checkpoints").absolute(),
         logs=(job.run / "logs").absolute(),
-        max_num_steps=job.max_num_steps,
+        max_num_steps=_last_step(job),
         schedule_steps=_schedule_steps(job),
         seed=job.config.seed,
         save_by=save_by,
@@ -85,11 +86,20 @@ def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
     )
 
 
+def _last_step(job: TrainingJob) -> int:
+    """The step that the driver is told to train up to: the planned one, or where its data surely end.
+
+    A job that ends before that has its driver ended once its step is saved, so that all goes as if it went on.
+    """
+    newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
+    is_asynchronous, planned = job.config.is_asynchronous, job.planned or 0
+    return reach_of(job.run, newest, planned, job.rows).step if is_asynchronous else planned
+
+
 def _schedule_steps(job: TrainingJob) -> int | None:
     """The steps of the learning rate's schedule where they are not max_num_steps, which NeMo-RL takes for them."""
-    planned, _ = planned_and_rows(job)
-    is_fresh = job.resume_from is None and job.max_num_steps == planned
-    return None if is_fresh or not job.config.is_asynchronous else planned
+    is_fresh = job.resume_from is None and _last_step(job) == job.planned
+    return None if is_fresh or not job.config.is_asynchronous else job.planned
 
 
 def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
@@ -116,6 +126,7 @@ class _Watch:
         self.made_a_step = False
         self.last_step = job.start
         self.is_asynchronous = job.config.is_asynchronous
+        self.until = launch.max_num_steps
         self.stalled: str | None = None
 
     def is_over(self) -> bool:
@@ -125,6 +136,9 @@ class _Watch:
             refuse_divergence(self.job.stage, self.job.settings.gate, self.job.run, self.steps.last_step)
         if self.job.stop.signalled:
             print(f"{self.job.stage}: {self.job.stop.reason}: ending the driver, which takes no request", flush=True)
+            return True
+        if self.until > self.job.max_num_steps and newest_step(self.job.run) >= self.job.max_num_steps:
+            print(f"{self.job.stage}: ending the driver at step {self.job.max_num_steps}, which is saved", flush=True)
             return True
         patience = self.nemo_rl.stall_seconds + (0 if self.made_a_step else self.startup_seconds)
         if time.time() - self.last_news > patience:
@@ -139,13 +153,16 @@ class _Watch:
             self.made_a_step = True
             self.last_step = self.steps.last_step
             self.last_news = time.time()
-            print(f"{self.job.stage}: step {self.steps.last_step} of {self.job.max_num_steps}", flush=True)
-        for checkpoint in seal_finished(self.job.run):
+            print(f"{self.job.stage}: step {self.steps.last_step} of {self.until}", flush=True)
+        sealed, checkpointing = seal_finished(self.job.run), self.job.settings.checkpointing
+        for checkpoint in sealed:
             self.last_news = time.time()
             print(f"{self.job.stage}: checkpoint of step {checkpoint.step}", flush=True)
             if self.is_asynchronous:
                 note_sealed(self.job, checkpoint)
             refuse_repeated_weights(self.job.run)
+        if sealed and checkpointing.keep_steps:  # NeMo-RL, which knows no such steps, keeps all
+            prune_checkpoints(self.job.run, checkpointing)
 
     def _note_startup(self) -> None:
         started = float((self.logs / DRIVER_STARTED).read_text(encoding="utf-8"))

@@ -74,13 +74,12 @@ class StageCallback(TrainerCallback):
             self.step_started = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """Ask for a checkpoint at the last step, and for that and an end when a stop is due."""
+        """Ask for a checkpoint and an end at the job's last step, and when a stop is due."""
         if state.global_step % self.updates:
             return
         self.step_seconds.append(time.monotonic() - self.step_started)
-        if state.global_step == state.max_steps:
-            control.should_save = True
-        elif as_rank_0_says(rank() == 0 and self._stop_is_due()):
+        is_last = state.global_step == self.job.max_num_steps * self.updates
+        if is_last or as_rank_0_says(rank() == 0 and self._stop_is_due()):
             control.should_save = control.should_training_stop = True
         self.saving_since = time.monotonic()
 

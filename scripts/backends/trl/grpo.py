@@ -53,7 +53,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         variables=policy.tokenizer.chat_template_kwargs,
         **({"tools": tool_schemas(factories)} if factories else {}),
     )
-    rows = training_rows(job, job.max_num_steps * grpo.num_prompts_per_step, PROMPTS, prepare)
+    rows = training_rows(job, job.planned * grpo.num_prompts_per_step, PROMPTS, prepare)
     if factories:
         prepare_for_tools(processor)
         factories[ONE_MESSAGE] = OneMessage

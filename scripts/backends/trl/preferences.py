@@ -62,7 +62,7 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
         variables=policy.tokenizer.chat_template_kwargs,
         cuts=policy.truncation_mode == "keep_start",
     )
-    pairs = training_rows(job, job.max_num_steps * policy.train_global_batch_size, PAIRS, prepare)
+    pairs = training_rows(job, job.planned * policy.train_global_batch_size, PAIRS, prepare)
     loss_types, loss_weights = losses(settings)
     arguments = DPOConfig(
         train_sampling_strategy="sequential",

@@ -30,7 +30,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "gradient_accumulation_steps": accumulated,
         "optim": optimizer.name,
         "output_dir": str(job.run / "saving"),
-        "max_steps": job.max_num_steps * updates,
+        "max_steps": job.planned * updates,
         "learning_rate": optimizer.lr,
         "lr_scheduler_type": "constant_with_warmup" if optimizer.schedule == "constant" else optimizer.schedule,
         "warmup_steps": optimizer.lr_warmup_iters * updates,

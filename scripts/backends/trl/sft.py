@@ -32,7 +32,7 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
         variables=policy.tokenizer.chat_template_kwargs,
         assistant_only_loss=job.config.sft.assistant_only_loss,
     )
-    rows = training_rows(job, job.max_num_steps * batch, DEMONSTRATIONS, prepare)
+    rows = training_rows(job, job.planned * batch, DEMONSTRATIONS, prepare)
     if job.ranks * shares_of(job)[1] > 1:
         rows = fill_last_batch(rows, batch)
     arguments = SFTConfig(

@@ -1,0 +1,47 @@
+"""What was chosen, in words: scores of what was chosen by them flatter, and the test split's figure does not."""
+
+from pathlib import Path
+
+from scripts.records import CheckpointRecord, Choice, Evaluation, read_if_there, read_record
+from scripts.stage.paths import StagePaths
+
+
+def words_of(choice: Choice) -> str:
+    """A choice in a line: chosen among what, by what, tied with which, and what was left out."""
+    candidates, best = choice["candidates"], choice["candidates"][0]
+    bounds = "" if best["low"] is None else f", 95 % interval {best['low']:.3f} to {best['high']:.3f}"
+    says = f"{choice['stage']}: {', '.join(choice['chosen'])} chosen among {len(candidates)} by {choice['by']}"
+    says += f" (highest {best['score']:.3f}{bounds})"
+    if tied := ", ".join(each["name"] for each in candidates if each["tied"]):
+        says += f"; tied with {best['name']}: {tied}"
+    left_out = ", ".join(f"{each['name']} ({each['left_out']})" for each in candidates if each["left_out"])
+    return f"{says}; left out: {left_out}" if left_out else says
+
+
+def selection_sentences(results: Path, chain: list[str]) -> list[str]:
+    """What to know before believing the scores of a chain's last stage; `chain`: names of folders, parents first.
+
+    Of what halving chose, those that it dropped are counted.
+    """
+    records = [read_if_there(StagePaths(results / name).record, CheckpointRecord) for name in chain]
+    trained = [(record["identity"], record["step"]) for record in records if record]
+    choices = {StagePaths(path.parent): read_record(path, Choice) for path in sorted(results.glob("*/choice.json"))}
+    says, ends = [], [StagePaths(results / chain[-1])]
+    for folder, choice in choices.items():
+        among = max(len(other["candidates"]) for other in choices.values() if other["stage"] == choice["stage"])
+        for each in choice["candidates"]:
+            key = each["identity"], each["step"]
+            if among > 1 and each["name"] in choice["chosen"] and key in trained:
+                chosen = f"{each['name']} was chosen among {among} by {choice['by']}"
+                says.append(f"{chosen}, on the rows that scores are shown for, so they flatter.")
+                ends += [folder] if key == trained[-1] else []
+    test = next((found for folder in ends if (found := read_if_there(folder.test, Evaluation))), None)
+    if test is not None:
+        mean, change = test["mean"], test["mean"]["change"]
+        figure = f"{mean['after']:.2f} after {chain[-1]}, {mean['before']:.2f} of the model that the chain started from"
+        if change:
+            figure += f" ({change['value']:+.2f}, 95 % interval {change['low']:+.2f} to {change['high']:+.2f})"
+        says.append(f"On the test split, by which nothing was chosen: {figure}.")
+    elif says:
+        says.append("A figure that nothing was chosen by: evaluation.test: true in the recipe, test: N in a blend.")
+    return list(dict.fromkeys(says))
