@@ -107,10 +107,9 @@ class Messages:
         rest = parts[len(own) :] if parts[: len(own)] == own else parts[len(root) * (parts[: len(root)] == root) :]
         near = {file for file in files if file.startswith(f"{self.config.folder}/{rest[0]}/")} if rest else set()
         if len(rest) > 1 and not near:
-            recipes = [path for path in Path("config/recipes").glob("*.yaml") if rest[0] in _stages_in(path)]
-            if recipes and rest[0] not in {*self.recipe.left_out, *self.recipe.sweeps}:
-                known = f"{self.config.recipe} has no stage {rest[0]}, but {sorted(map(str, recipes))[0]} has"
-                return f"{target}: {known}: put --config recipe=... behind the target, or choose it in the config"
+            if rest[0] not in {*self.recipe.left_out, *self.recipe.sweeps} and (path := _recipe_with(rest[0])):
+                said = f"{self.config.recipe} has no stage {rest[0]}, but {path} has"
+                return f"{target}: {said}: put --config recipe=... behind the target, or choose it in the config"
             check_stage_name(self.recipe, rest[0], f"{target}: ")
         close = get_close_matches(target, near or files | {rule.name for rule in self.workflow.rules}, n=1, cutoff=0.5)
         some = f"targets are files, such as {self.config.folder}/{[*self.recipe.stages][-1]}/ckpt"
@@ -128,8 +127,10 @@ class Messages:
                         yield file
 
 
-def _stages_in(path: Path) -> set[str]:
-    """The names of the stages in a recipe's file; none where it cannot be read."""
-    with suppress(UserError, AttributeError):
-        return {*(read_yaml(path)[0].get("stages") or {})}
-    return set()
+def _recipe_with(stage: str) -> Path | None:
+    """The first recipe that has a stage of this name, of those that can be read."""
+    for path in sorted(Path("config/recipes").glob("*.yaml")):
+        with suppress(UserError, AttributeError, TypeError):
+            if stage in read_yaml(path)[0]["stages"]:
+                return path
+    return None
