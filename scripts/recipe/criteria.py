@@ -1,6 +1,5 @@
 """The criteria by which a finished stage is judged."""
 
-import math
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, StringConstraints, model_validator
@@ -49,13 +48,6 @@ STEP_METRICS = {
 }
 
 
-def _range_of(metric: str) -> tuple[float, float]:
-    """The least and the largest value that a metric can take."""
-    if metric.endswith(("_share", "_rate", "_failure_frequency")):
-        return 0.0, 1.0
-    return (0.0, math.inf) if metric in STEP_METRICS and metric != "final_validation_loss" else (-math.inf, math.inf)
-
-
 class Criterion(Strict):
     """One bound that a finished stage must keep; docs/gates.md says how each metric is measured and judged."""
 
@@ -79,10 +71,10 @@ class Criterion(Strict):
     def _has_a_bound(self) -> "Criterion":
         if self.min is None and self.max is None:
             raise invalid("a criterion needs min or max")
-        least, most = _range_of(self.metric)
-        for bound, value in (("min", self.min), ("max", self.max)):
-            if value is not None and not least <= value <= most:
-                raise invalid(f"{bound} {value:g} says nothing: {self.metric} lies between {least:g} and {most:g}")
+        if self.metric.endswith(("_share", "_rate", "_failure_frequency")):
+            for bound in {self.min, self.max} - {None}:
+                if not 0 <= bound <= 1:
+                    raise invalid(f"a bound of {bound:g} says nothing: {self.metric} lies between 0 and 1")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise invalid(f"no value is both at least {self.min:g} and at most {self.max:g}")
         return self
