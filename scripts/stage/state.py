@@ -173,7 +173,7 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
         state = replace(state, note=f"{first} first{hint}")
         return _held(state, owner, run) if owner is not None else state
     own_run = stage.own_run
-    state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, state.planned))
+    state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, newest_step(own_run), state.planned))
     if owner is not None:
         return _held(state, owner, run)
     record = read_if_there(stage.paths.record, CheckpointRecord)
@@ -181,7 +181,7 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
     twins = twin_checkpoints(stage, stage.identity, state.start)
     if twins:
-        state = replace(state, run=twins[0][1], **_steps(twins[0][1], state.planned))
+        state = replace(state, run=twins[0][1], **_steps(twins[0][1], twins[0][0].step, state.planned))
     was_trained, notes = identity_in(run) is not None, []
     word = "resumes" if state.start else "new"
     if twins:
@@ -227,11 +227,10 @@ def is_done(record: dict[str, Any], planned: int) -> bool:
     return record["step"] == planned or "data_ended" in record
 
 
-def _steps(run: Path | None, planned: int | None) -> dict[str, Any]:
-    """Where a run directory's newest checkpoint is, and where the stage ends if that is before the planned step."""
+def _steps(run: Path | None, start: int, planned: int | None) -> dict[str, Any]:
+    """From which of its checkpoints a run directory goes on, and where the stage ends if before the planned step."""
     if run is None or planned is None:
         return {}
-    start = newest_step(run)
     end = last_step(run, start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
     return {"start": start, **ended}

@@ -20,7 +20,7 @@ from scripts.stage.attempts import adopt_attempts
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.progress import read_log
 from scripts.stage.reach import adopt_reach
-from scripts.stage.rundir import Checkpoint, checkpoints, damage_of, newest_step, place_checkpoint, run_aside
+from scripts.stage.rundir import Checkpoint, checkpoints, damage_of, newest_step, place_checkpoint, run_aside, run_of
 from scripts.stage.stage import Stage
 
 PLACES = ("*/run*", "*/*/run*", "*/sample-*/*/run*")
@@ -41,9 +41,17 @@ def twins_of(stage: Stage, identity: str) -> list[Path]:
 
 
 def twin_checkpoints(stage: Stage, identity: str, beyond: int) -> list[tuple[Checkpoint, Path]]:
-    """The sealed checkpoints of twins after a step, up to the planned one, with their run directories, newest first."""
-    found = [(each, run) for run in twins_of(stage, identity) for each in checkpoints(run)]
-    found = [(each, run) for each, run in found if beyond < each.step <= stage.planned]
+    """The sealed checkpoints of twins after a step, up to the planned one, with their run directories, newest first.
+
+    None for which a step before it, which is to be kept, would have to be trained all the same.
+    """
+    own = {each.step for each in checkpoints(run_of(stage.paths.run, identity))}
+    wanted = {*stage.settings.checkpointing.keep_steps} - own
+    found = []
+    for run in twins_of(stage, identity):
+        theirs = checkpoints(run)
+        missing = min(wanted - {each.step for each in theirs}, default=stage.planned + 1)
+        found += [(each, run) for each in theirs if beyond < each.step <= stage.planned and each.step < missing]
     return sorted(found, key=lambda pair: -pair[0].step)
 
 
@@ -65,12 +73,15 @@ def of_same_settings(stage: Stage) -> Path | None:
 def adopt(stage: Stage, newest: Checkpoint | None) -> Checkpoint | None:
     """Take over the newest sound checkpoint of a twin, where it is newer than the stage's own `newest`; None: none is.
 
-    The stage's run directory, which the caller holds, must be there.
+    Those before it that are to be kept come along. The stage's run directory, which the caller holds, must be there.
     """
-    identity = stage.identity
-    for theirs, other in twin_checkpoints(stage, identity, newest.step if newest else 0):
+    run, identity, kept = stage.paths.run, stage.identity, stage.settings.checkpointing.keep_steps
+    for last, other in twin_checkpoints(stage, identity, newest.step if newest else 0):
+        own = {each.step for each in checkpoints(run)}
+        before = [each for each in checkpoints(other) if each.step in kept and each.step < last.step]
         try:
-            taken = _take(theirs, other, stage.paths.run)
+            for theirs in [*(each for each in before if each.step not in own), last]:
+                taken = _take(theirs, other, run)
         except (OSError, UserError) as error:
             print(f"{stage.name}: {theirs.path} is not taken over: {error}", flush=True)
         else:
@@ -114,11 +125,12 @@ def _index(root: Path, _: int) -> dict[str, list[Path]]:
             path = root / name
             try:
                 status = path.stat()
-                keys = _keys(path, status.st_mtime_ns, status.st_ino)
+                identity, config = _keys(path, status.st_mtime_ns, status.st_ino)
             except (OSError, UserError):
                 continue
-            for key in keys:
-                found[key].append(path.parent)
+            if path.parent.name in ("run", f"run.{identity}"):  # not what somebody moved away
+                found[identity].append(path.parent)
+                found[config].append(path.parent)
     return found
 
 

@@ -207,6 +207,21 @@ def test_an_earlier_checkpoint_is_taken_beside_newer_ones_of_ones_own_whose_stor
     assert theirs.exists()
 
 
+def test_steps_that_are_to_be_kept_come_along_and_without_one_only_what_lies_before_it_is_taken(runs, monkeypatch):
+    fill(runs("a"), 1, 2, 3, 4)
+    fill(runs("c"), 1, 4)
+    b = runs("b")
+    keeping = b.settings.checkpointing.model_copy(update={"keep_steps": [2]})
+    b.recipe.stages["sft"] = b.settings.model_copy(update={"checkpointing": keeping})
+    assert train(b, monkeypatch) == (0, [])
+    assert [each.step for each in checkpoints(b.paths.run)] == [2, 4]
+    assert cost_of(b.paths.run, pd.Series([36.0] * 4)).adopted == "trained in results/a/sft"
+    shutil.rmtree("results/a")
+    shutil.rmtree("results/b")
+    d = replace(runs("b"), recipe=b.recipe)
+    assert stage_state(d).start == 1 and train(d, monkeypatch) == (0, [1])
+
+
 def test_a_stage_of_another_name_a_sample_and_what_was_set_aside_count_and_links_to_a_run_do_not(runs):
     b = runs("b")
     fill(runs("b", "sft.lr-1e-3"), 4)
