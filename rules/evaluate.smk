@@ -11,6 +11,8 @@ JUDGES = getattr(RECIPE.evaluation, "judges", None)
 GYM = getattr(RECIPE.evaluation, "gym", None)
 DECODING = getattr(RECIPE.evaluation, "more_decoding", {})
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
+TESTED = RECIPE.evaluation.tested_stages(RECIPE) if SCORED_HERE else []
+TESTED_BLENDS = RECIPE.evaluation.tested_blends(RECIPE) if TESTED else []
 OWN_ENVIRONMENTS = list(map(str, own_environments(RECIPE).values()))
 
 
@@ -118,6 +120,44 @@ rule evaluate:
         " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
         " --accelerator {resources.accelerator:q} --gym-python {resources.gym_python:q}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
+
+
+def root_of(wildcards):
+    """The first stage of the chain; of chosen ones the choice, in whose folder lies the config of the chosen."""
+    stage = stage_of(wildcards)
+    while stage.parent:
+        stage = stage.parent
+    return stage
+
+
+def model_of_chain(wildcards):
+    """The export that the chain starts from; nothing where that is a fresh model."""
+    model = root_of(wildcards).parent_export_record
+    return str(model) if model else []
+
+
+def config_of_chain(wildcards):
+    """The config that describes the fresh model that the chain starts from."""
+    return [] if model_of_chain(wildcards) else str(root_of(wildcards).paths.config)
+
+
+# Rows that no gate and no choice looks at, for what the chain ends with alone.
+use rule evaluate as test with:
+    input:
+        export=f"{RESULTS}/{{stage}}/hf/record.json",
+        parent_rollouts=[],
+        config=config_of_chain,
+        model=model_of_chain,
+        manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=TESTED_BLENDS),
+        splits=ancient(expand(f"{RESULTS}/data/{{blend}}/test-split.jsonl", blend=TESTED_BLENDS)),
+        environments=OWN_ENVIRONMENTS,
+    output:
+        evaluation=f"{RESULTS}/{{stage}}/test.json",
+        rollouts=f"{RESULTS}/{{stage}}/test_rollouts.parquet",
+    log:
+        f"{RESULTS}/{{stage}}/logs/test.log",
+    wildcard_constraints:
+        stage=one_of(TESTED),
 
 
 def criteria_of(wildcards):

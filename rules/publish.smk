@@ -3,12 +3,18 @@ TRACKED = STAGES if CONFIG.tracking else []
 TRACKING = CONFIG.tracking.model_dump(exclude_none=True) if CONFIG.tracking else {}
 
 
+def test_of(wildcards):
+    """The scores on test rows of what the chain ends with."""
+    return f"{RESULTS}/{wildcards.stage}/test.json" if wildcards.stage in TESTED else []
+
+
 rule card:
     input:
         export=f"{RESULTS}/{{stage}}/hf/record.json",
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
         evaluation=evaluation_of,
         benchmarks=benchmarks_of_tasks,
+        test=test_of,
         gate=f"{RESULTS}/{{stage}}/gate.json",
     output:
         f"{RESULTS}/{{stage}}/card.md",

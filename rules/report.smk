@@ -7,6 +7,7 @@ WHAT_STAGES_LEFT = {
     "evaluations": of_stages("eval.json", among=SCORED),
     "gates": of_stages("gate.json", "criteria.json"),
     "choices": expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),
+    "tests": expand(f"{RESULTS}/{{stage}}/test.json", stage=TESTED),
 }
 
 
@@ -190,7 +191,6 @@ if COMPARED:
         log:
             f"{RESULTS}/logs/compare.log",
         retries: 0
-        localrule: True
         conda:
             "../envs/controller.yaml"
         params:

@@ -23,6 +23,7 @@ from scripts.recipe.resolve import config_text
 from scripts.recipe.settings import leaves
 from scripts.records import Benchmarks, Evaluation, ExportRecord, Gate, Manifest, Record, read_if_there
 from scripts.stage.provenance import step_text, words_of_skipped
+from scripts.stage.selection import selection_sentences
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -42,9 +43,11 @@ def model_card(hf: Path, license_id: str | None = None, adapter_of: str | None =
         folder = link.paths.directory / "hf"
         raise UserError(f"{folder}: no export of the published checkpoint; snakemake {folder}")
     evaluation = _of_export(link, exported, link.paths.evaluation, Evaluation)
+    test = _of_export(link, exported, link.paths.test, Evaluation)
     benchmarks = _of_export(link, exported, link.paths.benchmarks, Benchmarks)
+    results = [*_results(evaluation, "validation"), *_results(test, "test"), *_benchmark_results(benchmarks)]
     card = ModelCard.from_template(
-        _metadata(chain, [*_results(evaluation), *_benchmark_results(benchmarks)], license_id, adapter_of),
+        _metadata(chain, results, license_id, adapter_of),
         template_path=str(TEMPLATE),
         name=f"{link.run_name}-{link.name}",
         stage=link.name,
@@ -54,6 +57,7 @@ def model_card(hf: Path, license_id: str | None = None, adapter_of: str | None =
         model=_model(link.paths.export),
         configs=[(each.name, config_text(each.settings)) for each in chain.links.values() if each.settings],
         evaluation=evaluation,
+        selection=selection_sentences(link.paths.directory.parent, [each.paths.name for each in chain.links.values()]),
         benchmarks=benchmarks,
         limits=list(_limits(chain, evaluation, benchmarks)),
         lineage=chain_text(chain),
@@ -116,13 +120,13 @@ def _is_hub_id(name: str) -> bool:
     return HUB_ID.fullmatch(name) is not None
 
 
-def _results(evaluation: Evaluation | None) -> Iterator[EvalResult]:
+def _results(evaluation: Evaluation | None, split: str) -> Iterator[EvalResult]:
     for name, entry in evaluation["environments"].items() if evaluation else ():
         yield EvalResult(
             task_type="text-generation",
             dataset_type=name,
             dataset_name=f"held-out rows of {name}",
-            dataset_split="validation",
+            dataset_split=split,
             dataset_args={"rows": entry.get("rows")},
             metric_type="mean_reward",
             metric_name="mean reward, 0 to 1",

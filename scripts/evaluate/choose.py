@@ -1,20 +1,14 @@
 """Choose among variants or checkpoints of a stage by a score, and publish the best in a folder as a stage does.
 
 The score is held_out_mean, the mean of eval.json; worst_environment_change, the lowest of the bounds by which gates
-judge (joint_low): the worst environment's change that chance does not explain; or a task of benchmarks.json. The
-highest is chosen, of equal ones the candidate named first. One whose gate says stop, or that has no score on the rows
-of the others, is left out.
-
-Differences from the best are taken on the same resampled rows (scripts.stage.bootstrap), or by standard errors where a
-task's documents are not kept. Their intervals are so wide that all comparisons with any one candidate hold at once with
-95 % (Bonferroni); who is not clearly below the best is tied with it. So the candidate that is truly best is chosen or
-tied in at least 95 of 100 choices (Hsu, Constrained simultaneous confidence intervals for multiple comparisons with
-the best, Annals of Statistics 12, 1984). For worst_environment_change the distance of a bound from its mean is taken as
-given.
+judge (joint_low); or a task of benchmarks.json. Differences from the best are taken on the same resampled rows
+(scripts.stage.bootstrap), or by standard errors where a task's documents are not kept, and so widely that all
+comparisons with any one candidate hold at once with 95 % (Bonferroni). Who is not clearly below the best is tied with
+it, so that the truly best is chosen or tied in at least 95 of 100 choices (Hsu, Constrained simultaneous confidence
+intervals for multiple comparisons with the best, Annals of Statistics 12, 1984).
 """
 
 import argparse
-import os
 import shutil
 from pathlib import Path
 from statistics import NormalDist
@@ -24,27 +18,17 @@ import numpy as np
 
 from scripts.errors import UserError, run_program
 from scripts.evaluate.benchmarks import document_scores, interval_of, path_in, read_kept, unpaired_change
-from scripts.files import explain_write_errors, fsync_directory, sync_tree, temporary_directory, write_json
+from scripts.files import filled_by_program, replace_directory, write_json
 from scripts.recipe.sweep import HELD_OUT_MEAN, WORST_CHANGE
-from scripts.records import (
-    Benchmarks,
-    Candidate,
-    Change,
-    Choice,
-    Evaluation,
-    ExportRecord,
-    Gate,
-    read_if_there,
-    read_record,
-)
-from scripts.stage.bootstrap import CONFIDENCE, LEAST_ROWS, interval, joint_confidence, resample
+from scripts.records import Benchmarks, Candidate, Change, Choice, Evaluation, ExportRecord, Gate, read_record
+from scripts.stage.bootstrap import CONFIDENCE, LEAST_ROWS, interval, resample
 from scripts.stage.paths import StagePaths
 from scripts.stage.selection import words_of
 from scripts.stage.tables import ROLLOUTS, read_table
 
 HELD_OUT = (HELD_OUT_MEAN, WORST_CHANGE)
 ROW = ["environment", "split", "line", "prompt"]
-FOLDERS, LINKS = ("ckpt", "hf"), ("exports", "run")
+FOLDERS, LINKS, HIDDEN = ("ckpt", "hf"), ("exports", "run"), shutil.ignore_patterns(".*")
 FILES = ("config.yaml", "metrics.parquet", "eval.json", "rollouts.parquet", "benchmarks.json", "gate.json")
 FILES += ("criteria.json",)
 
@@ -54,11 +38,7 @@ class LeftOut(Exception):
 
 
 class Scored(NamedTuple):
-    """A score with its interval; None: it has none.
-
-    `means` are of resampled rows, (2000,), which pair with those of another where `asked` is equal. Without them
-    `stderr` tells how sure the score is.
-    """
+    """A score with its interval; `means` of resampled rows, (2000,), pair with those of one that was asked alike."""
 
     score: float
     low: float | None
@@ -89,8 +69,7 @@ def rank(folders: list[StagePaths], by: str, store: Path | None = None) -> list[
         reasons = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
         raise UserError(f"none of {len(folders)} candidates can be chosen by {by}:{reasons}")
     order = sorted(scored, key=lambda name: -scored[name].score)
-    best, confidence = scored[order[0]], joint_confidence(len(order) - 1)
-    differences = {name: _difference(scored[name], best, confidence) for name in order[1:]}
+    differences = {name: _difference(scored[name], scored[order[0]], len(order) - 1) for name in order[1:]}
     return [
         {
             "name": name,
@@ -104,12 +83,12 @@ def rank(folders: list[StagePaths], by: str, store: Path | None = None) -> list[
     ]
 
 
-def _difference(scored: Scored, best: Scored, confidence: float) -> Change | None:
+def _difference(scored: Scored, best: Scored, compared: int) -> Change | None:
     """A score less the best; None where too few rows bear an interval."""
     if scored.means is None or best.means is None:
-        spread = NormalDist().inv_cdf((1 + confidence) / 2)
+        spread = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / compared)
         return unpaired_change(*({"score": each.score, "stderr": each.stderr} for each in (best, scored)), spread)
-    low, high = interval(scored.means - best.means, confidence)
+    low, high = interval(scored.means - best.means, compared)
     return {"value": round(scored.score - best.score, 6), "low": low, "high": high}
 
 
@@ -136,7 +115,7 @@ def _held_out(evaluation: Evaluation, by: str, rollouts: Path) -> Scored:
     if is_mean:
         is_enough = len(rows) >= LEAST_ROWS and len(means) == len(entries)
         mean = np.mean([*means.values()], axis=0) if is_enough else None
-        bounds = interval(mean, CONFIDENCE) if is_enough else (None, None)
+        bounds = interval(mean) if is_enough else (None, None)
         return Scored(evaluation["mean"]["after"], *bounds, asked, mean)
     changes = {name: entry["change"] for name, entry in entries.items()}
     if unmeasured := [name for name, change in changes.items() if change is None]:
@@ -161,40 +140,21 @@ def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:
 def publish(chosen: StagePaths, folder: Path, choice: Choice) -> None:
     """Let a folder hold what a stage's holds for its children: the chosen one's records, links to its run and exports.
 
-    What is equal already is left alone. choice.json is there only while all of the folder is of the one it names:
-    whatever else changes, it goes first and comes last, so after a kill the choice is made again.
+    choice.json goes first and comes last, so that it is never beside what another choice left.
     """
-    target = StagePaths(folder).choice
-    with temporary_directory(folder / "published") as fresh, explain_write_errors(target):
-        for name in FOLDERS:
-            hidden = shutil.ignore_patterns(".*")
-            shutil.copytree(chosen.directory / name, fresh / name, True, hidden, copy_function=shutil.copyfile)
-        for name in FILES:
-            if (chosen.directory / name).exists():
-                shutil.copyfile(chosen.directory / name, fresh / name)
-        for name in LINKS:
-            (fresh / name).symlink_to(Path("..", chosen.name, name))
-        sync_tree(fresh)
-        names = (*FOLDERS, *FILES, *LINKS)
-        if changed := [name for name in names if _content(fresh / name) != _content(folder / name)]:
-            target.unlink(missing_ok=True)
-        for name in changed:
-            if os.path.lexists(folder / name):
-                (folder / name).rename(fresh / f"{name}.old")
-            if os.path.lexists(fresh / name):
-                (fresh / name).rename(folder / name)
-        fsync_directory(folder)
-        if read_if_there(target, Choice) != choice:
-            write_json(target, choice)
-
-
-def _content(path: Path) -> Any:
-    """What a file, link or folder of these holds; None where nothing is there."""
-    if path.is_symlink():
-        return path.readlink()
-    if path.is_dir():
-        return {each.name: _content(each) for each in path.iterdir() if not each.name.startswith(".")}
-    return path.read_bytes() if path.exists() else None
+    StagePaths(folder).choice.unlink(missing_ok=True)
+    for name in FOLDERS:
+        with replace_directory(folder / name) as fresh:
+            shutil.copytree(chosen.directory / name, fresh, True, HIDDEN, shutil.copyfile, dirs_exist_ok=True)
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+        if (chosen.directory / name).exists():
+            with filled_by_program(folder / name) as fresh:
+                shutil.copyfile(chosen.directory / name, fresh)
+    for name in LINKS:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(Path("..", chosen.name, name))
+    write_json(StagePaths(folder).choice, choice)
 
 
 def main() -> None:

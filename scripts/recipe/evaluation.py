@@ -106,6 +106,7 @@ class Evaluation(EvaluationBase, Sampling):
     judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
     gym: Gym | None = Field(None, description="None: the verifiers here score the rows.")
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
+    test: bool = Field(False, description="Score what the chain ends with on the blends' test rows too (test.json).")
 
     @property
     def more_decoding(self) -> dict[str, Any]:
@@ -117,6 +118,8 @@ class Evaluation(EvaluationBase, Sampling):
     def _scores_something(self) -> "Evaluation":
         if self.max_new_tokens is None and not self.tasks:
             raise invalid("is missing", "evaluation.max_new_tokens")
+        if self.max_new_tokens is None and self.test:
+            raise invalid("scores held-out rows; say max_new_tokens too", "evaluation.test")
         return self
 
     @model_validator(mode="after")
@@ -134,6 +137,19 @@ class Evaluation(EvaluationBase, Sampling):
         if self.max_new_tokens is None:
             return []
         return self.blends or [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
+
+    def tested_blends(self, recipe: "Recipe") -> list[str]:
+        """The blends whose test rows are scored; none unless `test` says so."""
+        return [name for name in self.blends_in(recipe) if self.test and recipe.blends[name].test]
+
+    def tested_stages(self, recipe: "Recipe") -> list[str]:
+        """The stages and choices with which the chain ends, scored on test rows: no variant of a sweep."""
+        begun = {recipe.stage_trained(stage.parent) for stage in recipe.stages.values() if stage.parent}
+        among = {name for choice in recipe.choices.values() for name in choice.among}
+        varied = {name for sweep in recipe.sweeps.values() for name in sweep.variants}
+        whole = [*recipe.stages, *(name for name, choice in recipe.choices.items() if choice.keep is None)]
+        ends = [name for name in whole if name not in begun | among | varied and recipe.is_scored(name)]
+        return ends if self.test else []
 
     def check_in(self, recipe: "Recipe") -> None:
         """PydanticCustomError where no stage or no row can be scored."""
@@ -157,3 +173,8 @@ class Evaluation(EvaluationBase, Sampling):
                 if criterion.environment not in (None, *scored):
                     at = f"stages.{name}.gate.{place}.environment"
                     raise misnamed(at, "held-out environment", criterion.environment, scored)
+        if self.test and not self.tested_blends(recipe):
+            names = ", ".join(self.blends_in(recipe))
+            raise invalid(f"no blend that is scored has test rows; give one of {names} `test: 200`", "evaluation.test")
+        if self.test and not self.tested_stages(recipe):
+            raise invalid("the chain ends in variants; say best: held_out_mean beside sweep", "evaluation.test")

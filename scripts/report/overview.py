@@ -51,7 +51,9 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
     on_chain = {name for chain in chains for name in (*chain, *map(lineage.stage_of, chain))}
     shown = {name for name in trained if name in on_chain or name not in lineage.sweep_of}
     sweeps = {card: _swept(lineage, card, trained, scored, shown) for card in lineage.sweep_of.values()}
-    costs = {card: _together(lineage, card, parts["costs"]) for card in lineage.cards}
+    costs: dict[str, list[Cost]] = {}
+    for name, cost in parts["costs"].items():
+        costs.setdefault(lineage.card_of(name), []).append(cost)
     write_page(
         output,
         "overview.html",
@@ -69,7 +71,7 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         cost=_sum(parts["costs"].values()),
         notable=list(_notable({name: each for name, each in parts["criteria"].items() if name in shown})),
         rows={name: row for name, row in parts["rows"].items() if name in shown},
-        costs={card: cost for card, cost in costs.items() if cost.attempts or cost.hours},
+        costs={card: total(each) for card, each in costs.items()},
         algorithms=parts["algorithms"],
         criteria=parts["criteria"],
     )
@@ -92,10 +94,6 @@ def _swept(
         f"{', '.join(each['chosen'])} by {each['by']}" for each in lineage.choices.values() if each["stage"] == card
     ]
     return {"progress": words, "best": best, "chosen": chosen, "gate": best and trained[best]["rows"]["gate"]}
-
-
-def _together(lineage: Lineage, card: str, costs: Mapping[str, Cost]) -> Cost:
-    return total(cost for name, cost in costs.items() if lineage.card_of(name) == card)
 
 
 def _shown(stage: StagePaths) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from scripts.records import CheckpointRecord, Evaluation, Gate, read_if_there, r
 from scripts.report.cost import cost_of
 from scripts.report.records import evaluation_of, metrics_of
 from scripts.stage.paths import StagePaths
+from scripts.stage.selection import selection_sentences
 
 
 def summarise_stage(stage: StagePaths) -> dict[str, Any]:
@@ -65,7 +66,8 @@ def rows_of(stages: Iterable[StagePaths]) -> Iterator[dict[str, Any]]:
     """A row a stage; one with a damaged record is told of, and its row says no more than that."""
     for stage in stages:
         try:
-            yield summarise_stage(stage)
+            says = " ".join(selection_sentences(stage.directory.parent, [stage.name]))
+            yield summarise_stage(stage) | ({"selection": says} if says else {})
         except UserError as error:
             print(error, file=sys.stderr)
             yield {"stage": stage.name, "gate": "damaged"}

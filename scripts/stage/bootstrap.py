@@ -30,10 +30,9 @@ def changes(differences: Mapping[str, np.ndarray]) -> tuple[dict[str, Change | N
     """
     resampled = resample(differences)
     enough = [name for name, rows in differences.items() if len(rows) >= LEAST_ROWS]
-    joint = joint_confidence(len(enough))
     found: dict[str, Change | None] = dict.fromkeys(differences)
     for name in enough:
-        low, high = interval(resampled[name], joint)
+        low, high = interval(resampled[name], len(enough))
         found[name] = _change(differences[name].mean(), resampled[name]) | {"joint_low": low, "joint_high": high}
     if len(resampled) < len(differences) or sum(map(len, differences.values())) < LEAST_ROWS:
         return found, None
@@ -51,13 +50,9 @@ def resample(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: _resampled_means(values, generator) for name, values in rows.items() if len(values) > 1}
 
 
-def joint_confidence(compared: int) -> float:
-    """The confidence of each of so many intervals, at which they hold for all at once with 95 % (Bonferroni)."""
-    return 1 - (1 - CONFIDENCE) / max(1, compared)
-
-
-def interval(means: np.ndarray, confidence: float) -> tuple[float, float]:
-    """The bounds between which this share of resampled means lies."""
+def interval(means: np.ndarray, compared: int = 1) -> tuple[float, float]:
+    """The bounds of resampled means that hold with 95 % for so many comparisons at once (Bonferroni)."""
+    confidence = 1 - (1 - CONFIDENCE) / max(1, compared)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return round(float(low), 6), round(float(high), 6)
 
@@ -69,5 +64,5 @@ def _resampled_means(rows: np.ndarray, generator: np.random.Generator) -> np.nda
 
 
 def _change(value: Any, means: np.ndarray) -> Change:
-    low, high = interval(means, CONFIDENCE)
+    low, high = interval(means)
     return {"value": round(float(value), 6), "low": low, "high": high}

@@ -284,3 +284,26 @@ def test_defaults_are_laid_under_the_stages_of_their_backend_alone(tmp_path):
     path.write_text(yaml.safe_dump(data | {"release": "v0.7.0"}))
     recipe = load_recipe(path)
     assert recipe.stages["large"].grpo == grpo and recipe.stages["rlvr1"].grpo.max_num_steps == 3
+
+
+def test_a_test_split_needs_test_rows_and_one_thing_to_score_on_them(mistaken, tmp_path):
+    asked = "max_new_tokens: 32\n  test: true"
+    message = mistaken("max_new_tokens: 32\n\ndefaults", asked + "\n\ndefaults")
+    where = "evaluation.test: no blend that is scored has test rows; give one of rlvr1, rlvr2, rlvr3, swe1, swe2, rlhf"
+    assert where in message
+    text = TINY.read_text().replace("rlvr2: {rows: 700,", "rlvr2: {rows: 700, test: 50,")
+    path = tmp_path / "tested.yaml"
+    path.write_text(text.replace("max_new_tokens: 32\n\ndefaults", asked + "\n\ndefaults"))
+    recipe = load_recipe(path)
+    assert recipe.evaluation.tested_blends(recipe) == ["rlvr2"]
+    assert recipe.evaluation.tested_stages(recipe) == ["rlhf"]
+    swept = path.read_text().rstrip() + "\n    sweep: {seed: [1, 2]}\n"
+    path.write_text(swept)
+    with pytest.raises(UserError, match=r"evaluation\.test: the chain ends in variants; say best"):
+        load_recipe(path)
+    path.write_text(swept + "    best: held_out_mean\n")
+    recipe = load_recipe(path)
+    assert recipe.evaluation.tested_stages(recipe) == ["rlhf.best-held_out_mean"]
+    path.write_text(swept.replace("max_new_tokens: 32\n  test", "tasks: [gsm8k]\n  test"))
+    with pytest.raises(UserError, match=r"evaluation\.test: scores held-out rows; say max_new_tokens too"):
+        load_recipe(path)

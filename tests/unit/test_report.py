@@ -611,6 +611,9 @@ def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
     page = tmp_path / "compare.html"
     assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
     assert page.read_text().count("<figure") > 5
+    write_stage(tmp_path / "b", "rlvr1", "sft")
+    assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
+    assert "In b alone: rlvr1." in page.read_text() and 'id="stage-rlvr1"' not in page.read_text()
     (tmp_path / "empty").mkdir()
     for folders, words in ((("a", "empty"), "no trained stage there"), (("a",), "two to 6 different folders")):
         done = call(*(tmp_path / name for name in folders), "--output", tmp_path / "no.html")
