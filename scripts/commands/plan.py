@@ -27,8 +27,9 @@ from scripts.stage.estimate import (
     hours_text,
 )
 from scripts.stage.ladder import HEAD, ladder_of, row_of
+from scripts.stage.settled import steps_left
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState, all_states, steps_left
+from scripts.stage.state import StageState, all_states
 
 WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains"}
 WORDS |= {state: state for state in ("fresh", "damaged", "dropped")}

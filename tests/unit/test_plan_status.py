@@ -28,8 +28,8 @@ from scripts.stage.provenance import parents_of
 from scripts.stage.publish import export_name
 from scripts.stage.reach import Reach, note_reach
 from scripts.stage.rundir import open_run_directory, seal_checkpoint
+from scripts.stage.settled import is_trained, steps_left
 from scripts.stage.stage import Stage
-from scripts.stage.state import is_trained, steps_left
 from tests.conftest import ROOT
 from tests.stages import checkpoint_record
 

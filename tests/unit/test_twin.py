@@ -26,8 +26,9 @@ from scripts.stage.owner import hold
 from scripts.stage.progress import read_log
 from scripts.stage.reach import Reach, note_reach, noted_reach
 from scripts.stage.rundir import checkpoints, damage_of, open_run_directory, seal_checkpoint
+from scripts.stage.settled import is_trained, steps_left
 from scripts.stage.stage import Stage
-from scripts.stage.state import is_trained, stage_state, steps_left
+from scripts.stage.state import stage_state
 from scripts.stage.status import status_of
 from scripts.stage.stop import StopRequest
 from scripts.train.run import UNFINISHED, Attempt, train_stage
