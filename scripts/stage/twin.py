@@ -10,7 +10,8 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from functools import cache, lru_cache
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from scripts.errors import UserError
@@ -24,20 +25,18 @@ from scripts.stage.rundir import Checkpoint, checkpoints, damage_of, newest_step
 from scripts.stage.stage import Stage
 
 PLACES = ("*/run*", "*/*/run*", "*/sample-*/*/run*")
-LOOK_AGAIN_SECONDS = 5.0
+LOOK_AGAIN_SECONDS = 10.0
 
 
 def twins_of(stage: Stage, identity: str) -> list[Path]:
     """The other run directories below the stage's root that bear this identity."""
     if stage.root is None:
         return []
-    seen = {os.path.realpath(path) for path in (stage.paths.run, run_aside(stage.paths.run, identity))}
-    found = []
-    for run in sorted(_index(stage.root, _now()).get(identity, []), key=Path.is_symlink):
-        if (real := os.path.realpath(run)) not in seen:
-            seen.add(real)
-            found.append(run)
-    return found
+    own = {os.path.realpath(run) for run in (stage.paths.run, run_aside(stage.paths.run, identity))}
+    found = {
+        os.path.realpath(run): run for run in sorted(_index(stage.root, _now())[identity], key=Path.is_symlink)[::-1]
+    }
+    return [run for real, run in found.items() if real not in own]
 
 
 def twin_checkpoints(stage: Stage, identity: str, beyond: int) -> list[tuple[Checkpoint, Path]]:
@@ -66,7 +65,7 @@ def training_twin(stage: Stage, identity: str) -> str | None:
 
 def of_same_settings(stage: Stage) -> Path | None:
     """A run directory elsewhere that trained the stage's config, be it on other data or from another parent."""
-    runs = _index(stage.root, _now()).get(stage.config.content, []) if stage.root else []
+    runs = _index(stage.root, _now())[stage.config.content] if stage.root else []
     return next((run for run in runs if run.parent != stage.paths.directory and newest_step(run)), None)
 
 
@@ -77,10 +76,9 @@ def adopt(stage: Stage, newest: Checkpoint | None) -> Checkpoint | None:
     """
     run, identity, kept = stage.paths.run, stage.identity, stage.settings.checkpointing.keep_steps
     for last, other in twin_checkpoints(stage, identity, newest.step if newest else 0):
-        own = {each.step for each in checkpoints(run)}
-        before = [each for each in checkpoints(other) if each.step in kept and each.step < last.step]
+        steps = {last.step, *kept} - {each.step for each in checkpoints(run) if each.step < last.step}
         try:
-            for theirs in [*(each for each in before if each.step not in own), last]:
+            for theirs in (each for each in checkpoints(other) if each.step in steps and each.step <= last.step):
                 taken = _take(theirs, other, run)
         except (OSError, UserError) as error:
             print(f"{stage.name}: {theirs.path} is not taken over: {error}", flush=True)
@@ -103,7 +101,7 @@ def _take(theirs: Checkpoint, other: Path, run: Path) -> Checkpoint:
             own |= {number: entry for number, entry in log.items() if number <= step}
             write_text(run / "metrics.jsonl", "".join(json.dumps(own[number]) + "\n" for number in sorted(own)))
             adopt_reach(run, other, step)
-            adopt_attempts(run, other, step)
+            adopt_attempts(run, other)
         return place_checkpoint(fresh, run, step)
 
 
@@ -117,24 +115,14 @@ def _now() -> int:
 
 
 @lru_cache(maxsize=1)
-def _index(root: Path, _: int) -> dict[str, list[Path]]:
+def _index(root: Path, _: int) -> defaultdict[str, list[Path]]:
     """The run directories of all runs, by identity and by the hash of their config; what cannot be read is none."""
     found = defaultdict(list)
     for place in PLACES:
         for name in glob.iglob(f"{place}/identity.json", root_dir=root):  # noqa: PTH207  (passes over what is unreadable)
-            path = root / name
-            try:
-                status = path.stat()
-                identity, config = _keys(path, status.st_mtime_ns, status.st_ino)
-            except (OSError, UserError):
-                continue
-            if path.parent.name in ("run", f"run.{identity}"):  # not what somebody moved away
-                found[identity].append(path.parent)
-                found[config].append(path.parent)
+            with suppress(OSError, UserError):
+                record, run = read_record(root / name, RunIdentity), (root / name).parent
+                if run.name in ("run", f"run.{record['identity']}"):  # not what somebody moved away
+                    found[record["identity"]].append(run)
+                    found[record["config"]].append(run)
     return found
-
-
-@cache
-def _keys(path: Path, _time: int, _inode: int) -> tuple[str, str]:
-    record = read_record(path, RunIdentity)
-    return record["identity"], record["config"]
