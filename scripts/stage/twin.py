@@ -30,12 +30,8 @@ LOOK_AGAIN_SECONDS = 10.0
 
 def twins_of(stage: Stage, identity: str) -> list[Path]:
     """The other run directories below the stage's root that bear this identity."""
-    if stage.root is None:
-        return []
     own = {os.path.realpath(run) for run in (stage.paths.run, run_aside(stage.paths.run, identity))}
-    found = {
-        os.path.realpath(run): run for run in sorted(_index(stage.root, _now())[identity], key=Path.is_symlink)[::-1]
-    }
+    found = {os.path.realpath(run): run for run in sorted(_runs(stage, identity), key=Path.is_symlink, reverse=True)}
     return [run for real, run in found.items() if real not in own]
 
 
@@ -65,7 +61,7 @@ def training_twin(stage: Stage, identity: str) -> str | None:
 
 def of_same_settings(stage: Stage) -> Path | None:
     """A run directory elsewhere that trained the stage's config, be it on other data or from another parent."""
-    runs = _index(stage.root, _now())[stage.config.content] if stage.root else []
+    runs = _runs(stage, stage.config.content)
     return next((run for run in runs if run.parent != stage.paths.directory and newest_step(run)), None)
 
 
@@ -76,9 +72,10 @@ def adopt(stage: Stage, newest: Checkpoint | None) -> Checkpoint | None:
     """
     run, identity, kept = stage.paths.run, stage.identity, stage.settings.checkpointing.keep_steps
     for last, other in twin_checkpoints(stage, identity, newest.step if newest else 0):
-        steps = {last.step, *kept} - {each.step for each in checkpoints(run) if each.step < last.step}
+        lacking = {*kept} - {each.step for each in checkpoints(run)}
+        before = [each for each in checkpoints(other) if each.step in lacking and each.step < last.step]
         try:
-            for theirs in (each for each in checkpoints(other) if each.step in steps and each.step <= last.step):
+            for theirs in [*before, last]:
                 taken = _take(theirs, other, run)
         except (OSError, UserError) as error:
             print(f"{stage.name}: {theirs.path} is not taken over: {error}", flush=True)
@@ -91,7 +88,7 @@ def adopt(stage: Stage, newest: Checkpoint | None) -> Checkpoint | None:
 def _take(theirs: Checkpoint, other: Path, run: Path) -> Checkpoint:
     step, log = theirs.step, {entry["step"]: entry for entry in read_log(other / "metrics.jsonl")}
     with temporary_directory(run / "adopted") as fresh:
-        shutil.copytree(theirs.path, fresh, symlinks=True, copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(theirs.path, fresh, symlinks=True, copy_function=link_or_copy, dirs_exist_ok=True)
         if problem := damage_of(fresh):
             raise UserError(problem)
         if missing := sorted(set(range(1, step + 1)) - log.keys()):
@@ -105,18 +102,14 @@ def _take(theirs: Checkpoint, other: Path, run: Path) -> Checkpoint:
         return place_checkpoint(fresh, run, step)
 
 
-def _link(source: str, target: str) -> None:
-    link_or_copy(Path(source), Path(target))
-
-
-def _now() -> int:
-    """A number that is another every few seconds."""
-    return int(time.monotonic() / LOOK_AGAIN_SECONDS)
+def _runs(stage: Stage, key: str) -> list[Path]:
+    """The run directories of all runs that bear an identity, or the hash of a config; looked for every few seconds."""
+    return _index(stage.root, int(time.monotonic() / LOOK_AGAIN_SECONDS))[key] if stage.root else []
 
 
 @lru_cache(maxsize=1)
 def _index(root: Path, _: int) -> defaultdict[str, list[Path]]:
-    """The run directories of all runs, by identity and by the hash of their config; what cannot be read is none."""
+    """All run directories, by identity and by the hash of their config; what cannot be read is none."""
     found = defaultdict(list)
     for place in PLACES:
         for name in glob.iglob(f"{place}/identity.json", root_dir=root):  # noqa: PTH207  (passes over what is unreadable)
