@@ -218,6 +218,7 @@ def test_a_stage_of_another_name_a_sample_and_what_was_set_aside_count_and_links
     aside = fill(runs("a/sample-8"), 1)
     aside.rename(aside.with_name(f"run.{b.identity}"))
     b.paths.run.mkdir()
+    shutil.copytree("results/b/sft.lr-1e-3/run", "results/b/sft/run.old")
     assert len(twin.twins_of(b, b.identity)) == 2
     assert [(it.step, run.name) for it, run in twin.twin_checkpoints(b, b.identity, 0)] == [
         (4, "run"),
@@ -323,7 +324,7 @@ def test_a_checkpoint_of_nemo_rl_is_taken_over_with_its_folders_though_not_every
     files += ["policy/weights/iter_0000000/__0_0.distcp", "train_dataloader.pt", "config.yaml"]
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(b"a: 1" * (1 << (18 if name.endswith("distcp") else 1)))
+        (folder / name).write_bytes(b"a: 1\n" * (1 << (18 if name.endswith("distcp") else 1)))
     (folder / "training_info.json").write_text('{"step": 4}')
     assert [each.step for each in seal_finished(theirs)] == [4]
     log(theirs, range(1, 5))
