@@ -42,6 +42,7 @@ localrules:
     environments,
     overview,
     sweep_page,
+    compare,
     summary,
     report_html,
     card,

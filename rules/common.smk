@@ -58,7 +58,7 @@ wildcard_constraints:
 
 
 def stage_of(wildcards):
-    return Stage(RECIPE, Path(RESULTS), wildcards.stage)
+    return Stage(RECIPE, Path(RESULTS), wildcards.stage, root=Path(CONFIG.results))
 
 
 def settings_of(wildcards):

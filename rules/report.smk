@@ -193,7 +193,6 @@ if COMPARED:
         log:
             f"{RESULTS}/logs/compare.log",
         retries: 0
-        localrule: True
         conda:
             "../envs/controller.yaml"
         params:

@@ -29,7 +29,7 @@ def check_before_submitting():
                 stage = Stage(RECIPE, Path(RESULTS), name)
                 backend_of(stage.config.backend).check_nodes(stage, SITE)
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
-            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train())
+            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train(), Path(CONFIG.results))
         except UserError as error:
             raise WorkflowError(str(error)) from None
 

@@ -1,5 +1,6 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
 from scripts.snakemake.orphans import orphan_of
+from scripts.stage.attempts import attempts_of
 from scripts.stage.estimate import estimate
 from scripts.stage.state import is_trained, steps_left
 
@@ -122,7 +123,10 @@ def waits_for(wildcards):
 
 def publishes_only(wildcards):
     """Whether the job may not train (1): it asks for no more than publishing takes, moments on one node."""
-    return int(is_trained(stage_of(wildcards)) or waits_for(wildcards) > 0)
+    stage = stage_of(wildcards)
+    # What is there by name was then no sound checkpoint.
+    was_in_vain = any(attempt["outcome"] == "waited" for attempt in attempts_of(stage.paths.run, CALL)[-1:])
+    return int((is_trained(stage) and not was_in_vain) or waits_for(wildcards) > 0)
 
 
 def of_training(name):
@@ -174,6 +178,7 @@ rule train:
         waits_for=waits_for,
         site=CONFIG.site,
         results=RESULTS,
+        root=CONFIG.results,
         python=python_of,
         allocations=allocations_of,
     params:
@@ -183,7 +188,7 @@ rule train:
     shell:
         "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {resources.results:q}"
         " --stage {wildcards.stage:q} --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
-        " --publish-only {resources.publishes_only} --after-job {resources.waits_for}"
+        " --publish-only {resources.publishes_only} --after-job {resources.waits_for} --root {resources.root:q}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 

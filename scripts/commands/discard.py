@@ -7,12 +7,12 @@ from pathlib import Path
 
 from scripts.errors import UserError
 from scripts.files import amount
+from scripts.stage.disk import tree_bytes
 from scripts.stage.owner import describe, is_alive, read_owner
-from scripts.stage.state import tree_bytes
 
 
 def discard(path: Path) -> int:
-    """Remove one set-aside run directory; its size in bytes. UserError for anything that is not one."""
+    """Remove one set-aside run directory; the bytes that this frees. UserError for anything that is not one."""
     if not re.fullmatch(r"run\.[0-9a-f]{16}", path.name) or not (path / "identity.json").is_file():
         raise UserError(
             f"{path}: not a run directory that was set aside (run.<identity>); stagecoach status lists them"
@@ -30,4 +30,4 @@ def discard(path: Path) -> int:
 def run(arguments: argparse.Namespace) -> None:
     """Remove what was named."""
     for path in arguments.paths:
-        print(f"{path}: removed, {amount(discard(path))}")
+        print(f"{path}: removed, {amount(discard(path))} freed")

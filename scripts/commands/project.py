@@ -22,14 +22,16 @@ class Project:
     site: Site
     results: Path
     over_budget: bool = False
+    root: Path | None = None
 
     def stages(self) -> list[Stage]:
         """Every stage, parents first."""
-        return [Stage(self.recipe, self.results, name) for name in self.recipe.stage_order()]
+        return [Stage(self.recipe, self.results, name, root=self.root) for name in self.recipe.stage_order()]
 
     def states(self) -> dict[str, StageState]:
         """The state of every stage, parents first."""
-        return all_states(self.recipe, self.results, latest_jobs(self.results) if self.site.slurm else None)
+        jobs = latest_jobs(self.results) if self.site.slurm else None
+        return all_states(self.recipe, self.results, jobs, self.root)
 
 
 def project_of(arguments: argparse.Namespace) -> Project:
@@ -37,4 +39,5 @@ def project_of(arguments: argparse.Namespace) -> Project:
     given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     config = load_config(given.pop("config"), given)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
-    return Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), config.over_budget)
+    site = load_site(Path(config.site), recipe)
+    return Project(recipe, site, Path(config.folder), config.over_budget, Path(config.results))

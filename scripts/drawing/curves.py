@@ -179,7 +179,7 @@ def figures_of_groups(groups: Mapping[str, Mapping[str, Metrics]], best: str | N
             for place, (name, metrics) in enumerate(runs.items())
         ]
         if svg := line_chart(chart.title, chart.unit, sorted(lines, key=lambda line: line.is_bold)):
-            yield Figure(chart.title, svg, chart.caption)
+            yield Figure(chart.title, svg, chart.caption.partition(" The band")[0])
 
 
 def columns_by_name(entries: Iterable[Any]) -> dict[str, list[Number]]:

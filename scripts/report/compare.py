@@ -92,16 +92,26 @@ class ComparedStage:
     name: str
     stages: dict[str, TrainedStage]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several runs have it."""
+        return len(self.stages) > 1
+
+    @property
+    def run(self) -> str:
+        """The first run that has it."""
+        return next(iter(self.stages))
+
     @cached_property
     def is_identical(self) -> bool:
         """Whether several runs have it, and published the very same weights."""
-        return len(self.stages) > 1 and len({stage.weights for stage in self.stages.values()}) == 1
+        return self.is_shared and len({stage.weights for stage in self.stages.values()}) == 1
 
     @cached_property
     def differs_unsaid(self) -> bool:
         """Whether its weights differ although its identity is the same: other code or another machine trained it."""
         identities = {stage.record["identity"] for stage in self.stages.values()}
-        return not self.is_identical and len(self.stages) > 1 == len(identities)
+        return self.is_shared and not self.is_identical and len(identities) == 1
 
     @cached_property
     def figures(self) -> list[Figure]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.stage.attempts import read_attempts
+from scripts.stage.attempts import attempts_in, read_attempts
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Cost:
 
     `hours` is wall time of all attempts, of which `step_hours` went into the steps that count; the rest is starting,
     saving and steps that were trained again. `gpu_hours` is None where an attempt does not tell its GPUs. `at_least`:
-    an attempt was killed, and only the steps that it left behind are counted.
+    an attempt was killed, and only the steps that it left behind are counted. What another run trained is not counted;
+    `adopted` says which steps, and where.
     """
 
     attempts: int
@@ -24,6 +25,7 @@ class Cost:
     step_hours: float
     gpu_hours: float | None
     at_least: bool
+    adopted: str = ""
 
     @property
     def other_hours(self) -> float:
@@ -59,17 +61,29 @@ def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
     attempts = [entry for entry in read_attempts(run) if entry["outcome"] != "waited" and entry["from"] < last]
     if not attempts:
         return Cost(0, in_steps, in_steps, None, at_least=True)
+    adopted = [(each, until) for each, until in attempts_in(run, last) if each["run"]]
+    in_steps -= sum(float(step_seconds.iloc[each["from"] : until].sum()) for each, until in adopted) / 3600
     reached = [*(following["from"] for following in attempts[1:]), last]
     pace = step_seconds.median()
-    hours = [_seconds(attempt, step, last, pace) / 3600 for attempt, step in zip(attempts, reached, strict=True)]
-    gpus = [attempt["gpus"] for attempt in attempts]
+    own = [(attempt, step) for attempt, step in zip(attempts, reached, strict=True) if not attempt["run"]]
+    hours = [_seconds(attempt, step, last, pace) / 3600 for attempt, step in own]
+    gpus = [attempt["gpus"] for attempt, _ in own]
     return Cost(
-        attempts=len(attempts),
+        attempts=len(own),
         hours=sum(hours),
         step_hours=min(in_steps, sum(hours)),
         gpu_hours=None if None in gpus else sum(time * count for time, count in zip(hours, gpus, strict=True)),
-        at_least=any(attempt["ended"] is None for attempt in attempts),
+        at_least=any(attempt["ended"] is None for attempt, _ in own),
+        adopted=_words(adopted, last),
     )
+
+
+def _words(adopted: list[tuple[dict[str, Any], int]], steps: int) -> str:
+    """Where what another run trained was trained, and of which steps that is the case where not of all."""
+    last: dict[str, int] = {}
+    for attempt, step in reversed(adopted):
+        last[attempt["run"]] = step
+    return ", ".join(f"{'' if step == steps else f'up to step {step} '}trained in {run}" for run, step in last.items())
 
 
 def _seconds(attempt: dict[str, Any], reached: int, last: int, pace: float) -> float:

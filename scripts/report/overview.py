@@ -52,7 +52,9 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
     on_chain = {name for chain in chains for name in (*chain, *map(lineage.stage_of, chain))}
     shown = {name for name in trained if name in on_chain or name not in lineage.sweep_of}
     sweeps = {card: _swept(lineage, card, trained, scored, shown) for card in lineage.sweep_of.values()}
-    costs = {card: _together(lineage, card, parts["costs"]) for card in lineage.cards}
+    costs: dict[str, list[Cost]] = {}
+    for name, cost in parts["costs"].items():
+        costs.setdefault(lineage.card_of(name), []).append(cost)
     write_page(
         output,
         "overview.html",
@@ -70,7 +72,7 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         cost=_sum(parts["costs"].values()),
         notable=list(_notable({name: each for name, each in parts["criteria"].items() if name in shown})),
         rows={name: row for name, row in parts["rows"].items() if name in shown},
-        costs={card: cost for card, cost in costs.items() if cost.attempts or cost.hours},
+        costs={card: total(each) for card, each in costs.items()},
         algorithms=parts["algorithms"],
         criteria=parts["criteria"],
     )
@@ -93,10 +95,6 @@ def _swept(
         f"{', '.join(each['chosen'])} by {each['by']}" for each in lineage.choices.values() if each["stage"] == card
     ]
     return {"progress": words, "best": best, "chosen": chosen, "gate": best and trained[best]["rows"]["gate"]}
-
-
-def _together(lineage: Lineage, card: str, costs: Mapping[str, Cost]) -> Cost:
-    return total(cost for name, cost in costs.items() if lineage.card_of(name) == card)
 
 
 def _shown(stage: StagePaths) -> dict[str, Any]:
@@ -178,7 +176,11 @@ def _progress(stage: StagePaths, cost: Cost | None) -> str:
     record = read_record(stage.record, CheckpointRecord)
     steps, ended = record["step"], record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
-    words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{duration(3600 * cost.hours)}"
+    words = f"{steps} step{'s' if steps != 1 else ''}{whole}"
+    if cost.adopted:
+        words += f", {cost.adopted}"
+    if cost.attempts or not cost.adopted:
+        words += f", {cost.mark}{duration(3600 * cost.hours)}"
     return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
 
 

@@ -89,6 +89,7 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
         stage = furthest(StagePaths(results / variant.name))
         try:
             variant.trained = TrainedStage.read(stage) if is_trained(stage) else None
+            variant.notes += [variant.trained.cost.adopted] if variant.trained and variant.trained.cost.adopted else []
         except UserError as error:
             variant.problem = str(error)
             print(error, file=sys.stderr)

@@ -4,12 +4,15 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from scripts.errors import UserError
 from scripts.launch.slurm import own_job_id
 from scripts.records import Code, Count, Image, read_lines
+
+KEPT = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image", "run")
 
 
 class Attempt(TypedDict):
@@ -26,6 +29,7 @@ class Attempt(TypedDict):
     gpus: NotRequired[Count]
     code: NotRequired[Code | None]
     image: NotRequired[Image | None]
+    run: NotRequired[str]
 
 
 def begin_attempt(
@@ -44,7 +48,7 @@ def begin_attempt(
     """
     place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes, "gpus": gpus}
     what = {"code": code, "image": image}
-    _append(run, {"event": "begin", "step": step, "call": call, **place, **what, "time": time.time()})
+    _append(run, [{"event": "begin", "step": step, "call": call, **place, **what, "time": time.time()}])
 
 
 def end_attempt(run: Path, step: int, outcome: str) -> None:
@@ -53,23 +57,49 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
     `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next one aims no further),
     lost (a node), failed, or waited (for another job, training nothing).
     """
-    _append(run, {"event": "end", "step": step, "outcome": outcome, "time": time.time()})
+    _append(run, [{"event": "end", "step": step, "outcome": outcome, "time": time.time()}])
+
+
+def adopt_attempts(run: Path, other: Path, step: int) -> None:
+    """Note the attempts of another run directory whose steps are in its checkpoint of this step, and where they were.
+
+    They belong to no call here.
+    """
+    entries = []
+    for attempt, _ in reversed(list(attempts_in(other, step))):
+        place = {key: attempt[key] for key in KEPT} | {"call": 0, "run": attempt["run"] or str(other.parent)}
+        entries.append({"event": "begin", "step": attempt["from"], **place})
+        if attempt["ended"] is not None:
+            end = {"step": attempt["to"], "outcome": attempt["outcome"], "time": attempt["ended"]}
+            entries.append({"event": "end", **end})
+    _append(run, entries)
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
     """Each attempt with its first step and outcome (killed when it has no end), oldest first.
 
-    `time` is when it began and `ended` when it ended (None: killed), in seconds since the epoch.
+    `time` is when it began and `ended` when it ended (None: killed), in seconds since the epoch. `run` is the folder of
+    the stage that it was made in, where that is another; None: here.
     """
     attempts: list[dict[str, Any]] = []
     for entry in read_lines(run / "attempts.jsonl", Attempt):
         if entry["event"] == "begin":
-            kept = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image")
             begun = {"from": entry["step"], "outcome": "killed", "ended": None}
-            attempts.append(begun | {key: entry.get(key) for key in kept})
+            attempts.append(begun | {key: entry.get(key) for key in KEPT})
         elif attempts:
             attempts[-1] |= {"to": entry["step"], "outcome": entry.get("outcome", "killed"), "ended": entry["time"]}
     return attempts
+
+
+def attempts_in(run: Path, step: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """The attempts whose steps are in the checkpoint of this step, newest first, each with the last of its steps.
+
+    An attempt's steps count up to where a later attempt went on.
+    """
+    for attempt in reversed(read_attempts(run)):
+        if attempt["outcome"] != "waited" and attempt["from"] < step:
+            yield attempt, step
+            step = attempt["from"]
 
 
 def attempts_of(run: Path, call: int) -> list[dict[str, Any]]:
@@ -99,10 +129,10 @@ def refuse_without_progress(run: Path, call: int, step: int, log: str) -> None:
         raise UserError(f"{run}: {stuck}; not trying again: see {log}")
 
 
-def _append(run: Path, entry: dict[str, Any]) -> None:
+def _append(run: Path, entries: list[dict[str, Any]]) -> None:
     path = run / "attempts.jsonl"
     cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
     with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if cut else "") + json.dumps(entry) + "\n")
+        file.write(("\n" if cut else "") + "".join(json.dumps(entry) + "\n" for entry in entries))
         file.flush()
         os.fsync(file.fileno())

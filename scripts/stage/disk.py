@@ -1,7 +1,9 @@
-"""Whether a stage's checkpoints will fit on the disk."""
+"""Whether a stage's checkpoints will fit on the disk, and what room they take."""
 
 import math
+import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 from scripts.files import amount, read_json
@@ -66,3 +68,16 @@ def _held(stage: Stage) -> int:
     held, splits = read_if_there(run / "identity.json", RunIdentity), read_record(stage.manifest, Manifest)
     now = stage.config.content, splits["train"]["sha256"]
     return len(checkpoints(run)) if held and (held["config"], held["train_split"]) == now else 0
+
+
+def tree_bytes(directory: Path) -> int:
+    """Bytes that are free once a directory tree is removed; a file that has a name elsewhere stays."""
+    names_seen: Counter[tuple[int, int]] = Counter()
+    size = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            status = os.lstat(Path(folder, name))
+            names_seen[status.st_dev, status.st_ino] += 1
+            if names_seen[status.st_dev, status.st_ino] == status.st_nlink:
+                size += status.st_blocks * 512
+    return size

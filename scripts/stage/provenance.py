@@ -6,7 +6,6 @@ directory; publishing the same checkpoint again, by whatever code, tells the sam
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from scripts.data.placeholders import TABLES
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.recipe.yaml_file import repository_root
 from scripts.records import CheckpointRecord, ExportRecord, Manifest, SourceRecord, read_if_there, read_record
-from scripts.stage.attempts import read_attempts
+from scripts.stage.attempts import attempts_in
 from scripts.stage.stage import Stage
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
@@ -56,26 +55,16 @@ def git(root: Path, *arguments: str) -> str | None:
 def trained_by(run: Path, step: int) -> list[dict[str, Any]]:
     """The code and image that trained the steps up to this one, oldest first; `steps` are the first and the last.
 
-    An attempt's steps count up to where a later attempt went on; neighbours of the same code and image are one.
+    Neighbours of the same code and image are one.
     """
     spans: list[dict[str, Any]] = []
-    end = step
-    for attempt in _attempts_in(run, step):
+    for attempt, end in attempts_in(run, step):
         how = {"code": attempt["code"], "image": attempt["image"]}
         if spans and spans[-1] == how | {"steps": spans[-1]["steps"]}:
             spans[-1]["steps"][0] = attempt["from"] + 1
         else:
             spans.append({"steps": [attempt["from"] + 1, end], **how})
-        end = attempt["from"]
     return spans[::-1]
-
-
-def _attempts_in(run: Path, step: int) -> Iterator[dict[str, Any]]:
-    """The attempts whose steps are in the checkpoint of this step, newest first."""
-    for attempt in reversed(read_attempts(run)):
-        if attempt["outcome"] != "waited" and attempt["from"] < step:
-            yield attempt
-            step = attempt["from"]
 
 
 def record_of(stage: Stage, step: int) -> dict[str, Any]:
@@ -120,7 +109,7 @@ def _pretrained(stage: Stage) -> dict[str, Any]:
 def _data_ended(stage: Stage, step: int) -> dict[str, Any]:
     if step == stage.planned or not stage.config.is_asynchronous:
         return {}
-    resumes = sum(attempt["from"] > 0 for attempt in _attempts_in(stage.paths.run, step))
+    resumes = sum(attempt["from"] > 0 for attempt, _ in attempts_in(stage.paths.run, step))
     skipped = (stage.planned - step) * stage.config.rows_per_step
     return {"data_ended": {"planned": stage.planned, "rows_skipped": skipped, "resumes": resumes}}
 

@@ -32,6 +32,12 @@ def note_reach(run: Path, start: int, reach: Reach) -> None:
     write_json(run / RECORD, _noted(run) | {str(start): asdict(reach)})
 
 
+def adopt_reach(run: Path, other: Path, step: int) -> None:
+    """Note as well what another run directory has noted of its checkpoints up to that of a step."""
+    if noted := {start: reach for start, reach in _noted(other).items() if int(start) <= step}:
+        write_json(run / RECORD, _noted(run) | noted)
+
+
 def forget_beyond(run: Path, start: int) -> None:
     """Forget what was noted of later checkpoints than that of step `start`, which are made again."""
     if noted := _noted(run):

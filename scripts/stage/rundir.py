@@ -88,6 +88,11 @@ def run_aside(run: Path, identity: str) -> Path:
 def seal_checkpoint(saved: Path, run: Path, step: int) -> Checkpoint:
     """Publish a saved checkpoint under its step: list its files, sync, rename."""
     write_json(saved / FILES, describe_files(saved))
+    return place_checkpoint(saved, run, step)
+
+
+def place_checkpoint(saved: Path, run: Path, step: int) -> Checkpoint:
+    """Let a folder whose files are listed be the checkpoint of a step: sync, rename."""
     sync_tree(saved)
     path = run / "checkpoints" / f"step_{step}"
     path.parent.mkdir(exist_ok=True)

@@ -21,13 +21,15 @@ class Stage:
     """A stage of a recipe with its folder of results; or it as of a step; or what a choice among such stands for.
 
     What is read from files is read once; `reread` gives the stage as it is now. Where `is_written`, its config is what
-    its config.yaml says, which a training job trains whatever became of the recipe meanwhile.
+    its config.yaml says, which a training job trains whatever became of the recipe meanwhile. `root` holds the results
+    of all runs, where the same may have been trained; None: nowhere else is looked.
     """
 
     recipe: Recipe
     results: Path
     name: str
     is_written: bool = False
+    root: Path | None = None
 
     def reread(self) -> Self:
         """The same stage, its files to be read anew."""

@@ -3,7 +3,6 @@
 Neither Slurm nor a checkpoint's content is read: a job hashes what it goes on from, and passes over what is damaged.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,6 +24,7 @@ from scripts.stage.provenance import words_of_skipped
 from scripts.stage.reach import last_step
 from scripts.stage.rundir import identity_in, newest_step, run_of
 from scripts.stage.stage import Stage
+from scripts.stage.twin import of_same_settings, training_twin, twin_checkpoints
 
 FACTS = {
     "train_split": "training split",
@@ -50,9 +50,10 @@ class StageState:
     (steps of this very identity lie in a run directory), dropped (by its sweep's halving), stale (it was published, but
     something that may change its weights did), damaged (one of its records is, so nothing is done until that is mended)
     or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the stage is done
-    where its data end before that, and `skipped` says so. `run` is the run directory that bears this identity, `start`
-    the step of its newest checkpoint, `changed` what differs from what the run directory trained; `trains_other`: who
-    trains it trains something else, `is_halved`: halving dropped it, or (False) is expected to.
+    where its data end before that, and `skipped` says so. `run` is the run directory that bears this identity (a
+    twin's, where that has a newer checkpoint), `start` the step of its newest checkpoint, `changed` what differs from
+    what the run directory trained; `trains_other`: who trains it trains something else, `is_halved`: halving dropped
+    it, or (False) is expected to.
     """
 
     stage: str
@@ -90,10 +91,12 @@ class StageState:
 Published = Callable[[str], str | None]
 
 
-def all_states(recipe: Recipe, results: Path, jobs: dict[str, LatestJob] | None = None) -> dict[str, StageState]:
+def all_states(
+    recipe: Recipe, results: Path, jobs: dict[str, LatestJob] | None = None, root: Path | None = None
+) -> dict[str, StageState]:
     """The state of every stage, parents first; what descends from a stage that will train waits for it.
 
-    `jobs` is what Slurm last said of each stage's job.
+    `jobs` is what Slurm last said of each stage's job, `root` the folder with the results of all runs.
     """
     states: dict[str, StageState] = {}
 
@@ -106,7 +109,7 @@ def all_states(recipe: Recipe, results: Path, jobs: dict[str, LatestJob] | None 
         return identity if stage.exported_identity == identity else None
 
     for name in recipe.stage_order():
-        stage, parent = Stage(recipe, results, name), recipe.stages[name].parent
+        stage, parent = Stage(recipe, results, name, root=root), recipe.stages[name].parent
         try:
             blocked = parent if parent is not None and published(parent) is None else None
             if problems := [*damage_of_stage(stage.paths), *damage_of_blend(stage.manifest)]:
@@ -165,7 +168,9 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
     state = StageState(stage.name, "waiting", stage.planned, aside=aside)
     owner = holder(stage.paths.owner, latest)
     if first := f"{blocked} comes" if blocked else _missing(stage):
-        state = replace(state, note=f"{first} first")
+        alike = of_same_settings(stage)
+        hint = f", these settings are trained in {alike.parent}" if alike else ""
+        state = replace(state, note=f"{first} first{hint}")
         return _held(state, owner, run) if owner is not None else state
     own_run = stage.own_run
     state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, state.planned))
@@ -174,15 +179,23 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
     record = read_if_there(stage.paths.record, CheckpointRecord)
     if record is not None and record["identity"] == stage.identity and is_done(record, state.planned):
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
-    if own_run == run:
-        attempts = read_attempts(run)
-        note = f"last attempt {attempts[-1]['outcome']}" if attempts else ""
-        return replace(state, state="resumes" if state.start else "new", note=note)
-    was_trained = identity_in(run) is not None
-    state = replace(state, changed=_changes(stage) if was_trained else ())
-    if own_run is not None:
-        return replace(state, state="resumes", note=f"{own_run.name} comes back")
-    return replace(state, state="stale" if record is not None or was_trained else "new")
+    twins = twin_checkpoints(stage, stage.identity, state.start)
+    if twins:
+        state = replace(state, run=twins[0][1], **_steps(twins[0][1], state.planned))
+    was_trained, notes = identity_in(run) is not None, []
+    word = "resumes" if state.start else "new"
+    if twins:
+        notes = [f"trained in {state.run.parent}"]
+    elif own_run is None:
+        word = "stale" if record is not None or was_trained else "new"
+    elif own_run != run:
+        word, notes = "resumes", [f"{own_run.name} comes back"]
+    else:
+        notes = [f"last attempt {attempt['outcome']}" for attempt in read_attempts(run)[-1:]]
+    if state.left and (busy := training_twin(stage, stage.identity)):
+        notes.append(busy)
+    changed = _changes(stage) if was_trained and own_run != run else ()
+    return replace(state, state=word, changed=changed, note=", ".join(notes))
 
 
 def _missing(stage: Stage) -> str | None:
@@ -241,16 +254,6 @@ def set_aside(directory: Path) -> tuple[SetAside, ...]:
     return tuple(SetAside(path, newest_step(path)) for path in sorted(directory.glob("run.*")) if path.is_dir())
 
 
-def tree_bytes(directory: Path) -> int:
-    """Bytes that a directory tree takes on disk; a file with several names counts once."""
-    seen: dict[tuple[int, int], int] = {}
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            status = os.lstat(Path(folder, name))
-            seen[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return sum(seen.values())
-
-
 def steps_left(stage: Stage) -> int | None:
     """The steps from the newest checkpoint of exactly what the stage is now to its last one; None: nobody knows.
 
@@ -273,6 +276,8 @@ def _progress(stage: Stage) -> tuple[int, int | None]:
         return 0, planned
     run = run_of(stage.paths.run, identity)
     start = newest_step(run)
+    if start < last_step(run, start, planned) and (twins := twin_checkpoints(stage, identity, start)):
+        start, run = twins[0][0].step, twins[0][1]
     return start, last_step(run, start, planned)
 
 

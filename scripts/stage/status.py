@@ -27,8 +27,9 @@ class StageStatus:
     """What one stage is at.
 
     `state` is fresh, queued, starting, training, unfinished (it goes on from `step` when called for), trained (only to
-    be published), cancelled, failed, waiting, dropped, stale, damaged or new. `reward` and `kl` are those of `step`, `left` the
-    seconds to the planned step at the pace of the last steps, `nodes` and `job` those of the Slurm job that is at it.
+    be published), cancelled, failed, waiting, dropped, stale, damaged or new. `reward` and `kl` are those of `step`,
+    `left` the seconds to the planned step at the pace of the last steps, `nodes` and `job` those of the Slurm job that
+    is at it.
     """
 
     stage: str
@@ -61,15 +62,16 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
         return _at(state, state.state, step, entries, note=_joined(state.note, state.skipped))
     if note := _failure(state, paths, attempts, latest):
         return _at(state, "failed", state.start, entries, note=note)
-    return _at_rest(state, entries, bool(attempts), latest)
+    return _at_rest(state, paths, entries, bool(attempts), latest)
 
 
 def _at_rest(
-    state: StageState, entries: list[dict[str, Any]], was_tried: bool, latest: LatestJob | None
+    state: StageState, paths: StagePaths, entries: list[dict[str, Any]], was_tried: bool, latest: LatestJob | None
 ) -> StageStatus:
     """A stage that nobody is at and that did not fail."""
     if state.publishes_again:
-        return _at(state, "trained", state.start, entries, note=_joined("to be published", state.skipped))
+        note = state.note if state.run.parent != paths.run.parent else ""
+        return _at(state, "trained", state.start, entries, note=_joined("to be published", note, state.skipped))
     if state.state == "resumes" or was_tried:
         return _at(state, "unfinished", state.start, entries, note=_joined(state.note, state.skipped, _as_of(latest)))
     return _at(state, state.state, 0, entries, note=_joined(_shortened(state.changed), _as_of(latest)))

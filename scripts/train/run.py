@@ -8,7 +8,7 @@ status: 0 published; 75 unfinished, to be continued by the next attempt; 1 faile
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
@@ -27,6 +27,7 @@ from scripts.stage.retention import finish_removals
 from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step, open_run_directory
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
+from scripts.stage.twin import adopt, training_twin
 from scripts.train.arguments import stage_of, stage_parser
 
 UNFINISHED = os.EX_TEMPFAIL
@@ -73,6 +74,7 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         finish_removals(run)
         backend_of(stage.config.backend).seal_finished(run)
         newest = newest_checkpoint(run, stage.planned)
+        newest = adopt(stage, newest) or newest
         step = newest.step if newest else 0
         aim = _reach(stage, newest)
         if newest is None or step < aim.step:
@@ -126,6 +128,8 @@ def _train(
         print(f"{stage.name}: at step {step} of {planned}; to be continued with all its nodes", flush=True)
         return None
     refuse_without_progress(run, attempt.call, step, attempt.log)
+    if busy := training_twin(stage, stage.identity):
+        print(f"{stage.name}: warning: {busy}, so that the same steps are trained twice at once", flush=True)
     start = f"resumes from step {step}" if newest else "starts"
     until = f", {'its data end at' if aim.is_end else 'at first to'} step {aim.step}" if aim.step < planned else ""
     print(f"{stage.name}: {start}, planned step {planned}{until}, identity {stage.identity}", flush=True)
@@ -190,6 +194,7 @@ def main() -> int:
     """Command line of the trainer."""
     parser = stage_parser("run", __doc__)
     parser.add_argument("--site", type=Path, help="the site, which says how to use a Slurm job's nodes")
+    parser.add_argument("--root", type=Path, help="the folder with all runs' results: what they trained is taken over")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     parser.add_argument("--deadline", type=float, help="seconds since the epoch; default: the end of the Slurm job")
     parser.add_argument("--call", type=int, default=0, help="the call of the workflow that this attempt belongs to")
@@ -198,7 +203,7 @@ def main() -> int:
     parser.add_argument("--publish-only", type=int, default=0, help="1: exit with 75 instead of training")
     parser.add_argument("--log", default=Attempt.log, help="where messages point for the log")
     arguments = parser.parse_args()
-    stage = stage_of(arguments)
+    stage = replace(stage_of(arguments), root=arguments.root)
     site = load_site(arguments.site, stage.recipe) if arguments.site else None
     if arguments.after_job:
         print(f"{stage.name}: Slurm job {arguments.after_job} trains it; waiting for that to end", flush=True)

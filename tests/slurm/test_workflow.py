@@ -83,6 +83,16 @@ def test_publishing_again_takes_a_light_job(trained):
     assert len(read_attempts(trained.results / "rlvr1/run")) == 1
 
 
+def test_what_another_run_trained_takes_a_light_job_too(trained):
+    trained.untrained("rlvr1").rename(trained.root / "results/again")
+    target = "results/again/rlvr1/ckpt"
+    output = trained.snakemake("--profile", "profiles/slurm", *QUICK, target, "--config", "run=again")
+    train = re.search(r"rule train:(?:\n    .+)+", output)[0]
+    assert "nodes=1" in train and "gres=," in train
+    (attempt,) = read_attempts(trained.root / "results/again/rlvr1/run")
+    assert (attempt["run"], attempt["nodes"]) == ("results/short/rlvr1", 2)
+
+
 @pytest.mark.parametrize(
     ("slurm_settings", "said"),
     [

@@ -507,6 +507,17 @@ def test_the_summary_has_a_row_a_stage_from_its_records(results):
     assert row["worst_environment"] == "math_with_judge" and pd.isna(row["kl_last"])
 
 
+def test_what_another_run_trained_is_told_of_and_costs_nothing_here(results):
+    attempts = results / "rlvr1/run/attempts.jsonl"
+    attempts.write_text(attempts.read_text().replace('"event": "begin"', '"event": "begin", "run": "results/a/rlvr1"'))
+    row = summarise_stage(StagePaths(results / "rlvr1"))
+    assert (row["adopted"], row["hours"], row["gpu_hours"]) == ("trained in results/a/rlvr1", 0, 0)
+    write_overview(results, {"sft": "", "rlvr1": "sft"}, results / "overview.html")
+    text = (results / "overview.html").read_text()
+    assert "10 steps, trained in results/a/rlvr1<" in text and "0.8 GPU-hours" in text
+    assert "trained in results/a/rlvr1, whose time is not counted here" in page_of(results, "rlvr1")
+
+
 def test_a_missing_file_is_one_message_that_says_what_to_ask_for(results):
     (results / "sft/metrics.parquet").unlink()
     with pytest.raises(UserError, match=r"sft/metrics\.parquet: no such file; ask Snakemake"):
@@ -600,6 +611,9 @@ def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
     page = tmp_path / "compare.html"
     assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
     assert page.read_text().count("<figure") > 5
+    write_stage(tmp_path / "b", "rlvr1", "sft")
+    assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
+    assert "In b alone: rlvr1." in page.read_text() and 'id="stage-rlvr1"' not in page.read_text()
     (tmp_path / "empty").mkdir()
     for folders, words in ((("a", "empty"), "no trained stage there"), (("a",), "two to 6 different folders")):
         done = call(*(tmp_path / name for name in folders), "--output", tmp_path / "no.html")

@@ -219,10 +219,10 @@ def test_losing_snakemakes_memory_trains_nothing(copied):
     assert {stage: copied.content(stage) for stage in STAGES} == before
 
 
-def train_by_hand(workflow, results: Path) -> str:
+def train_by_hand(workflow, results: Path, *options: str) -> str:
     return workflow.run(
         *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml"),
-        *("--results", str(results), "--stage", "rlvr1"),
+        *("--results", str(results), "--stage", "rlvr1", *options),
     ).stdout
 
 
@@ -240,6 +240,23 @@ def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
     shutil.rmtree(stage / "ckpt")
     assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, results)
     assert weights() == copied.content("rlvr1")
+
+
+def test_a_second_run_takes_over_what_is_trained_and_goes_on_to_the_same_bits(copied):
+    output = copied.snakemake("results/again/sft/ckpt/record.json", "--config", "run=again")
+    job = re.search(r"^(?:local)?rule train:\n((?: +.+\n)+)", output, re.M)[1]
+    assert "publishes_only=1" in job, "though its data were made in the same call"
+    again = copied.root / "results/again"
+    ours, theirs = (json.loads((run / "sft/ckpt/record.json").read_text()) for run in (again, copied.results))
+    assert ours == theirs
+    assert (again / "sft/ckpt/weights/optimizer.pt").samefile(copied.results / "sft/ckpt/weights/optimizer.pt")
+    shutil.rmtree(copied.results / "rlvr1/run/checkpoints/step_3")
+    results = copied.untrained("rlvr1")
+    assert "rlvr1: resumes from step 2" in train_by_hand(copied, results, "--root", "results")
+    trained = json.loads((results / "rlvr1/ckpt/record.json").read_text())
+    assert trained["files"]["model.safetensors"]["sha256"] == copied.content("rlvr1")
+    plan = copied.run("python", "-m", "scripts.commands", "plan", "--run", "third").stdout
+    assert re.search(r"^sft .* these settings are trained in results/(again|short)/sft$", plan, re.M)
 
 
 @pytest.mark.parametrize(
