@@ -28,7 +28,7 @@ from scripts.stage.bootstrap import changes, interval, resample
 from scripts.stage.paths import StagePaths
 from scripts.stage.selection import selection_sentences
 from scripts.stage.tables import ROLLOUTS
-from tests.conftest import SHORT
+from tests.conftest import ROOT, SHORT
 from tests.stages import checkpoint_record
 
 A, B = "a_simple_agent", "b_simple_agent"
@@ -131,6 +131,15 @@ def test_the_truly_best_is_chosen_or_tied_about_as_often_as_is_said():
         best = max(range(4), key=lambda place: rows[place].mean())
         held += best == 0 or interval(means[0] - means[best], 3)[1] >= 0
     assert held / rounds >= 0.94
+
+
+def test_the_best_of_several_equals_scores_as_much_too_high_as_the_docs_say():
+    generator, page = np.random.default_rng(1), (ROOT / "docs/evaluation.md").read_text()
+    for candidates, rows, said in ((6, 100, 0.06), (6, 400, 0.03), (50, 100, 0.11)):
+        easy = generator.random((500, 1, rows))
+        rewards = generator.random((500, candidates, rows)) < 0.2 + 0.5 * easy
+        assert (rewards.mean(axis=2).max(axis=1) - 0.45).mean() == pytest.approx(said, abs=0.006)
+        assert f"{said} of {candidates} on {rows} rows" in " ".join(page.split())
 
 
 def test_too_few_rows_bear_no_interval_and_set_nobody_apart(tmp_path):
