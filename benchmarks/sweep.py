@@ -1,0 +1,121 @@
+"""What sweeps and halving spend, on the tiny chain's sft and rlvr1 with three learning rates times two seeds.
+
+    python benchmarks/sweep.py seconds            # the sweep beside six separate chains
+    python benchmarks/sweep.py halving --seeds 5  # halving, then the rest of the same grid, of as many experiments
+
+Every training is real. The separate chains lie under results folders of their own, so that none finds what another
+trained. Steps are those that the attempts of all run directories trained.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.stage.attempts import read_attempts  # noqa: E402
+
+RESULTS = ROOT / "results/sweep-benchmark"
+RATES, SEEDS, RUNGS = [1e-4, 2e-4, 4e-4], [1, 2], [4, 8]
+LR = "policy.optimizer.lr"
+
+
+def recipe(path: Path, seed: int, **rlvr1: Any) -> None:
+    """Write the tiny chain's first two stages, with more held-out rows than it has and settings of rlvr1."""
+    data = yaml.safe_load((ROOT / "config/recipes/tiny.yaml").read_text())
+    blends = {name: data["blends"][name] for name in ("sft", "rlvr1")}
+    blends["rlvr1"] |= {"rows": 900, "holdout": 300}
+    stages = {"sft": data["stages"]["sft"], "rlvr1": data["stages"]["rlvr1"] | rlvr1}
+    data |= {"name": "sweep-benchmark", "seed": seed, "blends": blends, "stages": stages}
+    del data["next_rung"], data["proves"]
+    path.write_text(yaml.safe_dump(data, sort_keys=False))
+
+
+def snakemake(recipe: Path, results: Path, *targets: str) -> float:
+    """Seconds that a call of Snakemake takes."""
+    started = time.monotonic()
+    command = [Path(sys.executable).with_name("snakemake"), *targets, "--quiet", "all", "--config"]
+    command += [f"recipe={recipe}", f"results={results}", "run=run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{done.stdout}{done.stderr}")
+    return time.monotonic() - started
+
+
+def trained(results: Path, stage: str) -> tuple[int, int]:
+    """How many run directories of a stage and its variants trained, and how many steps."""
+    runs = [run for run in results.glob(f"run/{stage}*/run") if run.is_dir() and not run.is_symlink()]
+    return len(runs), sum(attempt["to"] - attempt["from"] for run in runs for attempt in read_attempts(run))
+
+
+def chosen(results: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The variant that was chosen, and the candidates."""
+    choice = json.loads((results / "run/rlvr1.best-held_out_mean/choice.json").read_text())
+    return choice["chosen"][0], choice["candidates"]
+
+
+def seconds(folder: Path) -> None:
+    """The sweep in one call, and each of its points as a chain of its own."""
+    sweep = {"sweep": {LR: RATES, "seed": SEEDS}, "best": "held_out_mean"}
+    recipe(folder / "sweep.yaml", 1, **sweep)
+    whole = snakemake(folder / "sweep.yaml", RESULTS / "sweep")
+    apart = []
+    for rate in RATES:
+        for seed in SEEDS:
+            alone = RESULTS / f"alone-{rate:g}-{seed}"
+            recipe(folder / "alone.yaml", 1, seed=seed, policy={"optimizer": {"lr": rate}})
+            apart.append(snakemake(folder / "alone.yaml", alone))
+    print("| | trainings | seconds, to the report |\n| --- | --- | --- |")
+    counts = [trained(RESULTS / "sweep", stage)[0] for stage in ("sft", "rlvr1")]
+    print(f"| one sweep | {counts[0]} of sft, {counts[1]} of rlvr1 | {whole:.0f} |")
+    print(f"| six chains, one after the other | 6 of sft, 6 of rlvr1 | {sum(apart):.0f} |")
+    print(f"\nThe sweep takes {whole / sum(apart):.2f} of the time.")
+
+
+def halving(folder: Path, seeds: int) -> None:
+    """Each experiment with halving, and then, going on in the same folder, without."""
+    print("| seed | steps with halving | of the grid | halving's choice | the grid's | the grid's ties |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for seed in range(1, seeds + 1):
+        path, results = folder / f"{seed}.yaml", RESULTS / f"seed-{seed}"
+        sweep = {"sweep": {LR: RATES, "seed": SEEDS}, "best": "held_out_mean"}
+        recipe(path, seed, **sweep, halving={"steps": RUNGS})
+        snakemake(path, results, str(results / "run/rlvr1.best-held_out_mean/choice.json"))
+        (_, halved), (winner, _) = trained(results, "rlvr1"), chosen(results)
+        recipe(path, seed, **sweep)
+        snakemake(path, results, str(results / "run/rlvr1.best-held_out_mean/choice.json"))
+        (_, grid), (best, candidates) = trained(results, "rlvr1"), chosen(results)
+        scores = {candidate["name"]: candidate for candidate in candidates}
+        tied = [name for name, candidate in scores.items() if candidate["tied"]]
+        names = [
+            f"{name.removeprefix('rlvr1.')} ({scores[name]['score']:.3f})" + (", tied" if name in tied else "")
+            for name in (winner, best)
+        ]
+        print(f"| {seed} | {halved} | {grid} | {names[0]} | {names[1]} | {len(tied)} of 5 |", flush=True)
+
+
+def main() -> None:
+    """Train and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("seconds", "halving"))
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    shutil.rmtree(RESULTS, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as name:
+        if arguments.what == "seconds":
+            seconds(Path(name))
+        else:
+            halving(Path(name), arguments.seeds)
+
+
+if __name__ == "__main__":
+    main()
