@@ -23,6 +23,7 @@ from scripts.report.page import write_page
 from scripts.report.records import AS_OF, Score, furthest, is_trained, scores_of
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
+from scripts.stage.selection import selection_sentences
 
 RUNG = ".rung-"
 
@@ -218,7 +219,7 @@ def write_sweep_page(
         cost=total(costs),
         trained_steps=sum(variant.step for variant in variants),
         grid_steps=variants[0].step * len(variants),
-        selection=[],
+        selection=selection_sentences(results, [chosen]),
         text=value_text,
     )
 
