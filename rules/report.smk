@@ -141,7 +141,9 @@ def what_sweep_left(wildcards):
     variants = to_the_end(RECIPE.sweeps[wildcards.sweep].variants)
     files = expand(f"{RESULTS}/{{stage}}/{{name}}", stage=variants, name=names)
     files += [f"{RESULTS}/{stage}/eval.json" for stage in variants if stage in SCORED]
-    return [*files, *(f"{RESULTS}/{choice}/choice.json" for choice in choices_of_sweep(wildcards))]
+    choices = choices_of_sweep(wildcards)
+    files += [f"{RESULTS}/{choice}/test.json" for choice in choices if choice in TESTED]
+    return [*files, *(f"{RESULTS}/{choice}/choice.json" for choice in choices)]
 
 
 def variants_as_json(wildcards):

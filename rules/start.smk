@@ -7,6 +7,8 @@ from scripts.commands.project import Project
 from scripts.launch.site_check import check_executor, check_site
 from scripts.snakemake.display import shorten_display
 
+PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
+
 
 def stages_to_train():
     """The stages whose training job this call of Snakemake plans."""
@@ -24,13 +26,12 @@ def check_before_submitting():
             stage = Stage(RECIPE, Path(RESULTS), name)
             backend_of(stage.config.backend).check_nodes(stage, SITE)
         check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
-        check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train(), Path(CONFIG.results))
+        check_budget(PROJECT, stages_to_train())
 
 
 def plan_of_dry_run():
     """What a dry run says at its end."""
-    project = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
-    return dry_run_text(project, stages_to_train())
+    return dry_run_text(PROJECT, stages_to_train())
 
 
 shorten_display(workflow, plan_of_dry_run)

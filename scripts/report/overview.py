@@ -17,6 +17,7 @@ from scripts.report.summary import summarise_stage
 from scripts.report.verdict import Course, Lineage, verdict_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
+from scripts.stage.selection import selection_sentences
 
 PARTS = ("rows", "costs", "algorithms", "criteria", "evaluations")
 MARKS = {"pass": "✓", "warn": "!", "stop": "■"}
@@ -67,7 +68,7 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         sweeps=sweeps,
         lines=_lines(lineage.cards),
         marks=MARKS,
-        verdicts=_verdicts(chains, scored),
+        verdicts=_verdicts(results, lineage, chains, scored),
         cost=_sum(parts["costs"].values()),
         notable=list(_notable({name: each for name, each in parts["criteria"].items() if name in shown})),
         rows={name: row for name, row in parts["rows"].items() if name in shown},
@@ -116,17 +117,26 @@ def _notable(criteria: Mapping[str, list[JudgedCriterion]]) -> Iterator[tuple[st
                     yield stage, f"{MARKS[outcome]} {outcome}: {each.get('says') or each['metric']}"
 
 
-def _verdicts(chains: list[list[str]], scored: Mapping[str, Evaluation]) -> list[dict[str, Any]]:
+def _verdicts(
+    results: Path, lineage: Lineage, chains: list[list[str]], scored: Mapping[str, Evaluation]
+) -> list[dict[str, Any]]:
     """The verdict on each chain that was scored, with the mean's course and every environment's drawn."""
-    found = {verdict.last: verdict for chain in chains if (verdict := verdict_of(chain, scored))}
+    found = {verdict.last: (verdict, chain) for chain in chains if (verdict := verdict_of(chain, scored))}
     return [
         {
             "verdict": verdict,
+            "selection": selection_sentences(results, chain) or list(_shown_as_best(lineage, chain[-1])),
             "drawn": _drawn(verdict.mean, LARGE),
             "environments": [(course, _drawn(course, SMALL)) for course in verdict.environments],
         }
-        for verdict in found.values()
+        for verdict, chain in found.values()
     ]
+
+
+def _shown_as_best(lineage: Lineage, leaf: str) -> Iterator[str]:
+    """What to know where a chain ends with a sweep none of whose variants was chosen: the highest score is shown."""
+    if variants := sum(card == lineage.sweep_of.get(leaf) for card in lineage.sweep_of.values()):
+        yield f"{leaf} has the highest score of {variants} variants, none of which was chosen, so that score flatters."
 
 
 def _drawn(course: Course, size: tuple[int, int]) -> str:
@@ -166,11 +176,8 @@ def _progress(stage: StagePaths, cost: Cost | None) -> str:
     record = read_record(stage.record, CheckpointRecord)
     steps, ended = record["step"], record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
-    words = f"{steps} step{'s' if steps != 1 else ''}{whole}"
-    if cost.adopted:
-        words += f", {cost.adopted}"
-    if cost.attempts or not cost.adopted:
-        words += f", {cost.mark}{duration(3600 * cost.hours)}"
+    words = f"{steps} step{'s' if steps != 1 else ''}{whole}{cost.adopted and f', {cost.adopted}'}"
+    words += f", {cost.mark}{duration(3600 * cost.hours)}"
     return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
 
 

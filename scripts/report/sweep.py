@@ -23,6 +23,7 @@ from scripts.report.page import write_page
 from scripts.report.records import AS_OF, Score, furthest, is_trained, scores_of
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
+from scripts.stage.selection import selection_sentences
 
 RUNG = ".rung-"
 
@@ -176,9 +177,8 @@ def comparable(results: Path, variants: list[Variant]) -> tuple[dict[str, Traine
     return {variant.name: variant.trained for variant in variants if variant.trained}, None
 
 
-def groups_of(variants: list[Variant]) -> dict[str, dict[str, pd.DataFrame]]:
-    """The metrics of the trained variants in at most six groups, by the values of the first parameter."""
-    parameter = next(iter(variants[0].varied))
+def groups_of(variants: list[Variant], parameter: str) -> dict[str, dict[str, pd.DataFrame]]:
+    """The metrics of the trained variants in at most six groups, by the values of a parameter."""
     points = sorted(((each, each.varied.get(parameter)) for each in variants if each.trained), key=_by_value)
     values = list(dict.fromkeys(value_text(value) for _, value in points))
     size = -(-len(values) // len(COLOURS)) or 1
@@ -192,6 +192,8 @@ def groups_of(variants: list[Variant]) -> dict[str, dict[str, pd.DataFrame]]:
 
 def value_text(value: Any) -> str:
     """A parameter's value for people."""
+    if value is None:
+        return "not set"
     return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
@@ -200,6 +202,7 @@ def write_sweep_page(
 ) -> None:
     """Write the page of a sweep; `varied`: of each variant its values by key, `choices`: the names of choices."""
     variants = read_variants(results, varied, choices)
+    parameters = list(dict.fromkeys(key for values in varied.values() for key in values))
     scored, step = comparable(results, variants)
     chosen = next((variant.name for variant in variants if variant.is_chosen), variants[0].name)
     costs = [variant.trained.cost for variant in variants if variant.trained]
@@ -207,16 +210,16 @@ def write_sweep_page(
         output,
         "sweep.html",
         sweep=sweep,
-        parameters=list(dict.fromkeys(key for variant in variants for key in variant.varied)),
+        parameters=parameters,
         variants=variants,
-        figures=list(figures_of_groups(groups_of(variants), chosen)),
+        figures=list(figures_of_groups(groups_of(variants, parameters[0]), chosen)),
         chosen=chosen,
         effects=effects(variants, scored),
         effects_at=step,
         cost=total(costs),
         trained_steps=sum(variant.step for variant in variants),
         grid_steps=variants[0].step * len(variants),
-        selection=[],
+        selection=selection_sentences(results, [chosen]),
         text=value_text,
     )
 

@@ -65,7 +65,8 @@ def shorten_display(workflow: Workflow, plan: Callable[[], str]) -> None:
             return whole(self, job)
         facts = [logging.format_wildcards(job["wildcards"]), job["reason"]]
         asked = resources_text(job["resources"])
-        line = f"rule {job['rule_name']}: {'; '.join(filter(None, facts))}"
+        kind = "checkpoint" if job["is_checkpoint"] else "rule"
+        line = f"{kind} {job['rule_name']}: {'; '.join(filter(None, facts))}"
         return indent(f"{line}\n    resources: {asked}" if asked else line, "    " * job["indent"])
 
     def print_plan(self: Workflow) -> None:

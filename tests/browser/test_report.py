@@ -110,7 +110,7 @@ def saved(downloads: Path, name: str) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def open_page(browser, report: str, section: str, place: int, count: int) -> None:
+def open_page(browser, report: str, section: str, place: int, count: int, name: str) -> None:
     """Open one of the `count` pages of a section of the report, once all are listed; a click may come too early."""
     from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
     from selenium.webdriver.common.by import By
@@ -120,7 +120,8 @@ def open_page(browser, report: str, section: str, place: int, count: int) -> Non
         icons = [e for e in driver.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()]
         if len(icons) == count:
             icons[place].click()
-        return bool(driver.find_elements(By.TAG_NAME, "iframe"))
+        frames = driver.find_elements(By.TAG_NAME, "iframe")
+        return len(icons) == count and any(f"filename={name}" in frame.get_attribute("src")[:200] for frame in frames)
 
     browser.switch_to.default_content()
     browser.get(report)
@@ -168,7 +169,7 @@ def test_every_section_opens_with_its_pages_and_without_script_errors(browser, f
     assert places == sorted(places)
     for section, shown in (("Stages", ["stage.html"] * 3), ("Chain", ["environments.html", "overview.html"])):
         for place, name in enumerate(shown):
-            open_page(browser, report, section, place, len(shown))
+            open_page(browser, report, section, place, len(shown), name)
             shown_frame(browser, f"filename={name}")
             figures = browser.find_elements(By.CSS_SELECTOR, "svg.chart, svg.trend, .heat tbody td")
             assert figures and all(figure.size["width"] > 30 for figure in figures), (
@@ -180,7 +181,7 @@ def test_every_section_opens_with_its_pages_and_without_script_errors(browser, f
 def test_an_embedded_page_follows_its_own_links_and_saves_csv(browser, finished, downloads):
     from selenium.webdriver.common.by import By
 
-    open_page(browser, (finished.results / "report.html").as_uri(), "Chain", 1, 2)
+    open_page(browser, (finished.results / "report.html").as_uri(), "Chain", 1, 2, "overview.html")
     shown_frame(browser, "filename=overview.html")
     browser.find_element(By.CSS_SELECTOR, ".chain a[href='#stage-rlhf']").click()
     assert browser.execute_script("return document.querySelector(':target').id") == "stage-rlhf"

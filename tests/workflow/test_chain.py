@@ -10,6 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from scripts.data.prompts import prompt_for_reading
+
 STAGES = ("sft", "rlvr1", "rlhf")
 
 
@@ -158,6 +160,27 @@ def test_a_lineage_is_whole_and_another_commit_makes_no_stage_stale(copied):
     assert {path: path.read_bytes() for path in before} == before
     assert copied.planned() == set()
     assert copied.planned("results/short/rlhf/hf/record.json") == set()
+
+
+def test_what_the_chain_ends_with_is_scored_on_test_rows_beside_the_model_that_it_started_from(copied):
+    copied.edit("  rlvr1:\n    rows: 80\n", "  rlvr1:\n    rows: 80\n    test: 16\n")
+    copied.edit("max_new_tokens: 12", "max_new_tokens: 12\n  test: true")
+    copied.edit("  rlvr1: {algorithm: grpo, parent: sft, blend: rlvr1}\n", "")
+    copied.edit("  rlhf: {algorithm", "# {algorithm")
+    before = (copied.results / "sft/eval.json").read_bytes()
+    output = copied.snakemake("results/short/sft/test.json")
+    assert "rule train:" not in output and (copied.results / "sft/eval.json").read_bytes() == before
+    test = json.loads((copied.results / "sft/test.json").read_text())
+    rollouts = pd.read_parquet(copied.results / "sft/test_rollouts.parquet")
+    rows = [json.loads(line) for line in (copied.results / "data/rlvr1/test-split.jsonl").open()]
+    assert len(rows) == 16
+    assert rollouts["prompt"].tolist() == [prompt_for_reading(row) for row in rows]
+    assert rollouts[["reward_before", "reward_after"]].notna().all().all()
+    assert sum(each["rows"] for each in test["environments"].values()) == 16 and test["mean"]["before"] is not None
+    validation = pd.read_parquet(copied.results / "sft/rollouts.parquet")
+    assert not {*rollouts["prompt"]} & {*validation.query("split == 'rlvr1'")["prompt"]}
+    jobs = copied.planned_jobs("results/short/overview.html", "results/short/summary.csv")
+    assert jobs["train"] == jobs["test"] == set()
 
 
 def test_a_card_is_made_only_when_asked_for(copied):
