@@ -3,6 +3,7 @@ from importlib.util import find_spec
 
 from scripts.backends.protocol import backend_of
 from scripts.commands.plan import check_budget
+from scripts.commands.project import Project
 from scripts.launch.site_check import check_site
 
 
@@ -29,7 +30,8 @@ def check_before_submitting():
                 stage = Stage(RECIPE, Path(RESULTS), name)
                 backend_of(stage.config.backend).check_nodes(stage, SITE)
             check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
-            check_budget(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, stages_to_train(), Path(CONFIG.results))
+            project = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
+            check_budget(project, stages_to_train())
         except UserError as error:
             raise WorkflowError(str(error)) from None
 

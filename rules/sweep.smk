@@ -72,7 +72,8 @@ def keep_of(wildcards):
     return ["--keep", str(keep)] if keep else []
 
 
-rule choose:
+# Made again, it may fall on the same candidate; as a checkpoint it then leaves all that descends from it as it is.
+checkpoint choose:
     input:
         of_candidates(*SMALL),
         ancient(of_candidates(*LARGE)),
@@ -100,7 +101,7 @@ rule choose:
         CHOOSE
 
 
-# Which variants go on decides what there is to train, so Snakemake looks again after it.
+# Which variants go on decides what there is to train.
 checkpoint rung:
     input:
         of_candidates(*SMALL),

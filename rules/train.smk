@@ -2,7 +2,7 @@
 from scripts.snakemake.orphans import orphan_of
 from scripts.stage.attempts import attempts_of
 from scripts.stage.estimate import estimate
-from scripts.stage.state import is_trained, steps_left
+from scripts.stage.settled import is_trained, steps_left
 
 
 def site_of_preflight(wildcards):

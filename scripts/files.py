@@ -211,10 +211,10 @@ def read_tail(path: Path, size: int = 1 << 16) -> list[str]:
     return lines[1:] if start else lines
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: Path | str, target: Path | str) -> None:
     """Hard-link a file where the file system can, copy it where it cannot."""
     try:
-        os.link(source.resolve(), target)
+        os.link(os.path.realpath(source), target)
     except OSError:
         shutil.copyfile(source, target)
 

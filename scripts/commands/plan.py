@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from scripts.backends.protocol import backend_of, backends_in
 from scripts.commands.project import Project, project_of
@@ -27,8 +26,9 @@ from scripts.stage.estimate import (
     hours_text,
 )
 from scripts.stage.ladder import HEAD, ladder_of, row_of
+from scripts.stage.settled import steps_left
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState, all_states, steps_left
+from scripts.stage.state import StageState, all_states
 
 WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains"}
 WORDS |= {state: state for state in ("fresh", "damaged", "dropped")}
@@ -238,28 +238,25 @@ def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
     )
 
 
-def check_budget(
-    recipe: Recipe,
-    site: Site,
-    results: Path,
-    over_budget: bool,
-    stages: Iterable[str] | None = None,
-    root: Path | None = None,
-) -> None:
+def check_budget(project: Project, stages: Iterable[str] | None = None) -> None:
     """UserError when what is to train is expected to need more GPU-hours than the site's budget.
 
     `stages` are those that this call of Snakemake is to train (default: all); what lies in a run directory already, be
-    it another run's below `root`, costs nothing. Their config.yaml must be what the recipe says now.
+    it another run's, costs nothing. Their config.yaml must be what the recipe says now.
     """
-    if over_budget:
+    if project.over_budget:
         return
+    recipe, site = project.recipe, project.site
     asked = {*recipe.stages} if stages is None else {*map(recipe.stage_trained, stages)}
     halved = [sweep.variants.keys() for sweep in recipe.sweeps.values() if sweep.rungs]
     asked = asked.union(*(variants for variants in halved if variants & asked))
-    states = all_states(recipe, results, root=root).values() if halved else ()
+    states = all_states(recipe, project.results, root=project.root).values() if halved else ()
     ends = {state.stage: state.left for state in states if state.is_halved is not None}
-    stages = [Stage(recipe, results, name, root=root) for name in recipe.stage_order() if name in asked]
-    to_train = {stage.name: estimate(site, stage, ends.get(stage.name, steps_left(stage))) for stage in stages}
+    to_train = {
+        stage.name: estimate(site, stage, ends.get(stage.name, steps_left(stage)))
+        for stage in project.stages()
+        if stage.name in asked
+    }
     if words := beyond_budget(site, {name: left for name, left in to_train.items() if left.steps != 0}):
         raise UserError(words)
 

@@ -65,6 +65,7 @@ def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
     in_steps -= sum(float(step_seconds.iloc[each["from"] : until].sum()) for each, until in adopted) / 3600
     reached = [*(following["from"] for following in attempts[1:]), last]
     pace = step_seconds.median()
+    ends = {each["run"]: f"up to step {until} " if until < last else "" for each, until in reversed(adopted)}
     own = [(attempt, step) for attempt, step in zip(attempts, reached, strict=True) if not attempt["run"]]
     hours = [_seconds(attempt, step, last, pace) / 3600 for attempt, step in own]
     gpus = [attempt["gpus"] for attempt, _ in own]
@@ -74,16 +75,8 @@ def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
         step_hours=min(in_steps, sum(hours)),
         gpu_hours=None if None in gpus else sum(time * count for time, count in zip(hours, gpus, strict=True)),
         at_least=any(attempt["ended"] is None for attempt, _ in own),
-        adopted=_words(adopted, last),
+        adopted=", ".join(f"{end}trained in {run}" for run, end in ends.items()),
     )
-
-
-def _words(adopted: list[tuple[dict[str, Any], int]], steps: int) -> str:
-    """Where what another run trained was trained, and of which steps that is the case where not of all."""
-    last: dict[str, int] = {}
-    for attempt, step in reversed(adopted):
-        last[attempt["run"]] = step
-    return ", ".join(f"{'' if step == steps else f'up to step {step} '}trained in {run}" for run, step in last.items())
 
 
 def _seconds(attempt: dict[str, Any], reached: int, last: int, pace: float) -> float:

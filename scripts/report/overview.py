@@ -176,11 +176,8 @@ def _progress(stage: StagePaths, cost: Cost | None) -> str:
     record = read_record(stage.record, CheckpointRecord)
     steps, ended = record["step"], record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
-    words = f"{steps} step{'s' if steps != 1 else ''}{whole}"
-    if cost.adopted:
-        words += f", {cost.adopted}"
-    if cost.attempts or not cost.adopted:
-        words += f", {cost.mark}{duration(3600 * cost.hours)}"
+    words = f"{steps} step{'s' if steps != 1 else ''}{whole}{cost.adopted and f', {cost.adopted}'}"
+    words += f", {cost.mark}{duration(3600 * cost.hours)}"
     return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
 
 

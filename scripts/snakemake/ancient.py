@@ -1,4 +1,4 @@
-"""A correction of Snakemake's check for stale jobs behind ``ancient()`` inputs.
+"""Two corrections of how Snakemake finds what is stale.
 
 Snakemake checks jobs from the sources down and, once a job must run, skips the check of everything downstream: that
 will run anyway, it reckons. It will not where the way leads through ``ancient()`` inputs alone, so a job that is stale
@@ -6,6 +6,11 @@ for a reason of its own is passed over until the next call (snakemake issue 4166
 that is judged again would hide that the next stage's settings have changed.
 
 The correction is to not walk over such edges while the jobs to skip are collected.
+
+After a checkpoint it looks at all jobs again, and jobs that only were to run because one before them was remember that,
+though that one, whose inputs turned out to be the same to the byte, is not to run any more (read and seen in 9.27.1). A
+choice that is made again with more candidates and falls on the same one would have all that descends from it scored
+again. The correction is to let them forget it.
 """
 
 from collections import deque
@@ -25,6 +30,9 @@ def correct_ancient() -> None:
 
     async def update_needrun(self: DAG, create_inventory: bool = False) -> None:
         self.bfs = _certain_to_run
+        for job in self.jobs:
+            if job not in self._running:
+                self.reason(job).updated_input_run.clear()
         try:
             await original(self, create_inventory)
         finally:

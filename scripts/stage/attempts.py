@@ -12,8 +12,6 @@ from scripts.errors import UserError
 from scripts.launch.slurm import own_job_id
 from scripts.records import Code, Count, Image, read_lines
 
-KEPT = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image", "run")
-
 
 class Attempt(TypedDict):
     """A line of attempts.jsonl."""
@@ -60,19 +58,10 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
     _append(run, [{"event": "end", "step": step, "outcome": outcome, "time": time.time()}])
 
 
-def adopt_attempts(run: Path, other: Path, step: int) -> None:
-    """Note the attempts of another run directory whose steps are in its checkpoint of this step, and where they were.
-
-    They belong to no call here.
-    """
-    entries = []
-    for attempt, _ in reversed(list(attempts_in(other, step))):
-        place = {key: attempt[key] for key in KEPT} | {"call": 0, "run": attempt["run"] or str(other.parent)}
-        entries.append({"event": "begin", "step": attempt["from"], **place})
-        if attempt["ended"] is not None:
-            end = {"step": attempt["to"], "outcome": attempt["outcome"], "time": attempt["ended"]}
-            entries.append({"event": "end", **end})
-    _append(run, entries)
+def adopt_attempts(run: Path, other: Path) -> None:
+    """Note the attempts of another run directory and where they were made; they belong to no call here."""
+    entries = read_lines(other / "attempts.jsonl", Attempt)
+    _append(run, [{"run": str(other.parent), **entry, "call": 0} for entry in entries])
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
@@ -84,8 +73,9 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
     attempts: list[dict[str, Any]] = []
     for entry in read_lines(run / "attempts.jsonl", Attempt):
         if entry["event"] == "begin":
+            kept = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image", "run")
             begun = {"from": entry["step"], "outcome": "killed", "ended": None}
-            attempts.append(begun | {key: entry.get(key) for key in KEPT})
+            attempts.append(begun | {key: entry.get(key) for key in kept})
         elif attempts:
             attempts[-1] |= {"to": entry["step"], "outcome": entry.get("outcome", "killed"), "ended": entry["time"]}
     return attempts

@@ -3,9 +3,7 @@
 Neither Slurm nor a checkpoint's content is read: a job hashes what it goes on from, and passes over what is damaged.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,16 @@ from scripts.errors import UserError
 from scripts.launch.jobs import LatestJob
 from scripts.launch.slurm import ENDED_STATES
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.resolve import read_config, read_values
+from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
-from scripts.records import CheckpointRecord, Choice, RunIdentity, read_if_there, read_record
+from scripts.records import CheckpointRecord, RunIdentity, read_if_there, read_record
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_blend, damage_of_stage
-from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.reach import last_step
-from scripts.stage.rundir import identity_in, newest_step, run_of
+from scripts.stage.rundir import identity_in, newest_step
+from scripts.stage.settled import Published, chosen_identity, kept_by
 from scripts.stage.stage import Stage
 from scripts.stage.twin import of_same_settings, training_twin, twin_checkpoints
 
@@ -88,9 +86,6 @@ class StageState:
         return self.state == "resumes" and self.left == 0
 
 
-Published = Callable[[str], str | None]
-
-
 def all_states(
     recipe: Recipe, results: Path, jobs: dict[str, LatestJob] | None = None, root: Path | None = None
 ) -> dict[str, StageState]:
@@ -104,7 +99,7 @@ def all_states(
         """The identity of what a stage, checkpoint or choice has published, where that is what the recipe says now."""
         stage = Stage(recipe, results, name)
         if name in recipe.choices:
-            return _chosen_identity(stage, published)
+            return chosen_identity(stage, published)
         identity = states[recipe.stage_trained(name)].identity
         return identity if stage.exported_identity == identity else None
 
@@ -139,28 +134,6 @@ def _halve(rungs: list[str], states: dict[str, StageState], stage: Stage, publis
                 states[name] = replace(states[name], state="dropped", note=f"at step {step}", is_halved=True)
 
 
-def kept_by(rung: Stage, published: Published) -> set[str] | None:
-    """The variants of a sweep that a choice of its halving lets go on; None where that is still to be made."""
-    if _chosen_identity(rung, published) is None:
-        return None
-    return {*map(rung.recipe.stage_trained, read_record(rung.paths.choice, Choice)["chosen"])}
-
-
-def _chosen_identity(stage: Stage, published: Published) -> str | None:
-    """The identity of what a choice chose; None where it is not made, or was of other candidates than there are now."""
-    choice, record = stage.recipe.choices[stage.name], read_if_there(stage.paths.choice, Choice)
-    if record is None or record["by"] != choice.by:
-        return None
-    among = choice.among
-    if choice.after:
-        kept = kept_by(replace(stage, name=choice.after), published)
-        among = [name for name in among if kept and stage.recipe.stage_trained(name) in kept]
-    chosen_from = {candidate["name"]: candidate["identity"] for candidate in record["candidates"]}
-    if chosen_from.keys() != {*among} or any(published(name) != chosen_from[name] for name in among):
-        return None
-    return chosen_from[record["chosen"][0]]
-
-
 def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | None = None) -> StageState:
     """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
     run = stage.paths.run
@@ -173,7 +146,7 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
         state = replace(state, note=f"{first} first{hint}")
         return _held(state, owner, run) if owner is not None else state
     own_run = stage.own_run
-    state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, state.planned))
+    state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, newest_step(own_run), state.planned))
     if owner is not None:
         return _held(state, owner, run)
     record = read_if_there(stage.paths.record, CheckpointRecord)
@@ -181,7 +154,7 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
     twins = twin_checkpoints(stage, stage.identity, state.start)
     if twins:
-        state = replace(state, run=twins[0][1], **_steps(twins[0][1], state.planned))
+        state = replace(state, run=twins[0][1], **_steps(twins[0][1], twins[0][0].step, state.planned))
     was_trained, notes = identity_in(run) is not None, []
     word = "resumes" if state.start else "new"
     if twins:
@@ -227,11 +200,10 @@ def is_done(record: dict[str, Any], planned: int) -> bool:
     return record["step"] == planned or "data_ended" in record
 
 
-def _steps(run: Path | None, planned: int | None) -> dict[str, Any]:
-    """Where a run directory's newest checkpoint is, and where the stage ends if that is before the planned step."""
+def _steps(run: Path | None, start: int, planned: int | None) -> dict[str, Any]:
+    """From which of its checkpoints a run directory goes on, and where the stage ends if before the planned step."""
     if run is None or planned is None:
         return {}
-    start = newest_step(run)
     end = last_step(run, start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
     return {"start": start, **ended}
@@ -252,73 +224,3 @@ def _changes(stage: Stage) -> tuple[str, ...]:
 def set_aside(directory: Path) -> tuple[SetAside, ...]:
     """The run directories of a stage that were set aside, by name."""
     return tuple(SetAside(path, newest_step(path)) for path in sorted(directory.glob("run.*")) if path.is_dir())
-
-
-def steps_left(stage: Stage) -> int | None:
-    """The steps from the newest checkpoint of exactly what the stage is now to its last one; None: nobody knows.
-
-    All of them where something is missing to tell, and when a stage it descends from will train first.
-    """
-    start, last = _progress(stage)
-    return None if last is None else max(0, last - start)
-
-
-def is_trained(stage: Stage) -> bool:
-    """Whether a training job would only publish what exactly the stage is now already trained."""
-    start, last = _progress(stage)
-    return last is not None and 0 < start >= last
-
-
-def _progress(stage: Stage) -> tuple[int, int | None]:
-    """The newest step of exactly what the stage is now, and its last one; None: nobody knows."""
-    identity, planned = settled_identity(stage), stage.planned
-    if identity is None or planned is None:
-        return 0, planned
-    run = run_of(stage.paths.run, identity)
-    start = newest_step(run)
-    if start < last_step(run, start, planned) and (twins := twin_checkpoints(stage, identity, start)):
-        start, run = twins[0][0].step, twins[0][1]
-    return start, last_step(run, start, planned)
-
-
-def settled_identity(stage: Stage) -> str | None:
-    """A stage's identity by its files; None where one is missing, or a stage before it will train first.
-
-    Of a choice, that of what it chose.
-    """
-    if stage.name in stage.recipe.choices:
-        return _chosen_identity(stage, lambda name: _published_identity(replace(stage, name=name)))
-    read = [stage.paths.config, stage.manifest, *([stage.parent_export_record] if stage.parent_export_record else [])]
-    identity = _identity(*read, versions=tuple(map(_version, read)))
-    parent = stage.parent
-    if identity is None or parent is None:
-        return identity
-    return identity if _published_identity(parent) else None
-
-
-def _published_identity(stage: Stage) -> str | None:
-    """The identity of a stage's export, where that is what the stage is now."""
-    identity = settled_identity(stage)
-    return identity if stage.exported_identity == identity else None
-
-
-@cache
-def _identity(
-    config: Path, manifest: Path, export: Path | None = None, *, versions: tuple[tuple[int, int] | None, ...]
-) -> str | None:
-    """The identity that the files tell; `versions` is another where one was written again."""
-    if None in versions:
-        return None
-    try:
-        return identity_of(stage_facts(read_config(config), manifest, export))
-    except UserError:
-        return None
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    """What changes when a record is written again; None: it is not there."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_ino

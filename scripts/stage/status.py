@@ -62,16 +62,16 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
         return _at(state, state.state, step, entries, note=_joined(state.note, state.skipped))
     if note := _failure(state, paths, attempts, latest):
         return _at(state, "failed", state.start, entries, note=note)
-    return _at_rest(state, paths, entries, bool(attempts), latest)
+    return _at_rest(state, entries, bool(attempts), latest)
 
 
 def _at_rest(
-    state: StageState, paths: StagePaths, entries: list[dict[str, Any]], was_tried: bool, latest: LatestJob | None
+    state: StageState, entries: list[dict[str, Any]], was_tried: bool, latest: LatestJob | None
 ) -> StageStatus:
     """A stage that nobody is at and that did not fail."""
     if state.publishes_again:
-        note = state.note if state.run.parent != paths.run.parent else ""
-        return _at(state, "trained", state.start, entries, note=_joined("to be published", note, state.skipped))
+        note = _joined("to be published", state.note, state.skipped)
+        return _at(state, "trained", state.start, entries, note=note)
     if state.state == "resumes" or was_tried:
         return _at(state, "unfinished", state.start, entries, note=_joined(state.note, state.skipped, _as_of(latest)))
     return _at(state, state.state, 0, entries, note=_joined(_shortened(state.changed), _as_of(latest)))

@@ -125,7 +125,7 @@ def _train(
     if attempt.publish_only:
         begin_attempt(run, step, attempt.call, nodes=0)
         end_attempt(run, step, "waited")
-        print(f"{stage.name}: at step {step} of {planned}; to be continued with all its nodes", flush=True)
+        print(f"{stage.name}: at step {step} of {planned}, the rest takes all its nodes; to be continued", flush=True)
         return None
     refuse_without_progress(run, attempt.call, step, attempt.log)
     if busy := training_twin(stage, stage.identity):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ from scripts.stage.provenance import parents_of
 from scripts.stage.publish import export_name
 from scripts.stage.reach import Reach, note_reach
 from scripts.stage.rundir import open_run_directory, seal_checkpoint
+from scripts.stage.settled import is_trained, steps_left
 from scripts.stage.stage import Stage
-from scripts.stage.state import is_trained, steps_left
 from tests.conftest import ROOT
 from tests.stages import checkpoint_record
 
@@ -502,13 +503,13 @@ def test_a_plan_beyond_the_budget_is_refused_with_its_largest_stages(tree):
     tree.site(slurm=tree.site_values["slurm"] | {"budget_gpu_hours": 200})
     project = tree.project
     with pytest.raises(UserError) as error:
-        check_budget(project.recipe, project.site, project.results, over_budget=False)
+        check_budget(project)
     message = str(error.value)
     assert "need ≤ 232 GPU-hours (rlvr1 192, rlvr2 ≤ 8, rlvr3 ≤ 8 and 3 more)" in message
     assert "slurm.budget_gpu_hours of site cluster is 200" in message and "--config over_budget=true" in message
     assert f"Snakemake will refuse all of it: {message}" in plan_text(project)
-    check_budget(project.recipe, project.site, project.results, over_budget=True)
-    check_budget(project.recipe, project.site, project.results, over_budget=False, stages={"rlvr1"})
+    check_budget(replace(project, over_budget=True))
+    check_budget(project, stages={"rlvr1"})
     assert "refuse" not in plan_text(Project(project.recipe, project.site, project.results, over_budget=True))
 
 
@@ -517,7 +518,7 @@ def test_what_is_trained_costs_nothing_and_what_follows_a_stale_stage_costs_all(
     tree.publish(*STAGES)
 
     def check():
-        check_budget(tree.recipe, tree.project.site, tree.results, over_budget=False)
+        check_budget(tree.project)
 
     check()
     (tree.directory("rlvr1") / "ckpt/record.json").unlink()
@@ -531,9 +532,9 @@ def test_what_is_trained_costs_nothing_and_what_follows_a_stale_stage_costs_all(
 
 def test_no_budget_and_no_slurm_refuse_nothing(tree):
     project = tree.project
-    check_budget(project.recipe, project.site, project.results, over_budget=False)
+    check_budget(project)
     tree.site(slurm=None)
-    check_budget(tree.recipe, tree.project.site, project.results, over_budget=False)
+    check_budget(replace(project, recipe=tree.recipe, site=tree.project.site))
 
 
 # --- few bytes, and no Slurm ---

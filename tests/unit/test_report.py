@@ -514,7 +514,7 @@ def test_what_another_run_trained_is_told_of_and_costs_nothing_here(results):
     assert (row["adopted"], row["hours"], row["gpu_hours"]) == ("trained in results/a/rlvr1", 0, 0)
     write_overview(results, Lineage({"sft": "", "rlvr1": "sft"}), results / "overview.html")
     text = (results / "overview.html").read_text()
-    assert "10 steps, trained in results/a/rlvr1<" in text and "0.8 GPU-hours" in text
+    assert "10 steps, trained in results/a/rlvr1, 0 s" in text and "0.8 GPU-hours" in text
     assert "trained in results/a/rlvr1, whose time is not counted here" in page_of(results, "rlvr1")
 
 

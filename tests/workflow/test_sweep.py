@@ -1,0 +1,93 @@
+"""A sweep with halving, the best of it as a parent, and the best checkpoint, really trained."""
+
+import json
+
+import pytest
+
+from scripts.stage.attempts import read_attempts
+
+RATES = ("2.0e-3", "8.0e-3")
+RLVR1 = "rlvr1: {algorithm: grpo, parent: sft, blend: rlvr1"
+HALVING = ", halving: {steps: [1], keep: 0.5}"
+
+
+def swept(*rates: str) -> str:
+    """The sweep of these learning rates, in YAML."""
+    return f", sweep: {{policy.optimizer.lr: [{', '.join(rates)}]}}"
+
+
+@pytest.fixture(scope="module")
+def tree(finished, tmp_path_factory):
+    """A finished chain whose rlvr1 is swept and halved, rlhf started from the best variant and trained to the end."""
+    import shutil
+
+    from tests.conftest import Workflow
+
+    workflow = object.__new__(Workflow)
+    root = tmp_path_factory.mktemp("swept")
+    shutil.copytree(finished.root, root, dirs_exist_ok=True, symlinks=True)
+    workflow.__dict__.update(finished.__dict__, root=root, results=root / "results/short")
+    workflow.edit(RLVR1, RLVR1 + swept(*RATES) + HALVING)
+    workflow.edit(
+        "rlhf: {algorithm: grpo, parent: sft", "rlhf: {algorithm: grpo, parent: {stage: rlvr1, best: held_out_mean}"
+    )
+    workflow.output = workflow.snakemake()
+    return workflow
+
+
+def choice(tree, name: str) -> dict:
+    """A record of what was chosen."""
+    return json.loads((tree.results / name / "choice.json").read_text())
+
+
+def steps(tree, variant: str) -> list[tuple[int, int]]:
+    """From where to where each attempt at a variant trained."""
+    return [(attempt["from"], attempt["to"]) for attempt in read_attempts(tree.results / variant / "run")]
+
+
+def variants(*rates: str) -> list[str]:
+    return [f"rlvr1.lr-{float(rate):g}" for rate in rates]
+
+
+def test_halving_trains_no_step_twice_and_only_those_that_go_on_further(tree):
+    kept = [name.removesuffix(".step-1") for name in choice(tree, "rlvr1.rung-1")["chosen"]]
+    assert len(kept) == 1
+    for name in variants(*RATES):
+        assert steps(tree, name) == ([(0, 1), (1, 3)] if name in kept else [(0, 1)])
+        assert (tree.results / name / "gate.json").exists() == (name in kept)
+    candidates = choice(tree, "rlvr1.best-held_out_mean")["candidates"]
+    assert {candidate["name"] for candidate in candidates} == {*kept}
+
+
+def test_the_child_starts_from_the_best_and_the_report_shows_the_sweep(tree):
+    best = choice(tree, "rlvr1.best-held_out_mean")["chosen"][0]
+    parents = json.loads((tree.results / "rlhf/ckpt/record.json").read_text())["parents"]
+    assert [(parent["stage"], parent["step"]) for parent in parents] == [(best, 3)]
+    assert "Nothing to be done" in tree.snakemake("--dry-run")
+    page = (tree.results / "rlvr1/sweep.html").read_text()
+    assert all(name.removeprefix("rlvr1.") in page for name in variants(*RATES))
+    plan = tree.run("python", "-m", "scripts.commands", "plan").stdout
+    assert "1 dropped" in plan and "halving of rlvr1 trains 4 of the grid's 6 steps" in plan
+
+
+def test_a_choice_made_again_with_more_variants_repeats_only_what_follows_from_another(tree):
+    before = choice(tree, "rlvr1.best-held_out_mean")["chosen"]
+    tree.edit(swept(*RATES), swept(*RATES, "1.0e-9"))  # which learns nothing
+    output = tree.snakemake()
+    assert len(choice(tree, "rlvr1.rung-1")["candidates"]) == 3
+    assert steps(tree, *variants("1.0e-9")) == [(0, 1)]
+    assert choice(tree, "rlvr1.best-held_out_mean")["chosen"] == before
+    assert "stage=rlhf" not in output, "nothing of what descends from it is made again"
+
+
+def test_an_earlier_checkpoint_is_published_without_training(tree):
+    name = choice(tree, "rlvr1.best-held_out_mean")["chosen"][0]
+    tree.edit("parent: {stage: rlvr1, best: held_out_mean}", f"parent: {{stage: {name}, checkpoint: [1, 3]}}")
+    before = steps(tree, name)
+    tree.snakemake(f"results/short/{name}.checkpoints.best-held_out_mean/choice.json")
+    found = choice(tree, f"{name}.checkpoints.best-held_out_mean")
+    assert {(candidate["name"], candidate["step"]) for candidate in found["candidates"]} == {
+        (f"{name}.step-1", 1),
+        (f"{name}.step-3", 3),
+    }
+    assert steps(tree, name) == before
