@@ -68,7 +68,7 @@ def main() -> None:
         root = Path(folder)
         tree(root)
         print("# A second run that differs late\n")
-        print("`python benchmarks/second_run.py > benchmarks/second_run.md`, on two cores.\n")
+        print("`python benchmarks/second_run.py > benchmarks/second_run.md`, on two cores that other work shared.\n")
         print("| run | seconds | of it attempts at training | steps trained |\n| --- | --- | --- | --- |")
         for name, (results, run, _) in RUNS.items():
             start = time.monotonic()
