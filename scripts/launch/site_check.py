@@ -67,7 +67,7 @@ def check_executor(path: str, site: Site, executor: str) -> None:
             raise UserError(f"this machine has no Slurm; call it on a login node ({use}): {error}") from None
     if executor == "slurm" and site.slurm is None:
         raise UserError(
-            f"{path} has no slurm section, which --profile slurm needs: set site in config/config.yaml to one that has, "
+            f"{path} has no slurm section, which --profile slurm needs: set site in config/config.yaml to another, "
             "such as config/sites/cluster.yaml with your partition in it, or leave out --profile slurm to train here"
         )
     if site.slurm and executor != "slurm":
