@@ -17,11 +17,12 @@ from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation, EvaluationBase
+from scripts.recipe.expand import MADE, expand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
-from scripts.recipe.sweep import HELD_OUT_MEAN, MADE, WORST_CHANGE, CheckpointOf, Choice, Sweep, expand
+from scripts.recipe.sweep import HELD_OUT_MEAN, WORST_CHANGE, CheckpointOf, Choice, Sweep
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.commands.plan import plan_text
+from scripts.commands.project import Project
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.load import check_stage_name, load_recipe, load_site
@@ -195,3 +197,11 @@ def test_a_stage_as_of_a_step_trains_in_the_run_directory_of_the_stage_under_its
     assert Stage(recipe, tmp_path, "rlvr2").parent.paths == StagePaths(tmp_path / "rlvr1.step-4")
     write_json(whole.paths.run / "identity.json", {})
     assert (early.paths.directory / "run/identity.json").is_file()
+
+
+def test_a_plan_reckons_with_as_many_steps_as_halving_will_train(load, tmp_path):
+    recipe = load({"sweep": {"seed": [1, 2, 3, 4]}, "halving": {"steps": [2, 4]}})
+    site = load_site(ROOT / "config/sites/laptop.yaml", recipe)
+    states = Project(recipe, site, tmp_path).states()
+    assert [states[name].left for name in recipe.sweeps["rlvr1"].variants] == [6, 4, 2, 2]
+    assert "halving of rlvr1 trains 14 of the grid's 24 steps" in plan_text(Project(recipe, site, tmp_path))
