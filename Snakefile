@@ -50,7 +50,6 @@ localrules:
     environments,
     overview,
     sweep_page,
-    compare,
     summary,
     report_html,
     card,

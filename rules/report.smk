@@ -168,12 +168,13 @@ rule sweep_page:
     retries: 0
     conda:
         "../envs/controller.yaml"
-    params:
+    resources:
         results=RESULTS,
+    params:
         variants=variants_as_json,
         choices=choices_of_sweep,
     shell:
-        "python -m scripts.report.sweep --results {params.results:q} --sweep {wildcards.sweep:q}"
+        "python -m scripts.report.sweep --results {resources.results:q} --sweep {wildcards.sweep:q}"
         " --variants {params.variants:q} --choices {params.choices:q} --output {output:q} 2> {log:q}"
 
 
@@ -193,6 +194,7 @@ if COMPARED:
         log:
             f"{RESULTS}/logs/compare.log",
         retries: 0
+        localrule: True
         conda:
             "../envs/controller.yaml"
         params:
