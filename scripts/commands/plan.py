@@ -50,6 +50,8 @@ class Planned:
         state = self.state
         if state.publishes_again:
             return "published again"
+        if state.state == "waiting" and state.left == 0:
+            return f"waits at step {state.start}"
         if state.state == "training":
             return f"training, from step {state.start}"
         return f"resumes at step {state.start}" if state.start and state.left != 0 else WORDS.get(state.state, "trains")

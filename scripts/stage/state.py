@@ -125,13 +125,15 @@ def _halve(rungs: list[str], states: dict[str, StageState], stage: Stage, publis
         going = [name for name in map(stage.recipe.stage_trained, choice.among) if states[name].is_halved is None]
         kept = kept_by(replace(stage, name=rung), published)
         for name in going:
-            if name in (going[: choice.keep] if kept is None else kept) or states[name].state == "fresh":
+            state = states[name]
+            if name in (going[: choice.keep] if kept is None else kept) or state.state in ("fresh", "training"):
                 continue
             if kept is None:
                 words = f"{choice.keep} of {len(going)} go on at step {step}"
-                states[name] = replace(states[name], end=step, skipped=words, is_halved=False)
+                state = replace(state, end=step, skipped=words, is_halved=False)
+                states[name] = replace(state, state="waiting") if state.start >= step else state
             else:
-                states[name] = replace(states[name], state="dropped", note=f"at step {step}", is_halved=True)
+                states[name] = replace(state, state="dropped", note=f"at step {step}", is_halved=True)
 
 
 def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | None = None) -> StageState:

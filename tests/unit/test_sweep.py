@@ -14,6 +14,7 @@ from scripts.recipe.load import check_stage_name, load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.stage.paths import StagePaths
 from scripts.stage.stage import Stage
+from scripts.stage.state import StageState, _halve
 from tests.conftest import ROOT
 
 SHORT = ROOT / "tests/short.yaml"
@@ -205,3 +206,10 @@ def test_a_plan_reckons_with_as_many_steps_as_halving_will_train(load, tmp_path)
     states = Project(recipe, site, tmp_path).states()
     assert [states[name].left for name in recipe.sweeps["rlvr1"].variants] == [6, 4, 2, 2]
     assert "halving of rlvr1 trains 14 of the grid's 24 steps" in plan_text(Project(recipe, site, tmp_path))
+
+
+def test_a_variant_at_its_rung_waits_for_the_choice(load, tmp_path):
+    recipe = load({"sweep": {"seed": [1, 2]}, "halving": {"steps": [2]}})
+    states = {name: StageState(name, "resumes", 6, start=2) for name in recipe.sweeps["rlvr1"].variants}
+    _halve(["rlvr1.rung-2"], states, Stage(recipe, tmp_path, "rlvr1.seed-1"), lambda name: None)
+    assert [(state.state, state.left) for state in states.values()] == [("resumes", 4), ("waiting", 0)]
