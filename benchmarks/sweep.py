@@ -1,7 +1,7 @@
 """What sweeps and halving spend, on the tiny chain's sft and rlvr1 with three learning rates times two seeds.
 
     python benchmarks/sweep.py seconds            # the sweep beside six separate chains
-    python benchmarks/sweep.py halving --seeds 5  # halving, then the rest of the same grid, of as many experiments
+    python benchmarks/sweep.py halving            # halving, then the rest of the same grid, of five experiments
 
 Every training is real. The separate chains lie under results folders of their own, so that none finds what another
 trained. Steps are those that the attempts of all run directories trained.
@@ -65,6 +65,7 @@ def chosen(results: Path) -> tuple[str, list[dict[str, Any]]]:
 
 def seconds(folder: Path) -> None:
     """The sweep in one call, and each of its points as a chain of its own."""
+    shutil.rmtree(RESULTS, ignore_errors=True)
     sweep = {"sweep": {LR: RATES, "seed": SEEDS}, "best": "held_out_mean"}
     recipe(folder / "sweep.yaml", 1, **sweep)
     whole = snakemake(folder / "sweep.yaml", RESULTS / "sweep")
@@ -81,12 +82,13 @@ def seconds(folder: Path) -> None:
     print(f"\nThe sweep takes {whole / sum(apart):.2f} of the time.")
 
 
-def halving(folder: Path, seeds: int) -> None:
+def halving(folder: Path, seeds: list[int]) -> None:
     """Each experiment with halving, and then, going on in the same folder, without."""
     print("| seed | steps with halving | of the grid | halving's choice | the grid's | the grid's ties |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for seed in range(1, seeds + 1):
+    for seed in seeds:
         path, results = folder / f"{seed}.yaml", RESULTS / f"seed-{seed}"
+        shutil.rmtree(results, ignore_errors=True)
         sweep = {"sweep": {LR: RATES, "seed": SEEDS}, "best": "held_out_mean"}
         recipe(path, seed, **sweep, halving={"steps": RUNGS})
         snakemake(path, results, str(results / "run/rlvr1.best-held_out_mean/choice.json"))
@@ -107,9 +109,8 @@ def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("seconds", "halving"))
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="of the experiments")
     arguments = parser.parse_args()
-    shutil.rmtree(RESULTS, ignore_errors=True)
     with tempfile.TemporaryDirectory() as name:
         if arguments.what == "seconds":
             seconds(Path(name))
