@@ -5,6 +5,7 @@ import json
 import pytest
 
 from scripts.stage.attempts import read_attempts
+from tests.conftest import Workflow
 
 RATES = ("2.0e-3", "8.0e-3")
 RLVR1 = "rlvr1: {algorithm: grpo, parent: sft, blend: rlvr1"
@@ -17,16 +18,9 @@ def swept(*rates: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def tree(finished, tmp_path_factory):
-    """A finished chain whose rlvr1 is swept and halved, rlhf started from the best variant and trained to the end."""
-    import shutil
-
-    from tests.conftest import Workflow
-
-    workflow = object.__new__(Workflow)
-    root = tmp_path_factory.mktemp("swept")
-    shutil.copytree(finished.root, root, dirs_exist_ok=True, symlinks=True)
-    workflow.__dict__.update(finished.__dict__, root=root, results=root / "results/short")
+def tree(tmp_path_factory):
+    """The short chain, its rlvr1 swept and halved, rlhf started from the best variant, trained to the report."""
+    workflow = Workflow(tmp_path_factory.mktemp("swept"))
     workflow.edit(RLVR1, RLVR1 + swept(*RATES) + HALVING)
     workflow.edit(
         "rlhf: {algorithm: grpo, parent: sft", "rlhf: {algorithm: grpo, parent: {stage: rlvr1, best: held_out_mean}"
