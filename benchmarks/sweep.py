@@ -30,13 +30,13 @@ RATES, SEEDS, RUNGS = [1e-4, 2e-4, 4e-4], [1, 2], [4, 8]
 LR = "policy.optimizer.lr"
 
 
-def recipe(path: Path, seed: int, **rlvr1: Any) -> None:
+def recipe(path: Path, of_chain: int, **rlvr1: Any) -> None:
     """Write the tiny chain's first two stages, with more held-out rows than it has and settings of rlvr1."""
     data = yaml.safe_load((ROOT / "config/recipes/tiny.yaml").read_text())
     blends = {name: data["blends"][name] for name in ("sft", "rlvr1")}
     blends["rlvr1"] |= {"rows": 900, "holdout": 300}
     stages = {"sft": data["stages"]["sft"], "rlvr1": data["stages"]["rlvr1"] | rlvr1}
-    data |= {"name": "sweep-benchmark", "seed": seed, "blends": blends, "stages": stages}
+    data |= {"name": "sweep-benchmark", "seed": of_chain, "blends": blends, "stages": stages}
     del data["next_rung"], data["proves"]
     path.write_text(yaml.safe_dump(data, sort_keys=False))
 
