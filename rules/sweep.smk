@@ -11,8 +11,8 @@ LARGE = []
 if any(map(RECIPE.is_scored, RECIPE.choices)):
     SMALL, LARGE = [*SMALL, "eval.json"], ["rollouts.parquet"]
 CHOOSE = (
-    "python -m scripts.evaluate.choose --results {resources.results:q} --stage {params.stage:q} --by {params.by:q}"
-    " --candidates {params.candidates:q} {params.keep:q} --store {resources.store:q} --folder {params.folder:q} 2> {log:q}"
+    "python -m scripts.evaluate.choose --results {resources.results:q} {params.options:q}"
+    " --candidates {params.candidates:q} --store {resources.store:q} --folder {params.folder:q} 2> {log:q}"
 )
 
 
@@ -54,22 +54,11 @@ def of_stages(*names, among=STAGES):
     return inputs
 
 
-def choice_of(wildcards):
-    return RECIPE.choices[wildcards.choice]
-
-
-def by_of(wildcards):
-    return choice_of(wildcards).by
-
-
-def swept_of(wildcards):
-    return choice_of(wildcards).stage
-
-
-def keep_of(wildcards):
-    """The option that says how many go on; without it the best stands for all."""
-    keep = choice_of(wildcards).keep
-    return ["--keep", str(keep)] if keep else []
+def options_of(wildcards):
+    """Whose variants are chosen among, by what, and how many go on; without that the best stands for all."""
+    choice = RECIPE.choices[wildcards.choice]
+    keep = ["--keep", str(choice.keep)] if choice.keep else []
+    return ["--stage", choice.stage, "--by", choice.by, *keep]
 
 
 # Made again, it may fall on the same candidate; as a checkpoint it then leaves all that descends from it as it is.
@@ -92,10 +81,8 @@ checkpoint choose:
         results=RESULTS,
         store=f"{CONFIG.results}/benchmarks",
     params:
-        stage=swept_of,
-        by=by_of,
+        options=options_of,
         candidates=candidates_of,
-        keep=keep_of,
         folder=subpath(output.choice, parent=True),
     shell:
         CHOOSE
@@ -119,10 +106,8 @@ checkpoint rung:
         results=RESULTS,
         store=f"{CONFIG.results}/benchmarks",
     params:
-        stage=swept_of,
-        by=by_of,
+        options=options_of,
         candidates=candidates_of,
-        keep=keep_of,
         folder=subpath(output.choice, parent=True),
     shell:
         CHOOSE
