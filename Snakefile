@@ -4,7 +4,7 @@ import sys
 from snakemake.utils import min_version
 
 min_version("9.27.1")
-sys.path.insert(0, workflow.basedir)
+sys.path.insert(0, str(workflow.current_basedir))
 
 from scripts.snakemake.messages import Messages
 

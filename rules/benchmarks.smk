@@ -1,16 +1,17 @@
 # Scores of each export on the recipe's tasks, by lm-evaluation-harness.
 from scripts.recipe.evaluation import task_files
+from scripts.recipe.yaml_file import installation
 
 TASKS = RECIPE.evaluation.task_list if RECIPE.evaluation else []
 # The pretrained model is scored too, so that the stages that start from it have a score before.
 BENCHMARKED = [*([MODEL] if is_exported else []), *STAGES] if TASKS else []
-PACKAGES = f"{workflow.basedir}/.lm-eval"
+PACKAGES = f"{os.getcwd()}/.lm-eval"
 
 
 # Beside the packages of the Python that scores: made once, where no conda or other environment has it.
 rule lm_eval:
     input:
-        f"{workflow.basedir}/envs/lm-eval.txt",
+        f"{installation()}/envs/lm-eval.txt",
     output:
         f"{PACKAGES}/installed",
     log:

@@ -1,4 +1,5 @@
 # Container images. No other rule needs them: each is built, imported or fetched only when asked for by name.
+from scripts.recipe.yaml_file import project_or_shipped
 
 # On a cluster an import is a job of some hours; snakemake --set-resources import_image:mem_mb=... says otherwise.
 IMPORTING = LIGHT | {"runtime": 240, "mem_mb": 32000, "cpus_per_task": 16} if LIGHT else {}
@@ -12,7 +13,7 @@ localrules:
 def dockerfile_of(wildcards):
     """Our Dockerfile of an image; that of another repository is no file here."""
     source = IMAGES.images[wildcards.image].source
-    return source.dockerfile if source.kind == "build" else []
+    return str(project_or_shipped(Path(source.dockerfile))) if source.kind == "build" else []
 
 
 def origin_of(wildcards):

@@ -12,7 +12,7 @@ from scripts.images.settings import Images
 from scripts.recipe.config import Config
 from scripts.recipe.recipe import ALGORITHM_BLENDS, STAGES, Recipe
 from scripts.recipe.site import Site
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.yaml_file import installation
 
 MODELS = {"recipe": Recipe, "site": Site, "config": Config, "images": Images}
 ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl"), "wandb": ("controller", "wandb")}
@@ -63,7 +63,7 @@ def environment_text(name: str) -> str:
     """A conda environment with the pins of envs/*.txt that rules of this environment need."""
     pins = []
     for part in ENVIRONMENTS[name]:
-        lines = (repository_root() / "envs" / f"{part}.txt").read_text(encoding="utf-8").splitlines()
+        lines = (installation() / "envs" / f"{part}.txt").read_text(encoding="utf-8").splitlines()
         pins += [line for line in lines if "==" in line and not line.startswith("#")]
     dependencies = ["python=3.11", "pip", {"pip": pins}]
     return "# Written by `make schema` from the pins beside it.\n" + yaml.safe_dump(
@@ -73,7 +73,7 @@ def environment_text(name: str) -> str:
 
 def derived_files() -> dict[Path, str]:
     """Every derived file with the text that it should have."""
-    root = repository_root()
+    root = installation()
     schemas = {root / "config/schema" / f"{name}.schema.json": schema_text(name) for name in MODELS}
     return schemas | {root / "envs" / f"{name}.yaml": environment_text(name) for name in ENVIRONMENTS}
 

@@ -21,7 +21,6 @@ from scripts.files import sha256_file, sha256_text, write_json
 from scripts.recipe.evaluation import EvaluationBase, Task
 from scripts.recipe.load import load_recipe
 from scripts.recipe.strict import nearest
-from scripts.recipe.yaml_file import repository_root
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 KEY = 16
@@ -77,7 +76,7 @@ def _manager(folder: Path | None, with_defaults: bool = True) -> Any:
 
 
 def _load(task: Task, evaluation: EvaluationBase, harness: str) -> Asked:
-    folder = repository_root() / task.include_path if task.include_path else None
+    folder = Path(task.include_path).absolute() if task.include_path else None
     own = folder and _manager(folder, with_defaults=False)
     manager = own if own and task.task in own.all_subtasks else _manager(folder)
     if task.task not in manager.all_tasks:

@@ -16,7 +16,7 @@ from scripts.files import sha256_file, write_json
 from scripts.images.programs import output_of, require, require_buildx, run
 from scripts.images.settings import Built, BuiltFromGit, Images, Pulled, load_images
 from scripts.recipe.strict import nearest
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.yaml_file import project_or_shipped
 
 
 def build_image(images: Images, name: str, root: Path) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _context(source: Built | BuiltFromGit, root: Path) -> Iterator[tuple[Path, P
             clone(source.repository, source.commit, Path(folder))
             dockerfile = Path(folder, source.dockerfile)
         else:
-            dockerfile = root / source.dockerfile
+            dockerfile = project_or_shipped(root / source.dockerfile)
         if not dockerfile.is_file():
             raise UserError(f"{source.dockerfile}: no such Dockerfile; correct it in config/images.yaml")
         yield dockerfile, Path(folder)
@@ -107,7 +107,7 @@ def main() -> None:
         raise UserError(f"{arguments.images}: has no image {arguments.name}{nearest(arguments.name, images.built())}")
     if isinstance(images.images[arguments.name].source, Pulled):
         raise UserError(f"{arguments.images}: {arguments.name} is pulled, not built: python -m scripts.images.squash")
-    write_json(arguments.output, build_image(images, arguments.name, repository_root()))
+    write_json(arguments.output, build_image(images, arguments.name, Path()))
 
 
 if __name__ == "__main__":

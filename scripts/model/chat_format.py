@@ -22,7 +22,6 @@ from tokenizers import Tokenizer
 from scripts.errors import UserError
 from scripts.files import read_json, write_json, write_text
 from scripts.recipe.tokenizer import OWN
-from scripts.recipe.yaml_file import repository_root
 
 TEMPLATE, SETTINGS, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token")
@@ -36,7 +35,7 @@ def read_template(named: str) -> str:
     A file (from the project's root), one that TRL ships (by its file's name, as qwen3_training), the folder of a model,
     a model of the hub (organisation/name, or organisation/name@revision), or the template itself.
     """
-    path = repository_root() / named
+    path = Path(named)
     if "{%" in named or "{{" in named:
         return named
     if path.is_dir():

@@ -20,8 +20,8 @@ class Tracking(Strict):
 class Config(Strict):
     """config/config.yaml: what a user edits first."""
 
-    recipe: str = Field(description="Path of the recipe, from the repository's root.")
-    site: str = Field(description="Path of the site, from the repository's root.")
+    recipe: str = Field(description="Path of the recipe, from the project; else one that Stagecoach ships.")
+    site: str = Field(description="Path of the site, from the project; else one that Stagecoach ships.")
     run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
     sample: PositiveInt | None = Field(
         None, description="For a trial: only N training rows of each blend; results go to a folder sample-N."

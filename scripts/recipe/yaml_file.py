@@ -32,9 +32,12 @@ _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten t
 
 
 def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
-    """The values of a YAML file, and its nodes, which know the lines; UserError when it cannot be read."""
+    """The values of a YAML file, and its nodes, which know the lines; UserError when it cannot be read.
+
+    A file that is not in the project is the one of that name that Stagecoach ships.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = project_or_shipped(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         hint = _file_meant(path)
         raise UserError(f"{path}: no such file{hint}") from None
@@ -188,6 +191,15 @@ def _descend(node: yaml.Node | None, location: list[str]) -> tuple[int, int | No
     return len(location), line
 
 
-def repository_root() -> Path:
-    """The folder that holds Snakefile, envs/ and config/."""
+def installation() -> Path:
+    """The folder that holds Snakefile, envs/ and config/: a clone, or where the wheel was installed."""
     return Path(__file__).resolve().parents[2]
+
+
+def project_or_shipped(path: Path, *folders: Path) -> Path:
+    """The path from the project (the working directory), else from these folders, else from the installation.
+
+    The path itself where none of them has it.
+    """
+    places = (path, *(folder / path for folder in (*folders, installation())))
+    return next((place for place in places if place.exists()), path)

@@ -29,7 +29,7 @@ import yaml
 from scripts.errors import CutOffError, UserError, shortened
 from scripts.processes import PARENT
 from scripts.recipe.gym import Gym, GymServer
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.yaml_file import installation, project_or_shipped
 from scripts.rewards.response import parse_calls
 from scripts.rewards.verdict import VerifierError
 
@@ -109,7 +109,7 @@ def agents_of(gym: Gym | None, python: str | Path) -> dict[str, str]:
 
 def configured(gym: Gym, name: str, python: str | Path) -> Configured:
     """What the Gym of this Python says of a server; UserError where it is another one, or knows no such server."""
-    python = repository_root() / python
+    python = project_or_shipped(Path(python)).absolute()
     installed = {
         path.name.removeprefix("nemo_gym-").removesuffix(".dist-info")
         for path in python.parents[1].glob("lib/python3*/site-packages/nemo_gym-*.dist-info")
@@ -151,7 +151,9 @@ class RunningServer:
         self._has_sessions, self._outage, self._lock = True, None, Lock()
         self._process = self._log = None
         if reach.base_url is None:
-            self._start(configured(gym, name, python), gym.settings.get(name, {}), repository_root() / python)
+            self._start(
+                configured(gym, name, python), gym.settings.get(name, {}), project_or_shipped(Path(python)).absolute()
+            )
 
     def _start(self, said: Configured, settings: dict[str, Any], python: Path) -> None:
         if "responses_api_models" in str(said.config) and said.config.get("should_use_judge", True):
@@ -169,7 +171,7 @@ class RunningServer:
             env={
                 **inherited,
                 PARENT: str(os.getpid()),
-                "PYTHONPATH": str(repository_root()),
+                "PYTHONPATH": str(installation()),
                 "CUDA_VISIBLE_DEVICES": "",
                 "RAY_ADDRESS": "local",
             },

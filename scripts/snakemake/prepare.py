@@ -13,12 +13,13 @@ from scripts.files import check_readable
 from scripts.recipe.config import Config
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.recipe.yaml_file import installation
 from scripts.snakemake.ancient import correct_ancient
 from scripts.snakemake.controller_lock import remove_dead_lock
 from scripts.snakemake.orphans import export_orphans
 from scripts.snakemake.retries import Retries
 
-PINS = Path("envs/controller.txt")
+PINS = "envs/controller.txt"
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
 
 
@@ -27,11 +28,11 @@ def prepare(workflow: Any, results: Path, site: Site) -> int:
 
     Jobs run ``python -m scripts...`` with this Python and find the package whatever their working directory.
     """
-    repository = Path(workflow.basedir)
-    check_versions(repository / PINS, SNAKEMAKE, *([SLURM_PLUGIN] if site.slurm else []))
+    _refuse_other_scripts()
+    check_versions(installation() / PINS, SNAKEMAKE, *([SLURM_PLUGIN] if site.slurm else []))
     os.environ.update(
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        PYTHONPATH=str(repository),
+        PYTHONPATH=str(installation()),
         STAGECOACH_SNAKEFILE=str(workflow.main_snakefile),
     )
     os.environ.update(site.environment)
@@ -49,6 +50,13 @@ def prepare(workflow: Any, results: Path, site: Site) -> int:
             use_executor(results)
             export_orphans(results)
     return call
+
+
+def _refuse_other_scripts() -> None:
+    """UserError where the project has a package named as ours, which ``python -m`` would find first."""
+    for other in ("scripts/__init__.py", "scripts.py"):
+        if Path(other).is_file() and Path.cwd() != installation():
+            raise UserError(f"{Path.cwd() / other}: Stagecoach's own package bears this name; rename it")
 
 
 def earlier_results(recipe: Recipe, config: Config) -> str | None:

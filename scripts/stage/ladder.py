@@ -9,11 +9,11 @@ from scripts.recipe.model import RandomModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.strict import nearest
-from scripts.recipe.yaml_file import read_yaml, repository_root
+from scripts.recipe.yaml_file import installation, read_yaml
 from scripts.stage.estimate import bound_of, estimate, hours_text
 from scripts.stage.stage import Stage
 
-RECIPES = repository_root() / "config/recipes"
+RECIPES = installation() / "config/recipes"
 GPUS_PER_NODE = 8
 """What is reckoned with where a site has no Slurm."""
 HEAD = ["rung", "stages", "most nodes", "GPUs", "steps", "hours", "GPU-hours", "proves"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from scripts.data.placeholders import TABLES
 from scripts.files import canonical_json, sha256_file, sha256_text
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, ExportRecord, Manifest, SourceRecord, read_if_there, read_record
 from scripts.stage.attempts import attempts_in
 from scripts.stage.stage import Stage
@@ -26,7 +26,7 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
 
     Commit and `dirty` are None where there is no git or no checkout; the hash tells such trees apart too.
     """
-    root = root or repository_root()
+    root = root or installation()
     hashes = {str(path.relative_to(root)): sha256_file(path) for path in sorted((root / "scripts").rglob("*.py"))}
     top = git(root, "rev-parse", "--show-toplevel")
     is_own = top is not None and Path(top).resolve() == root.resolve()

@@ -25,7 +25,7 @@ from scripts.model.chat_format import write_template
 from scripts.model.hugging_face import PATTERNS, check_model
 from scripts.recipe.model import MegatronCheckpoint, PretrainedModel
 from scripts.recipe.site import Site
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, read_record
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
@@ -33,7 +33,7 @@ from scripts.stage.stage import Stage
 DCP_CONVERTER = "examples/converters/convert_dcp_to_hf.py"
 PICKLED = "pytorch_model.bin"
 TO_SAFETENSORS = Path(__file__).with_name("safetensors.py")
-MERGE = repository_root() / "scripts/model/merge.py"
+MERGE = installation() / "scripts/model/merge.py"
 ADAPTER = "policy/weights/model"
 """Where DTensor's second version leaves adapters, in peft's format."""
 LINK = "megatron"

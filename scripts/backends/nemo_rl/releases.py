@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from scripts.errors import UserError
 from scripts.recipe.strict import Strict, nearest
-from scripts.recipe.yaml_file import read_yaml, repository_root, validate
+from scripts.recipe.yaml_file import installation, read_yaml, validate
 
 Ability = Literal[
     "pretrained_checkpoint",
@@ -89,7 +89,7 @@ class Releases(Strict):
 @cache
 def load_releases(root: Path | None = None) -> dict[str, Release]:
     """All releases by name."""
-    path = (root or repository_root()) / "envs/nemo-rl.yaml"
+    path = (root or installation()) / "envs/nemo-rl.yaml"
     data, node = read_yaml(path)
     releases = validate(Releases, data, path, node).releases
     return {name: release.model_copy(update={"name": name}) for name, release in releases.items()}

@@ -21,10 +21,10 @@ from scripts.recipe.load import load_recipe, load_whole_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site, Slurm
 from scripts.recipe.strict import Strict
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.yaml_file import installation
 from scripts.stage.ladder import GPUS_PER_NODE, HEAD, RECIPES, ladder_of, row_of
 
-DOCUMENT = repository_root() / "docs/recipes.md"
+DOCUMENT = installation() / "docs/recipes.md"
 
 
 class Published(Strict):
@@ -48,7 +48,7 @@ class About(Strict):
 
 def load_texts(root: Path | None = None) -> tuple[str, dict[str, About]]:
     """What docs/recipes.yaml says: the introduction, and of each recipe."""
-    texts = yaml.safe_load(((root or repository_root()) / "docs/recipes.yaml").read_text(encoding="utf-8"))
+    texts = yaml.safe_load(((root or installation()) / "docs/recipes.yaml").read_text(encoding="utf-8"))
     return texts.pop("introduction"), TypeAdapter(dict[str, About]).validate_python(texts)
 
 

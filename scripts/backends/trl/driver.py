@@ -25,7 +25,7 @@ from scripts.backends.trl.rank_errors import explain
 from scripts.backends.trl.worker import train_on_this_node
 from scripts.errors import CutOffError, UserError, run_program
 from scripts.files import write_text
-from scripts.recipe.yaml_file import repository_root
+from scripts.recipe.yaml_file import installation
 
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -89,7 +89,7 @@ def _reach(address: str) -> None:
 
 def _python_path() -> str:
     """Where the ranks find this package, and whatever the driver was told to look for."""
-    return os.pathsep.join(filter(None, [str(repository_root()), os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [str(installation()), os.environ.get("PYTHONPATH")]))
 
 
 def _check_cluster(nodes: list[dict[str, Any]], job: TrainingJob) -> None:
