@@ -107,6 +107,7 @@ class Code(TypedDict):
     """A revision of Stagecoach."""
 
     commit: str | None
+    version: NotRequired[str]
     dirty: bool | None
     scripts: str
 

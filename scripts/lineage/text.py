@@ -67,9 +67,11 @@ def code_name(code: dict[str, Any] | None) -> str:
     """A revision of Stagecoach."""
     if code is None:
         return "not recorded"
-    if code["commit"] is None:
-        return f"no git; scripts {code['scripts'][:16]}"
-    return f"{code['commit'][:12]}, changed since: scripts {code['scripts'][:16]}" if code["dirty"] else code["commit"]
+    scripts = f"scripts {code['scripts'][:16]}"
+    revision = code["commit"] or code.get("version")
+    if revision is None:
+        return f"no git; {scripts}"
+    return f"{revision[:12]}, changed since: {scripts}" if code["dirty"] else revision
 
 
 def image_name(image: dict[str, Any]) -> str:

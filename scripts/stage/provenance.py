@@ -6,6 +6,8 @@ directory; publishing the same checkpoint again, by whatever code, tells the sam
 
 import shutil
 import subprocess
+from base64 import urlsafe_b64encode
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from scripts.stage.attempts import attempts_in
 from scripts.stage.stage import Stage
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
+PACKAGE = "stagecoach-workflow"
 PATIENCE = 30.0
 OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "parents", "model", "chat_template")
 
@@ -24,7 +27,8 @@ OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "pa
 def code_revision(root: Path | None = None) -> dict[str, Any]:
     """Stagecoach's commit, whether its code differs from that (`dirty`), and the SHA-256 of its scripts' hashes.
 
-    Commit and `dirty` are None where there is no git or no checkout; the hash tells such trees apart too.
+    Of an installed package it is its `version`. Commit and `dirty` are None where there is neither
+    checkout nor package; the hash tells such trees apart too.
     """
     root = root or installation()
     hashes = {str(path.relative_to(root)): sha256_file(path) for path in sorted((root / "scripts").rglob("*.py"))}
@@ -32,11 +36,17 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     is_own = top is not None and Path(top).resolve() == root.resolve()
     commit = git(root, "rev-parse", "HEAD") if is_own else None
     changes = git(root, "status", "--porcelain", "--", *CODE) if commit else None
-    return {
-        "commit": commit,
-        "dirty": None if changes is None else bool(changes),
-        "scripts": sha256_text(canonical_json(hashes)),
-    }
+    code = {"commit": commit, "dirty": None if changes is None else bool(changes)}
+    for package in distributions(name=PACKAGE, path=[str(root.parent)]):
+        installed = {str(file): file.hash.value for file in package.files or () if file.hash}
+        same = all(installed.get(f"{root.name}/{name}") == _as_recorded(sha256) for name, sha256 in hashes.items())
+        code |= {"version": package.version, "dirty": not same}
+    return code | {"scripts": sha256_text(canonical_json(hashes))}
+
+
+def _as_recorded(sha256: str) -> str:
+    """A hash in the form of a package's RECORD (PEP 376)."""
+    return urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=")
 
 
 def git(root: Path, *arguments: str) -> str | None:
