@@ -13,13 +13,11 @@ ROOT = _HERE if (_HERE / "Snakefile").is_file() else _HERE.parent
 
 
 def snakefile(pinned: str) -> str:
-    """The path of the workflow's Snakefile; WorkflowError, in one line, where another version is installed."""
+    """The path of the workflow's Snakefile; SystemExit, in one line, where another version is installed."""
     installed = __version__.partition("+")[0]
     if pinned != installed:
-        from snakemake.exceptions import WorkflowError  # noqa: PLC0415  (the command needs no Snakemake)
-
-        raise WorkflowError(
-            f"this project is pinned to {PACKAGE} {pinned}, and {installed} is installed: python -m pip install "
+        raise SystemExit(
+            f"error: this project is pinned to {PACKAGE} {pinned}, and {installed} is installed: python -m pip install "
             f"{PACKAGE}=={pinned}; or write {installed} into Snakefile and requirements.txt, then look at "
             "`snakemake --dry-run`, and at the changelog for why a stage trains again"
         )
