@@ -17,7 +17,8 @@ else:  # this file was fetched by Git: the code is the installed package's, of t
     except ImportError:
         pinned = f"stagecoach-workflow{version and f'=={version}'}"
         raise WorkflowError(f"Stagecoach is not installed beside Snakemake: python -m pip install {pinned}") from None
-    stagecoach.snakefile(version or stagecoach.__version__)
+    if version:
+        stagecoach.snakefile(version)
     sys.path.insert(0, str(stagecoach.ROOT))
 
 from scripts.snakemake.messages import Messages
