@@ -1,0 +1,33 @@
+"""Stagecoach as it is installed: its workflow, for the Snakefiles of projects, and its command."""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGE = "stagecoach-workflow"
+__version__ = version(PACKAGE)
+
+_HERE = Path(__file__).resolve().parent
+ROOT = _HERE if (_HERE / "Snakefile").is_file() else _HERE.parent
+"""The folder that holds Snakefile, rules/, scripts/, config/ and envs/: this one, or the clone around it."""
+
+
+def snakefile(pinned: str) -> str:
+    """The path of the workflow's Snakefile; SystemExit, in one line, where another version is installed."""
+    installed = __version__.partition("+")[0]
+    if pinned != installed:
+        raise SystemExit(
+            f"error: this project is pinned to {PACKAGE} {pinned}, and {installed} is installed: python -m pip install "
+            f"{PACKAGE}=={pinned}; or write {installed} into Snakefile and requirements.txt, then look at "
+            "`snakemake --dry-run`, and at the changelog for why a stage trains again"
+        )
+    return str(ROOT / "Snakefile")
+
+
+def main() -> None:
+    """The command `stagecoach`."""
+    sys.path.insert(0, str(ROOT))
+    from scripts.commands.__main__ import main as command  # noqa: PLC0415
+    from scripts.errors import run_program  # noqa: PLC0415
+
+    run_program(command)
