@@ -89,7 +89,6 @@ def command_parser() -> argparse.ArgumentParser:
     lineage.add_argument("--no-verify", action="store_true", help="read the records alone, no other file")
     lineage.add_argument("--json", action="store_true", help="print JSON instead of the tree")
     lineage.add_argument("--graph", type=given_path, help="write the graph: .svg, .dot (Graphviz) or .mmd (Mermaid)")
-    lineage.add_argument("--prov", type=given_path, help="write W3C PROV-JSON (needs envs/prov.txt)")
     push = add(
         "push",
         "push a published stage's export with its model card to the Hugging Face hub, in one commit",

@@ -22,7 +22,7 @@ OPTIONS = {
     "status": "--config --recipe --site --run --seed --model",
     "doctor": "--config --recipe --site --run --seed --model --command",
     "compare": "--output",
-    "lineage": "--no-verify --json --graph --prov",
+    "lineage": "--no-verify --json --graph",
     "push": "--repository --card --license --branch --public",
     "discard": "",
 }
