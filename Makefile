@@ -23,7 +23,7 @@ unit: setup
 lint: setup
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/snakefmt --check Snakefile rules
+	@$(VENV)/bin/snakefmt --check Snakefile rules workflow
 	@# All lints of Snakemake but one: it wants functions apart from rules, and ours stand above the rule that uses them.
 	@$(VENV)/bin/snakemake --list-rules > /dev/null
 	@! $(VENV)/bin/snakemake --lint 2>&1 | grep '^ *[*] ' | grep -v 'Mixed rules and functions'

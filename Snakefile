@@ -1,10 +1,25 @@
 # Stagecoach: a language model through its post-training stages. Rules only wire files; the work is in scripts/.
 import sys
+from pathlib import Path
 
+from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
 min_version("9.27.1")
-sys.path.insert(0, str(workflow.current_basedir))
+
+here = workflow.current_basedir
+if Path(str(here), "scripts").is_dir():
+    sys.path.insert(0, str(here))
+else:  # this file was fetched by Git: the code is the installed package's, of the same version
+    version = (getattr(here, "tag", None) or "").removeprefix("v")
+    try:
+        import stagecoach
+    except ImportError:
+        pinned = f"stagecoach-workflow{version and f'=={version}'}"
+        raise WorkflowError(f"Stagecoach is not installed beside Snakemake: python -m pip install {pinned}") from None
+    if version:
+        stagecoach.snakefile(version)
+    sys.path.insert(0, str(stagecoach.ROOT))
 
 from scripts.snakemake.messages import Messages
 

@@ -1,6 +1,9 @@
-"""Write what is derived from the models and pins: JSON schemas for editors, conda environments for ``--sdm conda``."""
+"""Write what is derived from models and pins: JSON schemas for editors, config/README.md, conda environments."""
 
+import html
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +74,34 @@ def environment_text(name: str) -> str:
     )
 
 
+def page_with_tables(page: str) -> str:
+    """A page of settings, with the table of each model that it has marks for made anew."""
+
+    def table(mark: re.Match[str]) -> str:
+        schema = MODELS[mark[2]].model_json_schema()
+        rows = ["| key | default | what |", "| --- | --- | --- |", *_rows(schema, schema.get("$defs", {}))]
+        return "\n".join([mark[1], *rows, "<!-- end -->"])
+
+    return re.sub(r"(<!-- keys of (\w+), by make schema -->).*?<!-- end -->", table, page, flags=re.DOTALL)
+
+
+def _rows(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """A row for each key of a model and, below it, those of the models within."""
+    for key, value in schema["properties"].items():
+        default = json.dumps(value.get("default")) if key not in schema.get("required", ()) else "required"
+        about = html.escape(value.get("description", ""), quote=False).replace("|", "\\|")
+        yield f"| `{prefix}{key}` | {default.replace('null', 'none')} | {about} |"
+        for part, model in re.findall(r'("patternProperties": [^#]*)?"#/\$defs/(\w+)"', json.dumps(value)):
+            yield from _rows(definitions[model], definitions, f"{prefix}{key}.{'<name>.' if part else ''}")
+
+
 def derived_files() -> dict[Path, str]:
     """Every derived file with the text that it should have."""
     root = installation()
+    settings = root / "config/README.md"
     schemas = {root / "config/schema" / f"{name}.schema.json": schema_text(name) for name in MODELS}
-    return schemas | {root / "envs" / f"{name}.yaml": environment_text(name) for name in ENVIRONMENTS}
+    environments = {root / "envs" / f"{name}.yaml": environment_text(name) for name in ENVIRONMENTS}
+    return schemas | environments | {settings: page_with_tables(settings.read_text(encoding="utf-8"))}
 
 
 def main() -> None:

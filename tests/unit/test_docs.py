@@ -9,7 +9,8 @@ import pytest
 from scripts.commands.arguments import command_parser
 from tests.conftest import ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "config/README.md")]
+PAGES += sorted(ROOT.glob("docs/*.md"))
 MODULE = re.compile(r"(?<![\w./-])(?:scripts|tests)(?:\.[a-z]\w*)+(?!\w*[*/])")
 FOLDERS = "benchmarks|config|containers|docs|envs|profiles|rules|scripts|tests"
 FILE = re.compile(rf"(?<![\w./-])(?:\.\./)?(?:{FOLDERS})(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*/?(?![\w<*{{])")
