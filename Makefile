@@ -48,7 +48,7 @@ $(INSTALLED): $(REQUIREMENTS)
 	@echo "Installing pinned requirements into $(VENV) (once, some minutes)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=--requirement %)
-	@ln -s ../../scripts/commands/stagecoach.sh $(VENV)/bin/stagecoach
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@echo 'if [ -n "$${BASH_VERSION-}" ] || command -v compdef > /dev/null; then eval "$$(register-python-argcomplete stagecoach)"; fi' >> $(VENV)/bin/activate
 	@touch $@
 
