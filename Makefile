@@ -1,6 +1,6 @@
 # make demo: the tiny recipe to its report. make test: the tests; make unit: those of functions alone. make lint: the
-# linters. make gym: the NeMo-Gym that tests compare with, which they skip without. make lm-eval: what scores tasks, which
-# Snakemake makes by itself. See README.md.
+# linters. make docs: the site, in build/site. make gym: the NeMo-Gym that tests compare with, which they skip without.
+# make lm-eval: what scores tasks, which Snakemake makes by itself. See README.md.
 PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/installed
@@ -8,7 +8,7 @@ REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
 GYM := .venv-gym
 LM_EVAL := .lm-eval
 
-.PHONY: demo test unit lint setup gym lm-eval schema clean
+.PHONY: demo test unit lint docs setup gym lm-eval schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -29,6 +29,14 @@ lint: setup
 	@! $(VENV)/bin/snakemake --lint 2>&1 | grep '^ *[*] ' | grep -v 'Mixed rules and functions'
 	@$(VENV)/bin/hadolint containers/*.Dockerfile
 
+docs: setup $(VENV)/docs
+	@$(VENV)/bin/python -m docs.build
+	@$(VENV)/bin/zensical build --strict --clean
+
+$(VENV)/docs: envs/docs.txt | $(INSTALLED)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
 schema: setup
 	@$(VENV)/bin/python -m scripts.schema
 
@@ -40,7 +48,7 @@ $(INSTALLED): $(REQUIREMENTS)
 	@echo "Installing pinned requirements into $(VENV) (once, some minutes)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=--requirement %)
-	@ln -s ../../scripts/commands/stagecoach.sh $(VENV)/bin/stagecoach
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@echo 'if [ -n "$${BASH_VERSION-}" ] || command -v compdef > /dev/null; then eval "$$(register-python-argcomplete stagecoach)"; fi' >> $(VENV)/bin/activate
 	@touch $@
 

@@ -25,8 +25,10 @@ def snakefile(pinned: str) -> str:
 
 
 def main() -> None:
-    """The command `stagecoach`."""
-    sys.path.insert(0, str(ROOT))
+    """The command `stagecoach`: that of the clone around the working directory, where there is one."""
+    here = Path.cwd()
+    clones = (folder for folder in (here, *here.parents) if (folder / "scripts/commands/__main__.py").is_file())
+    sys.path.insert(0, str(next(clones, ROOT)))
     from scripts.commands.__main__ import main as command  # noqa: PLC0415
     from scripts.errors import run_program  # noqa: PLC0415
 

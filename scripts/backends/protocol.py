@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
 from pydantic import TypeAdapter
 
 from scripts.errors import UserError
@@ -234,35 +235,28 @@ def backends_in(recipe: Recipe) -> list[Backend]:
     return [backend_of(name) for name in dict.fromkeys(stage.backend for stage in recipe.stages.values())]
 
 
-_PATHS = ("train_split", "parent_model", "parent_adapter", "parent_tokenizer", "run", "resume_from")
-_SETTINGS = TypeAdapter(AnyStage)
+_STAGE = TypeAdapter(AnyStage)
 
 
 def write_job(path: Path, job: TrainingJob) -> None:
     """Write a job for a process that may run elsewhere: paths absolute, of `stop` its deadline and its file."""
-    record = vars(job) | {
-        "settings": job.settings.model_dump(mode="json"),
-        "config": job.config.values(),
-        "stop": {"deadline": job.stop.deadline, "file": _text(job.stop.file)},
-        "environments": {name: _text(file) for name, file in job.environments.items()},
-    }
-    write_json(path, record | {name: _text(record[name]) for name in _PATHS})
+    write_json(path, msgspec.to_builtins(job, enc_hook=_plain))
 
 
 def read_job(path: Path) -> TrainingJob:
     """The job that `write_job` wrote."""
-    record = read_json(path)
-    record |= {name: _path(record[name]) for name in _PATHS}
-    record["settings"] = _SETTINGS.validate_python(record["settings"])
-    record["config"] = training_config(record["config"])
-    record["environments"] = {name: Path(file) for name, file in record["environments"].items()}
-    record["stop"] = StopRequest(record["stop"]["deadline"], _path(record["stop"]["file"]))
-    return TrainingJob(**record)
+    return msgspec.convert(read_json(path), TrainingJob, dec_hook=_typed)
 
 
-def _text(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
+def _plain(value: Path | StopRequest | StageSettings | TrainingConfig) -> Any:
+    if isinstance(value, Path):
+        return str(value.absolute())
+    if isinstance(value, StopRequest):
+        return {"deadline": value.deadline, "file": value.file and str(value.file.absolute())}
+    return value.values() if isinstance(value, TrainingConfig) else value.model_dump(mode="json")
 
 
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
+def _typed(kind: type, value: Any) -> Path | StopRequest | StageSettings | TrainingConfig:
+    if kind is StopRequest:
+        return StopRequest(value["deadline"], value["file"] and Path(value["file"]))
+    return {Path: Path, StageSettings: _STAGE.validate_python, TrainingConfig: training_config}[kind](value)

@@ -3,15 +3,19 @@
 Only the command that is called is imported, so that help, completion and `watch stagecoach status` are quick.
 """
 
+import argparse
 import os
 from importlib import import_module
 
-from scripts.commands.arguments import command_parser
+from scripts.commands.arguments import command_parser, enter_project
 from scripts.errors import run_program
 
 
 def main() -> int | None:
     """Command line of `stagecoach`."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--directory")
+    enter_project(first.parse_known_args()[0].directory)
     parser = command_parser()
     if "_ARGCOMPLETE" in os.environ:
         from argcomplete import autocomplete  # noqa: PLC0415

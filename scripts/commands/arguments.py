@@ -4,20 +4,32 @@ import argparse
 import os
 from pathlib import Path
 
-# The folder of the clone that `stagecoach` was called in; the commands themselves run in the clone's root.
-FOLDER = os.environ.get("STAGECOACH_FOLDER", "")
+CONFIG = Path("config/config.yaml")
 
 
 def given_path(text: str) -> Path:
-    """A path on the command line, from the root."""
-    return Path(FOLDER, text)
+    """A path on the command line, from the project."""
+    return Path(os.path.relpath(calling_folder()), text)
+
+
+def calling_folder() -> Path:
+    """The folder that `stagecoach` was called in; the commands themselves run in the project's."""
+    return Path(os.environ.get("STAGECOACH_FOLDER") or os.curdir)
+
+
+def enter_project(directory: str | None) -> None:
+    """Change to the folder of the project that the working directory, or this one, lies in; nowhere if in none."""
+    if directory is not None:
+        os.chdir(directory)
+    here = Path.cwd()
+    os.environ["STAGECOACH_FOLDER"] = str(here)
+    os.chdir(next((folder for folder in (here, *here.parents) if (folder / CONFIG).is_file()), here))
 
 
 def project_options() -> argparse.ArgumentParser:
     """The options of the commands that speak of a project."""
     parser = argparse.ArgumentParser(add_help=False)
-    config = Path("config/config.yaml")
-    parser.add_argument("--config", type=given_path, default=config, help="default: %(default)s")
+    parser.add_argument("--config", type=given_path, default=CONFIG, help="default: %(default)s")
     for name in ("recipe", "site"):
         parser.add_argument(f"--{name}", type=lambda text: str(given_path(text)), help="instead of the config's")
     parser.add_argument("--run", help="instead of the config's")
@@ -32,6 +44,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stagecoach", description="Plan, watch, check, compare and trace the stages of a recipe."
     )
+    parser.add_argument("--directory", help="of the project (default: the one that the working directory lies in)")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     project = project_options()
 
@@ -40,6 +53,14 @@ def command_parser() -> argparse.ArgumentParser:
             name, help=help, description=f"{help[0].upper()}{help[1:]}. {more}", parents=[project] * of_project
         )
 
+    init = add(
+        "init",
+        "make a project: a folder with config, recipe, site and a Snakefile that uses this Stagecoach",
+        "The site is filled in from sinfo or nvidia-smi, where they are.",
+    )
+    init.add_argument("directory", type=given_path, help="a new folder")
+    init.add_argument("--recipe", default="tiny", help="a shipped one, which is copied (default: %(default)s)")
+    init.add_argument("--results", type=given_path, help="where results go, such as a folder on another disk")
     plan = add(
         "plan",
         "what would train if the workflow ran now: from which step, why, on how many nodes and for how long",
@@ -89,7 +110,6 @@ def command_parser() -> argparse.ArgumentParser:
     lineage.add_argument("--no-verify", action="store_true", help="read the records alone, no other file")
     lineage.add_argument("--json", action="store_true", help="print JSON instead of the tree")
     lineage.add_argument("--graph", type=given_path, help="write the graph: .svg, .dot (Graphviz) or .mmd (Mermaid)")
-    lineage.add_argument("--prov", type=given_path, help="write W3C PROV-JSON (needs envs/prov.txt)")
     push = add(
         "push",
         "push a published stage's export with its model card to the Hugging Face hub, in one commit",

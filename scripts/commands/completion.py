@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from scripts.commands.arguments import FOLDER
+from scripts.commands.arguments import calling_folder
 from scripts.errors import UserError
 
 # By the argument's name. A path that is named by none of them is completed by the shell itself.
@@ -31,4 +31,4 @@ def candidates(action: argparse.Action, parsed_args: argparse.Namespace, **_: An
         except UserError:
             return []
     found = (path for pattern in PATHS.get(action.dest, ()) for path in Path().glob(pattern))
-    return [os.path.relpath(path, FOLDER or os.curdir) for path in found]
+    return [os.path.relpath(path, calling_folder()) for path in found]

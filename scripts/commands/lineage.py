@@ -1,4 +1,4 @@
-"""Print where a checkpoint comes from, verify it, and write the chain as a graph or W3C PROV."""
+"""Print where a checkpoint comes from, verify it, and write the chain as a graph."""
 
 import argparse
 import json
@@ -7,7 +7,6 @@ from typing import Any
 
 from scripts.lineage.chain import Chain, read_chain
 from scripts.lineage.graph import write_graph
-from scripts.lineage.prov_document import write_prov
 from scripts.lineage.text import chain_text
 from scripts.lineage.verify import Verification, verify
 
@@ -32,8 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(chain_text(chain), flush=True)
     if arguments.graph:
         write_graph(chain, arguments.graph)
-    if arguments.prov:
-        write_prov(chain, arguments.prov)
     found = None if arguments.no_verify else verify(chain)
     if arguments.json:
         print(json.dumps(chain_json(chain, found), indent=2, ensure_ascii=False))

@@ -109,40 +109,33 @@ def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
 
 def _totals(project: Project, plan: list[Planned]) -> list[str]:
     """The table of the stages, what its hours rest on, and whether they exceed the budget."""
-    table, to_train = _cluster_table(plan) if project.site.slurm else _local_table(plan), _to_train(plan)
-    return [
-        *table,
-        *_basis(to_train, project.site),
-        *_halving(project.recipe, plan),
-        *_warning(project, to_train),
-    ]
+    to_train = _to_train(plan)
+    lines = [*_table(project.site, plan), *_basis(to_train, project.site), *_halving(project.recipe, plan)]
+    words = None if project.over_budget else beyond_budget(project.site, to_train)
+    return [*lines, *([f"Snakemake will refuse all of it: {words}"] if words else [])]
 
 
-def _cluster_table(plan: list[Planned]) -> list[str]:
-    head = ["stage", "what", "steps", "nodes", "GPUs", "limit", "allocations", "node-hours", "GPU-hours", "why"]
-    rows = []
+def _table(site: Site, plan: list[Planned]) -> list[str]:
+    """A line a stage and their sums: on a cluster what it asks for and its hours, on this machine how long it takes."""
+    asked = ["nodes", "GPUs", "limit", "allocations", "node-hours", "GPU-hours"] if site.slurm else ["time"]
+    head, rows = ["stage", "what", "steps", *asked, "why"], []
     for stage in plan:
         left = stage.estimate
-        asks = [str(left.nodes), str(left.nodes * left.gpus_per_node), f"{stage.runtime} min", str(left.allocations)]
-        hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
-        rows.append(
-            [stage.state.stage, stage.what, stage.steps, *([*asks, *hours] if left.steps != 0 else [""] * 6), stage.why]
-        )
+        cells = [""] * len(asked)
+        if left.steps != 0 and site.slurm:
+            hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
+            gpus = left.nodes * left.gpus_per_node
+            cells = [str(left.nodes), str(gpus), f"{stage.runtime} min", str(left.allocations), *hours]
+        elif left.steps != 0:
+            cells = [_time([left])]
+        rows.append([stage.state.stage, stage.what, stage.steps, *cells, stage.why])
     estimates = [stage.estimate for stage in plan]
-    bound = bound_of(estimates)
-    sums = [str(sum(each.allocations for each in estimates))]
-    sums += [hours_text(sum(getattr(each, name) for each in estimates), bound) for name in ("node_hours", "gpu_hours")]
-    rows.append(["in all", _counts(plan), _steps(estimates), "", "", "", *sums, ""])
-    return aligned([head, *rows], left={0, 1, len(head) - 1})
-
-
-def _local_table(plan: list[Planned]) -> list[str]:
-    head, rows = ["stage", "what", "steps", "time", "why"], []
-    for stage in plan:
-        left = stage.estimate
-        rows.append([stage.state.stage, stage.what, stage.steps, _time([left]), stage.why])
-    estimates = [stage.estimate for stage in plan]
-    rows.append(["in all", _counts(plan), _steps(estimates), _time(estimates), ""])
+    sums = [_time(estimates)]
+    if site.slurm:
+        whole = (sum(getattr(each, name) for each in estimates) for name in ("node_hours", "gpu_hours"))
+        hours = [hours_text(each, bound_of(estimates)) for each in whole]
+        sums = ["", "", "", str(sum(each.allocations for each in estimates)), *hours]
+    rows.append(["in all", _counts(plan), _steps(estimates), *sums, ""])
     return aligned([head, *rows], left={0, 1, len(head) - 1})
 
 
@@ -196,11 +189,6 @@ def _halving(recipe: Recipe, plan: list[Planned]) -> Iterator[str]:
         gpus = sum(count * stage.estimate.step_gpu_hours for stage, count in steps.items())
         hours = f", and so saves {hours_text(gpus)} GPU-hours" if gpus else ""
         yield f"halving of {name} trains {grid - sum(steps.values())} of the grid's {grid} steps{hours}"
-
-
-def _warning(project: Project, to_train: dict[str, Estimate]) -> list[str]:
-    words = None if project.over_budget else beyond_budget(project.site, to_train)
-    return [f"Snakemake will refuse all of it: {words}"] if words else []
 
 
 def _memory(project: Project, names: Iterable[str]) -> list[str]:

@@ -49,30 +49,16 @@ class Composed:
 
     before: str
     first: int
-    data: bytes = b""
-    sizes: array = field(default_factory=lambda: array("L"))
-    indices: array = field(default_factory=lambda: array("L"))
+    lines: list[tuple[int, bytes]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     read: int = 0
     filtered: int = 0
 
-    def place(self, line: int) -> str:
-        """Where the row of a line stands."""
-        return f"{self.before}{self.first + self.indices[line]}"
-
     def clean(self, cleaner: Cleaner) -> None:
         """Leave out the lines that the cleaner does not keep."""
-        starts = accumulate(self.sizes, initial=0)
-        lines = [self.data[start : start + size] for start, size in zip(starts, self.sizes, strict=False)]
-        kept = cleaner.kept([msgspec.json.decode(line) for line in lines], self.place)
-        if len(kept) < len(lines):
-            self.keep([(self.indices[number], lines[number]) for number in kept])
-
-    def keep(self, lines: list[tuple[int, bytes]]) -> None:
-        """Hold these lines, each with the index of its row."""
-        self.indices = array("L", [index for index, _ in lines])
-        self.data = b"".join(line for _, line in lines)
-        self.sizes = array("L", [len(line) for _, line in lines])
+        places = [f"{self.before}{self.first + index}" for index, _ in self.lines]
+        kept = cleaner.kept([msgspec.json.decode(line) for _, line in self.lines], places.__getitem__)
+        self.lines = [self.lines[number] for number in kept]
 
 
 def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules) -> Composed:
@@ -86,7 +72,7 @@ def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules) -> Composed:
     if len(mappings) > 1:
         made.sort(key=itemgetter(0))
     result.problems = [f"{batch.place(index)}: {line}" for index, line in made if isinstance(line, str)]
-    result.keep([(index, line) for index, line in made if isinstance(line, bytes)])
+    result.lines = [(index, line) for index, line in made if isinstance(line, bytes)]
     result.filtered = len(waiting)
     result.read = len(batch) - sum(line is None for _, line in made)
     return result
@@ -123,9 +109,9 @@ class _Waiting:
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sizes = file, array("L")
 
-    def add(self, composed: Composed) -> None:
-        self.sizes.extend(composed.sizes)
-        self.file.write(composed.data)
+    def add(self, lines: list[bytes]) -> None:
+        self.sizes.extend(map(len, lines))
+        self.file.writelines(lines)
 
     def lines(self, order: array) -> Iterator[bytes]:
         """The lines of these numbers."""
@@ -164,10 +150,11 @@ def write_blend(
                 compose = partial(compose_batch, mappings=mappings, rules=rules)
                 for composed in in_order(compose, _batches(paths, mappings, blend.kind), workers):
                     tally.add(composed, cleaner)
+                    lines = [line for _, line in composed.lines]
                     if mixes:
-                        waiting.add(composed)
+                        waiting.add(lines)
                     else:
-                        target.write(composed.data)
+                        target.writelines(lines)
                 if blend.shuffle:
                     numbers = array("L", range(begin, len(waiting.sizes)))
                     random.Random(blend.seed).shuffle(numbers)
@@ -209,9 +196,9 @@ class _Tally:
         self.filtered += composed.filtered
         self.invalid += len(composed.problems)
         self.problems += composed.problems[: SHOWN - len(self.problems)]
-        if cleaner is not None and composed.sizes:
+        if cleaner is not None and composed.lines:
             composed.clean(cleaner)
-        self.kept += len(composed.sizes)
+        self.kept += len(composed.lines)
 
     def counts(self) -> dict[str, int]:
         return {"read": self.read, "filtered": self.filtered, "invalid": self.invalid, "kept": self.kept}

@@ -75,12 +75,9 @@ class Benchmark:
         at_most = self._scores(texts, np.minimum(counts * self.ngram, self.lengths[texts]))
         if not (is_likely := at_most > self.overlap).any():  # as of a phrase that many instances share
             return False
-        starts = starts[np.isin(self.text_of[starts] // self.texts, self._instances(texts)[is_likely])]
+        starts = starts[np.isin(self.text_of[starts] // self.texts, np.unique(texts // self.texts)[is_likely])]
         covered = np.unique(starts[:, None] + np.arange(self.ngram))
         return bool((self._scores(*np.unique(self.text_of[covered], return_counts=True)) > self.overlap).any())
-
-    def _instances(self, texts: np.ndarray) -> np.ndarray:
-        return np.unique(texts // self.texts)
 
     def _scores(self, texts: np.ndarray, covered: np.ndarray) -> np.ndarray:
         """The mean share of its texts' words that are covered, of each instance; those without a text here cover 0."""

@@ -27,6 +27,7 @@ from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
 META = "meta/meta_public.json"
 SEED = 42
 SHOWN = 10
+_images_below = lru_cache(maxsize=1)(files_below)
 
 
 @dataclass
@@ -165,11 +166,6 @@ def _check_subset(base: Path, subset: Subset) -> Subset:
             subset.missing_images += 1
     subset.sha256 = digest.hexdigest()
     return subset
-
-
-@lru_cache(maxsize=1)
-def _images_below(root: Path) -> set[str]:
-    return files_below(root)
 
 
 def _rows(annotation: Path) -> Iterator[tuple[int, bytes, list[str]]]:

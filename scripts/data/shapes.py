@@ -116,7 +116,7 @@ class Mapper:
             maker = self._shown if self.whole or (self.asked and self.answered) else None
             wanted = "messages, prompt and completion, or question and answer"
         elif {"context", "completions"} <= self.column.keys():
-            return self._as_it_is
+            return lambda published: published
         else:
             maker = self._pair if {"chosen", "rejected"} <= self.column.keys() else None
             wanted = "chosen and rejected, and prompt where they do not begin with it"
@@ -266,6 +266,3 @@ class Mapper:
         answers = [{"rank": rank, "completion": messages[shared:]} for rank, messages in enumerate((chosen, rejected))]
         context = self._before_answer(published, context)
         return {"context": context, "completions": answers} | self._tools(published, flat=False)
-
-    def _as_it_is(self, published: Row) -> Row:
-        return published

@@ -1,19 +1,15 @@
 """External tables of questions and answers, looked up by row in flat memory.
 
 A published table (parquet) may hold gigabytes of text. It is read once, column by column and some rows at a time, into
-a file that any number of processes then read single rows of.
+an Arrow file that any number of processes then map into memory, to read single rows of.
 """
 
-import mmap
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from struct import Struct
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,12 +20,8 @@ from scripts.data.source_record import differs_from_record, xxh3_file
 from scripts.errors import UserError
 
 BATCH_ROWS = 1 << 12
-# Where a row's texts lie: the first byte, and the bytes of question and answer, -1 where there is none.
-OFFSETS = np.dtype([("start", "<i8"), ("question", "<i4"), ("answer", "<i4")])
-OFFSETS_OF_ROW = Struct("<qii")
 TEXT = pa.large_string()
-# Made from buffers because `pa.scalar` imports pandas, which takes longer than to look up all rows of a blend.
-EMPTY = pa.LargeStringArray.from_buffers(1, pa.py_buffer(bytes(16)), pa.py_buffer(b""))[0]
+TEXTS = pa.schema({"question": TEXT, "answer": TEXT})
 
 
 @dataclass
@@ -42,7 +34,7 @@ class ExternalTables:
     directory: Path
     unpacked: Path
     hashes: Mapping[str, str] = field(default_factory=dict)
-    _open: dict[str, "_UnpackedTable"] = field(default_factory=dict, init=False, repr=False)
+    _open: dict[str, pa.Table] = field(default_factory=dict, init=False, repr=False)
 
     def lookup(self, table: ExternalTable, row: int) -> tuple[str | None, str | None]:
         """Question and ground truth at a row (0-based, over the split's files joined in name order).
@@ -55,7 +47,10 @@ class ExternalTables:
             if not path.exists():
                 self._unpack(table)
             self._open[table.repository] = _open_table(str(path))
-        return self._open[table.repository].read(row)
+        texts = self._open[table.repository]
+        if not 0 <= row < len(texts):
+            raise IndexError(len(texts))
+        return texts["question"][row].as_py(), texts["answer"][row].as_py()
 
     def _path(self, table: ExternalTable) -> Path:
         return self.unpacked / f"{table.repository}.{table.split}".replace("/", "--")
@@ -95,47 +90,18 @@ class ExternalTables:
         return files
 
 
-class _UnpackedTable:
-    """A table's texts, each row's answer behind its question, and their offsets in a second file."""
-
-    def __init__(self, path: str) -> None:
-        self.texts = os.open(path, os.O_RDONLY)
-        offsets = os.open(f"{path}.offsets", os.O_RDONLY)
-        self.rows = os.fstat(offsets).st_size // OFFSETS.itemsize
-        self.offsets = mmap.mmap(offsets, 0, prot=mmap.PROT_READ) if self.rows else b""
-
-    def read(self, row: int) -> tuple[str | None, str | None]:
-        if not 0 <= row < self.rows:
-            raise IndexError(self.rows)
-        start, question, answer = OFFSETS_OF_ROW.unpack_from(self.offsets, row * OFFSETS.itemsize)
-        texts = os.pread(self.texts, max(question, 0) + max(answer, 0), start)
-        return (
-            None if question < 0 else texts[:question].decode(),
-            None if answer < 0 else texts[max(question, 0) :].decode(),
-        )
-
-
-_open_table = lru_cache(_UnpackedTable)
+@lru_cache
+def _open_table(path: str) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(path)).read_all()
 
 
 def _write(paths: list[Path], output: Path) -> None:
-    fresh, written = output.with_name(f"{output.name}.new"), 0
-    with fresh.open("wb") as texts, Path(f"{output}.offsets").open("wb") as offsets:
+    fresh = output.with_name(f"{output.name}.new")
+    with fresh.open("wb") as file, pa.ipc.new_file(file, TEXTS) as writer:
         for columns in (columns for path in paths for columns in _columns(path)):
-            rows, filled = np.empty(len(columns[0]), OFFSETS), [column.fill_null(EMPTY) for column in columns]
-            for name, column, text in zip(("question", "answer"), columns, filled, strict=True):
-                rows[name] = _numbers(pc.subtract(pc.binary_length(text), column.is_null().cast(pa.int64())))
-            joined = pc.binary_join_element_wise(*filled, EMPTY)
-            rows["start"] = _numbers(joined) + written
-            written += texts.write(joined.buffers()[2] or b"")
-            offsets.write(rows.tobytes())
+            writer.write_batch(pa.RecordBatch.from_arrays([*columns], schema=TEXTS))
     fresh.rename(output)
     pa.default_memory_pool().release_unused()
-
-
-def _numbers(array: pa.Array) -> np.ndarray:
-    """The numbers of a fresh array without nulls, or its texts' offsets; `to_numpy` would import pandas too."""
-    return np.frombuffer(array.buffers()[1], np.int64, len(array))
 
 
 def _columns(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:

@@ -25,7 +25,8 @@ def build_image(images: Images, name: str, root: Path) -> dict[str, Any]:
     require_buildx()
     with _context(source, root) as (dockerfile, context), tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder, "metadata.json")
-        tag, arguments = images.full_tag(name), _arguments(source)
+        base = {"BASE_IMAGE": source.base} if isinstance(source, Built) else {}
+        tag, arguments = images.full_tag(name), base | source.arguments
         target = {"target": source.target} if isinstance(source, BuiltFromGit) and source.target else {}
         run(
             *("docker", "buildx", "build", "--file", str(dockerfile), "--tag", tag, "--provenance=false"),
@@ -49,11 +50,6 @@ def build_image(images: Images, name: str, root: Path) -> dict[str, Any]:
             "dockerfile": source.dockerfile,
             "dockerfile_sha256": sha256_file(dockerfile),
         }
-
-
-def _arguments(source: Built | BuiltFromGit) -> dict[str, str]:
-    base = {"BASE_IMAGE": source.base} if isinstance(source, Built) else {}
-    return base | source.arguments
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""Where a checkpoint comes from: read from the records, verified on disk, shown as text, picture and W3C PROV."""
+"""Where a checkpoint comes from: read from the records, verified on disk, shown as text and picture."""

@@ -91,7 +91,8 @@ def check_model(folder: Path, like: Path | None = None) -> None:
     if like is None or not any(like.glob("*.safetensors")):
         return
     wanted = tensors_of(like)
-    may_lack = {name for name in wanted.keys() ^ tensors.keys() if name.endswith(OUTPUT)} if _ties(config) else set()
+    is_tied = any(part.get("tie_word_embeddings") for part in _parts(config))
+    may_lack = {name for name in wanted.keys() ^ tensors.keys() if is_tied and name.endswith(OUTPUT)}
     missing, other = (sorted(a.keys() - b.keys() - may_lack) for a, b in ((wanted, tensors), (tensors, wanted)))
     if missing or other:
         first = f"no {missing[0]}" if missing else f"{other[0]}, which is not one of its tensors"
@@ -115,11 +116,6 @@ def _own_code(config: ModelConfig) -> set[str]:
 def _parts(config: ModelConfig) -> list[Part]:
     """The config and its parts that may be the decoder's."""
     return [config, *(config.get(name) or {} for name in ("text_config", "llm_config"))]
-
-
-def _ties(config: ModelConfig) -> bool:
-    """Whether the output layer is the input's once more."""
-    return any(part.get("tie_word_embeddings") for part in _parts(config))
 
 
 def _check_vocabulary(folder: Path, config: ModelConfig, tensors: dict[str, tuple[str, list[int]]]) -> None:

@@ -109,9 +109,12 @@ class Blend(Rows):
         return data | {"environments": named} if named else data
 
     @model_validator(mode="after")
-    def _reasoning_is_demonstrated(self) -> "Blend":
+    def _says_what_counts(self) -> "Blend":
         if self.reasoning is not None and self.kind != "demonstrations":
             raise invalid("reasoning is for demonstrations; leave it out")
+        names = [benchmark.name for benchmark in self.decontaminate]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise invalid(f"decontaminate names {repeated[0]} twice")
         return self
 
     @model_validator(mode="after")
@@ -129,13 +132,6 @@ class Blend(Rows):
                 raise invalid("constants are fields of prompts; leave them out")
             if part.environment and part.environment not in self.environments:
                 raise invalid(f"environments has not {part.environment}, which environment names; add it")
-        return self
-
-    @model_validator(mode="after")
-    def _names_each_benchmark_once(self) -> "Blend":
-        names = [benchmark.name for benchmark in self.decontaminate]
-        if repeated := [name for name in names if names.count(name) > 1]:
-            raise invalid(f"decontaminate names {repeated[0]} twice")
         return self
 
     @model_validator(mode="after")

@@ -68,7 +68,7 @@ class Criterion(Strict):
     action: Literal["stop", "warn"] = "stop"
 
     @model_validator(mode="after")
-    def _has_a_bound(self) -> "Criterion":
+    def _fits_its_metric(self) -> "Criterion":
         if self.min is None and self.max is None:
             raise invalid("a criterion needs min or max")
         if self.metric.endswith(("_share", "_rate", "_failure_frequency")):
@@ -77,18 +77,10 @@ class Criterion(Strict):
                     raise invalid(f"a bound of {bound:g} says nothing: {self.metric} lies between 0 and 1")
         if self.min is not None and self.max is not None and self.min > self.max:
             raise invalid(f"no value is both at least {self.min:g} and at most {self.max:g}")
-        return self
-
-    @model_validator(mode="after")
-    def _compares_held_out_scores(self) -> "Criterion":
         if self.environment is not None and self.metric != "held_out_change":
             raise invalid("environment is for held_out_change; leave it out")
         if self.against != "parent" and (self.metric in STEP_METRICS or self.metric == "benchmark_score"):
             raise invalid("against is for changes of scores; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _names_a_benchmark(self) -> "Criterion":
         wants_one = self.metric in ("benchmark_score", "benchmark_change")
         if wants_one != (self.benchmark is not None):
             raise invalid(f"{self.metric} needs a benchmark" if wants_one else f"benchmark is not for {self.metric}")

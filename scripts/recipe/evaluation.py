@@ -115,15 +115,11 @@ class Evaluation(EvaluationBase, Sampling):
         return self.model_dump(mode="json", include=names, exclude_defaults=True)
 
     @model_validator(mode="after")
-    def _scores_something(self) -> "Evaluation":
+    def _fits_together(self) -> "Evaluation":
         if self.max_new_tokens is None and not self.tasks:
             raise invalid("is missing", "evaluation.max_new_tokens")
         if self.max_new_tokens is None and self.test:
             raise invalid("scores held-out rows; say max_new_tokens too", "evaluation.test")
-        return self
-
-    @model_validator(mode="after")
-    def _judges_are_served(self) -> "Evaluation":
         check_servers(self.judges, self.judge_servers)
         check_gym(self.gym, self.gym_servers)
         return self

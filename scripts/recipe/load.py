@@ -103,6 +103,8 @@ def load_site(path: Path, recipe: Recipe) -> Site:
 
 def load_config(path: Path, over: dict[str, Any]) -> Config:
     """The config in a YAML file; the values of `over` stand in for the file's."""
+    if not path.is_file():
+        raise UserError(f"{path.absolute()}: no such file; cd to a project, or make one: stagecoach init my-project")
     data, node = read_yaml(path)
     refuse_credentials(over, path)
     return validate(Config, (data or {}) | over, path, node)

@@ -5,7 +5,6 @@ Settings bear NeMo-RL's names and meanings where it has them (``grpo.num_prompts
 whether it trains a tiny model here or NeMo-RL on a cluster.
 """
 
-from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Union
 
@@ -34,17 +33,13 @@ TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", "model"}, {"source", "filled"}
 ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
 
 
-def _tags() -> dict[type[StageSettings], str]:
-    """What pydantic calls each model of a stage; in angle brackets, which no key has."""
-    tags = {}
-    for backend, models in STAGES.items():
-        for algorithm, model in models.items():
-            name = algorithm if backend == DEFAULT_BACKEND else f"{backend}.{algorithm}"
-            tags[model] = f"<{backend}>" if len({*models.values()}) == 1 else f"<{name}>"
-    return tags
-
-
-_TAGS = _tags()
+_TAGS = {  # what pydantic calls each model of a stage; in angle brackets, which no key has
+    model: f"<{backend}>"
+    if len({*models.values()}) == 1
+    else f"<{algorithm if backend == DEFAULT_BACKEND else f'{backend}.{algorithm}'}>"
+    for backend, models in STAGES.items()
+    for algorithm, model in models.items()
+}
 
 
 def _tag_of(stage: Any) -> str | None:
@@ -52,9 +47,9 @@ def _tag_of(stage: Any) -> str | None:
     get = stage.get if isinstance(stage, dict) else lambda key: getattr(stage, key, None)
     backend, algorithm = get("backend") or DEFAULT_BACKEND, get("algorithm")
     models = STAGES.get(backend if isinstance(backend, str) else "", STAGES[DEFAULT_BACKEND])
-    only = {*models.values()} if len({*models.values()}) == 1 else set()
-    model = models.get(algorithm) if isinstance(algorithm, str) else None
-    return _TAGS[model or only.pop()] if model or only else algorithm
+    if len({*models.values()}) == 1:
+        return _TAGS[next(iter(models.values()))]
+    return _TAGS[models[algorithm]] if isinstance(algorithm, str) and algorithm in models else algorithm
 
 
 def _tag_of_evaluation(evaluation: Any) -> str:
@@ -129,7 +124,9 @@ class Recipe(Strict):
             raise invalid("is missing", "evaluation")
         self._gates_name_benchmarks()
         self._choices_are_scored()
-        self._names_are_free()
+        for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
+            for name in taken & names.keys():
+                raise invalid(f"the results folder has a {name}/ of its own; choose another name", f"{at}.{name}")
         return self._started()
 
     def _started(self) -> "Recipe":
@@ -236,7 +233,12 @@ class Recipe(Strict):
             if not rewarded_here or name in elsewhere:
                 continue
             if blend.names_environments or self.is_synthetic(blend):
-                _check_environments(f"blends.{name}.environments", blend.environments, self.environments)
+                at, known = f"blends.{name}.environments", [*Environment, *self.environments]
+                if not blend.environments:
+                    raise invalid("names no environment; environment says what rewards the blend's rows", at)
+                for place, each in enumerate(blend.environments):
+                    if each not in known:
+                        raise invalid(f"'{each}' is not known{nearest(each, known)}", f"{at}.{place}")
             if blend.pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
                 raise invalid("the model has no vision, by which it would see them", f"blends.{name}.pictures")
         for name in self.environments:
@@ -267,11 +269,6 @@ class Recipe(Strict):
             if choice.by not in tasks and not all(map(self.is_scored, choice.among)):
                 raise invalid("gets no held-out scores, by which the best is to be chosen", f"stages.{choice.stage}")
 
-    def _names_are_free(self) -> None:
-        for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
-            for name in taken & names.keys():
-                raise invalid(f"the results folder has a {name}/ of its own; choose another name", f"{at}.{name}")
-
     def seed_of(self, name: str) -> int | None:
         """What a stage's training is seeded with; None: the backend's own config says it."""
         stage = self.stages[name]
@@ -295,13 +292,3 @@ class Recipe(Strict):
         while name not in self.stages:
             name = self._before(name)[0]
         return bool(self.evaluation and self.evaluation.scores(name, self.stages[name]))
-
-
-def _check_environments(at: str, names: list[str], own: Iterable[str]) -> None:
-    """Refuse names that neither a verifier of ours nor one of the user's `own` bears, and none at all."""
-    if not names:
-        raise invalid("names no environment; environment says what rewards the blend's rows", at)
-    known = [*Environment, *own]
-    for place, name in enumerate(names):
-        if name not in known:
-            raise invalid(f"'{name}' is not known{nearest(name, known)}", f"{at}.{place}")

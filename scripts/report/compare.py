@@ -64,8 +64,8 @@ class TrainedStage:
             metrics=metrics,
             cost=cost_of(stage.run, metrics["seconds"]),
             settings=records.settings_of(stage),
-            evaluation=records.evaluation_of(stage),
-            benchmarks=records.benchmarks_of(stage),
+            evaluation=read_if_there(stage.evaluation, Evaluation),
+            benchmarks=read_if_there(stage.benchmarks, Benchmarks),
             rewards=rewards_of(stage),
             stale=stale_parent(stage),
         )

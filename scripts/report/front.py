@@ -9,23 +9,29 @@ from scripts.files import write_text
 
 STARTED = "root.render(e(App));"
 OPENED = """
-(function openOverview() {
-  const path = Object.keys(results).find(name => name.endsWith("/overview.html"));
-  if (!app) setTimeout(openOverview, 20);
-  else if (path) app.setView({
-    content: "html", contentPath: results[path].data_uri, resultPath: path, hideNavbar: innerWidth < 700
-  });
-})();
+class OnOverview extends App {
+  constructor(props) {
+    super(props);
+    const path = Object.keys(results).find(name => name.endsWith("/overview.html"));
+    if (path) Object.assign(this.state, {
+      content: "html", contentPath: results[path].data_uri, resultPath: path, hideNavbar: innerWidth < 700
+    });
+  }
+}
+root.render(e(OnOverview));
 """
 
 
 def open_on_overview(report: Path) -> None:
-    """Add a script to a report that Snakemake wrote; a report of another form stays as it is, which is said."""
+    """Give a report that Snakemake wrote another first view than the graph of its jobs, which takes seconds to draw.
+
+    A report of another form stays as it is, which is said.
+    """
     text = report.read_text(encoding="utf-8")
     if text.count(STARTED) != 1:
         print(f"warning: {report}: not as Snakemake's reports are known, so it opens on its rules", file=sys.stderr)
         return
-    write_text(report, text.replace(STARTED, STARTED + OPENED))
+    write_text(report, text.replace(STARTED, OPENED))
 
 
 def main() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from scripts.drawing.trend import trend
 from scripts.errors import UserError, run_program
 from scripts.files import duration
-from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterion, read_record
+from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterion, read_if_there, read_record
 from scripts.report.cost import Cost, cost_of, total
 from scripts.report.page import number_text, write_page
-from scripts.report.records import criteria_of, evaluation_of, furthest, is_trained, metrics_of, settings_of
+from scripts.report.records import criteria_of, furthest, is_trained, metrics_of, settings_of
 from scripts.report.summary import summarise_stage
 from scripts.report.verdict import Course, Lineage, verdict_of
 from scripts.stage.paths import StagePaths
@@ -45,7 +45,9 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
             print(error, file=sys.stderr)
     parts = {part: {name: found[part] for name, found in trained.items()} for part in PARTS}
     evaluations = parts.pop("evaluations") | {
-        name: evaluation_of(StagePaths(results / name)) for name in lineage.started if name not in lineage.parents
+        name: read_if_there(StagePaths(results / name).evaluation, Evaluation)
+        for name in lineage.started
+        if name not in lineage.parents
     }
     scored = {name: evaluation for name, evaluation in evaluations.items() if evaluation is not None}
     chains = lineage.chains({name: evaluation["mean"]["after"] for name, evaluation in scored.items()})
@@ -104,7 +106,7 @@ def _shown(stage: StagePaths) -> dict[str, Any]:
         "costs": cost_of(stage.run, metrics_of(stage)["seconds"]),
         "algorithms": settings_of(stage)["algorithm"],
         "criteria": criteria_of(stage),
-        "evaluations": evaluation_of(stage),
+        "evaluations": read_if_there(stage.evaluation, Evaluation),
     }
 
 

@@ -1,6 +1,7 @@
 """Pages of the report: templates to one HTML file each that opens offline. What comes from data is escaped."""
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +26,17 @@ def number_text(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
-def score_text(value: float | None, decimals: int = 3) -> str:
-    """A score or share; nothing where there is none."""
-    return "" if _is_missing(value) else f"{value:.{decimals}f}"
-
-
-def change_text(value: float | None, decimals: int = 3) -> str:
-    """A change with its sign; nothing where there is none."""
-    return "" if _is_missing(value) else f"{value:+.{decimals}f}"
+def score_text(value: float | None, decimals: int = 3, sign: str = "") -> str:
+    """A score, share or change, this one with its `sign` (+); nothing where there is none."""
+    return "" if _is_missing(value) else f"{value:{sign}.{decimals}f}"
 
 
 def _is_missing(value: float | None) -> bool:
     return value is None or math.isnan(value)
 
 
-_TEMPLATES.filters |= {"number": number_text, "share": score_text, "change": change_text, "svg": Markup}
-_TEMPLATES.filters["zip"] = zip
-_TEMPLATES.filters["time"] = lambda hours: duration(3600 * hours)
+_TEMPLATES.filters |= {"number": number_text, "share": score_text, "svg": Markup, "zip": zip}
+_TEMPLATES.filters |= {"change": partial(score_text, sign="+"), "time": lambda hours: duration(3600 * hours)}
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:

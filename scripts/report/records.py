@@ -61,16 +61,6 @@ def settings_of(stage: StagePaths) -> dict[str, Any]:
     return dict(leaves(read_values(stage.config)))
 
 
-def evaluation_of(stage: StagePaths) -> Evaluation | None:
-    """Its held-out scores, where a recipe takes some."""
-    return read_if_there(stage.evaluation, Evaluation)
-
-
-def benchmarks_of(stage: StagePaths) -> Benchmarks | None:
-    """Its scores on benchmarks, where somebody took them."""
-    return read_if_there(stage.benchmarks, Benchmarks)
-
-
 def criteria_of(stage: StagePaths) -> list[JudgedCriterion]:
     """Each of the gate's criteria with its value and outcome."""
     judged = read_if_there(stage.criteria, Criteria)

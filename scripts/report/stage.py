@@ -9,7 +9,7 @@ import pandas as pd
 
 from scripts.drawing.curves import columns_by_name, figures_of, short_name
 from scripts.errors import run_program
-from scripts.records import Manifest, Preflight, read_if_there, read_record
+from scripts.records import Benchmarks, Evaluation, Manifest, Preflight, read_if_there, read_record
 from scripts.report import records
 from scripts.report.cost import cost_of
 from scripts.report.page import write_page
@@ -22,8 +22,8 @@ from scripts.stage.tables import ROLLOUTS, read_table
 def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
     """Write the page of a stage that is trained; `manifest` is that of its blend."""
     settings, metrics, blend = records.settings_of(stage), records.metrics_of(stage), read_record(manifest, Manifest)
-    parent, scores = records.parent_of(stage), records.scores_of(records.evaluation_of(stage))
-    taken = records.benchmarks_of(stage)
+    parent, scores = records.parent_of(stage), records.scores_of(read_if_there(stage.evaluation, Evaluation))
+    taken = read_if_there(stage.benchmarks, Benchmarks)
     benchmarks = records.scores_of(taken)
     rollouts = read_table(stage.rollouts, ROLLOUTS).to_pandas() if stage.rollouts.exists() else None
     write_page(

@@ -13,7 +13,7 @@ from scripts.errors import UserError, run_program
 from scripts.files import open_atomically
 from scripts.records import CheckpointRecord, Evaluation, Gate, read_if_there, read_record
 from scripts.report.cost import cost_of
-from scripts.report.records import evaluation_of, metrics_of
+from scripts.report.records import metrics_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.selection import selection_sentences
 
@@ -27,7 +27,7 @@ def summarise_stage(stage: StagePaths) -> dict[str, Any]:
     return {
         "stage": stage.name,
         "gate": gate and gate["verdict"],
-        **held_out(evaluation_of(stage)),
+        **held_out(read_if_there(stage.evaluation, Evaluation)),
         "reward_first": first["reward_mean"],
         "reward_last": last["reward_mean"],
         "loss_last": last["loss"],

@@ -99,7 +99,7 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
 def _note(variants: Mapping[str, Variant], choice: str, record: Choice) -> None:
     """Write down what a choice says of the variants; of halving's, which it trained no further."""
     for candidate in record["candidates"]:
-        variant = variants.get(variant_of(candidate["name"], variants))
+        variant = variants.get(candidate["name"]) or variants.get(candidate["name"].rpartition(AS_OF)[0])
         if variant is None:
             continue
         at = f" at step {candidate['step']}" if candidate["name"] != variant.name else ""
@@ -113,11 +113,6 @@ def _note(variants: Mapping[str, Variant], choice: str, record: Choice) -> None:
             variant.notes.append(f"left out{at}: {candidate['left_out']}")
         elif candidate["tied"]:
             variant.notes.append(f"tied with the chosen{at}")
-
-
-def variant_of(candidate: str, variants: Iterable[str]) -> str:
-    """The variant that a candidate is, or whose checkpoint it is."""
-    return candidate if candidate in variants else candidate.rpartition(AS_OF)[0]
 
 
 def effects(variants: list[Variant], scored: Mapping[str, TrainedStage]) -> dict[str, list[Effect]]:

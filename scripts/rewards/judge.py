@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import re
-import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -27,6 +26,7 @@ Verdict = TypeVar("Verdict")
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 WORTH_ANOTHER_TRY = {408, 409, 425, 429}
+_trusted = cache(httpx2.create_ssl_context)  # which takes a third of a second
 _jitter = random.Random()  # its own, since training repeats the numbers of the shared one
 
 
@@ -107,12 +107,6 @@ class JudgeClient:
         except (ValueError, LookupError, TypeError):
             raise _Fault("an answer that is no chat completion") from None
         return content if isinstance(content, str) else ""
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Whom to trust over HTTPS; read once, since that takes a third of a second."""
-    return httpx2.create_ssl_context()
 
 
 def token_of(role: Role, server: JudgeServer) -> str | None:

@@ -21,6 +21,7 @@ Positive = Annotated[int, Meta(ge=1)]
 _WITH_PATH = re.compile(r"(.+) - at `(\$[^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
+_decoder = cache(msgspec.json.Decoder)
 
 
 def broken(field: str, says: str) -> ValueError:
@@ -47,11 +48,6 @@ def _with_path(error: msgspec.ValidationError) -> str:
         if match := pattern.fullmatch(says):
             return f"{path}.{match[1]}: {short}"
     return f"{path}: {says[0].lower()}{says[1:].replace('`', '')}"
-
-
-@cache
-def _decoder(kind: Any) -> msgspec.json.Decoder:
-    return msgspec.json.Decoder(kind)
 
 
 def parse(text: str, field: str, kind: type[T] | Any = Any) -> T:

@@ -241,7 +241,7 @@ class Trial:
     ) -> Iterable[tuple[str, list[tuple[Tried, float]]]]:
         """Responses by what they are, each with the bound of its row; rows without a bound are left out."""
         held: dict[str, list[tuple[Tried, float]]] = {}
-        for group in sorted([*self.groups, *self.further], key=_line):
+        for group in sorted([*self.groups, *self.further], key=lambda group: int(group[0].place.rpartition(":")[2])):
             bound = bound_of(group)
             for tried in group if bound is not None else ():
                 if is_held(tried.response):
@@ -258,11 +258,6 @@ class Trial:
         if bad is not None:
             return max(bad, (bad + good) / 2) if self.compares else bad
         return None if self.compares or self.judged or good is not None else 0.0
-
-
-def _line(group: list[Tried]) -> int:
-    """The number of a group's row in its split."""
-    return int(group[0].place.rpartition(":")[2])
 
 
 def _deserves_nothing(response: ProbeResponse) -> bool:

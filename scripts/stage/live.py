@@ -40,12 +40,12 @@ def live_page(stage: str, run: Path, planned: int, period: float = PERIOD_SECOND
 
 
 def _keep_writing(stage: str, run: Path, planned: int, period: float, over: threading.Event) -> None:
-    seen, has_failed, pause = None, False, period
+    seen, has_failed, pause, log = None, False, period, run / "metrics.jsonl"
     while True:
         is_over = over.wait(pause)
         began = time.monotonic()
         try:
-            changed = _changed_at(run / "metrics.jsonl")
+            changed = log.stat().st_mtime_ns if log.exists() else None
             if changed is not None and (is_over or changed != seen):
                 write_page(stage, run, planned, period, is_training=not is_over)
                 seen = changed
@@ -56,10 +56,6 @@ def _keep_writing(stage: str, run: Path, planned: int, period: float, over: thre
         if is_over:
             return
         pause = max(period, (time.monotonic() - began) / LARGEST_SHARE)
-
-
-def _changed_at(log: Path) -> int | None:
-    return log.stat().st_mtime_ns if log.exists() else None
 
 
 def write_page(stage: str, run: Path, planned: int, period: float, is_training: bool) -> None:

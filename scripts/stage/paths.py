@@ -8,26 +8,43 @@ MODEL = "model"
 """The folder, among those of the stages, of the recipe's pretrained model: its export, from which stages start."""
 
 
+class Below:
+    """A path below a stage's folder, and what is there."""
+
+    def __init__(self, path: str, about: str) -> None:
+        self._path, self.__doc__ = path, about
+
+    def __get__(self, stage: "StagePaths", _: type) -> Path:
+        return stage.directory / self._path
+
+
 @dataclass(frozen=True)
 class StagePaths:
     """The files of one stage; `directory` is ``results/<run>/<stage>``."""
 
     directory: Path
 
+    config = Below("config.yaml", "The resolved training config.")
+    preflight = Below("preflight.json", "What was checked before any node was asked for.")
+    logs = Below("logs", "The folder of its logs.")
+    attempts_log = Below("logs/attempts.log", "What every attempt at training printed.")
+    ckpt = Below("ckpt", "The published checkpoint: record.json and weights, a link into the run directory.")
+    record = Below("ckpt/record.json", "The published checkpoint's record.")
+    export_record = Below("hf/record.json", "The record of the export in Hugging Face's format.")
+    export = Below("hf/model", "The exported model, a link to a folder named by its content.")
+    metrics = Below("metrics.parquet", "One row a training step.")
+    evaluation = Below("eval.json", "Held-out scores by environment.")
+    test = Below("test.json", "Scores on the test split, beside those of the model that the chain started from.")
+    benchmarks = Below("benchmarks.json", "Scores on benchmarks.")
+    rollouts = Below("rollouts.parquet", "Each held-out row with its responses before and after the stage.")
+    gate = Below("gate.json", "The gate's verdict.")
+    criteria = Below("criteria.json", "What each criterion of the gate came to.")
+    choice = Below("choice.json", "What was chosen, where the folder is that of a choice.")
+
     @property
     def name(self) -> str:
         """The stage's name."""
         return self.directory.name
-
-    @property
-    def config(self) -> Path:
-        """The resolved training config."""
-        return self.directory / "config.yaml"
-
-    @property
-    def preflight(self) -> Path:
-        """What was checked before any node was asked for."""
-        return self.directory / "preflight.json"
 
     @property
     def run(self) -> Path:
@@ -40,79 +57,9 @@ class StagePaths:
         """Which process trains in the run directory."""
         return self.run.with_name("owner.json")
 
-    @property
-    def logs(self) -> Path:
-        """The folder of its logs."""
-        return self.directory / "logs"
-
-    @property
-    def attempts_log(self) -> Path:
-        """What every attempt at training printed."""
-        return self.logs / "attempts.log"
-
-    @property
-    def ckpt(self) -> Path:
-        """The published checkpoint: record.json and weights, a link into the run directory."""
-        return self.directory / "ckpt"
-
-    @property
-    def record(self) -> Path:
-        """The published checkpoint's record."""
-        return self.ckpt / "record.json"
-
-    @property
-    def export_record(self) -> Path:
-        """The record of the export in Hugging Face's format."""
-        return self.directory / "hf/record.json"
-
-    @property
-    def export(self) -> Path:
-        """The exported model, a link to a folder named by its content."""
-        return self.directory / "hf/model"
-
     def exported(self, content: str) -> Path:
         """The folder of an exported model."""
         return self.directory / "exports" / content
-
-    @property
-    def metrics(self) -> Path:
-        """One row a training step."""
-        return self.directory / "metrics.parquet"
-
-    @property
-    def evaluation(self) -> Path:
-        """Held-out scores by environment."""
-        return self.directory / "eval.json"
-
-    @property
-    def test(self) -> Path:
-        """Scores on the test split by environment, beside those of the model that the chain started from."""
-        return self.directory / "test.json"
-
-    @property
-    def benchmarks(self) -> Path:
-        """Scores on benchmarks."""
-        return self.directory / "benchmarks.json"
-
-    @property
-    def rollouts(self) -> Path:
-        """Each held-out row with its responses before and after the stage."""
-        return self.directory / "rollouts.parquet"
-
-    @property
-    def gate(self) -> Path:
-        """The gate's verdict."""
-        return self.directory / "gate.json"
-
-    @property
-    def criteria(self) -> Path:
-        """What each criterion of the gate came to."""
-        return self.directory / "criteria.json"
-
-    @property
-    def choice(self) -> Path:
-        """What was chosen, where the folder is that of a choice."""
-        return self.directory / "choice.json"
 
     def sibling(self, stage: str) -> "StagePaths":
         """The files of another stage of the same results."""

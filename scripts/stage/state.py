@@ -139,7 +139,8 @@ def _halve(rungs: list[str], states: dict[str, StageState], stage: Stage, publis
 def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | None = None) -> StageState:
     """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
     run = stage.paths.run
-    aside = set_aside(stage.paths.directory)
+    folders = (path for path in sorted(stage.paths.directory.glob("run.*")) if path.is_dir())
+    aside = tuple(SetAside(path, newest_step(path)) for path in folders)
     state = StageState(stage.name, "waiting", stage.planned, aside=aside)
     owner = holder(stage.paths.owner, latest)
     if first := f"{blocked} comes" if blocked else _missing(stage):
@@ -152,7 +153,8 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
     if owner is not None:
         return _held(state, owner, run)
     record = read_if_there(stage.paths.record, CheckpointRecord)
-    if record is not None and record["identity"] == stage.identity and is_done(record, state.planned):
+    is_ours = record is not None and record["identity"] == stage.identity
+    if is_ours and (record["step"] == state.planned or "data_ended" in record):
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
     twins = twin_checkpoints(stage, stage.identity, state.start)
     if twins:
@@ -197,11 +199,6 @@ def _held(state: StageState, owner: dict[str, Any], run: Path) -> StageState:
     return replace(state, state="training", note=describe(owner), trains_other=other)
 
 
-def is_done(record: dict[str, Any], planned: int) -> bool:
-    """Whether a published checkpoint is the stage's last: of the planned step, or of the one where its data ended."""
-    return record["step"] == planned or "data_ended" in record
-
-
 def _steps(run: Path | None, start: int, planned: int | None) -> dict[str, Any]:
     """From which of its checkpoints a run directory goes on, and where the stage ends if before the planned step."""
     if run is None or planned is None:
@@ -221,8 +218,3 @@ def _changes(stage: Stage) -> tuple[str, ...]:
         keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         changed += [f"{key} {before.get(key)} -> {now.get(key)}" for key in keys]
     return tuple(changed)
-
-
-def set_aside(directory: Path) -> tuple[SetAside, ...]:
-    """The run directories of a stage that were set aside, by name."""
-    return tuple(SetAside(path, newest_step(path)) for path in sorted(directory.glob("run.*")) if path.is_dir())

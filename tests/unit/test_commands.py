@@ -18,11 +18,12 @@ from tests import programs
 from tests.conftest import ROOT
 
 OPTIONS = {
+    "init": "--recipe --results",
     "plan": "--config --recipe --site --run --seed --model",
     "status": "--config --recipe --site --run --seed --model",
     "doctor": "--config --recipe --site --run --seed --model --command",
     "compare": "--output",
-    "lineage": "--no-verify --json --graph --prov",
+    "lineage": "--no-verify --json --graph",
     "push": "--repository --card --license --branch --public",
     "discard": "",
 }
@@ -36,6 +37,8 @@ esac
 """
 
 
+# What pip makes of the package's entry point.
+COMMAND = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom stagecoach import main\nmain()\n"
 SHOW = "\x01echo \n"  # Ctrl-A and Enter: the line is shown in place of being run
 
 
@@ -50,6 +53,8 @@ class Clone:
         (root / "python").write_text(PYTHON)
         (root / "python").chmod(0o755)
         subprocess.run(["make", "setup", "PYTHON=./python"], cwd=root, check=True, capture_output=True)
+        self.command.write_text(COMMAND)
+        self.command.chmod(0o755)
 
     def run(self, *arguments: str | Path, folder: str | Path = ".") -> subprocess.CompletedProcess:
         """Call the command in a folder."""
@@ -104,7 +109,7 @@ def test_the_commands_are_listed_and_a_wrong_one_is_refused_with_their_names(clo
     listed = clone.run("--help").stdout
     assert all(f"\n    {command} " in listed for command in OPTIONS)
     wrong = clone.run("plans")
-    assert wrong.returncode == 2 and "invalid choice: 'plans' (choose from 'plan', 'status'" in wrong.stderr
+    assert wrong.returncode == 2 and "invalid choice: 'plans' (choose from 'init', 'plan'" in wrong.stderr
 
 
 def test_help_and_completion_wait_for_no_library():
@@ -153,14 +158,18 @@ def test_in_a_folder_of_the_clone_paths_are_meant_from_there(clone):
 def test_it_runs_the_clone_that_the_working_directory_lies_in(clone, tmp_path):
     commands = tmp_path / "scripts/commands"
     commands.mkdir(parents=True)
-    (commands / "__main__.py").write_text("import os, sys; print(os.getcwd(), sys.argv[1:])")
-    assert clone.run("plan", folder=commands).stdout == f"{tmp_path} ['plan']\n"
+    (tmp_path / "scripts/__init__.py").touch()
+    (commands / "__init__.py").touch()
+    (tmp_path / "scripts/errors.py").write_text("def run_program(main): main()")
+    (commands / "__main__.py").write_text("import sys\ndef main(): print(__file__, sys.argv[1:])")
+    assert clone.run("plan", folder=commands).stdout == f"{commands / '__main__.py'} ['plan']\n"
 
 
-def test_outside_of_a_clone_it_says_so_in_one_line(clone, tmp_path):
+def test_outside_of_a_project_it_says_so_in_one_line(clone, tmp_path):
     done = clone.run("status", folder=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {tmp_path} lies in no clone of Stagecoach; cd to one\n"
+    is_missing = f"error: {tmp_path}/config/config.yaml: no such file; "
+    assert done.stderr == f"{is_missing}cd to a project, or make one: stagecoach init my-project\n"
 
 
 # --- completion ---

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from docs import build
 from scripts.commands.arguments import command_parser
+from scripts.recipe.config import Config
+from scripts.schema import MODELS
 from tests.conftest import ROOT
 
 PAGES = [
@@ -54,6 +57,24 @@ def test_its_links_lead_somewhere(page):
 def test_its_commands_have_the_options_that_it_says(page):
     for line in COMMAND.findall(page.read_text()):
         command_parser().parse_args(shlex.split(line))
+
+
+def test_the_site_has_every_page_and_its_links_leave_docs_for_the_repository():
+    nav = re.findall(r"[\w/]+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")]
+    made = ["index.md", "reference/commands.md", *(f"reference/{name}.md" for name in MODELS)]
+    assert sorted(nav) == sorted(pages + made)
+    text = "[a](../data.md#check) [b](../../README.md) [c](../../config/recipes/tiny.yaml) [d](#e)"
+    linked = build.with_links(text, Path("docs/howto/data.md"), "https://host/repository")
+    tiny = "https://host/repository/blob/main/config/recipes/tiny.yaml"
+    assert linked == f"[a](../data.md#check) [b](../index.md) [c]({tiny}) [d](#e)"
+    assert build.with_links("[a](docs/data.md)", Path("README.md"), "") == "[a](data.md)"
+
+
+def test_the_reference_has_every_key_and_option():
+    keys = set(re.findall(r"^\| `(\w+)` \|", build.settings_page("config"), re.MULTILINE))
+    assert keys >= set(Config.model_fields)
+    assert "--ladder" in build.commands_page()
 
 
 def test_the_page_on_the_architecture_names_every_room_and_few_words():

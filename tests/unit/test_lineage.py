@@ -13,7 +13,6 @@ from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.lineage.chain import read_chain
 from scripts.lineage.graph import dot_text, graph_of, mermaid_text, write_graph
-from scripts.lineage.prov_document import write_prov
 from scripts.lineage.text import chain_text
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import NemoRlSite, Site
@@ -152,21 +151,6 @@ def test_the_graph_joins_every_dataset_blend_and_code_to_its_checkpoint(made, tm
     assert all(texts.issuperset(node.lines) for node in graph.nodes)
     with pytest.raises(UserError, match=r"\.png"):
         write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.png")
-
-
-def test_prov_derives_the_checkpoint_from_the_parents_export_and_the_blend_from_its_dataset(made, tmp_path):
-    model = pytest.importorskip("prov.model", reason="envs/prov.txt is not installed")
-    write_prov(read_chain(made / "rlvr1/ckpt"), tmp_path / "prov.json")
-    document = model.ProvDocument.deserialize(tmp_path / "prov.json")
-    export = read_json(made / "sft/hf/record.json")["content"]
-    derivations = document.get_records(model.ProvDerivation)
-    derived = {
-        (str(derivation.args[0]), str(derivation.args[1])) for derivation in derivations
-    }  # (what came, from what)
-    identity = read_json(made / "rlvr1/ckpt/record.json")["identity"]
-    assert (f"stagecoach:checkpoint/{identity}", f"stagecoach:export/{export}") in derived
-    assert any(came.startswith("stagecoach:blend/") and "DAPO" in source for came, source in derived)
-    assert len(list(document.get_records(model.ProvActivity))) == 2
 
 
 # --- what is found ---

@@ -103,6 +103,9 @@ def problems_of(split: Path, chat_format: ChatFormat, stage: NemoRlTraining, pre
     return []
 
 
+_processor = lru_cache(1)(load_here)
+
+
 def _check_block(block: Block, chat_format: ChatFormat, stage: NemoRlTraining, preserves: bool) -> None:
     processor = _processor(chat_format.folder, chat_format.chat_template)
     if isinstance(processor, str):
@@ -120,8 +123,3 @@ def _check_block(block: Block, chat_format: ChatFormat, stage: NemoRlTraining, p
             chunks_of(row, "", processor, stage)
         except UserError as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}{error}") from None
-
-
-@lru_cache(1)
-def _processor(folder: Path, chat_template: str | None) -> Any:
-    return load_here(folder, chat_template)

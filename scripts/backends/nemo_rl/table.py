@@ -92,10 +92,6 @@ def _parallelism(stage: NemoRlSettings, _: Release) -> str:
     return " / ".join(str(_policy(stage, f"{section}.{group}_parallel_size") or 1) for group in groups)
 
 
-def _generator(stage: NemoRlSettings, _: Release) -> str:
-    return str(_policy(stage, "generation.vllm_cfg.tensor_parallel_size") or "–")
-
-
 ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
     "algorithm": lambda stage, _: stage.algorithm.upper(),
     "reward from": lambda stage, _: stage.reward or "–",
@@ -111,7 +107,7 @@ ROWS: dict[str, Callable[[NemoRlSettings, Release], str]] = {
     "steps": lambda stage, _: str(stage.max_num_steps or _passes(stage.section.get("max_num_epochs", 1))),
     "trains by": lambda stage, _: "Megatron" if "megatron_cfg" in stage.policy else "DTensor",
     "TP / PP / CP / EP": _parallelism,
-    "vLLM TP": _generator,
+    "vLLM TP": lambda stage, _: str(_policy(stage, "generation.vllm_cfg.tensor_parallel_size") or "–"),
     "save period": lambda stage, _: str(stage.checkpointing.save_period),
     "config": lambda stage, _: Path(stage.config).name,
     "image": lambda stage, release: release.images.get(stage.image, stage.image),

@@ -115,7 +115,7 @@ class NemoRlTraining(Training):
         return batches * self.section.get("max_num_epochs", 1)
 
     @model_validator(mode="after")
-    def _fits_its_reward(self) -> "NemoRlTraining":
+    def _fits_its_algorithm(self) -> "NemoRlTraining":
         if self.reward is None and self.algorithm != "sft":
             raise invalid(f"reward is missing, which says where that of {self.algorithm} comes from")
         fitting = {None: ("sft",), "pairs": ("dpo", "mpo"), "verifier": ("grpo",), "judge": ("grpo",)}[self.reward]
@@ -124,16 +124,8 @@ class NemoRlTraining(Training):
                 f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo or "
                 "mpo; a deterministic check (verifier) or a judge is for grpo; sft has none"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_its_driver(self) -> "NemoRlTraining":
         if self.algorithm == "sft" and not self.entry.endswith(("/run_sft.py", "/run_vlm_sft.py")):
             raise invalid("entry must be examples/run_sft.py, or examples/run_vlm_sft.py for pictures, to train sft")
-        return self
-
-    @model_validator(mode="after")
-    def _batches_add_up(self) -> "NemoRlTraining":
         needed = [("policy", "train_global_batch_size"), ("policy", "max_total_sequence_length")]
         if self.algorithm == "grpo":
             needed += [("grpo", "num_prompts_per_step"), ("grpo", "num_generations_per_prompt")]

@@ -44,9 +44,10 @@ def drive(job_file: Path) -> None:
     _reach(os.environ.get("RAY_ADDRESS", ""))
     os.environ.update(RAY_SETTINGS)
     logging.getLogger("ray.train").setLevel(logging.CRITICAL)
+    python_path = os.pathsep.join(filter(None, [str(installation()), os.environ.get("PYTHONPATH")]))
     ray.init(
         runtime_env={
-            "env_vars": {"PYTHONPATH": _python_path(), "TOKENIZERS_PARALLELISM": "false"},
+            "env_vars": {"PYTHONPATH": python_path, "TOKENIZERS_PARALLELISM": "false"},
             "worker_process_setup_hook": "scripts.backends.trl.worker.use_interface_of_ray",
         },
         logging_level=logging.CRITICAL,
@@ -85,11 +86,6 @@ def _reach(address: str) -> None:
         raise UserError(
             f"RAY_ADDRESS is {address!r}: no Ray cluster answers there ({error}); start one, and give its host:port"
         ) from None
-
-
-def _python_path() -> str:
-    """Where the ranks find this package, and whatever the driver was told to look for."""
-    return os.pathsep.join(filter(None, [str(installation()), os.environ.get("PYTHONPATH")]))
 
 
 def _check_cluster(nodes: list[dict[str, Any]], job: TrainingJob) -> None:

@@ -180,7 +180,8 @@ def _updating(load: Load) -> dict[str, float]:
     shape, policy = load.shape, load.policy
     layer, work = load.tokens * layer_bytes(load), load.tokens * work_bytes(load)
     if policy.dtensor_cfg.activation_checkpointing:
-        kept = load.tokens * shape.layers * shape.hidden * (2 if _frozen_in_bfloat16(load) else 4) + layer
+        size = 2 if load.is_in_bfloat16 and policy.lora is not None else 4
+        kept = load.tokens * shape.layers * shape.hidden * size + layer
     else:
         kept = shape.layers * layer
     gradients = _gradients(load)
@@ -221,10 +222,6 @@ def _copies(load: Load) -> float:
     if load.is_in_bfloat16:
         return 2 * (shape.matrices - shape.of_experts) * (2 if load.has_reference else 1)
     return 0.0
-
-
-def _frozen_in_bfloat16(load: Load) -> bool:
-    return load.is_in_bfloat16 and load.policy.lora is not None
 
 
 def layer_bytes(load: Load) -> float:

@@ -2,8 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import psutil
@@ -29,11 +28,6 @@ def train_on_this_node(settings: dict[str, str]) -> None:
     if not job_file.exists():
         message = f"{job_file}: not there; results/ must be shared by all nodes of a stage"
         raise RankError(rank, socket.gethostname(), message, for_user=True)
-    with _printing_to(job_file.parent / "output" if rank == 0 else Path(os.devnull)):
+    output = job_file.parent / "output" if rank == 0 else Path(os.devnull)
+    with output.open("a", encoding="utf-8", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         train_as_rank(rank, read_job(job_file), job_file.parent)
-
-
-@contextmanager
-def _printing_to(path: Path) -> Iterator[None]:
-    with path.open("a", encoding="utf-8", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
-        yield

@@ -104,17 +104,12 @@ def _function_passes(code: str, name: str, given: str, expected: str) -> bool:
 
 
 def _call(function: str, *arguments: Any, expected: str, stdin: str = "") -> Outcome:
-    outcome = sandbox(f"scripts.rewards.environments.code_gen:{function}", *_STARRED).call(
-        *arguments, stdin=stdin, seconds=SECONDS, size=_size(expected)
-    )
+    size = MEBIBYTE + 8 * len(expected.encode())  # white space and digits may be more than is expected
+    confined = sandbox(f"scripts.rewards.environments.code_gen:{function}", *_STARRED)
+    outcome = confined.call(*arguments, stdin=stdin, seconds=SECONDS, size=size)
     if outcome.ended == "lost":
         raise NotJudged(f"lost: {outcome.error}")
     return outcome
-
-
-def _size(expected: str) -> int:
-    """How many bytes may still be equal to what is expected: white space and digits may be more."""
-    return MEBIBYTE + 8 * len(expected.encode())
 
 
 def same_output(output: str, expected: str) -> bool:

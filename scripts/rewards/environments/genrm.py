@@ -36,7 +36,8 @@ class GenRmRow(PromptRow, kw_only=True):
 
 def judge(reference: str, first: str, second: str) -> tuple[float, float, float]:
     """Scores of two answers (1 to 5) and the ranking (1: the first is much better, 6: the second is)."""
-    scores = [1 + 4 * _closeness(reference, answer) for answer in (first, second)]
+    matchers = [SequenceMatcher(None, reference, answer.strip(), autojunk=False) for answer in (first, second)]
+    scores = [1 + 4 * matcher.ratio() for matcher in matchers]  # by Ratcliff-Obershelp similarity, 0 to 1
     return scores[0], scores[1], 3.5 + 2.5 * (scores[1] - scores[0]) / 4
 
 
@@ -62,11 +63,6 @@ def check(row: dict[str, Any]) -> str | None:
     if isinstance(row.get("reference"), str):
         return None
     return "reference is missing: without judges.genrm, answers are compared by their likeness to it"
-
-
-def _closeness(reference: str, answer: str) -> float:
-    """Ratcliff-Obershelp similarity of two texts, 0 to 1 (1: equal)."""
-    return SequenceMatcher(None, reference, answer.strip(), autojunk=False).ratio()
 
 
 def answers(row: dict[str, Any]) -> Answers:

@@ -71,14 +71,10 @@ def _final_answer(text: str) -> str | None:
     return matches[-1].strip().rstrip(".").strip() if matches else _boxed(text)
 
 
-def _last_line(text: str) -> str | None:
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None)
-
-
 _MODES: dict[str, Callable[[str], str | None]] = {
     "boxed": _boxed,
     "final_answer": _final_answer,
-    "last_line": _last_line,
+    "last_line": lambda text: next((line.strip() for line in reversed(text.splitlines()) if line.strip()), None),
     "full_response": lambda text: text or None,
 }
 
