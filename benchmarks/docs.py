@@ -18,8 +18,9 @@ from tests.pretrained import save_pretrained
 
 def main() -> None:
     """Print a row for each page."""
-    print("# The docs, followed\n\n`python benchmarks/docs.py > benchmarks/docs.md`, on two cores.")
-    print("The set-up (`make setup`, README) comes before. Blocks that are not run say why in the page's source.\n")
+    print("# The docs, followed\n\n`python benchmarks/docs.py > benchmarks/docs.md`, on two shared cores;")
+    print("the page for a cluster on the tests' Slurm of three hosts. The set-up (`make setup`) comes before. Blocks")
+    print("that are not run say why in the page's source.\n")
     print("| page | blocks of commands | of them run | minutes | longest, s |\n| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as name:
         model = Path(name, "model")

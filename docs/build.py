@@ -99,7 +99,7 @@ def commands_page() -> str:
 
 def main() -> None:
     """Write every page."""
-    os.environ["COLUMNS"] = "100"  # of the help
+    os.environ["COLUMNS"] = "88"  # of the help
     repository = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["repo_url"]
     pages = ROOT / "build/docs"
     shutil.rmtree(pages, ignore_errors=True)

@@ -12,7 +12,9 @@ from scripts.recipe.config import Config
 from scripts.schema import MODELS
 from tests.conftest import ROOT
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "config/README.md")]
+PAGES = [
+    ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "config/README.md", "upstream/README.md")
+]
 PAGES += sorted(ROOT.glob("docs/*.md"))
 MODULE = re.compile(r"(?<![\w./-])(?:scripts|tests)(?:\.[a-z]\w*)+(?!\w*[*/])")
 FOLDERS = "benchmarks|config|containers|docs|envs|profiles|rules|scripts|tests"
