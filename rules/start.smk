@@ -39,3 +39,7 @@ shorten_display(workflow, plan_of_dry_run)
 
 onstart:
     check_before_submitting()
+
+
+if not workflow.modifier.is_main_snakefile():  # of a module Snakemake registers no such hook
+    workflow._onstart = lambda log: check_before_submitting()
