@@ -103,7 +103,7 @@ def _requirement(recipe: Recipe, version: str) -> str:
 def _results(given: Path | None, target: Path) -> str:
     """The line of the config about results: the folder that was asked for, or the disk that has far more room."""
     if given is not None:
-        return f"results: {json.dumps(os.path.abspath(given), ensure_ascii=False)}"
+        return f"results: {json.dumps(str(given.absolute()), ensure_ascii=False)}"
     here = shutil.disk_usage(next(folder for folder in target.absolute().parents if folder.exists())).free
     listed = subprocess.run(
         ["df", "--local", "--output=avail,target", "--block-size=1", "-x", "tmpfs", "-x", "devtmpfs"],  # noqa: S607
