@@ -16,11 +16,26 @@ def stages_to_train():
     return {job.wildcards.stage for job in jobs if job.rule.name == "train"}
 
 
+def needed_packages():
+    """What this Python must have beside the controller's requirements, each with what needs it."""
+    if CONFIG.tracking:
+        yield "wandb", "tracking in config/config.yaml"
+    for name in sorted(stages_to_train()):
+        settings = RECIPE.settings_of(name)
+        if settings.backend == "trl" and settings.python_on(SITE) == "python":
+            yield "trl", f"stage {name} (backend trl)"
+
+
 def check_before_submitting():
     """Refuse, before the first job, what would fail on the cluster, train on the wrong machine or cost too much."""
     check_executor(CONFIG.site, SITE, workflow.executor_plugin.name)
-    if CONFIG.tracking and not workflow.deployment_settings.deployment_method and find_spec("wandb") is None:
-        raise UserError("tracking in config/config.yaml needs W&B: python -m pip install --requirement envs/wandb.txt")
+    if not workflow.deployment_settings.deployment_method:
+        for package, needed_by in needed_packages():
+            if find_spec(package) is None:
+                raise UserError(
+                    f"{needed_by} needs {package}: python -m pip install 'stagecoach-workflow[{package}]' "
+                    f"(in a clone: python -m pip install --requirement envs/{package}.txt)"
+                )
     if SITE.slurm is not None:
         for name in STAGES:
             stage = Stage(RECIPE, Path(RESULTS), name)
@@ -37,5 +52,12 @@ def plan_of_dry_run():
 shorten_display(workflow, plan_of_dry_run)
 
 
-onstart:
-    check_before_submitting()
+def say_where_the_report_is():
+    """What a call says that went well."""
+    if Path(f"{RESULTS}/report.html").exists():
+        print(f"The report is {RESULTS}/report.html")
+
+
+# Snakemake drops the `onstart:` and `onsuccess:` of a module, which these rules are in a project.
+workflow._onstart = lambda log: check_before_submitting()
+workflow._onsuccess = lambda log: say_where_the_report_is()

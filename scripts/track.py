@@ -21,7 +21,7 @@ from scripts.stage.tables import read_table
 if TYPE_CHECKING:
     import wandb
 
-ADVICE = "W&B is not installed; python -m pip install --requirement envs/wandb.txt, or take tracking out of the config"
+ADVICE = "W&B is not installed; python -m pip install 'stagecoach-workflow[wandb]', or take tracking out of the config"
 MAPS = {"reward": "environment_rewards", "timing": "timing"}
 INIT_SECONDS = 60.0
 FINISH_SECONDS = 600.0

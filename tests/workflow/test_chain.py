@@ -207,7 +207,7 @@ def test_tracking_is_planned_for_every_stage_where_the_config_names_a_project_an
 @pytest.mark.skipif(find_spec("wandb") is not None, reason="envs/wandb.txt is installed")
 def test_tracking_without_its_library_is_refused_before_anything_runs(fresh):
     output = fresh.snakemake("--config", "tracking={project: post-training}", check=False)
-    assert "tracking in config/config.yaml needs W&B: python -m pip install" in output
+    assert "tracking in config/config.yaml needs wandb: python -m pip install" in output
     assert not (fresh.results / "data").exists()
 
 
