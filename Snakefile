@@ -71,11 +71,6 @@ localrules:
     track,
 
 
-onsuccess:
-    if Path(f"{RESULTS}/report.html").exists():
-        print(f"The report is {RESULTS}/report.html")
-
-
 rule all:
     default_target: True
     input:

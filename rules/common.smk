@@ -9,7 +9,7 @@ from scripts.launch.resources import light_resources, one_node_resources, traini
 from scripts.images.settings import load_images
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
-from scripts.snakemake.prepare import earlier_results, prepare
+from scripts.snakemake.prepare import earlier_results, prepare, refuse_taken_folder
 from scripts.stage.consistency import judge_again, refuse_damage
 from scripts.stage.paths import MODEL
 from scripts.stage.stage import Stage
@@ -28,6 +28,7 @@ TRAINED = [*STAGES, *RECIPE.checkpoints]
 SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
 IMAGES = load_images(Path(IMAGES_FILE))
 if workflow.is_main_process:
+    refuse_taken_folder(CONFIG)
     if line := earlier_results(RECIPE, CONFIG):
         print(line, file=sys.stderr)
     refuse_damage(RECIPE, Path(RESULTS))

@@ -51,5 +51,13 @@ def plan_of_dry_run():
 
 shorten_display(workflow, plan_of_dry_run)
 
-# Snakemake drops the `onstart:` of a module, which these rules are in a project.
+
+def say_where_the_report_is():
+    """What a call says that went well."""
+    if Path(f"{RESULTS}/report.html").exists():
+        print(f"The report is {RESULTS}/report.html")
+
+
+# Snakemake drops the `onstart:` and `onsuccess:` of a module, which these rules are in a project.
 workflow._onstart = lambda log: check_before_submitting()
+workflow._onsuccess = lambda log: say_where_the_report_is()

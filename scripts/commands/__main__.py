@@ -15,7 +15,8 @@ def main() -> int | None:
     """Command line of `stagecoach`."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--directory")
-    enter_project(first.parse_known_args()[0].directory)
+    given, rest = first.parse_known_args()  # before or behind the command
+    enter_project(given.directory)
     parser = command_parser()
     if "_ARGCOMPLETE" in os.environ:
         from argcomplete import autocomplete  # noqa: PLC0415
@@ -23,7 +24,7 @@ def main() -> int | None:
         from scripts.commands.completion import candidates  # noqa: PLC0415
 
         autocomplete(parser, always_complete_options="long", default_completer=candidates)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(rest)
     return import_module(f"scripts.commands.{arguments.command.replace('-', '_')}").run(arguments)
 
 

@@ -1,6 +1,7 @@
 """Make a project: a folder with config, recipe, site, profiles and a Snakefile that uses this Stagecoach."""
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from string import Template
 from tempfile import TemporaryDirectory
 
+from scripts.commands.arguments import calling_folder
 from scripts.errors import UserError
 from scripts.launch.site_check import FORMAT, NodeGroup, node_groups
 from scripts.launch.slurm import ask
@@ -48,6 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
         target.mkdir(exist_ok=True)
         for path in project.iterdir():
             path.rename(target / path.name)
+    target = os.path.relpath(target, calling_folder())
     print(f"{target} trains recipe {recipe.name} on site {site}{found}. Look at config/sites/{site}.yaml, then:")
     print(f"  cd {target}\n  snakemake --dry-run\n  snakemake{values['options']}")
 
@@ -100,7 +103,7 @@ def _requirement(recipe: Recipe, version: str) -> str:
 def _results(given: Path | None, target: Path) -> str:
     """The line of the config about results: the folder that was asked for, or the disk that has far more room."""
     if given is not None:
-        return f"results: {given.absolute()}"
+        return f"results: {json.dumps(str(given.absolute()), ensure_ascii=False)}"
     here = shutil.disk_usage(next(folder for folder in target.absolute().parents if folder.exists())).free
     listed = subprocess.run(
         ["df", "--local", "--output=avail,target", "--block-size=1", "-x", "tmpfs", "-x", "devtmpfs"],  # noqa: S607

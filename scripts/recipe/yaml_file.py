@@ -117,10 +117,10 @@ def validate(model: type[Model], data: Any, path: Path, node: yaml.Node | None) 
 
 
 def _once(lines: Iterable[str]) -> Iterator[str]:
-    """The lines; of those that differ in the stage alone, as where a default is wrong, the first."""
+    """The lines; of those that differ in the stage or blend alone, as where a default is wrong, the first."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for line in lines:
-        found = re.fullmatch(r"(.*:\d+: stages\.)([^.:]+)(.*)", line, re.DOTALL)
+        found = re.fullmatch(r"(.*:\d+: (?:stages|blends)\.)([^.:]+)(.*)", line, re.DOTALL)
         alike.setdefault((found[1], found[3]) if found else (line,), []).append(found[2] if found else "")
     for parts, stages in alike.items():
         more = f" (and so of {', '.join(stages[1:])})" if len(stages) > 1 else ""

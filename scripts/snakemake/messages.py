@@ -72,7 +72,9 @@ class Messages:
     def _of_config(self) -> str:
         """What is wrong with the config, which Snakemake reads first and says no line of."""
         if not CONFIG.is_file():
-            return f"{Path.cwd() / CONFIG}: no such file; call Snakemake in your clone of Stagecoach, which holds it"
+            return (
+                f"{Path.cwd() / CONFIG}: no such file; call it in your clone, or in a project: stagecoach init FOLDER"
+            )
         try:
             read_yaml(CONFIG)
         except UserError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from scripts.errors import UserError
 from scripts.files import check_readable
 from scripts.recipe.config import Config
-from scripts.recipe.recipe import Recipe
+from scripts.recipe.recipe import TAKEN_STAGES, Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.snakemake.ancient import correct_ancient
@@ -57,6 +57,15 @@ def _refuse_other_scripts() -> None:
     for other in ("scripts/__init__.py", "scripts.py"):
         if Path(other).is_file() and Path.cwd() != installation():
             raise UserError(f"{Path.cwd() / other}: Stagecoach's own package bears this name; rename it")
+
+
+def refuse_taken_folder(config: Config) -> None:
+    """UserError where the run's folder is a stage's, or our own, of results without a run."""
+    folder = Path(config.results, config.run or "")
+    is_stage = (folder / "config.yaml").is_file()
+    is_ours = config.run in TAKEN_STAGES and folder.is_dir() and not any(folder.glob("*/config.yaml"))
+    if config.run and (is_stage or is_ours):
+        raise UserError(f"run={config.run}: {folder} holds what a run without a name made; choose another name")
 
 
 def earlier_results(recipe: Recipe, config: Config) -> str | None:

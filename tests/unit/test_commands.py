@@ -38,7 +38,9 @@ esac
 
 
 # What pip makes of the package's entry point.
-COMMAND = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom stagecoach import main\nmain()\n"
+COMMAND = (
+    f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT / 'src')!r})\nfrom stagecoach import main\nmain()\n"
+)
 SHOW = "\x01echo \n"  # Ctrl-A and Enter: the line is shown in place of being run
 
 

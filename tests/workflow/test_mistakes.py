@@ -15,6 +15,7 @@ from scripts.errors import UserError
 from scripts.launch.site_check import check_executor
 from scripts.processes import process_start
 from scripts.recipe.load import load_recipe, load_site, parse_config
+from scripts.snakemake.prepare import refuse_taken_folder
 from scripts.train.pretrained import _check_one_template
 from tests.conftest import ROOT
 
@@ -54,6 +55,7 @@ def refusal(call: Callable, *arguments: object) -> str:
     return str(caught.value)
 
 
+SHARED = "&verifiable\n      - math_with_judge_simple_agent\n      "
 RECIPES = {
     "`peft: {r: 8}`": ("blend: sft, sft:", "blend: sft, peft: {r: 8}, sft:"),
     "`algorithm: ppo`": ("grpo, parent: sft", "ppo, parent: sft"),
@@ -68,6 +70,7 @@ RECIPES = {
     "a parent misspelt": ("parent: sft", "parent: stf"),
     "stages in a circle": ("parent: sft", "parent: rlhf"),
     "a blend of another kind": ("parent: sft, blend: rlvr1", "parent: sft, blend: sft"),
+    "a mistake in what blends share": (f"{SHARED}- mcqa_simple_agent", f"{SHARED}- no"),
     "an environment misspelt": ("- mcqa_simple_agent", "- mcqa_agent"),
 }
 CONFIGS = {"`sed=7`": {"sed": 7}, "`seed=abc`": {"seed": "abc"}, "`run=My_Run`": {"run": "My_Run"}}
@@ -105,6 +108,25 @@ def test_of_recipes_models_and_sites(monkeypatch, tmp_path):
     site = load_site(Path("config/sites/cluster.yaml"), load_recipe(TINY))
     said = refusal(check_executor, "config/sites/cluster.yaml", site, "local")
     holds("a site with a slurm section, without `--profile slurm`", said)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = refusal(check_executor, "config/sites/cluster.yaml", site, "slurm")
+    holds("`--profile slurm` where Slurm is not installed", said)
+
+
+def test_a_run_named_as_a_stage_that_is_there(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    rlhf, data = (parse_config(config | {"run": name}) for name in ("rlhf", "data"))
+    for place in ("sft", "rlhf", "data/source"):
+        (tmp_path / "results/data" / place).mkdir(parents=True)
+    (tmp_path / "results/data/sft/config.yaml").touch()
+    for run in (rlhf, data):
+        refuse_taken_folder(run)  # nothing is there of the first; the second has results of its own
+    (tmp_path / "results/data/sft/config.yaml").unlink()
+    (tmp_path / "results/rlhf").mkdir()
+    (tmp_path / "results/rlhf/config.yaml").touch()
+    holds("`run=rlhf` beside results without a run", refusal(refuse_taken_folder, rlhf))
+    assert refusal(refuse_taken_folder, data).startswith("run=data: results/data holds ")
 
 
 @pytest.mark.parametrize("mistake", COMMANDS)
@@ -160,7 +182,7 @@ def test_what_snakemake_says_itself(tree):
     config.write_text("")
     holds("an empty file", error_of(tree.snakemake(check=False)))
     done = tree.run("snakemake", "--directory", "docs", check=False)
-    holds("called outside the clone, by `-s`", error_of(done.stdout))
+    holds("called in a folder without config/config.yaml", error_of(done.stdout))
 
 
 def test_without_slurm_and_where_another_call_runs(tree, monkeypatch):

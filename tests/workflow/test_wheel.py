@@ -49,14 +49,14 @@ def installed(wheel, tmp_path_factory):
 
 def test_the_wheel_holds_what_git_holds_of_its_parts_and_nothing_else(wheel):
     git = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--deduplicate", "--"]
-    parts = ["stagecoach", *PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]]
+    parts = ["src/stagecoach", *PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]]
     listed = subprocess.run([*git, *parts], cwd=ROOT, text=True, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("this tree is no checkout")
     tree = {name for name in listed.stdout.splitlines() if (ROOT / name).is_file()}
     assert {"Snakefile", "rules/start.smk", "config/recipes/super3.yaml", "profiles/slurm/config.yaml"} < tree
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == {f"stagecoach/{name.removeprefix('stagecoach/')}" for name in tree}
+    assert names == {f"stagecoach/{name.removeprefix('src/stagecoach/')}" for name in tree}
 
 
 def test_the_build_requirements_are_those_of_the_tests():

@@ -48,6 +48,7 @@ class Trl(Backend):
             with serving(whole, allocation):
                 self._train_apart(job, allocation)
         elif job.ranks == 1 and not offloads(job):
+            job.settings.spare_bitsandbytes()
             import_module("scripts.backends.trl.train").train_rank(job)
         else:
             self._train_apart(job, allocation)

@@ -32,6 +32,7 @@ def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
     host = socket.gethostname()
     try:
         (place / f"rank_{rank}").write_text(host, encoding="utf-8")
+        job.settings.spare_bitsandbytes()
         import_module("scripts.backends.trl.train").train_rank(job)
     except UserError as error:
         raise RankError(rank, host, str(error), for_user=True, cut_off=isinstance(error, CutOffError)) from None

@@ -1,5 +1,6 @@
 """The settings of backend `trl`: stages of supervised fine-tuning, reinforcement and preference optimisation."""
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -48,6 +49,11 @@ class TrlSettings(StageSettings):
         lora, optimizer = self.policy.lora, self.policy.optimizer
         in_bits = optimizer.name == "adamw_8bit" or (lora is not None and lora.quantization is not None)
         return (*PACKAGES, *(["peft"] if lora else []), *(["bitsandbytes"] if in_bits else []))
+
+    def spare_bitsandbytes(self) -> None:
+        """Keep peft from importing it in this process, which takes a second, where the stage does not need it."""
+        if "bitsandbytes" not in self.packages:
+            sys.modules.setdefault("bitsandbytes", None)
 
     def values_with_effect(self) -> dict[str, Any]:
         """What it says that may change weights, but for rounding; what was added since is there where it is not off."""

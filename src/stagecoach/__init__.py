@@ -8,7 +8,7 @@ PACKAGE = "stagecoach-workflow"
 __version__ = version(PACKAGE)
 
 _HERE = Path(__file__).resolve().parent
-ROOT = _HERE if (_HERE / "Snakefile").is_file() else _HERE.parent
+ROOT = _HERE if (_HERE / "Snakefile").is_file() else _HERE.parents[1]
 """The folder that holds Snakefile, rules/, scripts/, config/ and envs/: this one, or the clone around it."""
 
 
