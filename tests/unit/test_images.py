@@ -94,7 +94,8 @@ def leftovers(folder: Path) -> list[str]:
 def test_every_image_of_the_facts_is_there_and_every_dockerfile_is_used():
     assert len(IMAGES.images) == 13
     used = {image.source.dockerfile for image in IMAGES.images.values() if image.source.kind == "build"}
-    assert used == {str(path.relative_to(ROOT)) for path in DOCKERFILES}
+    controller = "containers/controller.Dockerfile"  # built by hand (docs/install.md): no stage trains in it
+    assert used | {controller} == {str(path.relative_to(ROOT)) for path in DOCKERFILES}
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,9 @@ def test_what_asks_a_training_to_stop_leaves_it_its_servers():
     assert not server.has_ended(), "Slurm sends these to every process of a job"
 
 
-@pytest.mark.parametrize("argument", [b"bytes", float, {(1, 2): 3}, functools.reduce(lambda a, _: [a], range(5000), 1)])
+@pytest.mark.parametrize(
+    "argument", [b"bytes", float, {(1, 2): 3}, functools.reduce(lambda a, _: [a], range(100_000), 1)]
+)
 def test_arguments_that_are_no_json_are_a_lost_call(sandbox, argument):
     assert sandbox.call(argument).ended == "lost"
     assert sandbox.call("print(1)", stdin="\ud800").ended == "lost"
