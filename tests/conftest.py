@@ -30,7 +30,9 @@ class Scheduling(LoadScopeScheduling):
         if re.search(r"test_(algorithms|trl_\w+|hugging_face|judges|own_environment|probe)\.", file):
             return "trl"
         return (
-            "chain" if "tests/browser/" in file or re.search(r"test_(backend|chain|colleagues|edits|resume)\.", file) else file
+            "chain"
+            if "tests/browser/" in file or re.search(r"test_(backend|chain|colleagues|edits|resume)\.", file)
+            else file
         )
 
 

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
             path.rename(target / path.name)
     target = os.path.relpath(target, calling_folder())
     print(f"{target} trains recipe {recipe.name} on site {site}{found}. Look at config/sites/{site}.yaml, then:")
-    print(f"  cd {target}\n  snakemake --dry-run\n  snakemake{values['options']}")
+    print(f"  cd {shlex.quote(target)}\n  snakemake --dry-run\n  snakemake{values['options']}")
 
 
 def _installed_version() -> str:

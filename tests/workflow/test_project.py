@@ -1,0 +1,182 @@
+"""A project of one's own, apart from the clone: made by `stagecoach init`, with files of its own, pinned and moved."""
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scripts.files import read_json
+from tests.conftest import ROOT
+
+VERSION = "3.1.4"
+VERIFIER = '''"""Rewards the letter a."""
+
+
+def verify(row: dict, response: str) -> float:
+    """1.0 where there is one."""
+    return float("a" in response)
+
+
+def good_answer(row: dict) -> str:
+    """It earns 1.0."""
+    return "a"
+'''
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}"
+RECIPE = {
+    "name": "letters",
+    "source": {"kind": "folder", "path": "rows"},
+    "environments": {"letter": "environments/letter.py"},
+    "model": {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+    "blends": {"letters": {"file": "letters.jsonl", "holdout": 2, "environments": ["letter"]}},
+    "evaluation": {"max_new_tokens": 8},
+    "stages": {
+        "rl": {
+            "algorithm": "grpo",
+            "blend": "letters",
+            "grpo": {"num_prompts_per_step": 4, "num_generations_per_prompt": 4, "max_num_steps": 2},
+            "policy": {
+                "max_total_sequence_length": 32,
+                "optimizer": {"lr": 1e-3},
+                "generation": {"max_new_tokens": 8},
+                "tokenizer": {"chat_template": "plain.jinja"},
+            },
+            "checkpointing": {"save_period": 1},
+        }
+    },
+}
+ROW = '{"agent_ref": {"type": "responses_api_agents", "name": "letter"}, "responses_create_params": {"input": [{"role": "user", "content": "letter %d?"}]}}\n'
+
+
+class Project:
+    """A project, and a Python in which Stagecoach is installed in a version."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.site = root, root.parent / "site-packages"
+        self.install(VERSION)
+
+    def install(self, version: str) -> None:
+        """What pip leaves of an editable package: its metadata beside a path to it."""
+        shutil.rmtree(self.site, ignore_errors=True)
+        metadata = self.site / f"stagecoach_workflow-{version}.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: stagecoach-workflow\nVersion: {version}\n")
+
+    def run(self, *command: str | Path, folder: Path | None = None, fails: bool = False) -> str:
+        """Run a command in the project, or in this folder; what it printed."""
+        python = {
+            "PYTHONPATH": f"{self.site}:{ROOT}/src",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=folder or self.root,
+            env=os.environ | python,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        assert (done.returncode != 0) is fails, done.stdout
+        return done.stdout
+
+    def stagecoach(self, *arguments: str | Path, folder: Path | None = None, fails: bool = False) -> str:
+        """The command as pip installs it."""
+        return self.run(
+            sys.executable, "-c", "import stagecoach; stagecoach.main()", *arguments, folder=folder, fails=fails
+        )
+
+    def is_fresh(self, *arguments: str | Path, folder: Path | None = None) -> bool:
+        """Whether Snakemake has nothing left to do for the checkpoint."""
+        done = self.run("snakemake", "results/rl/ckpt", "--dry-run", *arguments, folder=folder)
+        return "Nothing to be done" in done
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A project made by init, with a recipe, an environment, a template and rows of its own, trained by its Snakefile."""
+    folder = tmp_path_factory.mktemp("a person's")
+    project = Project(folder / "my project")
+    project.said = project.stagecoach("init", "my project", folder=folder)
+    config = project.root / "config"
+    config.joinpath("recipes/letters.yaml").write_text(yaml.safe_dump(RECIPE))
+    config.joinpath("recipes/plain.jinja").write_text(TEMPLATE)  # beside the recipe; the rest from the project
+    for name, text in (
+        ("environments/letter.py", VERIFIER),
+        ("rows/letters.jsonl", "".join(ROW % n for n in range(24))),
+    ):
+        project.root.joinpath(name).parent.mkdir()
+        project.root.joinpath(name).write_text(text)
+    text = config.joinpath("config.yaml").read_text()
+    config.joinpath("config.yaml").write_text(text.replace("tiny.yaml", "letters.yaml"))
+    project.run("snakemake", "results/rl/ckpt")
+    return project
+
+
+def test_init_says_what_to_type_next_and_overwrites_nothing(trained):
+    lines = trained.said.splitlines()
+    assert lines[0].startswith("my project trains recipe tiny on site laptop")
+    assert lines[1:] == ["  cd 'my project'", "  snakemake --dry-run", "  snakemake"]
+    assert "is there already and not empty" in trained.stagecoach("init", ".", fails=True)
+
+
+def test_its_files_are_found_by_paths_from_the_project_and_from_the_recipe(trained):
+    record = read_json(trained.root / "results/rl/ckpt/record.json")
+    assert record["step"] == 2
+    config = yaml.safe_load((trained.root / "results/rl/config.yaml").read_text())
+    verifier = (trained.root / "environments/letter.py").read_bytes()
+    assert config["environments"] == {"letter": sha256(verifier).hexdigest()}
+    assert config["policy"]["tokenizer"]["chat_template"] == TEMPLATE
+
+
+def test_the_command_works_in_a_folder_of_the_project_and_by_directory(trained):
+    plan = trained.stagecoach("plan")
+    assert "in all  1 fresh" in plan
+    assert trained.stagecoach("plan", folder=trained.root / "config/recipes") == plan
+    assert trained.stagecoach("plan", "--directory", trained.root, folder=trained.root.parent) == plan
+    lineage = trained.stagecoach("lineage", "ckpt", folder=trained.root / "results/rl")
+    assert "stagecoach-workflow" not in lineage and "rl" in lineage  # trained by a checkout's code
+
+
+def test_another_version_than_the_pinned_one_is_refused_in_one_line(trained):
+    trained.install("3.2.0")
+    said = trained.run("snakemake", "--dry-run", fails=True).splitlines()[-1]
+    trained.install(VERSION)
+    assert said.startswith("error: this project is pinned to stagecoach-workflow 3.1.4, and 3.2.0 is installed: ")
+
+
+def test_moved_with_snakemakes_memory_linked_or_on_another_disk_it_stays_fresh(trained, tmp_path):
+    assert trained.is_fresh()
+    moved = object.__new__(Project)
+    moved.__dict__.update(trained.__dict__, root=tmp_path / "moved")
+    shutil.copytree(trained.root, moved.root, symlinks=True)
+    (moved.root / "results").rename(tmp_path / "disk")
+    (moved.root / "results").symlink_to(tmp_path / "disk")
+    assert moved.is_fresh()
+    assert moved.is_fresh("--snakefile", ROOT / "Snakefile", "--directory", moved.root, folder=tmp_path)
+    config = moved.root / "config/config.yaml"
+    config.write_text(config.read_text() + f"\nresults: {tmp_path / 'disk'}\n")
+    done = moved.run("snakemake", f"{tmp_path / 'disk'}/rl/ckpt", "--dry-run")
+    assert "rule train" not in done or "already trained" in done
+
+
+def test_two_projects_work_at_the_same_time(trained, tmp_path):
+    other = object.__new__(Project)
+    other.__dict__.update(trained.__dict__, root=tmp_path / "other")
+    shutil.copytree(trained.root, other.root, symlinks=True, ignore=shutil.ignore_patterns("results", ".snakemake"))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(trained.run, "snakemake", "results/data/letters/check.json", "--force")
+        second = pool.submit(other.run, "snakemake", "results/data/letters/check.json")
+        assert all("100%" in each.result() for each in (first, second))
+    assert trained.is_fresh()
