@@ -60,7 +60,7 @@ def _installed_version() -> str:
     try:
         import stagecoach  # noqa: PLC0415  (its version is that of an installed package)
     except (ImportError, PackageNotFoundError):
-        raise UserError("Stagecoach is not installed in this Python, so nothing can be pinned: make setup") from None
+        raise UserError("Stagecoach is not installed in this Python, so nothing can be pinned; see README") from None
     return stagecoach.__version__.partition("+")[0]
 
 

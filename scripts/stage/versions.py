@@ -25,7 +25,7 @@ def check_versions(release: dict[str, str]) -> None:
             "install envs/vllm.txt into an environment of its own and name its Python in the site's vllm_python "
             "(docs/algorithms.md)"
             if "vllm" in release
-            else "install the pinned requirements, envs/trl.txt: make setup"
+            else "install the pinned ones: python -m pip install 'stagecoach-workflow[trl]' (in a clone: make setup)"
         )
         raise UserError(f"{sys.executable} has {', '.join(wrong)}, which this stage cannot train with; {remedy}")
 
