@@ -31,7 +31,7 @@ GB = 1e9
 def run(arguments: argparse.Namespace) -> None:
     """Make the project and say what comes next."""
     target = arguments.directory
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and (not target.is_dir() or {path.name for path in target.iterdir()} - {".git"}):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
     version = _installed_version()
     recipe_file = _shipped_recipe(arguments.recipe)
