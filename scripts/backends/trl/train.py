@@ -5,7 +5,6 @@ Each algorithm's trainer is made by a module of its own. What they share in a tr
 sealing, stopping) is here and in `scripts.backends.trl.callback`.
 """
 
-import gc
 import logging
 import shutil
 import warnings
@@ -42,7 +41,6 @@ def train_rank(job: TrainingJob) -> None:
     """Train a stage as one of `job.ranks` processes; torch.distributed is up where there are several."""
     if world_size() != job.ranks:
         raise ValueError(f"{job.stage} is to train in {job.ranks} processes, but {world_size()} are up")
-    gc.set_threshold(700)  # again as Python has it: tensors may be in the circles that it finds
     check_versions(job.config.release)
     register(job.environments, job.config.environments)
     if getattr(job.config, "gym", None):
