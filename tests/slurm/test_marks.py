@@ -99,6 +99,8 @@ def call(slurm, tmp_path):
         one.process.kill()
         one.process.wait()
         slurm.run("scancel", *re.findall(r"with SLURM jobid (\d+)", one.said()), check=False)
+    for host in slurm.hosts:
+        slurm.kill_processes(host, "sleep 100")  # of which a shell was killed before it had begun them
 
 
 def test_jobs_that_end_well_are_noticed_at_once_and_leave_nothing(call):
