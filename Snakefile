@@ -21,7 +21,7 @@ else:  # this file was fetched by Git: the code is the installed package's, of t
         stagecoach.snakefile(version)
     sys.path.insert(0, str(stagecoach.ROOT))
 
-from scripts.snakemake.messages import Messages
+from scripts.slurm.messages import Messages
 
 MESSAGES = Messages(workflow)
 MESSAGES.install()

@@ -19,9 +19,9 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTr
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.beside_trl import BATCH, GENERATIONS, LENGTH, LR, NEW_TOKENS, SAVE_PERIOD, STEPS
-from scripts.data.examples import preference_of
-from scripts.data.prompts import prompt_of
 from scripts.rewards.registry import reward_groups
+from scripts.rows.examples import preference_of
+from scripts.rows.prompts import prompt_of
 
 PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
 THREADS = int(os.environ["OMP_NUM_THREADS"])

@@ -29,10 +29,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa
 from scripts.backends.protocol import TrainingJob  # noqa: E402
 from scripts.backends.trl.memory import Load, need  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
-from scripts.data.prompts import render  # noqa: E402
 from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.model.shape import Shape  # noqa: E402
 from scripts.recipe.recipe import AnyStage  # noqa: E402
+from scripts.rows.prompts import render  # noqa: E402
 from scripts.stage.stop import StopRequest  # noqa: E402
 from tests.pretrained import tokenizer  # noqa: E402
 

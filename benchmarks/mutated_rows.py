@@ -29,12 +29,12 @@ from benchmarks.mutations import COMPOSED, SHAPES, Row, rows_of
 from scripts.backends.trl.tokenization import Line, render_prompts, tokenize_demonstrations, tokenize_pairs
 from scripts.data.check import Rules, check_files
 from scripts.data.compose import PublishedFile, write_blend
-from scripts.data.prompts import open_picture
-from scripts.data.rows import decode_row
 from scripts.errors import UserError
 from scripts.model.processor import make_processor
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
+from scripts.rows.jsonl import decode_row
+from scripts.rows.prompts import open_picture
 from tests.pretrained import tokenizer
 
 ROOT = Path(__file__).parents[1]

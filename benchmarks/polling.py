@@ -37,7 +37,7 @@ SNAKEFILE = """\
 import sys
 from pathlib import Path
 sys.path.insert(0, workflow.basedir)
-from scripts.snakemake.executor import use_executor
+from scripts.slurm.executor import use_executor
 {ours}
 
 rule nap:

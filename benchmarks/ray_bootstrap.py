@@ -4,12 +4,12 @@
 
 Needs root (see CONTRIBUTING.md). Three tables:
 
-1. Real Ray on one, two, ... hosts of the test cluster: `python -m scripts.launch.ray_cluster` in a Slurm job, whose
+1. Real Ray on one, two, ... hosts of the test cluster: `python -m scripts.slurm.ray_cluster` in a Slurm job, whose
    driver only waits. Whole: from the start of Ray's job step until all nodes and GPUs are there. Gone: from the
    driver's end until the step is gone and the program has ended. Memory: the proportional set sizes of all processes on
    the hosts while the driver waits, without those of the idle hosts (slurmd), object stores of 100 MB. CPU: of these
    processes until then. The hosts share this machine's cores, so more hosts take longer here than on their own.
-2. Our own part on many hosts: as many real processes of scripts.launch.ray_node, which wait for the head's port, watch
+2. Our own part on many hosts: as many real processes of scripts.slurm.ray_node, which wait for the head's port, watch
    Ray and the folder they share, leave marks and end; in Ray's place each starts a program that sleeps.
 3. What that comes to on as many machines as there are hosts; each line says what it rests on.
 """
@@ -35,9 +35,9 @@ import psutil
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from scripts.launch.ray_cluster import _step_failure  # noqa: E402
-from scripts.launch.ray_node import LOOK_SECONDS  # noqa: E402
-from scripts.launch.slurm import Job  # noqa: E402
+from scripts.slurm.client import Job  # noqa: E402
+from scripts.slurm.ray_cluster import _step_failure  # noqa: E402
+from scripts.slurm.ray_node import LOOK_SECONDS  # noqa: E402
 from tests.slurm.cluster import Cluster  # noqa: E402
 
 DRIVER = """\
@@ -52,7 +52,7 @@ while not (place / "leave").exists():
 SCRIPT = """\
 #!/bin/bash
 cd {root}
-python -m scripts.launch.ray_cluster --logs {place}/logs --object-store-mb 100 -- python {place}/driver.py {place}
+python -m scripts.slurm.ray_cluster --logs {place}/logs --object-store-mb 100 -- python {place}/driver.py {place}
 echo $? $(date +%s.%N) > {place}/status
 mv {place}/status {place}/ended
 """
@@ -148,7 +148,7 @@ def until(condition: Callable[[], Any], seconds: float = 600) -> float:
 
 
 def own_parts(count: int, place: Path) -> dict[str, float]:
-    """Start scripts.launch.ray_node for so many hosts, let one fail, then end all; what that took."""
+    """Start scripts.slurm.ray_node for so many hosts, let one fail, then end all; what that took."""
     (place / "bin").mkdir(parents=True)
     (place / "bin/python").symlink_to(sys.executable)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -164,7 +164,7 @@ def own_parts(count: int, place: Path) -> dict[str, float]:
     began = time.monotonic()
     nodes = [
         subprocess.Popen(
-            [place / "bin/python", "-m", "scripts.launch.ray_node", f"--node={name}", *options],
+            [place / "bin/python", "-m", "scripts.slurm.ray_node", f"--node={name}", *options],
             cwd=ROOT,
             env=environment,
             stdout=subprocess.DEVNULL,
@@ -271,7 +271,7 @@ def table_of_model(runs: dict[int, list[Run]], measured: dict[int, dict[str, flo
     modules = {
         name: imported(*command)
         for name, command in {
-            "ray_node": ("-m", "scripts.launch.ray_node", "--help"),
+            "ray_node": ("-m", "scripts.slurm.ray_node", "--help"),
             "ray start": ("-m", "ray.scripts.scripts", "start", "--help"),
         }.items()
     }

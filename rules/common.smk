@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.launch.resources import light_resources, one_node_resources, training_resources
+from scripts.slurm.resources import light_resources, one_node_resources, training_resources
 from scripts.images.settings import load_images
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
-from scripts.snakemake.prepare import earlier_results, prepare, refuse_taken_folder
+from scripts.commands.prepare import earlier_results, prepare, refuse_taken_folder
 from scripts.stage.consistency import judge_again, refuse_damage
 from scripts.stage.paths import MODEL
 from scripts.stage.stage import Stage

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 from scripts.backends.protocol import backend_of
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project
-from scripts.launch.site_check import check_executor, check_site
-from scripts.snakemake.display import shorten_display
+from scripts.slurm.site_check import check_executor, check_site
+from scripts.slurm.display import shorten_display
 
 PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
 

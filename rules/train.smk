@@ -1,5 +1,5 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
-from scripts.snakemake.orphans import orphan_of
+from scripts.slurm.orphans import orphan_of
 from scripts.stage.attempts import attempts_of
 from scripts.stage.estimate import estimate
 from scripts.stage.settled import is_trained, steps_left

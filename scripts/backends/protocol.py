@@ -14,13 +14,13 @@ from pydantic import TypeAdapter
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.installed import backend_module
-from scripts.launch.slurm import Job
-from scripts.model.chat_format import ChatFormat
 from scripts.recipe.recipe import AnyStage, Recipe
 from scripts.recipe.resolve import own_environments, rows_of_manifest, training_config
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.records import ShownRow
+from scripts.rows.chat_format import ChatFormat
+from scripts.slurm.client import Job
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, step_of

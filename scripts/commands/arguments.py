@@ -118,7 +118,7 @@ def command_parser() -> argparse.ArgumentParser:
     )
     push.add_argument("export", type=given_path, help="such as results/rlhf/hf")
     push.add_argument("--repository", required=True, help="organisation/name on the hub")
-    push.add_argument("--card", type=given_path, help="the model card; none: the one that scripts.card makes")
+    push.add_argument("--card", type=given_path, help="the model card; none: the one that scripts.report.card makes")
     push.add_argument("--license", help="for the card that is made: the hub's name of it, such as apache-2.0")
     push.add_argument("--adapter", action="store_true", help="the adapter alone, of a stage that trained one")
     push.add_argument("--branch", help="of the repository; none: main")

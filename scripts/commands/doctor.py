@@ -5,8 +5,8 @@ import argparse
 from scripts.backends.protocol import Finding, backend_of, backends_in
 from scripts.commands.project import Project, project_of
 from scripts.errors import UserError
-from scripts.launch.site_check import check_site
 from scripts.recipe.load import check_stage_name
+from scripts.slurm.site_check import check_site
 from scripts.stage.stage import Stage
 
 

@@ -15,13 +15,13 @@ from tempfile import TemporaryDirectory
 
 from scripts.commands.arguments import calling_folder
 from scripts.errors import UserError
-from scripts.launch.site_check import FORMAT, NodeGroup, node_groups
-from scripts.launch.slurm import ask
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import RandomModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import installation
+from scripts.slurm.client import ask
+from scripts.slurm.site_check import FORMAT, NodeGroup, node_groups
 
 TEMPLATES = Path(__file__).with_name("template")
 NAMED = re.compile(r"config/(?:environments|templates)/[\w.-]+")

@@ -5,10 +5,10 @@ import json
 import sys
 from typing import Any
 
-from scripts.lineage.chain import Chain, read_chain
-from scripts.lineage.graph import write_graph
-from scripts.lineage.text import chain_text
-from scripts.lineage.verify import Verification, verify
+from scripts.report.chain import Chain, read_chain
+from scripts.report.lineage_graph import write_graph
+from scripts.report.tree import chain_text
+from scripts.report.verify import Verification, verify
 
 
 def chain_json(chain: Chain, found: Verification | None) -> dict[str, Any]:

@@ -4,10 +4,10 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.launch.jobs import latest_jobs
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.slurm.jobs import latest_jobs
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, all_states
 

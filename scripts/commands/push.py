@@ -9,13 +9,13 @@ from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import disable_progress_bars
 
-from scripts.card import HUB_ID, model_card
 from scripts.data.hub_errors import TOKEN, brief, status_of
 from scripts.errors import UserError
 from scripts.files import read_json
-from scripts.lineage.chain import Link, export_of, read_chain
-from scripts.lineage.verify import verify_export
 from scripts.model.hugging_face import check_model
+from scripts.report.card import HUB_ID, model_card
+from scripts.report.chain import Link, export_of, read_chain
+from scripts.report.verify import verify_export
 
 CARD = "README.md"
 REFUSALS = (400, 401, 403, 404, 409)

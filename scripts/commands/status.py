@@ -4,8 +4,8 @@ import argparse
 
 from scripts.commands.project import Project, project_of
 from scripts.files import duration
-from scripts.launch.jobs import latest_jobs
 from scripts.recipe.site import Site
+from scripts.slurm.jobs import latest_jobs
 from scripts.stage.paths import StagePaths
 from scripts.stage.status import StageStatus, status_of
 

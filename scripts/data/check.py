@@ -16,15 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from scripts.data.blocks import Block, blocks_of
-from scripts.data.examples import Demonstration, form_of, preference_problem
-from scripts.data.parallel import default_workers, in_order
-from scripts.data.rows import RowError, decode_row, decode_rows, key_of
 from scripts.errors import UserError, run_program, shortened
 from scripts.files import write_json
 from scripts.recipe.strict import nearest
 from scripts.rewards.registry import contract_of
-from scripts.rewards.row import PromptRow, problem_of
+from scripts.rows.blocks import Block, blocks_of
+from scripts.rows.examples import Demonstration, form_of, preference_problem
+from scripts.rows.jsonl import RowError, decode_row, decode_rows, key_of
+from scripts.rows.parallel import default_workers, in_order
+from scripts.rows.request import PromptRow, problem_of
 
 Kind = Literal["prompts", "demonstrations", "preferences"]
 KINDS = get_args(Kind)

@@ -13,8 +13,8 @@ import numpy as np
 import xxhash
 
 from scripts.data.decontaminate import Benchmark, overlaps
-from scripts.data.examples import preference_of
-from scripts.rewards.messages import text_of
+from scripts.rows.examples import preference_of
+from scripts.rows.messages import text_of
 
 Row = dict[str, Any]
 FIRST = 5

@@ -22,14 +22,14 @@ import msgspec
 from scripts.data.check import Rules
 from scripts.data.clean import Cleaner
 from scripts.data.conversations import Misfit
-from scripts.data.parallel import in_order
 from scripts.data.published import Batch, batches_of, columns_of
-from scripts.data.rows import RowError
 from scripts.data.shapes import Mapper, mappings_of
 from scripts.errors import UserError
 from scripts.files import open_atomically
 from scripts.recipe.blend import Blend
 from scripts.recipe.source import Part, Rows
+from scripts.rows.jsonl import RowError
+from scripts.rows.parallel import in_order
 
 SHOWN = 20
 encode = msgspec.json.Encoder().encode

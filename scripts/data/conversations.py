@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from scripts.rewards.messages import last_user_text, text_of
+from scripts.rows.messages import last_user_text, text_of
 
 Message = dict[str, Any]
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them

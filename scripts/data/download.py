@@ -10,16 +10,13 @@ from typing import Any
 
 import msgspec
 
-from scripts.data.blocks import blocks_of
 from scripts.data.clean import Cleaner
 from scripts.data.compose import write_blend
 from scripts.data.conversations import Misfit
 from scripts.data.data_files import CARD, files_named, files_of_split, needs_names
 from scripts.data.fetcher import Fetcher, Wanted
-from scripts.data.parallel import default_workers
 from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.published import batches_of
-from scripts.data.rows import RowError, read_rows
 from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file
 from scripts.data.synthesize import write_source
@@ -30,6 +27,9 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import Files, FolderSource, HubSource, Rows
 from scripts.recipe.strict import nearest
+from scripts.rows.blocks import blocks_of
+from scripts.rows.jsonl import RowError, read_rows
+from scripts.rows.parallel import default_workers
 
 PLACEHOLDER = b"_hf_placeholder"
 READY = {  # fields of which a row of a blend has one

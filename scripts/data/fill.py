@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import xxhash
 
-from scripts.data.blocks import blocks_of
 from scripts.data.fill_block import SHOWN, FilledBlock, fill_block
 from scripts.data.holdout import parts_of
-from scripts.data.parallel import default_workers, in_order
 from scripts.data.source_record import differs_from_record, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, temporary_directory, write_json
 from scripts.records import SourceRecord, read_if_there
+from scripts.rows.blocks import blocks_of
+from scripts.rows.parallel import default_workers, in_order
 
 if TYPE_CHECKING:
     from scripts.recipe.reasoning import Reasoning

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from scripts.data.blocks import Block
 from scripts.data.placeholders import Lookup, PlaceholderError, fill_placeholder
 from scripts.data.reasoning import control_line
-from scripts.data.rows import environment_of, parse_row
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
+from scripts.rows.blocks import Block
+from scripts.rows.jsonl import environment_of, parse_row
 
 if TYPE_CHECKING:
     from scripts.recipe.reasoning import Reasoning
@@ -166,7 +166,7 @@ def _refuse(result: FilledBlock, number: int, line: bytes, is_rewarded: bool, er
 
 
 def _problem(line: bytes, path: Path, number: int, is_rewarded: bool, error: Exception) -> str:
-    """What is wrong with a row; where the strict reader of scripts.data.rows refuses it too, its message."""
+    """What is wrong with a row; where the strict reader of scripts.rows.jsonl refuses it too, its message."""
     if isinstance(error, PlaceholderError):
         return f"{path}:{number}: cannot resolve the placeholder: {error}"
     if not isinstance(error, _BadRow):

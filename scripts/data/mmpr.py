@@ -18,11 +18,11 @@ from typing import Any
 
 from scripts.data.archives import extract_folder, files_below
 from scripts.data.index import add_arguments, rows_to_read, start_blend, write_index
-from scripts.data.parallel import in_order
-from scripts.data.rows import parse_row
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, replace_directory, write_json
 from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
+from scripts.rows.jsonl import parse_row
+from scripts.rows.parallel import in_order
 
 META = "meta/meta_public.json"
 SEED = 42

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from scripts.data.blocks import LONGEST_LINE
-from scripts.data.rows import RowError, decode_rows
 from scripts.errors import UserError
 from scripts.recipe.strict import nearest
+from scripts.rows.blocks import LONGEST_LINE
+from scripts.rows.jsonl import RowError, decode_rows
 
 Row = dict[str, Any]
 FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")

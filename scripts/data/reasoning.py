@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scripts.data.rows import read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically
+from scripts.rows.jsonl import read_rows
 
 if TYPE_CHECKING:  # pydantic takes as long to import as a small blend to fill
     from scripts.recipe.reasoning import Reasoning

@@ -8,12 +8,12 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import GenerationConfig, PreTrainedModel
 
-from scripts.data.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
 from scripts.errors import UserError
-from scripts.model.chat_format import tokenizer_of
 from scripts.model.load import load_model
 from scripts.model.processor import load_processor
 from scripts.rewards.registry import environment_factory
+from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
 from scripts.stage.consistency import exported_model
 
 BATCH = 256

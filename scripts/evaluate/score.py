@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from transformers import logging as transformers_logging
 
-from scripts.data.prompts import prompt_for_reading, render_prompt
-from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import load_export, rollouts
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
@@ -21,8 +19,10 @@ from scripts.recipe.site import GYM_PYTHON
 from scripts.rewards.episode import whole_text
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import check_row, contract_of, register, register_gym, scores
-from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.verdict import Unjudged, described
+from scripts.rows.jsonl import environment_of, read_rows
+from scripts.rows.prompts import prompt_for_reading, render_prompt
+from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.tables import ROLLOUTS, read_table
 
 

@@ -17,12 +17,12 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
-from scripts.data.prompts import Row, prompt_of
 from scripts.errors import UserError
 from scripts.evaluate.generate import BATCH, ResponseEnds, Rollout, generate
-from scripts.model.chat_format import tokenizer_of
 from scripts.rewards.episode import Episode, episode_response, tools_of
 from scripts.rewards.registry import environment_factory
+from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.prompts import Row, prompt_of
 
 
 def prepare_for_tools(processor: Any) -> str | None:

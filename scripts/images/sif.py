@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, sha256_file, write_json, write_text
 from scripts.images.programs import require
+from scripts.rows.jsonl import environment_of, read_rows
 
 AGENTS = ("swe_agents_train", "swe_agents_val")
 INSTANCE = re.compile(r"[A-Za-z0-9_.-]+__[A-Za-z0-9_.-]+-[A-Za-z0-9_.]+")

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from scripts.errors import UserError
-from scripts.model.chat_format import tokenizer_of
 from scripts.model.scratch import (
     ASSISTANT,
     CALL,
@@ -24,6 +23,7 @@ from scripts.model.scratch import (
     USER,
 )
 from scripts.recipe.model import RandomModel
+from scripts.rows.chat_format import tokenizer_of
 
 ANSWER = "stagecoach"
 TALK = [

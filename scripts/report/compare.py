@@ -11,13 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.drawing.chart import COLOURS
-from scripts.drawing.curves import Figure, figures_of, short_name
 from scripts.errors import UserError, run_program
 from scripts.files import canonical_json
 from scripts.records import Benchmarks, CheckpointRecord, Evaluation, ExportRecord, read_if_there, read_record
 from scripts.report import records
+from scripts.report.chart import COLOURS
 from scripts.report.cost import Cost, cost_of
+from scripts.report.curves import Figure, figures_of, short_name
 from scripts.report.page import write_page
 from scripts.report.summary import summarise_stage
 from scripts.stage.bootstrap import Change, changes

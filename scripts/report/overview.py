@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.drawing.trend import trend
 from scripts.errors import UserError, run_program
 from scripts.files import duration
 from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterion, read_if_there, read_record
@@ -14,6 +13,7 @@ from scripts.report.cost import Cost, cost_of, total
 from scripts.report.page import number_text, write_page
 from scripts.report.records import criteria_of, furthest, is_trained, metrics_of, settings_of
 from scripts.report.summary import summarise_stage
+from scripts.report.trend import trend
 from scripts.report.verdict import Course, Lineage, verdict_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps

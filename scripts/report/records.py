@@ -6,8 +6,6 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.drawing.chart import interval
-from scripts.drawing.curves import short_name
 from scripts.errors import UserError
 from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
@@ -22,6 +20,8 @@ from scripts.records import (
     read_if_there,
     read_record,
 )
+from scripts.report.chart import interval
+from scripts.report.curves import short_name
 from scripts.stage.metrics import SCHEMA
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import read_table

@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup, escape
 
-from scripts.drawing.curves import short_name
 from scripts.errors import shortened
+from scripts.report.curves import short_name
 
 OF_A_KIND, AT_RANDOM = 3, 20
 LONGEST_TEXT = 1500

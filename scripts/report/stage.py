@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.drawing.curves import columns_by_name, figures_of, short_name
 from scripts.errors import run_program
 from scripts.records import Benchmarks, Evaluation, Manifest, Preflight, read_if_there, read_record
 from scripts.report import records
 from scripts.report.cost import cost_of
+from scripts.report.curves import columns_by_name, figures_of, short_name
 from scripts.report.page import write_page
 from scripts.report.rollouts import sample_rollouts
 from scripts.report.summary import summarise_stage

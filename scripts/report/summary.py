@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.drawing.curves import short_name
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically
 from scripts.records import CheckpointRecord, Evaluation, Gate, read_if_there, read_record
 from scripts.report.cost import cost_of
+from scripts.report.curves import short_name
 from scripts.report.records import metrics_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.selection import selection_sentences

@@ -12,13 +12,13 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.drawing.chart import COLOURS
-from scripts.drawing.curves import figures_of_groups
 from scripts.errors import UserError, run_program
 from scripts.files import canonical_json
 from scripts.records import Choice, read_if_there
+from scripts.report.chart import COLOURS
 from scripts.report.compare import ROW, TrainedStage
 from scripts.report.cost import total
+from scripts.report.curves import figures_of_groups
 from scripts.report.page import write_page
 from scripts.report.records import AS_OF, Score, furthest, is_trained, scores_of
 from scripts.stage.bootstrap import Change, changes

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from scripts.recipe.judges import GenRM
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.messages import Message, conversation
 from scripts.rewards.response import split_reasoning
+from scripts.rows.messages import Message, conversation
 
 MIDDLE_RANKING = 3.5
 EMPTY_ANSWER = "None"

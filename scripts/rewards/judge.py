@@ -19,8 +19,8 @@ import httpx2
 from scripts.errors import CutOffError, UserError
 from scripts.recipe.judge_prompts import PROMPTS
 from scripts.recipe.judges import PLACEHOLDER, Judge, Judges, JudgeServer, Role
-from scripts.rewards.messages import Message
 from scripts.rewards.response import split_reasoning
+from scripts.rows.messages import Message
 
 Verdict = TypeVar("Verdict")
 

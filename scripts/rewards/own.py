@@ -23,9 +23,9 @@ from typing import Any
 
 from scripts.errors import UserError, shortened
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
-from scripts.rewards.messages import last_question
 from scripts.rewards.spec import Answers
 from scripts.rewards.verdict import VerifierError
+from scripts.rows.messages import last_question
 
 Row = dict[str, Any]
 FUNCTIONS = {"verify": ("row", "response"), "compare": ("row", "responses"), "check": ("row",), "good_answer": ("row",)}

@@ -6,7 +6,7 @@ from functools import lru_cache
 import regex
 from msgspec import Struct
 
-from scripts.rewards.row import broken
+from scripts.rows.request import broken
 
 SECONDS = 1.0
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from scripts.rewards.messages import conversation, last_question
 from scripts.rewards.spec import Answers, CheapAnswer
+from scripts.rows.messages import conversation, last_question
 
 Row = dict[str, Any]
 NO_ANSWER = "I do not know."

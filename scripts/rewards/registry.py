@@ -19,12 +19,12 @@ from scripts.rewards import environments
 from scripts.rewards.episode import Episode, tools_of
 from scripts.rewards.gym import RunningServer, agents_of
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.messages import last_question
 from scripts.rewards.own import OwnEnvironment
-from scripts.rewards.row import PromptRow, problem_of
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
 from scripts.rewards.verdict import NotJudged, Unjudged, VerifierError, described
+from scripts.rows.messages import last_question
+from scripts.rows.request import PromptRow, problem_of
 
 Row = dict[str, Any]
 HARMLESS = "A word or two."

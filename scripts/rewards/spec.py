@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from scripts.rewards.episode import Episode
-from scripts.rewards.row import PromptRow
+from scripts.rows.request import PromptRow
 
 if TYPE_CHECKING:  # the sandbox imports environments, and asks no judge
     from scripts.recipe.judges import Role

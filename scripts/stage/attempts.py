@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from scripts.errors import UserError
-from scripts.launch.slurm import own_job_id
 from scripts.records import Code, Count, Image, read_lines
+from scripts.slurm.client import own_job_id
 
 
 class Attempt(TypedDict):

@@ -24,17 +24,17 @@ from huggingface_hub import try_to_load_from_cache
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from scripts.data.blocks import Block, blocks_of
 from scripts.data.check import KINDS, Kind
-from scripts.data.examples import preference_of
-from scripts.data.parallel import default_workers, in_order
-from scripts.data.prompts import Messages, as_chat
-from scripts.data.rows import decode_row
 from scripts.errors import UserError, run_program
 from scripts.model import scratch
-from scripts.model.chat_format import chat_template_of, compiled_template
 from scripts.recipe.model import PretrainedModel, RandomModel
-from scripts.rewards.messages import messages_of
+from scripts.rows.blocks import Block, blocks_of
+from scripts.rows.chat_format import chat_template_of, compiled_template
+from scripts.rows.examples import preference_of
+from scripts.rows.jsonl import decode_row
+from scripts.rows.messages import messages_of
+from scripts.rows.parallel import default_workers, in_order
+from scripts.rows.prompts import Messages, as_chat
 
 SAMPLE = 2000
 PERCENTILES = (50, 90, 99)

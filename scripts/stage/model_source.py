@@ -5,10 +5,10 @@ from typing import Any, NotRequired, TypedDict
 
 from scripts.errors import UserError
 from scripts.files import sha256_file, sha256_text, write_json
-from scripts.model.chat_format import chat_template_of, read_template
 from scripts.model.hugging_face import model_files
 from scripts.recipe.model import PretrainedModel
 from scripts.records import Count, read_if_there
+from scripts.rows.chat_format import chat_template_of, read_template
 
 SOURCE, SEEN = "source.json", "seen.json"
 

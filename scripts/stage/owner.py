@@ -23,9 +23,9 @@ import psutil
 
 from scripts.errors import UserError
 from scripts.files import hidden_name, remove_leftovers
-from scripts.launch.slurm import has_ended, own_job_id
 from scripts.processes import is_running, pid_namespace, process_start
 from scripts.records import read_if_there
+from scripts.slurm.client import has_ended, own_job_id
 
 HEARTBEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0

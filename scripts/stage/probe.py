@@ -9,7 +9,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from scripts.data.rows import environment_of, key_of, read_rows
 from scripts.errors import UserError
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import TrainingConfig
@@ -17,6 +16,7 @@ from scripts.rewards.judge import JudgeClients
 from scripts.rewards.probe_responses import known_cheap, other_cheap, probe_responses
 from scripts.rewards.registry import SPECS, answers_of, check_row, score
 from scripts.rewards.trial import ProbeFindings, SampledRow, Trial
+from scripts.rows.jsonl import environment_of, key_of, read_rows
 
 BYTES_PER_TOKEN = 4
 CHEAP_ROWS = 40  # rows of an environment that its known cheap answers are tried on

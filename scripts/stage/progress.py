@@ -9,7 +9,6 @@ from scripts.files import read_tail
 from scripts.records import Count, parse_lines, read_lines
 
 RECENT_STEPS = 50
-LIVE_PAGE = "live.html"
 
 
 class Step(TypedDict):

@@ -15,9 +15,9 @@ from scripts.files import (
     sha256_text,
     write_json,
 )
-from scripts.model.chat_format import write_template
 from scripts.model.hugging_face import INDEX, config_of, model_files
 from scripts.records import CheckpointRecord, Files, read_record
+from scripts.rows.chat_format import write_template
 from scripts.stage.rundir import FILES, Checkpoint
 
 EXPORT_PATTERNS = (

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.launch.jobs import LatestJob
-from scripts.launch.slurm import ENDED_STATES
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
 from scripts.records import CheckpointRecord, RunIdentity, read_if_there, read_record
+from scripts.slurm.client import ENDED_STATES
+from scripts.slurm.jobs import LatestJob
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_blend, damage_of_stage
 from scripts.stage.owner import describe, is_alive, read_owner

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.launch.jobs import SLURM_LOGS, JobRecord, LatestJob
-from scripts.launch.slurm import ENDED_BY_SLURM, ENDED_STATES, epoch
+from scripts.slurm.client import ENDED_BY_SLURM, ENDED_STATES, epoch
+from scripts.slurm.jobs import SLURM_LOGS, JobRecord, LatestJob
 from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.owner import read_owner
 from scripts.stage.paths import StagePaths
-from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds, tokens_per_second
+from scripts.stage.progress import recent_steps, step_seconds, tokens_per_second
 from scripts.stage.state import StageState
 
 OLD_SECONDS = 300.0
@@ -92,7 +92,6 @@ def _training(
     last = next((entry for entry in reversed(entries) if entry["step"] == step), {})
     nodes = job.node_count if job and job.id == owner.get("slurm_job") else None
     loss = last.get("loss") if last.get("reward_mean") is None else None
-    page = paths.run / LIVE_PAGE
     return StageStatus(
         stage=state.stage,
         state="training",
@@ -108,7 +107,6 @@ def _training(
             f"loss {loss:.3f}" if loss is not None else "",
             f"{pace:,.0f} tokens/s" if begun and pace else "",
             "what the recipe said before" if state.trains_other else "",
-            f"curves in {page}" if begun and page.exists() else "",
         ),
     )
 

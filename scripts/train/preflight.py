@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import backend_of
-from scripts.data.parallel import default_workers
 from scripts.errors import UserError, run_program
 from scripts.files import check_readable, write_json
-from scripts.model.chat_format import ChatFormat
 from scripts.model.hugging_face import check_model
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.records import Criteria, Gate, Manifest, read_record
+from scripts.rows.chat_format import ChatFormat
+from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.disk import shortage
 from scripts.stage.lengths import Lengths, token_lengths, tokenizer_at_hand

@@ -14,11 +14,10 @@ from pathlib import Path
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
 from scripts.files import remove_leftovers
-from scripts.launch.slurm import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.recipe.load import load_site
+from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
 from scripts.stage.consistency import check_splits, exported_model, of_export
-from scripts.stage.live import live_page
 from scripts.stage.owner import hold
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
@@ -158,8 +157,7 @@ def _attempt(
     begin_attempt(run, job.start, attempt.call, attempt.nodes, attempt.gpus, code_revision(), image)
     outcome = "failed"
     try:
-        with live_page(stage.name, run, aim.step):
-            backend.train(job, attempt.allocation)
+        backend.train(job, attempt.allocation)
         outcome = "unfinished" if stop.reason else "failed"
     except ExhaustedError as error:
         outcome = "exhausted"

@@ -17,7 +17,6 @@ from scripts.report.overview import write_overview
 from scripts.report.stage import write_stage_page
 from scripts.report.sweep import write_sweep_page
 from scripts.report.verdict import Lineage
-from scripts.stage.live import write_page
 from scripts.stage.paths import StagePaths
 from tests.report_files import rollout, write_manifest, write_stage
 
@@ -324,20 +323,3 @@ def test_every_figure_has_words_and_every_table_its_heads(browser, pages):
             return [bare.length, headless.length, mute.length];
         """
         assert browser.execute_script(script) == [0, 0, 0], page
-
-
-def test_the_live_page_refreshes_itself_and_shows_new_steps(browser, tmp_path):
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    def log(*steps: int) -> None:
-        entry = '{{"step": {}, "loss": 1.5, "reward_mean": 0.5, "reward_std": 0.1, "seconds": 2}}\n'
-        (tmp_path / "metrics.jsonl").write_text("".join(entry.format(step) for step in steps))
-        write_page("rlvr1", tmp_path, 10, 1.0, is_training=True)
-
-    log(1, 2)
-    browser.get((tmp_path / "live.html").as_uri())
-    assert "step 2 of 10" in browser.find_element(By.TAG_NAME, "body").text
-    log(1, 2, 3)
-    WebDriverWait(browser, 20).until(lambda driver: "step 3 of 10" in driver.find_element(By.TAG_NAME, "body").text)
-    assert browser.find_elements(By.CSS_SELECTOR, "figure svg") and severe(browser) == []

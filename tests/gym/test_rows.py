@@ -15,7 +15,7 @@ from scripts.data.synthesize import write_source
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
 from scripts.rewards.registry import answers_of, contract_of
-from scripts.rewards.row import PromptRow, problem_of
+from scripts.rows.request import PromptRow, problem_of
 from tests.conftest import ROOT
 from tests.gym.verify import PYTHON, gym_verify, needs_gym
 from tests.unit.test_contract import GOOD, PARAMS, TAKEN, changed, good

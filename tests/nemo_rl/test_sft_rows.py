@@ -15,10 +15,10 @@ from scripts.backends.nemo_rl.demonstrations import as_read, chunks_of, parts_of
 from scripts.backends.nemo_rl.hydra import overrides_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.training import NemoRlTraining
-from scripts.data.prompts import render
 from scripts.errors import UserError
 from scripts.model.processor import load_processor, make_processor, make_tokenizer
 from scripts.recipe.load import load_recipe
+from scripts.rows.prompts import render
 from tests.conftest import ROOT
 
 CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.snakemake.marks import FOLDER
+from scripts.slurm.marks import FOLDER
 from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster
 
@@ -16,7 +16,7 @@ SNAKEFILE = """\
 import sys
 from pathlib import Path
 sys.path.insert(0, workflow.basedir)
-from scripts.snakemake.executor import use_executor
+from scripts.slurm.executor import use_executor
 use_executor(Path("results"))
 
 rule second:
@@ -119,7 +119,7 @@ def test_a_job_that_was_killed_without_a_last_act_is_noticed_by_slurms_word(call
     chain = call("sleep 1003", every=3)
     job = chain.job()
     chain.until(lambda: [mark.read_text() for mark in chain.marks()] == [f"{job} 0\n"])
-    chain.kill(f"-m scripts.snakemake.marks {chain.tree.root}")
+    chain.kill(f"-m scripts.slurm.marks {chain.tree.root}")
     assert chain.end() == 1 and "SLURM status is: 'FAILED'" in chain.said()
 
 

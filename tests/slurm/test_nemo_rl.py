@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from scripts.model.chat_format import ChatFormat
 from scripts.model.hugging_face import tensors_of
+from scripts.rows.chat_format import ChatFormat
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl_chain import AGENTS, PROMPTS, STEPS, NemoRlChain
 

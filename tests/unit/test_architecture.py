@@ -12,34 +12,31 @@ from tests.conftest import ROOT
 
 BASE = {"credentials", "errors", "files", "installed", "processes", "records"}
 RECIPE = BASE | {"recipe"}
-STAGE = RECIPE | {"drawing", "rewards", "data", "launch", "model", "stage"}
+ROWS = RECIPE | {"rows"}
+STAGE = ROWS | {"rewards", "data", "slurm", "model", "stage"}
 EVALUATE = STAGE | {"evaluate"}
 BACKENDS = EVALUATE | {"backends"}
 MAY_IMPORT = {
     "credentials": set(),
     "errors": {"credentials"},
     "installed": set(),
-    "drawing": set(),
     "files": {"errors", "processes"},
     "processes": set(),
     "records": {"errors"},
     "recipe": BASE,
-    "rewards": RECIPE,
-    "data": RECIPE | {"rewards"},
-    "launch": RECIPE,
-    "model": RECIPE,
+    "rows": RECIPE,
+    "rewards": ROWS,
+    "data": ROWS | {"rewards"},
+    "slurm": RECIPE,
+    "model": ROWS,
     "stage": STAGE,
-    "snakemake": STAGE,
-    "report": RECIPE | {"drawing", "stage"},
-    "lineage": RECIPE | {"drawing", "stage"},
-    "card": RECIPE | {"model", "stage", "lineage"},
-    "track": BASE | {"stage", "lineage"},
+    "report": STAGE,
     "evaluate": EVALUATE,
     "backends": BACKENDS,
     "images": BACKENDS,
     "schema": RECIPE | {"images"},
     "train": BACKENDS,
-    "commands": BACKENDS | {"train", "images", "snakemake", "report", "lineage", "card", "track"},
+    "commands": BACKENDS | {"train", "images", "report"},
 }
 NEED_TORCH_OR_RAY = {
     "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import yaml
 
-from scripts.card import model_card
 from scripts.errors import UserError
 from scripts.evaluate.benchmarks import beside_parent, keep, path_in, write_benchmarks
 from scripts.evaluate.gate import judge
@@ -12,6 +11,7 @@ from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, read_record
+from scripts.report.card import model_card
 from scripts.report.environments import write_environments_page
 from scripts.report.stage import write_stage_page
 from scripts.stage.paths import StagePaths

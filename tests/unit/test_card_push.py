@@ -5,9 +5,9 @@ import subprocess
 import pytest
 from huggingface_hub import ModelCard, constants
 
-from scripts.card import model_card
 from scripts.errors import UserError
 from scripts.files import describe_files, read_json, sha256_file, write_json
+from scripts.report.card import model_card
 from tests import programs
 from tests.hub import Fault, Hub
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts.data import blocks, check
+from scripts.data import check
 from scripts.data.check import Rules, check_files, describe
-from scripts.data.parallel import AHEAD, default_workers, in_order
-from scripts.data.rows import RowError, _decode_exactly, decode_row, decode_rows, key_of
 from scripts.errors import CutOffError, UserError, run_program
+from scripts.rows import blocks
+from scripts.rows.jsonl import RowError, _decode_exactly, decode_row, decode_rows, key_of
+from scripts.rows.parallel import AHEAD, default_workers, in_order
 from tests.unit.test_contract import GOOD, PAIR, RANKED, changed, good
 
 MATH = "math_with_judge_simple_agent"

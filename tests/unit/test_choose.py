@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scripts.card import model_card
 from scripts.errors import UserError
 from scripts.evaluate import choose
 from scripts.evaluate.benchmarks import keep, path_in
@@ -21,6 +20,7 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import sync_configs
 from scripts.records import Choice, read_record
+from scripts.report.card import model_card
 from scripts.report.overview import write_overview
 from scripts.report.summary import rows_of
 from scripts.report.verdict import Lineage

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from scripts.data.examples import Demonstration, Preference, preference_of, preference_problem
 from scripts.recipe.environment import Environment
 from scripts.rewards.registry import SPECS, contract_of
-from scripts.rewards.row import PromptRow, problem_of
+from scripts.rows.examples import Demonstration, Preference, preference_of, preference_problem
+from scripts.rows.request import PromptRow, problem_of
 from tests.conftest import ROOT
 
 GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.snakemake.controller_lock import remove_dead_lock
+from scripts.slurm.controller_lock import remove_dead_lock
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ import snakemake_executor_plugin_slurm as plugin
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from scripts.launch.jobs import stage_jobs
-from scripts.launch.slurm import SlurmUnreachableError
-from scripts.snakemake import executor as executor_module
-from scripts.snakemake.executor import Executor, use_executor
-from scripts.snakemake.marks import make_mark, write_mark
+from scripts.slurm import executor as executor_module
+from scripts.slurm.client import SlurmUnreachableError
+from scripts.slurm.executor import Executor, use_executor
+from scripts.slurm.jobs import stage_jobs
+from scripts.slurm.marks import make_mark, write_mark
 
 AWAY = "SLURM sbatch failed. The error message was 'Unable to contact slurm controller (connect failure)'."
 

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.data import blocks
 from scripts.data.fill import FILES, fill_blend
 from scripts.data.placeholders import TABLES, PlaceholderError, answer_text, fill_dapo, fill_skywork
 from scripts.data.source_record import describe_file, xxh3_file
@@ -25,6 +24,7 @@ from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.reasoning import Reasoning
+from scripts.rows import blocks
 from tests import programs
 from tests.conftest import ROOT
 

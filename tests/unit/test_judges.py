@@ -22,7 +22,7 @@ from scripts.rewards.environments.rubrics import read_pass, read_yes
 from scripts.rewards.judge import JudgeClients, JudgeUnavailable, fill
 from scripts.rewards.registry import check_row, contract_of, reward_groups, scores
 from scripts.rewards.response import first_label, split_reasoning
-from scripts.rewards.row import problem_of
+from scripts.rows.request import problem_of
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
 from tests.judge_server import Fault, in_turn, serve

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from scripts.data import blocks
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.rows import blocks
 from scripts.stage import lengths
 from scripts.stage.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
 from tests import programs

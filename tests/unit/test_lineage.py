@@ -11,11 +11,11 @@ import pytest
 from scripts.backends.protocol import backend_of
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
-from scripts.lineage.chain import read_chain
-from scripts.lineage.graph import dot_text, graph_of, mermaid_text, write_graph
-from scripts.lineage.text import chain_text
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import NemoRlSite, Site
+from scripts.report.chain import read_chain
+from scripts.report.lineage_graph import dot_text, graph_of, mermaid_text, write_graph
+from scripts.report.tree import chain_text
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.identity import identity_of
 from scripts.stage.provenance import code_revision, parents_of, trained_by

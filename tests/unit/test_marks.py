@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.snakemake.marks import FOLDER, KEPT_SECONDS, make_mark, read_mark, remove_marks, write_mark
+from scripts.slurm.marks import FOLDER, KEPT_SECONDS, make_mark, read_mark, remove_marks, write_mark
 from tests.conftest import ROOT
 
 
@@ -25,7 +25,7 @@ def begin(mark: Path, command: str, restart: int = 0) -> subprocess.Popen:
     if restart:
         environment["SLURM_RESTART_COUNT"] = str(restart)
     return subprocess.Popen(
-        [sys.executable, "-m", "scripts.snakemake.marks", str(mark), "sh", "-c", command], cwd=ROOT, env=environment
+        [sys.executable, "-m", "scripts.slurm.marks", str(mark), "sh", "-c", command], cwd=ROOT, env=environment
     )
 
 

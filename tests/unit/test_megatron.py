@@ -12,10 +12,10 @@ from scripts.backends.nemo_rl.megatron import MARKS, content_of, iteration_of
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import UserError
-from scripts.launch.slurm import Job
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.resolve import resolve_stage
+from scripts.slurm.client import Job
 from scripts.stage.stop import StopRequest
 from tests.conftest import ROOT
 

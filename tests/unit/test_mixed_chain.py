@@ -12,9 +12,9 @@ from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import backend_of
 from scripts.errors import UserError
 from scripts.files import describe_files, write_json
-from scripts.model.chat_format import write_template
 from scripts.model.processor import make_tokenizer
 from scripts.recipe.load import load_recipe, load_site
+from scripts.rows.chat_format import write_template
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
 from scripts.train.preflight import changes_of_format, check_handover

@@ -25,8 +25,8 @@ from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.images.settings import load_images
-from scripts.launch.containers import container_environment
 from scripts.recipe.load import load_recipe
+from scripts.slurm.containers import container_environment
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")

@@ -4,7 +4,6 @@ import os
 import pickle
 import shutil
 import zipfile
-from contextlib import nullcontext
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -23,9 +22,9 @@ from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.stage import Checkpointing
-from scripts.snakemake.retries import reason_to_stop
 from scripts.stage.attempts import attempts_of
 from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
+from scripts.stage.retries import reason_to_stop
 from scripts.stage.rundir import Checkpoint, checkpoints
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
@@ -286,7 +285,6 @@ class World:
         monkeypatch.setattr(nemo_rl_cluster, "LOOK_SECONDS", 0)
         monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
         monkeypatch.setattr(BACKEND, "train", nemo_rl_backend.train)
-        monkeypatch.setattr(trainer, "live_page", lambda *_: nullcontext())
         monkeypatch.setattr(trainer, "code_revision", lambda: None)
 
     def attempt(self, stage: Stage | None = None) -> int:

@@ -17,14 +17,14 @@ from scripts.commands.project import Project
 from scripts.commands.status import aligned, duration, status_text
 from scripts.errors import UserError
 from scripts.files import read_tail, write_json
-from scripts.launch.jobs import FOLDER, JobRecord, latest_jobs, write_call
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.resolve import sync_configs
-from scripts.snakemake.executor import job_states
+from scripts.slurm.executor import job_states
+from scripts.slurm.jobs import FOLDER, JobRecord, latest_jobs, write_call
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.estimate import hours_text
 from scripts.stage.owner import hold
-from scripts.stage.progress import LIVE_PAGE, recent_steps, step_seconds
+from scripts.stage.progress import recent_steps, step_seconds
 from scripts.stage.provenance import parents_of
 from scripts.stage.publish import export_name
 from scripts.stage.reach import Reach, note_reach
@@ -147,7 +147,7 @@ def tree(tmp_path, monkeypatch):
     def down(*command):
         raise AssertionError(f"asked Slurm: {command}")
 
-    monkeypatch.setattr("scripts.launch.slurm.ask", down)
+    monkeypatch.setattr("scripts.slurm.client.ask", down)
     return Tree(tmp_path)
 
 
@@ -238,16 +238,6 @@ def test_training_shows_step_reward_kl_time_left_nodes_and_job(tree):
     tree.attempt("rlvr1", 4, None, job="17")
     tree.log("rlvr1", [5, 6], seconds=60)
     assert re.search(r"rlvr1 +training +6/12 +0.500 +0.0123 +12 s +2 +17 ", tree.status("rlvr1"))
-
-
-def test_training_says_where_its_curves_are_once_they_are_drawn(tree):
-    tree.publish("sft")
-    run = tree.run("rlvr1", 4)
-    tree.owner("rlvr1")
-    tree.attempt("rlvr1", 4, None, job="17")
-    assert "curves" not in tree.status("rlvr1")
-    (run / LIVE_PAGE).touch()
-    assert tree.status("rlvr1").endswith(", curves in results/tiny/rlvr1/run/live.html")
 
 
 def test_training_of_an_sft_shows_its_loss(tree):
@@ -613,7 +603,7 @@ def test_a_query_that_changes_nothing_makes_the_known_state_new(tree, monkeypatc
     tree.job("rlvr1", "PENDING", ago=4000)
     old = latest_jobs(tree.results)["rlvr1"]
     fields = [old.job.id, "PENDING", old.job.comment, "Priority", "2", "node[1-2]", *[old.job.submitted] * 2, "N/A"]
-    monkeypatch.setattr("scripts.snakemake.executor.ask", lambda *command: "|".join(fields) + "\n")
+    monkeypatch.setattr("scripts.slurm.executor.ask", lambda *command: "|".join(fields) + "\n")
     assert job_states("call", str(tree.results)) == {"17": "PENDING"}
     new = latest_jobs(tree.results)["rlvr1"]
     assert new.job == old.job and new.at > old.at + 3000

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from scripts.commands import prepare
 from scripts.errors import UserError
-from scripts.snakemake import prepare
 from tests.conftest import ROOT
 
 PACKAGES = (prepare.SNAKEMAKE, prepare.SLURM_PLUGIN)

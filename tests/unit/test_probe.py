@@ -10,7 +10,6 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from scripts.data.rows import key_of
 from scripts.data.synthesize import FAMILIES, make_task
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
@@ -23,6 +22,7 @@ from scripts.rewards.probe_responses import probe_responses
 from scripts.rewards.registry import SPECS, answers_of, check_row, score
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.trial import SampledRow
+from scripts.rows.jsonl import key_of
 from scripts.stage.probe import sample_rows, try_rewards
 from scripts.train.preflight import check_stage
 from tests.conftest import SHORT

@@ -10,11 +10,11 @@ import psutil
 import pytest
 
 from scripts.errors import UserError
-from scripts.launch import slurm as slurm_module
-from scripts.launch.ray_cluster import _step_failure, end_session, head_address
-from scripts.launch.ray_node import check_port_is_free, route_to, watch
-from scripts.launch.slurm import Job, client_environment, job_of, step_command
 from scripts.recipe.site import Slurm
+from scripts.slurm import client as slurm_module
+from scripts.slurm.client import Job, client_environment, job_of, step_command
+from scripts.slurm.ray_cluster import _step_failure, end_session, head_address
+from scripts.slurm.ray_node import check_port_is_free, route_to, watch
 
 JOB = Job("7", "RUNNING", ("node1", "node2"), None, cpus_per_node=16, requeues=True, restarts=0)
 

@@ -13,9 +13,6 @@ from scripts.commands.status import status_text
 from scripts.data.fill import main as fill_program
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
-from scripts.lineage.chain import read_chain
-from scripts.lineage.text import chain_text
-from scripts.lineage.verify import verify
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import sync_configs
@@ -29,11 +26,14 @@ from scripts.records import (
     SourceRecord,
     read_record,
 )
+from scripts.report.chain import read_chain
 from scripts.report.environments import readable, write_environments_page
 from scripts.report.overview import write_overview
 from scripts.report.stage import write_stage_page
 from scripts.report.summary import rows_of
+from scripts.report.tree import chain_text
 from scripts.report.verdict import Lineage
+from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model, judge_again, refuse_damage
 from scripts.stage.paths import StagePaths
 from scripts.stage.rundir import identity_in, open_run_directory

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.drawing.chart import MOST_POINTS, Line, interval, line_chart
-from scripts.drawing.curves import figures_of, short_name
-from scripts.drawing.graph import Box, graph_svg
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.recipe.load import parse_config
+from scripts.report.chart import MOST_POINTS, Line, interval, line_chart
 from scripts.report.compare import compare, labels_of, read_run, write_comparison
 from scripts.report.cost import cost_of
+from scripts.report.curves import figures_of, short_name
 from scripts.report.environments import colour, write_environments_page
+from scripts.report.graph import Box, graph_svg
 from scripts.report.overview import write_overview
 from scripts.report.records import differing_settings, scores_of, scores_side_by_side
 from scripts.report.rollouts import marked, sample_rollouts

@@ -308,7 +308,7 @@ def test_real_rows_are_accepted_and_right_answers_rewarded(file: str, agent: str
 # One file an environment.
 
 TOWN = """
-from scripts.rewards.row import PromptRow, Text
+from scripts.rows.request import PromptRow, Text
 from scripts.rewards.spec import Answers, EnvironmentSpec
 
 
@@ -327,7 +327,7 @@ import sys
 from scripts.rewards import environments
 environments.__path__.append(sys.argv[1])
 from scripts.rewards.registry import answers_of, check_row, contract_of, score
-from scripts.rewards.row import problem_of
+from scripts.rows.request import problem_of
 agent = {"type": "responses_api_agents", "name": "town_simple_agent"}
 row = {"agent_ref": agent, "responses_create_params": {"input": "Where?"}, "town": "Ulm"}
 assert problem_of(row, contract_of("town_simple_agent")) is check_row(row) is None

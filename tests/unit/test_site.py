@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from scripts.errors import UserError
-from scripts.launch import site_check
-from scripts.launch.resources import light_resources, one_node_resources, training_resources
-from scripts.launch.site_check import check_site, minutes, node_groups
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.site import Site
 from scripts.recipe.stage import Resources
+from scripts.slurm import site_check
+from scripts.slurm.resources import light_resources, one_node_resources, training_resources
+from scripts.slurm.site_check import check_site, minutes, node_groups
 from tests.conftest import ROOT
 
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")

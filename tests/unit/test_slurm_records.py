@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from scripts.errors import UserError
-from scripts.launch.jobs import newest_job, note_submission, note_success, read_call
-from scripts.launch.slurm import SlurmUnreachableError
-from scripts.snakemake import executor, orphans
-from scripts.snakemake.executor import job_states
-from scripts.snakemake.orphans import find_orphans
+from scripts.slurm import executor, orphans
+from scripts.slurm.client import SlurmUnreachableError
+from scripts.slurm.executor import job_states
+from scripts.slurm.jobs import newest_job, note_submission, note_success, read_call
+from scripts.slurm.orphans import find_orphans
 
 LINE = "{id}|{state}|rule_train_wildcards_{stage}|None|2|node[1-2]|2026-01-01T10:00:0{second}|N/A|N/A\n"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from scripts.data.fill import fill_blend
-from scripts.data.prompts import open_picture, pictures_of, prompt_of
 from scripts.data.synthesize import is_held_out, write_source
 from scripts.data.tasks import FAMILIES, TOOLS, make_task, spoil
 from scripts.errors import UserError
@@ -15,6 +14,7 @@ from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
 from scripts.rewards.registry import check_row, score
 from scripts.rewards.response import parse_calls
+from scripts.rows.prompts import open_picture, pictures_of, prompt_of
 from tests.conftest import ROOT
 
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"

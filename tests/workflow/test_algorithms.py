@@ -20,13 +20,13 @@ from scripts.backends.trl.preferences import losses  # noqa: E402
 from scripts.backends.trl.setup import shared_arguments  # noqa: E402
 from scripts.backends.trl.tokenization import Line, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
-from scripts.data.rows import read_rows  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.evaluate.generate import rollouts  # noqa: E402
 from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.model.load import load_model  # noqa: E402
 from scripts.model.processor import load_processor, make_tokenizer  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
+from scripts.rows.jsonl import read_rows  # noqa: E402
 from scripts.stage.metrics import SCHEMA, write_metrics  # noqa: E402
 from scripts.stage.publish import export_checkpoint, publish_checkpoint  # noqa: E402
 from scripts.stage.rundir import Checkpoint  # noqa: E402

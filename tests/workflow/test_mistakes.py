@@ -11,11 +11,11 @@ import pytest
 import yaml
 from snakemake import cli
 
+from scripts.commands.prepare import refuse_taken_folder
 from scripts.errors import UserError
-from scripts.launch.site_check import check_executor
 from scripts.processes import process_start
 from scripts.recipe.load import load_recipe, load_site, parse_config
-from scripts.snakemake.prepare import refuse_taken_folder
+from scripts.slurm.site_check import check_executor
 from scripts.train.pretrained import _check_one_template
 from tests.conftest import ROOT
 

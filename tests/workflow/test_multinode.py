@@ -298,7 +298,7 @@ def wait_until(what: str, happens, seconds: float = 60) -> None:
 
 
 class Driver:
-    """Runs the driver as `scripts.launch` would; what it printed is in `said`."""
+    """Runs the driver as `scripts.slurm` would; what it printed is in `said`."""
 
     def __init__(self, cluster: Cluster, meanwhile=lambda process: None) -> None:
         self.address, self.meanwhile = cluster.address, meanwhile

@@ -14,12 +14,12 @@ from scripts.backends.trl.grpo_trainer import MeasuringTrainer
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.train import train_rank
-from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.evaluate.generate import end_tokens, rollouts
 from scripts.model.processor import make_tokenizer
 from scripts.model.random_init import make_model
 from scripts.recipe.resolve import training_config
+from scripts.rows.jsonl import read_rows
 from tests.stages import Stages
 
 STOPS = sorted({*string.digits, *string.punctuation} - {*"<|>"})  # no part of a special token's name

@@ -16,7 +16,6 @@ from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.grpo_trainer import MeasuringTrainer
 from scripts.backends.trl.train import train_rank
 from scripts.data.fill import fill_blend
-from scripts.data.rows import read_rows
 from scripts.errors import UserError
 from scripts.evaluate.generate import ResponseEnds, rollouts
 from scripts.evaluate.score import answer_rows
@@ -29,6 +28,7 @@ from scripts.recipe.resolve import own_environments, resolve_stage, training_con
 from scripts.recipe.stage import Checkpointing
 from scripts.rewards.episode import whole_text
 from scripts.rewards.registry import SPECS, register
+from scripts.rows.jsonl import read_rows
 from scripts.stage.stop import StopRequest
 from tests.conftest import ROOT
 from tests.pretrained import tokenizer as pretrained_tokenizer

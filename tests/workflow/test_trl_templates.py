@@ -14,11 +14,11 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer  # noq
 from scripts.backends.trl.shown import shown_rows  # noqa: E402
 from scripts.backends.trl.tokenization import PAIRS, Line, tokenize_demonstrations, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
-from scripts.data.prompts import prompt_of  # noqa: E402
 from scripts.evaluate.generate import rollouts  # noqa: E402
 from scripts.files import read_json, write_json  # noqa: E402
 from scripts.model.load import load_model  # noqa: E402
 from scripts.model.processor import load_processor  # noqa: E402
+from scripts.rows.prompts import prompt_of  # noqa: E402
 from scripts.stage.publish import take_settings  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.pretrained import save_beginning, save_pretrained  # noqa: E402

@@ -140,7 +140,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 from vllm import LLM, SamplingParams
 from scripts.backends.trl.tokenization import token_ids
-from scripts.data.prompts import prompt_of, render_prompt
+from scripts.rows.prompts import prompt_of, render_prompt
 model, rows = sys.argv[1], json.loads(sys.argv[2])
 tokenizer = AutoTokenizer.from_pretrained(model)
 ours = token_ids([render_prompt(row, tokenizer) for row in rows], tokenizer)

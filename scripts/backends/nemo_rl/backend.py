@@ -20,15 +20,15 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of, stages_of
 from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
-from scripts.data.prompts import render_prompt
-from scripts.data.rows import read_rows
 from scripts.errors import UserError
-from scripts.launch.slurm import Job
-from scripts.model.chat_format import ChatFormat, tokenizer_of
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.stage import TrainingConfig
 from scripts.records import ShownRow, read_if_there
+from scripts.rows.chat_format import ChatFormat, tokenizer_of
+from scripts.rows.jsonl import read_rows
+from scripts.rows.prompts import render_prompt
+from scripts.slurm.client import Job
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.shown import load_here, shown_row, without_torch

@@ -21,12 +21,12 @@ from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
 from scripts.errors import UserError
 from scripts.files import describe_files, replace_directory
-from scripts.model.chat_format import write_template
 from scripts.model.hugging_face import PATTERNS, check_model
 from scripts.recipe.model import MegatronCheckpoint, PretrainedModel
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, read_record
+from scripts.rows.chat_format import write_template
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError
-from scripts.launch.containers import run_in_container
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import NemoRlSite, Site
+from scripts.slurm.containers import run_in_container
 
 
 @dataclass(frozen=True)

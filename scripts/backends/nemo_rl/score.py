@@ -19,17 +19,17 @@ from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.trajectories import RewardedRollout, RolloutTask, answers_of, read_trajectories
-from scripts.data.prompts import prompt_for_reading
-from scripts.data.rows import environment_of, read_rows
 from scripts.errors import UserError, run_program
 from scripts.evaluate.results import beside_parent, write_results
 from scripts.files import open_atomically, sha256_file
-from scripts.launch.slurm import Job, own_job
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.strict import nearest
 from scripts.records import Evaluation, read_record
+from scripts.rows.jsonl import environment_of, read_rows
+from scripts.rows.prompts import prompt_for_reading
+from scripts.slurm.client import Job, own_job
 from scripts.stage.consistency import exported_model
 from scripts.stage.stage import Stage
 from scripts.stage.tables import ROLLOUTS, read_table

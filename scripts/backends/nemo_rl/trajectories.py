@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from scripts.data.rows import environment_of
 from scripts.errors import UserError
 from scripts.evaluate.results import Answer
+from scripts.rows.jsonl import environment_of
 
 
 class RolloutTask(NamedTuple):

@@ -14,7 +14,6 @@ from scripts.backends.trl.fit import check_fits, device_of, load_of, parts_text,
 from scripts.backends.trl.memory import need
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.vllm_server import is_served, left_by_server, serving
-from scripts.data.rows import key_of, read_rows
 from scripts.files import amount
 from scripts.recipe.judges import roles_of
 from scripts.recipe.model import PretrainedModel
@@ -23,6 +22,7 @@ from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.records import ShownRow
 from scripts.rewards.gym import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym
+from scripts.rows.jsonl import key_of, read_rows
 from scripts.stage.consistency import exported_model
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage

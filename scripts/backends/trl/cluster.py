@@ -28,8 +28,8 @@ from scripts.backends.trl.settings import TrlSettings
 from scripts.backends.trl.training import TrlConfig
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, write_text
-from scripts.launch.ray_cluster import run_on_cluster
 from scripts.processes import PARENT
+from scripts.slurm.ray_cluster import run_on_cluster
 
 Run = Callable[[str], int]
 

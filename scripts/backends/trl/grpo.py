@@ -28,13 +28,13 @@ from scripts.backends.trl.setup import adapters, model_and_processor, shared_arg
 from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.vllm import load_by_reload, prepare_engine, vllm_arguments
 from scripts.backends.trl.vllm_server import is_served
-from scripts.data.prompts import open_picture, pictures_of, prompt_of
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
 from scripts.rewards.episode import Episode, episode_response
 from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import environment_factory, reward_groups, tool_schemas
 from scripts.rewards.verdict import Unjudged
+from scripts.rows.prompts import open_picture, pictures_of, prompt_of
 
 Completion = str | list[dict[str, Any]]
 ONE_MESSAGE = ""

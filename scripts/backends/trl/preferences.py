@@ -12,7 +12,7 @@ from scripts.backends.trl.algorithms import Dpo
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, start_options
 from scripts.backends.trl.tokenization import PAIRS, tokenize_pairs
-from scripts.model.chat_format import tokenizer_of
+from scripts.rows.chat_format import tokenizer_of
 
 
 class TokenizedPairsTrainer(DPOTrainer):

@@ -21,7 +21,6 @@ from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import tokenization
 from scripts.backends.trl.ranks import as_rank_0_says, rank
 from scripts.backends.trl.tokenization import lines_of
-from scripts.data import examples, prompts
 from scripts.errors import UserError
 from scripts.files import (
     canonical_json,
@@ -32,7 +31,7 @@ from scripts.files import (
     sha256_text,
 )
 from scripts.records import Manifest, read_record
-from scripts.rewards import messages
+from scripts.rows import examples, messages, prompts
 
 BATCH = 128
 PROGRESS_SECONDS = 20.0

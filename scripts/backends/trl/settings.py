@@ -20,7 +20,6 @@ from scripts.backends.trl.training import (
     SftTraining,
 )
 from scripts.errors import UserError
-from scripts.model.chat_format import read_template
 from scripts.recipe.gym import GymServer, ServerName, check_gym
 from scripts.recipe.judges import JudgeServer, Role, check_servers
 from scripts.recipe.model import PretrainedModel, RandomModel
@@ -28,6 +27,7 @@ from scripts.recipe.pins import pinned_versions
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.recipe.strict import invalid
+from scripts.rows.chat_format import read_template
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe

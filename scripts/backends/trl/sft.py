@@ -12,9 +12,9 @@ from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
 from scripts.backends.trl.tokenization import DEMONSTRATIONS, tokenize_demonstrations
-from scripts.data.prompts import open_picture
 from scripts.errors import UserError
-from scripts.model.chat_format import tokenizer_of
+from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.prompts import open_picture
 
 
 def make_trainer(job: TrainingJob) -> SFTTrainer:

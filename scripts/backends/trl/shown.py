@@ -15,11 +15,11 @@ from scripts.backends.trl.tokenization import (
     tokenize_pairs,
 )
 from scripts.files import read_json
-from scripts.model.chat_format import tokenizer_of
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.stage import TrainingConfig
 from scripts.records import ShownRow
 from scripts.rewards.registry import register, tool_schemas
+from scripts.rows.chat_format import tokenizer_of
 from scripts.stage.shown import load_here, runs, shown_row
 from scripts.stage.stage import Stage
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 from jinja2 import TemplateError
 from PIL import Image
 
-from scripts.data.examples import preference_of
-from scripts.data.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render, tools_of
-from scripts.data.rows import read_rows
 from scripts.errors import UserError
-from scripts.model.chat_format import common_length, marks_answers, tokenizer_of, training_template_of
 from scripts.recipe.sampling import TemplateVariables
-from scripts.rewards.messages import text_of
+from scripts.rows.chat_format import common_length, marks_answers, tokenizer_of, training_template_of
+from scripts.rows.examples import preference_of
+from scripts.rows.jsonl import read_rows
+from scripts.rows.messages import text_of
+from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render, tools_of
 
 TOKENS = pa.list_(pa.int32())
 DEMONSTRATIONS = pa.schema({"input_ids": TOKENS, "labels": TOKENS, "pictures": pa.list_(pa.string())})

@@ -20,9 +20,9 @@ from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.backends.trl.settings import TrlSettings
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
-from scripts.launch.ray_cluster import end_session
-from scripts.launch.slurm import step_command
 from scripts.processes import PARENT
+from scripts.slurm.client import step_command
+from scripts.slurm.ray_cluster import end_session
 
 ENGINE_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.row import PromptRow, broken
 from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec
+from scripts.rows.request import PromptRow, broken
 
 _WRITTEN = r"\s*\d+(:\d+)?\s*(am|pm)\s*|\s*\d+:\d+\s*"
 _CONSTRAINT = re.compile(rf"(before|after|at) ({_WRITTEN})|between ({_WRITTEN}) and ({_WRITTEN})")

@@ -16,10 +16,10 @@ from msgspec import Meta, Struct
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
-from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import MEBIBYTE, Outcome, sandbox
 from scripts.rewards.spec import CheapAnswer, EnvironmentSpec
 from scripts.rewards.verdict import NotJudged
+from scripts.rows.request import PromptRow, broken, parse
 
 SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]

@@ -7,11 +7,11 @@ from msgspec import Struct
 from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Equivalence
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.messages import last_question
 from scripts.rewards.patterns import Template, extract
 from scripts.rewards.response import first_label, split_reasoning
-from scripts.rewards.row import PromptRow, broken
 from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, JudgeVerifier, spaced
+from scripts.rows.messages import last_question
+from scripts.rows.request import PromptRow, broken
 
 
 class EquivalenceMetadata(Struct):

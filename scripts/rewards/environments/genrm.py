@@ -11,8 +11,8 @@ from typing import Any
 from scripts.recipe.environment import Environment
 from scripts.rewards import genrm_compare
 from scripts.rewards.genrm_compare import PairVerdict, base_scores, pairs
-from scripts.rewards.row import PromptRow, broken
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier
+from scripts.rows.request import PromptRow, broken
 
 
 class GenRmRow(PromptRow, kw_only=True):

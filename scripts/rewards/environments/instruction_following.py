@@ -6,8 +6,8 @@ from msgspec import Meta
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
-from scripts.rewards.row import PromptRow, Text, broken
 from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
+from scripts.rows.request import PromptRow, Text, broken
 
 
 class InstructionFollowingRow(PromptRow, kw_only=True):

@@ -1,7 +1,7 @@
 """math_formal_lean: a proof that compiles; NeMo-Gym alone verifies it."""
 
-from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.spec import EnvironmentSpec
+from scripts.rows.request import PromptRow, Text
 
 
 class LeanRow(PromptRow, kw_only=True):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.response import first_label, last_boxed, split_reasoning
-from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.sandbox import sandbox
 from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, spaced
 from scripts.rewards.verdict import NotJudged, value_of
+from scripts.rows.request import PromptRow, Text
 
 if TYPE_CHECKING:  # the sandbox imports this module, and asks no judge
     from scripts.rewards.judge import JudgeClients

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from scripts.recipe.environment import Environment
 from scripts.rewards.patterns import Template, compiled, groups_of, last_match
 from scripts.rewards.response import unwrap_text
-from scripts.rewards.row import PromptRow, Text, broken
 from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
+from scripts.rows.request import PromptRow, Text, broken
 
 Options = dict[str, str]
 _BOXED_LETTER = re.compile(r"\\boxed\{[^A-Za-z]*([A-Z])[^A-Za-z]*\}")

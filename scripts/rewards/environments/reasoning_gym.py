@@ -5,8 +5,8 @@ from typing import Any
 from msgspec import Struct
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.spec import Answers, EnvironmentSpec
+from scripts.rows.request import PromptRow, Text
 
 
 class Puzzle(Struct):

@@ -14,8 +14,8 @@ from scripts.recipe.environment import Environment
 from scripts.recipe.judges import PLACEHOLDERS, Rubric
 from scripts.rewards.judge import JudgeClients, fill
 from scripts.rewards.response import split_reasoning
-from scripts.rewards.row import PromptRow, Text, broken
 from scripts.rewards.spec import EnvironmentSpec, JudgeVerifier
+from scripts.rows.request import PromptRow, Text, broken
 
 _FENCED = re.compile(r"```(?:json)?\s*(\{.*?\})\s*```", re.DOTALL)
 _RESULT = re.compile(r'\{[^{}]*"result"\s*:\s*"(?:PASS|FAIL)"[^{}]*\}', re.IGNORECASE)

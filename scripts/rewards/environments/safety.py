@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.judge import JudgeClients
-from scripts.rewards.messages import last_question
 from scripts.rewards.response import first_label, split_reasoning
-from scripts.rewards.row import PromptRow
 from scripts.rewards.spec import EnvironmentSpec, JudgeVerifier
+from scripts.rows.messages import last_question
+from scripts.rows.request import PromptRow
 
 _HARM = re.compile(r"Response harm:\s*(harmful|unharmful)", re.IGNORECASE)
 _complied = first_label("[[COMPLIED]]", "[[REFUSED]]")

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.response import last_boxed, unwrap_text
-from scripts.rewards.row import PromptRow, Text
 from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
+from scripts.rows.request import PromptRow, Text
 
 NEARLY_EQUAL = 0.98
 LONGEST = 4000

@@ -15,10 +15,10 @@ from referencing.exceptions import Unresolvable
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.response import as_call, parse_calls
-from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.sandbox import sandbox
 from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec
 from scripts.rewards.verdict import value_of
+from scripts.rows.request import PromptRow, broken, parse
 
 SECONDS = 10.0
 _SLOW = ("attern", "uniqueItems", "contains", "$ref")  # by these a schema can keep a JSON validator busy

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from msgspec import Struct
 
-from scripts.rewards.row import PromptRow, Text, broken, parse
 from scripts.rewards.spec import EnvironmentSpec
+from scripts.rows.request import PromptRow, Text, broken, parse
 
 
 def _check_tests(tests: str | list[str] | None, field: str) -> None:

@@ -4,8 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from scripts.rewards.row import PromptRow, broken, parse
 from scripts.rewards.spec import EnvironmentSpec
+from scripts.rows.request import PromptRow, broken, parse
 
 
 class Terminus1Command(Struct, forbid_unknown_fields=True):

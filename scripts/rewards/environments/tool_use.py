@@ -10,8 +10,8 @@ from msgspec import Meta, Struct
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.response import FunctionCall, as_call, parse_calls
-from scripts.rewards.row import PromptRow, Text, parse
 from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
+from scripts.rows.request import PromptRow, Text, parse
 
 
 class MessageAction(Struct, tag="message"):

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.response import as_call
-from scripts.rewards.row import PromptRow, Text, broken, parse
 from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
+from scripts.rows.request import PromptRow, Text, broken, parse
 
 
 class ExpectedCall(Struct, forbid_unknown_fields=True):

@@ -4,10 +4,10 @@ import json
 import time
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
-from scripts.data.prompts import render
-from scripts.data.rows import read_rows
 from scripts.model.load import load_model
 from scripts.model.processor import load_processor
+from scripts.rows.jsonl import read_rows
+from scripts.rows.prompts import render
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
 

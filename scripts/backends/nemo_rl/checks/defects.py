@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.protocol import Finding
-from scripts.model.chat_format import chat_template_of, compiled_template
+from scripts.rows.chat_format import chat_template_of, compiled_template
 
 PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
 CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"

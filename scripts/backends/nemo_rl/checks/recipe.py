@@ -8,9 +8,9 @@ from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.backends.protocol import Finding
-from scripts.data.examples import PAIR_OF_TEXTS, RANKED, form_of
-from scripts.data.rows import read_rows
 from scripts.records import Manifest, read_record
+from scripts.rows.examples import PAIR_OF_TEXTS, RANKED, form_of
+from scripts.rows.jsonl import read_rows
 
 VALIDATION_LOSS = "final_validation_loss"
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")

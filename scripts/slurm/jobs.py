@@ -1,6 +1,6 @@
 """The states of the jobs that Snakemake submitted from this folder, kept in one small file for each call of Snakemake.
 
-The executor (scripts.snakemake.executor) writes it at every query, so that others need not ask Slurm. Before the first
+The executor (scripts.slurm.executor) writes it at every query, so that others need not ask Slurm. Before the first
 query, each job has a file of its own, written at its submission.
 """
 

@@ -1,6 +1,6 @@
 """Snakemake's Slurm executor with corrections of our own; docs/upstream.md lists what they correct.
 
-A job that ended well says so by its mark (scripts.snakemake.marks), which is looked for every second. Slurm is asked
+A job that ended well says so by its mark (scripts.slurm.marks), which is looked for every second. Slurm is asked
 about the others, by squeue, with or without an accounting database: ``--seconds-between-status-checks`` lie between two
 questions, and fewer only where a mark tells of a failure. While Slurm's controller is away no job is forgotten, and
 submissions wait for it. Of a job that failed the program's log is shown, and Slurm's only where the program has left
@@ -26,9 +26,9 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from scripts.errors import UserError
-from scripts.launch.jobs import FORMAT, note_submission, note_success, parse_squeue, read_call, write_call
-from scripts.launch.slurm import ENDED_STATES, ask, show
-from scripts.snakemake.marks import make_mark, read_mark, remove_marks, write_mark
+from scripts.slurm.client import ENDED_STATES, ask, show
+from scripts.slurm.jobs import FORMAT, note_submission, note_success, parse_squeue, read_call, write_call
+from scripts.slurm.marks import make_mark, read_mark, remove_marks, write_mark
 
 # What sbatch says when surely nothing was submitted.
 UNREACHED = ("Unable to contact slurm controller", "Connection refused")
@@ -71,7 +71,7 @@ class Executor(plugin.Executor):
         self.marks[job] = mark = make_mark(self.run_uuid)
         gpus = get_gpu_setting(job)
         settings = f"{get_cpu_setting(job, bool(gpus))} {gpus} {get_node_setting(job)}"
-        marking = shlex.join([sys.executable, "-m", "scripts.snakemake.marks", str(mark)])
+        marking = shlex.join([sys.executable, "-m", "scripts.slurm.marks", str(mark)])
         return f"{marking} srun -n1 --cpu-bind=q {settings} {command}"
 
     async def sleep(self) -> None:

@@ -1,6 +1,6 @@
 """A Ray cluster over the nodes of a Slurm job, for as long as one driver runs.
 
-One overlapping job step runs Ray on every node (scripts.launch.ray_node); when all nodes and GPUs are there, the
+One overlapping job step runs Ray on every node (scripts.slurm.ray_node); when all nodes and GPUs are there, the
 driver runs on this one, the job's first. Whichever ends first decides: the driver's exit status, or the loss of a node.
 """
 
@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 
 from scripts.errors import CutOffError, UserError, run_program
-from scripts.launch.slurm import Job, client_environment, own_job, retry_unreachable, show, step_command
 from scripts.recipe.site import Slurm
+from scripts.slurm.client import Job, client_environment, own_job, retry_unreachable, show, step_command
 
 CONNECT_SECONDS = 5.0
 
@@ -55,7 +55,7 @@ def run_on_cluster(
     step = _start(
         [
             *step_command(job, job.nodes, slurm.gpus_per_node, str(logs.resolve() / "ray-%N.log")),
-            *(sys.executable, "-m", "scripts.launch.ray_node"),
+            *(sys.executable, "-m", "scripts.slurm.ray_node"),
             *(f"--head={job.nodes[0]}", f"--address={address}", f"--port={slurm.ports.gcs}"),
             *(f"--directory={logs.resolve()}", f"--gpus={slurm.gpus_per_node}", f"--cpus={cpus}"),
             *(f"--workers-min={slurm.ports.workers_min}", f"--workers-max={slurm.ports.workers_max}"),
@@ -123,7 +123,7 @@ def _wait_for_nodes(
     with (logs / "nodes.jsonl").open("w") as out:
         waiting = _start(
             [
-                *(sys.executable, "-m", "scripts.launch.ray_wait", f"--address={gcs}", f"--nodes={len(job.nodes)}"),
+                *(sys.executable, "-m", "scripts.slurm.ray_wait", f"--address={gcs}", f"--nodes={len(job.nodes)}"),
                 *(f"--gpus={slurm.gpus_per_node}", f"--timeout={slurm.ray_start_seconds}"),
             ],
             environment,
@@ -198,7 +198,7 @@ def end_session(process: subprocess.Popen, grace: float, wait_first: float = 0.0
 
 def main() -> int:
     """Command line: run any driver on a Ray cluster over the Slurm job around it."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.launch.ray_cluster", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.slurm.ray_cluster", description=__doc__.split("\n")[0])
     parser.add_argument("--logs", type=Path, required=True, help="a directory that all nodes see; emptied first")
     parser.add_argument("--gpus-per-node", type=int, default=8)
     parser.add_argument("--cpus", type=int, default=1, help="CPUs of each node that Ray may use")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from scripts.drawing.chart import COLOURS, Number, is_known
+from scripts.report.chart import COLOURS, Number, is_known
 
 MARGIN = 8
 TEXT = 11

@@ -16,7 +16,7 @@ def main() -> int:
 
     Each line is ``{host without its domain: {"address": ip, "port": of its node manager, "gpus": n}}``.
     """
-    parser = argparse.ArgumentParser(prog="python -m scripts.launch.ray_wait", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.slurm.ray_wait", description=__doc__)
     parser.add_argument("--address", required=True, help="ip:port of the head")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--gpus", type=int, default=0, help="of each node")

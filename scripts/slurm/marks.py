@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from scripts.launch.slurm import client_environment
+from scripts.slurm.client import client_environment
 
 FOLDER = Path(".snakemake/stagecoach/marks")
 KEPT_SECONDS = 10 * 86400.0

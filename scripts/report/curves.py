@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.drawing.chart import COLOURS, Line, Number, is_known, line_chart
+from scripts.report.chart import COLOURS, Line, Number, is_known, line_chart
 
 Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.metrics, an entry a step
 

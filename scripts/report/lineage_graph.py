@@ -4,11 +4,11 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scripts.drawing.graph import Box, graph_svg
 from scripts.errors import UserError
 from scripts.files import write_text
-from scripts.lineage.chain import Chain, Link
-from scripts.lineage.text import code_name, datasets_of, image_name, model_name
+from scripts.report.chain import Chain, Link
+from scripts.report.graph import Box, graph_svg
+from scripts.report.tree import code_name, datasets_of, image_name, model_name
 from scripts.stage.provenance import step_text, words_of_skipped
 
 KINDS = {  # of nodes: the column where they are drawn, and their colour

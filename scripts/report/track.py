@@ -13,8 +13,8 @@ import pandas as pd
 
 from scripts.errors import UserError, run_program
 from scripts.files import write_json
-from scripts.lineage.chain import Link, read_chain
 from scripts.records import Evaluation, read_if_there
+from scripts.report.chain import Link, read_chain
 from scripts.stage.metrics import SCHEMA
 from scripts.stage.tables import read_table
 
@@ -133,7 +133,7 @@ def _scores(path: Path) -> dict[str, float]:
 
 def main() -> None:
     """Command line of the tracking."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.track", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.report.track", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", type=Path, help="such as results/rlhf/ckpt")
     parser.add_argument("--project", required=True, help="of W&B")
     parser.add_argument("--entity", help="team or user of W&B; none: the account's own")

@@ -9,9 +9,9 @@ from tqdm import tqdm
 
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_text
-from scripts.lineage.chain import Chain, Link, export_of, readable
 from scripts.recipe.resolve import read_values
 from scripts.records import ExportRecord, Files, SourceRecord
+from scripts.report.chain import Chain, Link, export_of, readable
 from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export
 from scripts.stage.paths import MODEL, StagePaths
 

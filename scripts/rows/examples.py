@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.rewards.row import AgentRef, InputText, Text, broken, parse, problem_of
+from scripts.rows.request import AgentRef, InputText, Text, broken, parse, problem_of
 
 Messages = list[dict[str, Any]]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.errors import shortened
-from scripts.lineage.chain import Chain, Link
+from scripts.report.chain import Chain, Link
 from scripts.stage.provenance import step_text, words_of_skipped
 
 LONGEST_NAME = 80

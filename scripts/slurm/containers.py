@@ -5,7 +5,7 @@ from pathlib import Path
 
 from scripts.errors import UserError
 from scripts.files import read_tail
-from scripts.launch.slurm import client_environment, own_job, step_command
+from scripts.slurm.client import client_environment, own_job, step_command
 
 SHOWN_LINES = 15
 HOST_ONLY = {

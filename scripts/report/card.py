@@ -15,13 +15,13 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from scripts.errors import UserError, run_program
 from scripts.files import sha256_text, write_text
-from scripts.lineage.chain import Chain, Link, export_of, read_chain
-from scripts.lineage.text import chain_text
-from scripts.model.chat_format import ChatFormat
 from scripts.model.hugging_face import config_of, tensors_of
 from scripts.recipe.resolve import config_text
 from scripts.recipe.settings import leaves
 from scripts.records import Benchmarks, Evaluation, ExportRecord, Gate, Manifest, Record, read_if_there
+from scripts.report.chain import Chain, Link, export_of, read_chain
+from scripts.report.tree import chain_text
+from scripts.rows.chat_format import ChatFormat
 from scripts.stage.provenance import step_text, words_of_skipped
 from scripts.stage.selection import selection_sentences
 
@@ -242,7 +242,7 @@ def _limits(chain: Chain, evaluation: Evaluation | None, benchmarks: Benchmarks 
 
 def main() -> None:
     """Command line of the model card."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.card", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.report.card", description=__doc__.split("\n")[0])
     parser.add_argument("export", type=Path, help="such as results/rlhf/hf")
     parser.add_argument("--license", help="by the hub's name, such as apache-2.0; none: the card states none")
     parser.add_argument("--output", type=Path, required=True, help="such as README.md")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.rewards.messages import Message, last_user_text
+from scripts.rows.messages import Message, last_user_text
 
 T = TypeVar("T")
 Text = Annotated[str, Meta(min_length=1)]

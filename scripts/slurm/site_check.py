@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scripts.errors import UserError
-from scripts.launch.slurm import SlurmUnreachableError, ask
 from scripts.recipe.site import Site, Slurm
 from scripts.recipe.stage import Resources
 from scripts.recipe.strict import nearest
+from scripts.slurm.client import SlurmUnreachableError, ask
 
 FORMAT = "%P|%a|%l|%D|%G|%f"
 GPUS = re.compile(r"gpu(?::[^:,(]+)*:(\d+)")

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from scripts.errors import UserError, run_program
-from scripts.launch.slurm import client_environment
+from scripts.slurm.client import client_environment
 
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_SECONDS = 20.0
@@ -112,7 +112,7 @@ def last_log_lines(temporary: Path) -> Iterator[str]:
 
 def main() -> int:
     """Command line of Ray on one node."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.launch.ray_node", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m scripts.slurm.ray_node", description=__doc__.split("\n")[0])
     parser.add_argument("--node", default=os.environ.get("SLURMD_NODENAME", socket.gethostname()))
     parser.add_argument("--head", required=True, help="name of the node whose Ray is the head")
     parser.add_argument("--address", required=True, help="the head's address")

@@ -19,7 +19,7 @@ from scripts.recipe.config import Config
 from scripts.recipe.load import check_stage_name
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.yaml_file import read_yaml
-from scripts.snakemake.controller_lock import holders
+from scripts.slurm.controller_lock import holders
 
 CONFIG = Path("config/config.yaml")
 NO_RULE = re.compile(r"No rule to produce (.+?) \(if you use")

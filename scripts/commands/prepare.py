@@ -14,10 +14,10 @@ from scripts.recipe.config import Config
 from scripts.recipe.recipe import TAKEN_STAGES, Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
-from scripts.snakemake.ancient import correct_ancient
-from scripts.snakemake.controller_lock import remove_dead_lock
-from scripts.snakemake.orphans import export_orphans
-from scripts.snakemake.retries import Retries
+from scripts.slurm.ancient import correct_ancient
+from scripts.slurm.controller_lock import remove_dead_lock
+from scripts.slurm.orphans import export_orphans
+from scripts.stage.retries import Retries
 
 PINS = "envs/controller.txt"
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
@@ -45,7 +45,7 @@ def prepare(workflow: Any, results: Path, site: Site) -> int:
             print(line, file=sys.stderr)
         Retries(results, call, site.slurm is not None).install()
         if site.slurm:
-            from scripts.snakemake.executor import use_executor  # noqa: PLC0415  (the plugin is for Slurm alone)
+            from scripts.slurm.executor import use_executor  # noqa: PLC0415  (the plugin is for Slurm alone)
 
             use_executor(results)
             export_orphans(results)
@@ -92,6 +92,6 @@ def check_versions(pins: Path, *packages: str) -> None:
             installed = "not installed"
         if installed != pinned:
             raise UserError(
-                f"{package} is {installed}, but what scripts/snakemake/ corrects in it is tested with {pinned} alone: "
+                f"{package} is {installed}, but what scripts/slurm/ corrects in it is tested with {pinned} alone: "
                 f"python -m pip install {package}=={pinned}"
             )

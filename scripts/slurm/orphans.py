@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.launch.jobs import stage_jobs
-from scripts.launch.slurm import ENDED_STATES, ask
+from scripts.slurm.client import ENDED_STATES, ask
+from scripts.slurm.jobs import stage_jobs
 
 VARIABLE = "STAGECOACH_ORPHANS"
 

@@ -14,9 +14,9 @@ from typing import Any
 import snakemake.api  # noqa: F401  (first: Snakemake's modules import each other in a circle)
 from snakemake.jobs import Job
 
-from scripts.launch.jobs import newest_job
-from scripts.launch.slurm import ENDED_BY_SLURM
-from scripts.snakemake.orphans import export_orphans
+from scripts.slurm.client import ENDED_BY_SLURM
+from scripts.slurm.jobs import newest_job
+from scripts.slurm.orphans import export_orphans
 from scripts.stage.attempts import attempts_of, without_progress
 from scripts.stage.rundir import newest_step
 

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from scripts.errors import UserError
-from scripts.rewards.messages import last_user_text, messages_of, text_of
+from scripts.rows.messages import last_user_text, messages_of, text_of
 
 Row = dict[str, Any]
 Messages = list[dict[str, Any]]

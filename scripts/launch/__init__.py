@@ -1,1 +1,0 @@
-"""Slurm allocations, Ray clusters over them, command lines of what runs there."""

@@ -1,1 +1,0 @@
-"""Where a checkpoint comes from: read from the records, verified on disk, shown as text and picture."""

@@ -1,0 +1,1 @@
+"""Rows of data: JSONL, requests, messages, prompts and the chat format."""
