@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
@@ -57,9 +57,18 @@ NUMBERS = (int, float, int | None, float | None)
 
 
 class Strict(BaseModel):
-    """A model that refuses keys it does not know and names the nearest it does."""
+    """Refuse unknown keys with the nearest known one, and keys in `gone` with the sentence that stands there.
+
+    `gone` maps a key that an earlier version knew to one sentence: what to do instead. Subclasses inherit the entries.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    gone: ClassVar[dict[str, str]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Add the entries of the parent classes to the class's own."""
+        cls.gone = {key: text for base in reversed(cls.__mro__) for key, text in vars(base).get("gone", {}).items()}
 
     @model_validator(mode="before")
     @classmethod
@@ -67,11 +76,9 @@ class Strict(BaseModel):
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "unknown key{hint}",
-                        {"key": str(key), "hint": nearest(str(key), cls.model_fields)},
-                    )
+                    gone = cls.gone.get(str(key))
+                    message = f"is gone: {gone}" if gone else f"unknown key{nearest(str(key), cls.model_fields)}"
+                    raise PydanticCustomError("unknown_key", "{message}", {"key": str(key), "message": message})
                 if isinstance(data[key], bool) and cls.model_fields[key].annotation in NUMBERS:
                     raise invalid(f"{key} is a number; YAML reads yes, no, on and off as true and false")
         return data

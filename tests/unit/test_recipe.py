@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -12,6 +13,8 @@ from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.pins import pinned_versions
 from scripts.recipe.resolve import config_text, resolve_stage, sync_configs
+from scripts.recipe.strict import Strict
+from scripts.recipe.yaml_file import read_yaml, validate
 from scripts.schema import derived_files, schema_text
 from tests.conftest import ROOT
 
@@ -48,6 +51,29 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest(mistaken):
     message = mistaken("num_prompts_per_step: 16", "num_prompt_per_step: 16")
     where = f"tiny.yaml:{line_of('num_prompts_per_step: 16')}: "
     assert where + "stages.rlvr1.grpo.num_prompt_per_step: unknown key; did you mean num_prompts_per_step?" in message
+
+
+def test_a_key_that_is_gone_is_refused_with_what_to_do_instead(tmp_path):
+    class Inner(Strict):
+        kept: int = 1
+        gone: ClassVar[dict[str, str]] = {"old": "use kept"}
+
+    class Inherits(Inner):
+        gone: ClassVar[dict[str, str]] = {"older": "leave it out"}
+
+    class Outer(Strict):
+        inner: Inherits
+
+    path = tmp_path / "outer.yaml"
+    path.write_text("inner:\n  kept: 2\n  old: 3\n")
+    data, node = read_yaml(path)
+    with pytest.raises(UserError) as error:
+        validate(Outer, data, path, node)
+    assert str(error.value) == f"{path}:3: inner.old: is gone: use kept"
+    path.write_text("inner:\n  older: 3\n")
+    data, node = read_yaml(path)
+    with pytest.raises(UserError, match=":2: inner.older: is gone: leave it out"):
+        validate(Outer, data, path, node)
 
 
 def test_a_wrong_type_is_named(mistaken):
