@@ -72,7 +72,7 @@ def test_a_key_that_is_gone_is_refused_with_what_to_do_instead(tmp_path):
     assert str(error.value) == f"{path}:3: inner.old: is gone: use kept"
     path.write_text("inner:\n  older: 3\n")
     data, node = read_yaml(path)
-    with pytest.raises(UserError, match=":2: inner.older: is gone: leave it out"):
+    with pytest.raises(UserError, match=r":2: inner\.older: is gone: leave it out"):
         validate(Outer, data, path, node)
 
 
