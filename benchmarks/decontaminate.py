@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from scripts.data.clean import Cleaner
+from scripts.data.clean import Cleaner, mark_of
+from scripts.rows.kinds import KINDS
 
 BENCHMARKS = {"mmlu": 14_042, "gsm8k": 1_319, "ifeval": 541}
 WORDS, VOCABULARY, BATCH = 100, 30_000, 2_000
@@ -63,7 +64,8 @@ def measure(case: str, rows: int) -> dict[str, Any]:
     index, seconds, kept = time.process_time() - begun, 0.0, 0
     for batch in batches(rng, words, rows, instances.get("mmlu") or texts(rng, words, 100, 60)):
         begun = time.process_time()
-        kept += len(cleaner.kept(batch, str))
+        marks = [mark_of(row, KINDS["demonstrations"], by) for row in batch]
+        kept += len(cleaner.kept(marks, str))
         seconds += time.process_time() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"index": index, "seconds": seconds, "kept": kept, "peak": peak, "said": cleaner.describe()}

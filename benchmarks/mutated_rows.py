@@ -34,6 +34,7 @@ from scripts.model.processor import make_processor
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
 from scripts.rows.jsonl import decode_row
+from scripts.rows.kinds import KINDS
 from scripts.rows.prompts import open_picture
 from tests.pretrained import tokenizer
 
@@ -185,7 +186,7 @@ def problem_in_check(line: bytes, kind: str, folder: Path) -> str | None:
     file = folder / "rows.jsonl"
     file.write_bytes(line + b"\n")
     try:
-        check_files([file], Rules(kind), 1)
+        check_files([file], Rules(KINDS[kind]), 1)
     except UserError as error:
         return str(error)
     return None

@@ -14,20 +14,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from scripts.errors import UserError, run_program, shortened
 from scripts.files import write_json
 from scripts.recipe.strict import nearest
 from scripts.rewards.registry import contract_of
 from scripts.rows.blocks import Block, blocks_of
-from scripts.rows.examples import Demonstration, form_of, preference_problem
 from scripts.rows.jsonl import RowError, decode_row, decode_rows, key_of
+from scripts.rows.kinds import KINDS, RowKind
 from scripts.rows.parallel import default_workers, in_order
-from scripts.rows.request import PromptRow, problem_of
 
-Kind = Literal["prompts", "demonstrations", "preferences"]
-KINDS = get_args(Kind)
 SHOWN = 50
 PIECE_BYTES = 1 << 12
 LONGEST_PROBLEM = 200
@@ -50,7 +47,7 @@ class Rules:
     may end as on Windows.
     """
 
-    kind: Kind = "prompts"
+    kind: RowKind = KINDS["prompts"]
     environments: frozenset[str] = frozenset()
     allow: frozenset[str] = frozenset()
     form: str | None = None
@@ -58,16 +55,14 @@ class Rules:
 
     def problem_of(self, row: dict[str, Any], environment: str | None) -> str | None:
         """What is wrong with a row; None: nothing."""
-        if self.kind == "preferences":
-            if self.form not in (None, form := form_of(row)):
-                return f"$: is {form}, but the first row is {self.form}; a blend has one form"
-            return preference_problem(row)
+        if self.form not in (None, form := self.kind.form(row)):
+            return f"$: is {form}, but the first row is {self.form}; a blend has one form"
+        if not self.kind.is_rewarded:
+            return self.kind.problem(row)
         if environment is not None and self.environments and environment not in self.environments:
             return f"$.agent_ref.name: is none of the blend's environments{nearest(environment, self.environments)}"
-        if self.kind == "demonstrations":
-            missing = "$.agent_ref: is missing" if self.environments and "agent_ref" not in row else None
-            return problem_of(row, Demonstration) or missing
-        return problem_of(row, contract_of(environment or "") or PromptRow)
+        missing = "$.agent_ref: is missing" if self.environments and "agent_ref" not in row else None
+        return self.kind.problem(row, contract_of(environment or "")) or missing
 
 
 @dataclass
@@ -145,7 +140,7 @@ def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally:
         return
     agent = row.get("agent_ref")
     name = agent.get("name") if isinstance(agent, dict) else None
-    environment = name if isinstance(name, str) and rules.kind != "preferences" else None
+    environment = name if isinstance(name, str) and rules.kind.is_rewarded else None
     if rules.is_published and "_hf_placeholder" in row:
         tally.placeholders += 1
     elif problem := rules.problem_of(row, environment):
@@ -159,8 +154,7 @@ def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally:
 
 def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tally]:
     """Check files by blocks in several processes; UserError with the table of all bad rows if there are some."""
-    if rules.kind == "preferences":
-        rules = replace(rules, form=_first_form(files[0]))
+    rules = replace(rules, form=_first_form(files[0], rules.kind))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
     for path, part in in_order(partial(_check_in_file, rules=rules), blocks, workers):
@@ -178,12 +172,12 @@ def _check_in_file(block: Block, rules: Rules) -> tuple[Path, Tally]:
     return block.path, check_block(block, rules)
 
 
-def _first_form(file: Path) -> str | None:
-    """The form of the first row of preferences that can be read."""
+def _first_form(file: Path, kind: RowKind) -> str | None:
+    """Return the form of the first readable row."""
     with file.open("rb") as lines:
         for line in lines:
             try:
-                return form_of(decode_row(line.rstrip(b"\r\n")))
+                return kind.form(decode_row(line.rstrip(b"\r\n")))
             except RowError:
                 continue
     return None
@@ -219,7 +213,7 @@ def _columns(rows: list[tuple[str, ...]]) -> list[str]:
 def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
     """The record of what was checked, small and the same for the same rows."""
     return {
-        "kind": rules.kind,
+        "kind": rules.kind.name,
         "rows": sum(tally.rows for tally in tallies.values()),
         "splits": {
             file.name: {
@@ -228,7 +222,7 @@ def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
                 "without_contract": {
                     name: count
                     for name, count in sorted(tally.environments.items())
-                    if rules.kind == "prompts" and contract_of(name) is None
+                    if rules.kind.has_contract and contract_of(name) is None
                 },
                 "allowed": dict(sorted(tally.allowed.items())),
             }
@@ -243,7 +237,7 @@ def _summary(tallies: dict[Path, Tally], rules: Rules) -> Iterator[str]:
         notes += [f"{tally.placeholders} of them to be filled in"] if tally.placeholders else []
         yield ", ".join([f"{file}: {tally.rows} rows", *notes])
         for name, count in sorted(tally.environments.items()):
-            unknown = rules.kind == "prompts" and contract_of(name) is None
+            unknown = rules.kind.has_contract and contract_of(name) is None
             yield f"  {count:>9}  {name}{'  (no contract of its own)' if unknown else ''}"
 
 
@@ -260,7 +254,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="check.json (default: only say what was found)")
     arguments = parser.parse_args()
     rules = Rules(
-        arguments.kind,
+        KINDS[arguments.kind],
         frozenset(arguments.environments),
         frozenset(arguments.allow),
         is_published=arguments.source is not None,

@@ -6,14 +6,14 @@ that a hash of 64 bits takes two different rows for the same has a chance of 3 i
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 
 from scripts.data.decontaminate import Benchmark, overlaps
-from scripts.rows.examples import preference_of
+from scripts.rows.kinds import RowKind
 from scripts.rows.messages import text_of
 
 Row = dict[str, Any]
@@ -21,8 +21,27 @@ FIRST = 5
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
+class Mark(NamedTuple):
+    """What the cleaner reads of a row: the hash it is deduplicated by, and the texts of its prompt's user messages."""
+
+    key: int | None
+    texts: list[str]
+
+
+def mark_of(row: Row, kind: RowKind, by: Literal["prompt", "row"] | None) -> Mark:
+    """Return the mark of a row; processes that hold the decoded row make it."""
+    if "_hf_placeholder" in row:
+        prompt, texts = [[], row["_hf_placeholder"]], []
+    else:
+        example = kind.example(row)
+        prompt = [example.prompt, example.tools]
+        texts = [text_of(message.get("content")) for message in example.prompt if message.get("role") == "user"]
+    key = by and xxhash.xxh3_64_intdigest(_encode(_plain(row if by == "row" else prompt)))
+    return Mark(key, texts)
+
+
 class Cleaner:
-    """Chooses the rows of a blend that stay; it sees them all, in their order, some thousands at once.
+    """Choose the rows of a blend that stay, some thousands at once, in their order.
 
     `benchmarks` are the texts of their instances by name, with `ngram` and `overlap` of each.
     """
@@ -38,17 +57,15 @@ class Cleaner:
         self.overlapping: dict[str, int] = dict.fromkeys(benchmarks, 0)
         self.first: dict[str, list[str]] = {name: [] for name in benchmarks}
 
-    def kept(self, rows: list[Row], place: Callable[[int], str]) -> list[int]:
-        """The numbers of those of these rows that stay; `place` names a row by its number, for the record."""
-        kept = list(range(len(rows)))
+    def kept(self, marks: list[Mark], place: Callable[[int], str]) -> list[int]:
+        """Return the indices of the rows that stay; `place` names a row by its index, for the record."""
+        kept = list(range(len(marks)))
         if self.by is not None:
-            prompts = rows if self.by == "row" else map(prompt_of, rows)
-            hashes = [xxhash.xxh3_64_intdigest(_encode(_plain(prompt))) for prompt in prompts]
-            kept = np.flatnonzero(self.seen.are_new(np.array(hashes, np.uint64))).tolist()
-            self.duplicates += len(rows) - len(kept)
+            kept = np.flatnonzero(self.seen.are_new(np.array([mark.key for mark in marks], np.uint64))).tolist()
+            self.duplicates += len(marks) - len(kept)
         if not self.benchmarks:
             return kept
-        found = overlaps([user_texts(rows[number]) for number in kept], self.benchmarks, self.vocabulary)
+        found = overlaps([marks[number].texts for number in kept], self.benchmarks, self.vocabulary)
         for at, names in sorted(found.items()):
             for name in names:
                 self.overlapping[name] += 1
@@ -101,22 +118,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def prompt_of(row: Row) -> Any:
-    """What a policy reads of a row of any kind before it answers: messages and tools; or what is to be filled in."""
-    if "_hf_placeholder" in row:
-        return [[], row["_hf_placeholder"]]
-    if "responses_create_params" in row:
-        request = row["responses_create_params"]
-        return [request.get("input"), request.get("tools") or None]
-    if "chosen" in row or "completions" in row:
-        return [preference_of(row).prompt, row.get("tools") or None]
-    return [row["messages"][:-1], row.get("tools") or None]
-
-
-def user_texts(row: Row) -> list[str]:
-    """The texts of the user's messages in a row of any kind."""
-    given = prompt_of(row)[0]
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    return [text_of(message.get("content")) for message in messages if message.get("role") == "user"]

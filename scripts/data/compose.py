@@ -8,7 +8,7 @@ import os
 import random
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from scripts.data.check import Rules
-from scripts.data.clean import Cleaner
+from scripts.data.clean import Cleaner, Mark, mark_of
 from scripts.data.conversations import Misfit
 from scripts.data.published import Batch, batches_of, columns_of
 from scripts.data.shapes import Mapper, mappings_of
@@ -29,8 +29,11 @@ from scripts.files import open_atomically
 from scripts.recipe.blend import Blend
 from scripts.recipe.source import Part, Rows
 from scripts.rows.jsonl import RowError
+from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import in_order
 
+Row = dict[str, Any]
+Made = tuple[int, bytes | str | None, Mark | None]
 SHOWN = 20
 encode = msgspec.json.Encoder().encode
 
@@ -49,58 +52,60 @@ class Composed:
 
     before: str
     first: int
-    lines: list[tuple[int, bytes]] = field(default_factory=list)
+    lines: list[tuple[int, bytes, Mark | None]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     read: int = 0
     filtered: int = 0
 
     def clean(self, cleaner: Cleaner) -> None:
         """Leave out the lines that the cleaner does not keep."""
-        places = [f"{self.before}{self.first + index}" for index, _ in self.lines]
-        kept = cleaner.kept([msgspec.json.decode(line) for _, line in self.lines], places.__getitem__)
+        places = [f"{self.before}{self.first + index}" for index, _, _ in self.lines]
+        kept = cleaner.kept([mark for _, _, mark in self.lines], places.__getitem__)
         self.lines = [self.lines[number] for number in kept]
 
 
-def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules) -> Composed:
+def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callable[[Row], Mark] | None) -> Composed:
     """The rows of a batch as lines of the blend, each by the first mapping whose filter it meets."""
     result, waiting = Composed(batch.before, batch.first), {*range(len(batch))}
-    made: list[tuple[int, bytes | str | None]] = []
+    made: list[Made] = []
     for rows in mappings:
         chosen = waiting & batch.matching(rows.filter) if rows.filter else waiting
-        made += _made(batch, rows, rules, chosen)
+        made += _made(batch, rows, rules, mark, chosen)
         waiting = waiting - chosen
     if len(mappings) > 1:
         made.sort(key=itemgetter(0))
-    result.problems = [f"{batch.place(index)}: {line}" for index, line in made if isinstance(line, str)]
-    result.lines = [(index, line) for index, line in made if isinstance(line, bytes)]
+    result.problems = [f"{batch.place(index)}: {line}" for index, line, _ in made if isinstance(line, str)]
+    result.lines = [each for each in made if isinstance(each[1], bytes)]
     result.filtered = len(waiting)
-    result.read = len(batch) - sum(line is None for _, line in made)
+    result.read = len(batch) - sum(line is None for _, line, _ in made)
     return result
 
 
-def _made(batch: Batch, rows: Rows, rules: Rules, chosen: set[int]) -> Iterator[tuple[int, bytes | str | None]]:
-    """The index of each row with its line, with what is wrong with it, or with None where it is a blank line."""
+def _made(
+    batch: Batch, rows: Rows, rules: Rules, mark: Callable[[Row], Mark] | None, chosen: set[int]
+) -> Iterator[Made]:
+    """Yield each row's index and its line with its mark, its problem, or None for a blank line."""
     mappers: dict[tuple[str, ...], Mapper] = {}
-    table = None if batch.is_lines else Mapper(rows, rules.kind, batch.names, is_table=True)
+    table = None if batch.is_lines else Mapper(rows, rules.kind.name, batch.names, is_table=True)
     for index, published in enumerate(batch.rows(table and table.needed)):
         if index not in chosen:
             continue
         try:
             if isinstance(published, RowError):
-                yield index, str(published) if batch.content[index].strip() else None
+                yield index, str(published) if batch.content[index].strip() else None, None
                 continue
             if (mapper := table or mappers.get(names := tuple(published))) is None:
-                mapper = mappers[names] = Mapper(rows, rules.kind, names, is_table=False)
+                mapper = mappers[names] = Mapper(rows, rules.kind.name, names, is_table=False)
             row = mapper.row_of(published)
             agent = row.get("agent_ref")
             name = agent.get("name") if isinstance(agent, dict) else None
             if "_hf_placeholder" not in row and (problem := rules.problem_of(row, name)):
-                yield index, mapper.blamed(problem)
+                yield index, mapper.blamed(problem), None
             else:
                 line = encode(row) if table or row is not published else batch.content[index]
-                yield index, line + b"\n"
+                yield index, line + b"\n", mark and mark(row)
         except Misfit as error:
-            yield index, str(error)
+            yield index, str(error), None
 
 
 class _Waiting:
@@ -134,7 +139,8 @@ def write_blend(
     that do not fit, or says that none is left.
     """
     name, mixes = output.stem, blend.shuffle or bool(blend.sources)
-    rules = Rules(blend.kind, frozenset(map(str, blend.environments)))
+    rules = Rules(KINDS[blend.kind], frozenset(map(str, blend.environments)))
+    mark = cleaner and partial(mark_of, kind=rules.kind, by=cleaner.by)
     tallies, rng, order = [], random.Random(blend.seed), array("L")
     with open_atomically(output) as (target,), TemporaryFile(dir=output.parent) as file:
         waiting = _Waiting(file)
@@ -147,10 +153,10 @@ def write_blend(
             first = len(waiting.sizes)
             for paths in sets:
                 begin = len(waiting.sizes)
-                compose = partial(compose_batch, mappings=mappings, rules=rules)
+                compose = partial(compose_batch, mappings=mappings, rules=rules, mark=mark)
                 for composed in in_order(compose, _batches(paths, mappings, blend.kind), workers):
                     tally.add(composed, cleaner)
-                    lines = [line for _, line in composed.lines]
+                    lines = [line for _, line, _ in composed.lines]
                     if mixes:
                         waiting.add(lines)
                     else:

@@ -29,14 +29,10 @@ from scripts.recipe.source import Files, FolderSource, HubSource, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.blocks import blocks_of
 from scripts.rows.jsonl import RowError, read_rows
+from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import default_workers
 
 PLACEHOLDER = b"_hf_placeholder"
-READY = {  # fields of which a row of a blend has one
-    "prompts": {"responses_create_params", "_hf_placeholder"},
-    "demonstrations": {"messages"},
-    "preferences": {"context", "prompt"},
-}
 RAW = {"mmpr": "OMNI3_MMPR_PUBLIC_RAW", "mmpr_tiny": "OMNI3_MMPR_TINY_RAW"}  # Nemotron's, of images fetched before
 
 
@@ -107,7 +103,7 @@ def _has_a_shape_of_its_own(path: Path, blend: Blend) -> bool:
         Mapper(Rows(), blend.kind, tuple(row), is_table=False)
     except (UserError, Misfit):
         return False
-    is_ready = row.keys() & READY[blend.kind] and not isinstance(row.get("chosen"), list)
+    is_ready = row.keys() & KINDS[blend.kind].fields and not isinstance(row.get("chosen"), list)
     return not is_ready or "images" in row
 
 

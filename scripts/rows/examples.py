@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.rows.request import AgentRef, InputText, Text, broken, parse, problem_of
+from scripts.rows.request import AgentRef, InputText, Text, broken, parse
 
 Messages = list[dict[str, Any]]
 
@@ -154,17 +154,6 @@ class Preference:
     prompt: Messages
     chosen: Messages
     rejected: Messages
-
-
-def preference_problem(row: dict[str, Any]) -> str | None:
-    """What is wrong with a row of preferences, with its path; None: nothing is."""
-    if problem := problem_of(row, Ranked if is_ranked(row) else Pair):
-        return problem
-    try:
-        preference_of(row)
-    except ValueError as error:
-        return f"${error}"
-    return None
 
 
 def preference_of(row: dict[str, Any]) -> Preference:

@@ -1,9 +1,10 @@
 """The messages of a row's prompt, and their texts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Message = dict[str, Any]
+NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 
 
 def messages_of(row: dict[str, Any]) -> list[Message]:
@@ -37,3 +38,14 @@ def last_user_text(messages: Iterable[Message], picture: str | None = None) -> s
 def last_question(row: dict[str, Any]) -> str:
     """The text of a row's last user message without white space around it; empty where no user speaks."""
     return (last_user_text(messages_of(row)) or "").strip()
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield the texts in messages or tools, without roles, types and pictures."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_of(item)
+    elif isinstance(value, dict):
+        yield from texts_of([item for key, item in value.items() if key not in NO_TEXT])

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,22 +23,20 @@ from huggingface_hub import try_to_load_from_cache
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from scripts.data.check import KINDS, Kind
 from scripts.errors import UserError, run_program
 from scripts.model import scratch
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows.blocks import Block, blocks_of
 from scripts.rows.chat_format import chat_template_of, compiled_template
-from scripts.rows.examples import preference_of
 from scripts.rows.jsonl import decode_row
-from scripts.rows.messages import messages_of
+from scripts.rows.kinds import KINDS
+from scripts.rows.messages import texts_of
 from scripts.rows.parallel import default_workers, in_order
 from scripts.rows.prompts import Messages, as_chat
 
 SAMPLE = 2000
 PERCENTILES = (50, 90, 99)
 BYTES = "one token a byte"
-NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 NOT_A_ROW = (ValueError, KeyError, TypeError, AttributeError)
 _template = lru_cache(compiled_template)
 SHORTEST = [{"role": "user", "content": "x"}]
@@ -106,7 +103,7 @@ def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
 
 def token_lengths(
     split: Path,
-    kind: Kind,
+    kind: str,
     rows: int,
     tokenizer: str,
     limit: int,
@@ -141,7 +138,7 @@ class TokenCounter(NamedTuple):
 
     def count(self, messages: Messages, tools: list[Any] | None = None, asks: bool = False) -> int:
         """The tokens of messages; `asks`: ready for the answer."""
-        text = self._render(messages, tools, asks) or "\n".join(_strings([messages, tools]))
+        text = self._render(messages, tools, asks) or "\n".join(texts_of([messages, tools]))
         if self.tokenizer == BYTES:
             return len(re.sub("|".join(map(re.escape, scratch.SPECIALS)), "x", text).encode())
         return len(_load(self.tokenizer).encode_batch_fast([text], add_special_tokens=False)[0])
@@ -161,7 +158,7 @@ class TokenCounter(NamedTuple):
             return None
 
 
-def _count_block(block: Block, kind: Kind, counter: TokenCounter, limit: int, every: int) -> Lengths:
+def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int, every: int) -> Lengths:
     lines = block.read().splitlines()
     lengths = Lengths(rows=len(lines))
     begins, special = _special_tokens(counter.tokenizer)
@@ -174,11 +171,10 @@ def _count_block(block: Block, kind: Kind, counter: TokenCounter, limit: int, ev
         if not is_sampled and len(line) + added <= room:
             continue
         try:
-            row = decode_row(line)
-            prompt, answer = _parts_of(row, kind)
+            example = KINDS[kind].example(decode_row(line))
+            prompt, answer, tools = example.prompt, example.longest_answer, example.tools
         except NOT_A_ROW as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
-        tools = (row["responses_create_params"] if kind == "prompts" else row).get("tools") or None
         tokens = counter.count([*prompt, *answer], tools, asks=not answer)
         if is_sampled:
             lengths.tokens.append(tokens)
@@ -186,27 +182,6 @@ def _count_block(block: Block, kind: Kind, counter: TokenCounter, limit: int, ev
             lengths.too_long.append((number, tokens))
             lengths.answers_cut += bool(answer) and counter.count(prompt, tools, asks=True) >= limit
     return lengths
-
-
-def _parts_of(row: dict[str, Any], kind: Kind) -> tuple[Messages, Messages]:
-    """The messages of a row's prompt, and of its longer answer; there is none in a row of prompts."""
-    if kind == "prompts":
-        return messages_of(row), []
-    if kind == "demonstrations":
-        return row["messages"][:-1], row["messages"][-1:]
-    pair = preference_of(row)
-    return pair.prompt, max(pair.chosen, pair.rejected, key=lambda answer: sum(map(len, _strings(answer))))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """The texts in a value; roles, types and pictures left out."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _strings(item)
-    elif isinstance(value, dict):
-        yield from _strings([item for key, item in value.items() if key not in NO_TEXT])
 
 
 @lru_cache

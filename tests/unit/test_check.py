@@ -16,6 +16,7 @@ from scripts.data.check import Rules, check_files, describe
 from scripts.errors import CutOffError, UserError, run_program
 from scripts.rows import blocks
 from scripts.rows.jsonl import RowError, _decode_exactly, decode_row, decode_rows, key_of
+from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import AHEAD, default_workers, in_order
 from tests.unit.test_contract import GOOD, PAIR, RANKED, changed, good
 
@@ -373,10 +374,10 @@ def damaged(draw):
 def test_a_damaged_row_passes_or_is_named_and_nothing_else_happens(line, tmp_path):
     split = tmp_path / "split.jsonl"
     split.write_bytes(line_of(row()) + b"\n" + line + b"\n" + line_of(row()) + b"\n")
-    for rules in (Rules(), Rules("demonstrations"), Rules("preferences"), Rules(is_published=True)):
+    for rules in (Rules(), Rules(KINDS["demonstrations"]), Rules(KINDS["preferences"]), Rules(is_published=True)):
         try:
             (tally,) = check_files([split], rules, 1).values()
         except UserError as error:
             assert re.search(rf"\n  {split}:\d ", str(error))
         else:
-            assert tally.rows >= 3 and rules.kind == "prompts"
+            assert tally.rows >= 3 and rules.kind is KINDS["prompts"]

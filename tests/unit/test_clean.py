@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from scripts.data.clean import Cleaner, _Seen, user_texts
+from scripts.data.clean import Cleaner, _Seen, mark_of
 from scripts.data.decontaminate import Benchmark, overlaps, words_of
+from scripts.rows.kinds import KINDS
 
 NATALIA = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
 MESSAGE = {"role": "user", "content": NATALIA}
@@ -21,10 +22,11 @@ def asked(text, **changes):
 def left(rows, by=None, **benchmarks):
     """The rows that stay, given by twos, and what the record says of the others."""
     cleaner = Cleaner(by, benchmarks)
+    marks = [mark_of(row, next(kind for kind in KINDS.values() if kind.fields & row.keys()), by) for row in rows]
     kept = [
         start + number
         for start in range(0, len(rows), 2)
-        for number in cleaner.kept(rows[start : start + 2], lambda number, start=start: f"row {start + number + 1}")
+        for number in cleaner.kept(marks[start : start + 2], lambda number, start=start: f"row {start + number + 1}")
     ]
     return kept, cleaner.describe()
 
@@ -118,4 +120,4 @@ def test_what_was_seen_is_remembered_in_eight_bytes_a_row():
 
 def test_the_users_texts_are_those_of_every_turn():
     turns = [{"role": "system", "content": "s"}, MESSAGE, ANSWER, {"role": "user", "content": None}, ANSWER]
-    assert user_texts({"messages": turns}) == [NATALIA, ""]
+    assert mark_of({"messages": turns}, KINDS["demonstrations"], None).texts == [NATALIA, ""]

@@ -16,6 +16,7 @@ from scripts.data.check import Rules, check_files
 from scripts.data.compose import PublishedFile, write_blend
 from scripts.errors import UserError
 from scripts.recipe.blend import Blend
+from scripts.rows.kinds import KINDS
 
 MATH = "math_with_judge_simple_agent"
 ASKS, SAYS, OTHER, SYSTEM = (
@@ -138,7 +139,7 @@ ASKED = [
 @pytest.mark.parametrize(("row", "options"), ASKED, ids=[" ".join(row) for row, _ in ASKED])
 def test_prompts_of_every_shape_have_an_environment_and_its_answer(row, options, composed, tmp_path):
     assert composed([row], environment=MATH, **options)[0] == [prompt("1+1?", "2")]
-    assert check_files([tmp_path / "blend.jsonl"], Rules("prompts", frozenset({MATH})), 1)
+    assert check_files([tmp_path / "blend.jsonl"], Rules(KINDS["prompts"], frozenset({MATH})), 1)
 
 
 def test_fields_of_an_environment_come_from_columns_or_are_constant(composed):

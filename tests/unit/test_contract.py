@@ -9,7 +9,7 @@ import pytest
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.registry import SPECS, contract_of
-from scripts.rows.examples import Demonstration, Preference, preference_of, preference_problem
+from scripts.rows.kinds import KINDS, Example
 from scripts.rows.request import PromptRow, problem_of
 from tests.conftest import ROOT
 
@@ -671,8 +671,8 @@ CALL = {"type": "function", "function": {"name": "ring", "arguments": '{"times":
     ],
 )
 def test_a_demonstration_ends_with_what_is_imitated(path, value, says):
-    assert problem_of(DEMONSTRATION, Demonstration) is None
-    assert problem_of(changed(copy.deepcopy(DEMONSTRATION), path, value), Demonstration) == says
+    assert KINDS["demonstrations"].problem(DEMONSTRATION) is None
+    assert KINDS["demonstrations"].problem(changed(copy.deepcopy(DEMONSTRATION), path, value)) == says
 
 
 @pytest.mark.parametrize(
@@ -709,8 +709,8 @@ def test_a_demonstration_ends_with_what_is_imitated(path, value, says):
     ],
 )
 def test_a_row_in_which_nothing_is_preferred_is_told(row, path, value, says):
-    assert preference_problem(row) is None
-    assert preference_problem(changed(copy.deepcopy(row), path, value)) == says
+    assert KINDS["preferences"].problem(row) is None
+    assert KINDS["preferences"].problem(changed(copy.deepcopy(row), path, value)) == says
 
 
 @pytest.mark.parametrize(
@@ -728,4 +728,6 @@ def test_a_row_in_which_nothing_is_preferred_is_told(row, path, value, says):
     ],
 )
 def test_every_form_of_a_preference_is_the_same_preference(row):
-    assert preference_problem(row) is None and preference_of(row) == Preference([USER], [GOOD_ANSWER], [BAD_ANSWER])
+    assert KINDS["preferences"].problem(row) is None and KINDS["preferences"].example(row) == Example(
+        [USER], None, ([GOOD_ANSWER], [BAD_ANSWER])
+    )

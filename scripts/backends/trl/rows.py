@@ -31,11 +31,11 @@ from scripts.files import (
     sha256_text,
 )
 from scripts.records import Manifest, read_record
-from scripts.rows import examples, messages, prompts
+from scripts.rows import examples, kinds, messages, prompts
 
 BATCH = 128
 PROGRESS_SECONDS = 20.0
-CODE = (__file__, tokenization.__file__, examples.__file__, messages.__file__, prompts.__file__)
+CODE = (__file__, tokenization.__file__, examples.__file__, kinds.__file__, messages.__file__, prompts.__file__)
 LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
 

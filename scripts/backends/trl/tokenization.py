@@ -15,8 +15,8 @@ from PIL import Image
 from scripts.errors import UserError
 from scripts.recipe.sampling import TemplateVariables
 from scripts.rows.chat_format import common_length, marks_answers, tokenizer_of, training_template_of
-from scripts.rows.examples import preference_of
 from scripts.rows.jsonl import read_rows
+from scripts.rows.kinds import KINDS
 from scripts.rows.messages import text_of
 from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render, tools_of
 
@@ -180,20 +180,20 @@ def tokenize_pairs(
     So are they when the model is asked. A pair that is too long is a UserError or, where it `cuts`, loses the end of
     its answers; of a prompt that fills all by itself, the start is lost, so that each answer keeps a token.
     """
-    preferences = [preference_of(line.row) for line in lines]
-    options = [{"tools": line.row.get("tools") or None, **variables} for line in lines]
-    each = list(zip(lines, preferences, options, strict=True))
+    examples = [KINDS["preferences"].example(line.row) for line in lines]
+    options = [{"tools": example.tools, **variables} for example in examples]
+    each = list(zip(lines, examples, options, strict=True))
     asked = [_prompt(line, as_chat(pair.prompt), processor, some) for line, pair, some in each]
 
-    def answers(name: str) -> list[str]:
-        found = []
+    def answers(place: int) -> list[str]:
+        found, name = [], KINDS["preferences"].answers[place]
         for (line, pair, some), prompt in zip(each, asked, strict=True):
-            text = _text(line, as_chat([*pair.prompt, *getattr(pair, name)]), processor, some)
+            text = _text(line, as_chat([*pair.prompt, *pair.answers[place]]), processor, some)
             _check_begins(line, prompt, text, f"the conversation with {name}", "the pair")
             found.append(text.removeprefix(prompt))
         return found
 
-    columns = [token_ids(texts, processor) for texts in (asked, answers("chosen"), answers("rejected"))]
+    columns = [token_ids(texts, processor) for texts in (asked, answers(0), answers(1))]
     lengths = [len(prompt) + max(map(len, others)) for prompt, *others in zip(*columns, strict=True)]
     if cuts:
         columns[0] = [prompt[1 - max_length :] for prompt in columns[0]]

@@ -1,0 +1,116 @@
+"""The kinds of rows: what a row asks, how it is answered, and what is wrong with it.
+
+A new kind is a class here, its name in ``scripts.recipe.blend.Blend.kind``, and the columns it is composed from in
+``scripts.data.shapes``. Tokenizers count and encode an `Example`, so they know no kind.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from scripts.rows.examples import Demonstration, Pair, Ranked, form_of, is_ranked, preference_of
+from scripts.rows.messages import Message, messages_of, texts_of
+from scripts.rows.request import PromptRow, problem_of
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A decoded row: the messages of its prompt, the tools it offers, and its answers, the best first."""
+
+    prompt: list[Message]
+    tools: list[Any] | None
+    answers: tuple[list[Message], ...] = ()
+
+    @property
+    def longest_answer(self) -> list[Message]:
+        """The answer with the most text; empty in a row of prompts."""
+        return max(self.answers, key=lambda answer: sum(map(len, texts_of(answer))), default=[])
+
+
+class RowKind:
+    """A kind of row; `KINDS` has one instance of each, by name."""
+
+    name: ClassVar[str]
+    fields: ClassVar[frozenset[str]]
+    """A row of a blend has at least one of these fields; a published row without them is composed."""
+    answers: ClassVar[tuple[str, ...]] = ()
+    """The names of an `Example`'s answers, in order."""
+    is_rewarded: ClassVar[bool] = True
+    """Whether rows may name the environment that rewards them."""
+    has_contract: ClassVar[bool] = False
+    """Whether that environment's contract says which fields a row has."""
+
+    def example(self, row: Row) -> Example:
+        """Decode a row that has no `problem`; ValueError, KeyError or TypeError for others."""
+        raise NotImplementedError
+
+    def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
+        """The first problem of a row, with its path; None for a good row. `contract` is its environment's."""
+        raise NotImplementedError
+
+    def form(self, row: Row) -> str | None:
+        """The form of a row, in words, where rows of the kind come in several; a blend has one form."""
+
+
+class Prompts(RowKind):
+    """Prompts whose responses an environment rewards."""
+
+    name = "prompts"
+    fields = frozenset({"responses_create_params", "_hf_placeholder"})
+    has_contract = True
+
+    def example(self, row: Row) -> Example:
+        """The prompt and its tools."""
+        return Example(messages_of(row), row["responses_create_params"].get("tools") or None)
+
+    def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
+        """What breaks the contract of the row's environment."""
+        return problem_of(row, contract or PromptRow)
+
+
+class Demonstrations(RowKind):
+    """Conversations whose last message is imitated."""
+
+    name = "demonstrations"
+    fields = frozenset({"messages"})
+    answers = ("answer",)
+
+    def example(self, row: Row) -> Example:
+        """The messages before the last, and the last."""
+        return Example(row["messages"][:-1], row.get("tools") or None, (row["messages"][-1:],))
+
+    def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
+        """What is wrong with the conversation; an environment asks nothing of it."""
+        return problem_of(row, Demonstration)
+
+
+class Preferences(RowKind):
+    """A better and a worse answer to a prompt."""
+
+    name = "preferences"
+    fields = frozenset({"context", "prompt"})
+    answers = ("chosen", "rejected")
+    is_rewarded = False
+
+    def example(self, row: Row) -> Example:
+        """The prompt, the chosen and the rejected answer."""
+        pair = preference_of(row)
+        return Example(pair.prompt, row.get("tools") or None, (pair.chosen, pair.rejected))
+
+    def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
+        """What is wrong with either form of a pair."""
+        if problem := problem_of(row, Ranked if is_ranked(row) else Pair):
+            return problem
+        try:
+            preference_of(row)
+        except ValueError as error:
+            return f"${error}"
+        return None
+
+    def form(self, row: Row) -> str | None:
+        """Ranked completions, or a pair of texts or messages."""
+        return form_of(row)
+
+
+KINDS: dict[str, RowKind] = {kind.name: kind for kind in (Prompts(), Demonstrations(), Preferences())}
