@@ -49,7 +49,6 @@ $(INSTALLED): $(REQUIREMENTS)
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=--requirement %)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@echo 'if [ -n "$${BASH_VERSION-}" ] || command -v compdef > /dev/null; then eval "$$(register-python-argcomplete stagecoach)"; fi' >> $(VENV)/bin/activate
 	@touch $@
 
 gym: $(GYM)/installed

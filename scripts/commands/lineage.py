@@ -1,4 +1,4 @@
-"""Print where a checkpoint comes from, verify it, and write the chain as a graph."""
+"""Print a checkpoint's ancestors and verify them."""
 
 import argparse
 import json
@@ -6,13 +6,12 @@ import sys
 from typing import Any
 
 from scripts.report.chain import Chain, read_chain
-from scripts.report.lineage_graph import write_graph
 from scripts.report.tree import chain_text
 from scripts.report.verify import Verification, verify
 
 
 def chain_json(chain: Chain, found: Verification | None) -> dict[str, Any]:
-    """The chain for programs: its stages, parents first, and what the verification found (null: none was made)."""
+    """Return the chain as JSON values: stages, parents first, and `problems` (null: not verified)."""
     stages = []
     for link in chain.links.values():
         record = {key: value for key, value in link.record.items() if key not in ("files", "parents")}
@@ -25,12 +24,10 @@ def chain_json(chain: Chain, found: Verification | None) -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the chain, write what was asked for, and verify."""
+    """Print and verify the chain; exit status 1: a problem was found."""
     chain = read_chain(arguments.checkpoint)
     if not arguments.json:
         print(chain_text(chain), flush=True)
-    if arguments.graph:
-        write_graph(chain, arguments.graph)
     found = None if arguments.no_verify else verify(chain)
     if arguments.json:
         print(json.dumps(chain_json(chain, found), indent=2, ensure_ascii=False))

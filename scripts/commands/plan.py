@@ -26,7 +26,6 @@ from scripts.stage.estimate import (
     estimate,
     hours_text,
 )
-from scripts.stage.ladder import HEAD, ladder_of, row_of
 from scripts.stage.settled import steps_left
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, all_states
@@ -274,23 +273,6 @@ def check_budget(project: Project, stages: Iterable[str] | None = None) -> None:
         raise UserError(words)
 
 
-def ladder_text(project: Project) -> str:
-    """What the chain costs on each rung of the recipe's ladder, as if nothing were trained yet."""
-    rungs = {recipe.name: recipe for recipe in ladder_of(project.recipe)}
-    own = project.recipe.name
-    results = {name: project.results if name == own else project.results.with_name(name) for name in rungs}
-    rows = [row_of(recipe, project.site, results[name]) for name, recipe in rungs.items()]
-    for row in rows:
-        row[0] = f"{'>' if row[0] == own else ' '} {row[0]}"
-    return "\n".join(
-        [
-            *aligned([HEAD, *rows], left={0, 1, len(HEAD) - 1}),
-            "stages in parentheses come before the recipe's start; where nobody knows better, a stage is reckoned with "
-            "one allocation: at most (≤) that where its steps are known, else at least (≥)",
-        ]
-    )
-
-
 def run(arguments: argparse.Namespace) -> None:
-    """Print the plan, or that of every rung."""
-    print((ladder_text if arguments.ladder else plan_text)(project_of(arguments)))
+    """Print the plan."""
+    print(plan_text(project_of(arguments)))

@@ -1,12 +1,7 @@
-"""The command `stagecoach`: what people type, from wherever in a clone they are, and what the shell completes."""
+"""The command `stagecoach`: what people type, from wherever in a clone they are."""
 
-import os
-import pty
-import shlex
 import subprocess
 import sys
-import termios
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -18,12 +13,12 @@ from tests import programs
 from tests.conftest import ROOT
 
 OPTIONS = {
-    "init": "--recipe --results",
+    "init": "--recipe --site --results",
     "plan": "--config --recipe --site --run --seed --model",
     "status": "--config --recipe --site --run --seed --model",
     "doctor": "--config --recipe --site --run --seed --model --command",
     "compare": "--output",
-    "lineage": "--no-verify --json --graph",
+    "lineage": "--no-verify --json",
     "push": "--repository --card --license --branch --public",
     "discard": "",
 }
@@ -41,7 +36,6 @@ esac
 COMMAND = (
     f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT / 'src')!r})\nfrom stagecoach import main\nmain()\n"
 )
-SHOW = "\x01echo \n"  # Ctrl-A and Enter: the line is shown in place of being run
 
 
 class Clone:
@@ -62,31 +56,6 @@ class Clone:
         """Call the command in a folder."""
         command = [self.command, *map(str, arguments)]
         return subprocess.run(command, cwd=self.root / folder, text=True, capture_output=True, check=False)
-
-    def completed(self, *lines: str, folder: str = ".") -> list[str]:
-        """What lines become that are typed in a terminal, into an interactive bash whose environment is activated."""
-        main, secondary = pty.openpty()
-        termios.tcsetwinsize(secondary, (50, 300))
-        environment = os.environ | {"TERM": "dumb", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-        bash = subprocess.Popen(
-            ["timeout", "--foreground", "60", "bash", "--norc", "--noprofile", "-i"],
-            stdin=secondary,
-            stdout=secondary,
-            stderr=secondary,
-            cwd=self.root / folder,
-            env=environment,
-            start_new_session=True,
-        )
-        os.close(secondary)
-        activate = f"source {shlex.quote(str(self.root))}/.venv/bin/activate"
-        os.write(main, "".join([activate, "\n", *(line + SHOW for line in lines), "exit\n"]).encode())
-        shown = b""
-        with suppress(OSError):  # the terminal is gone when bash has ended
-            while part := os.read(main, 4096):
-                shown += part
-        os.close(main)
-        bash.wait()
-        return shown.decode().splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +83,7 @@ def test_the_commands_are_listed_and_a_wrong_one_is_refused_with_their_names(clo
     assert wrong.returncode == 2 and "invalid choice: 'plans' (choose from 'init', 'plan'" in wrong.stderr
 
 
-def test_help_and_completion_wait_for_no_library():
+def test_help_waits_for_no_library():
     program = "import sys, scripts.commands.__main__; assert not {'pydantic', 'yaml', 'numpy'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
@@ -172,44 +141,3 @@ def test_outside_of_a_project_it_says_so_in_one_line(clone, tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     is_missing = f"error: {tmp_path}/config/config.yaml: no such file; "
     assert done.stderr == f"{is_missing}cd to a project, or make one: stagecoach init my-project\n"
-
-
-# --- completion ---
-
-
-def test_bash_completes_commands_options_stages_and_files(clone):
-    for name in ("sft/ckpt", "sft/hf", f"sft/run.{'0a' * 8}", "sft/run"):
-        (clone.root / "results/tiny" / name).mkdir(parents=True, exist_ok=True)
-    shown = clone.completed(
-        "stagecoach doc\t--recipe config/recipes/tiny-o\t--comm\tvis\t",
-        "stagecoach lineage res\t",
-        "stagecoach push res\t",
-        "stagecoach discard res\t",
-        "stagecoach status --run ti\t--site config/sites/lap\t",
-        "stagecoach compare Make\t",
-    )
-    for line in (
-        "stagecoach doctor --recipe config/recipes/tiny-omni.yaml --command vision",
-        "stagecoach lineage results/tiny/sft/ckpt",
-        "stagecoach push results/tiny/sft/hf",
-        "stagecoach discard results/tiny/sft/run.0a0a0a0a0a0a0a0a",
-        "stagecoach status --run tiny --site config/sites/laptop.yaml",
-        "stagecoach compare Makefile",  # what the command cannot tell, bash completes as a path
-    ):
-        assert line in shown
-
-
-def test_completed_paths_are_meant_from_the_folder_of_the_shell(clone):
-    shown = clone.completed("stagecoach status --recipe ../config/recipes/tiny-n\t", folder="scripts")
-    assert "stagecoach status --recipe ../config/recipes/tiny-nano.yaml" in shown
-
-
-def test_a_plain_shell_can_activate_the_environment_too(clone):
-    activated = subprocess.run(
-        ["sh", "-euc", ". .venv/bin/activate && command -v stagecoach"],
-        cwd=clone.root,
-        text=True,
-        capture_output=True,
-        check=True,
-    )
-    assert (activated.stdout.strip(), activated.stderr) == (str(clone.command), "")

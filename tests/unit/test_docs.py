@@ -74,7 +74,7 @@ def test_the_site_has_every_page_and_its_links_leave_docs_for_the_repository():
 def test_the_reference_has_every_key_and_option():
     keys = set(re.findall(r"^\| `(\w+)` \|", build.settings_page("config"), re.MULTILINE))
     assert keys >= set(Config.model_fields)
-    assert "--ladder" in build.commands_page()
+    assert "--no-verify" in build.commands_page()
 
 
 def test_the_page_on_the_architecture_names_every_room_and_few_words():
