@@ -213,12 +213,9 @@ class Backend:
         """What the doctor tells besides its findings, a line each."""
         return []
 
-    def memory(self, stage: Stage, site: Site) -> tuple[list[str], str | None]:
-        """What a process of the stage needs of which memory, and for what (nothing: it is not reckoned).
-
-        And why it cannot fit, with what would make it fit; None where it can.
-        """
-        return [], None
+    def memory(self, stage: Stage, site: Site) -> tuple[str, bool]:
+        """Return a sentence on the memory that a process needs ("": not reckoned), and whether it fits."""
+        return "", True
 
     def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
         """The parameters that the recipe's stages of this backend are trained with, for the plan: heading and rows."""

@@ -191,19 +191,15 @@ def _halving(recipe: Recipe, plan: list[Planned]) -> Iterator[str]:
 
 
 def _memory(project: Project, names: Iterable[str]) -> list[str]:
-    """What processes of the stages need of memory; of stages of a fresh model, those that cannot fit alone."""
-    rows, problems = [], []
+    """Return each stage's sentence on memory; for a recipe with a fresh model only of stages that do not fit."""
+    lines = []
     for name in names:
         stage = Stage(project.recipe, project.results, name)
-        row, problem = backend_of(stage.settings.backend).memory(stage, project.site)
-        if row and (problem or isinstance(project.recipe.model, PretrainedModel)):
-            rows.append([name, *row])
-        if problem:
-            problems.append(
-                f"{'its preflight will refuse' if project.site.refuse_over_memory else 'warning:'} {problem}"
-            )
-    table = ["", *aligned([["memory of a process", "needs", "has", "for"], *rows], left={0, 3})] if rows else []
-    return [*table, *problems]
+        says, fits = backend_of(stage.settings.backend).memory(stage, project.site)
+        refused = "its preflight will refuse " if project.site.refuse_over_memory else "warning: "
+        if says and (not fits or isinstance(project.recipe.model, PretrainedModel)):
+            lines.append(says if fits else refused + says)
+    return lines and ["", *lines]
 
 
 def _long_rows(project: Project) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scripts.files import amount, read_json
 from scripts.model.hugging_face import tensors_of
-from scripts.model.shape import Shape
+from scripts.model.shape import fresh_parameters
 from scripts.recipe.model import RandomModel
 from scripts.recipe.stage import Checkpointing
 from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
@@ -32,7 +32,7 @@ def checkpoint_bytes(stage: Stage) -> int:
         return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())
     model = stage.recipe.model
     if isinstance(model, RandomModel):
-        return 3 * 4 * Shape.of_random(model).parameters
+        return 3 * 4 * fresh_parameters(model)
     index = Path(model.name, "model.safetensors.index.json")
     return 7 * read_json(index)["metadata"]["total_size"] if index.is_file() else 0
 

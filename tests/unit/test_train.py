@@ -15,7 +15,7 @@ from scripts.backends.protocol import Allocation, Backend, TrainingJob, backend_
 from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, write_json
-from scripts.model.shape import Shape
+from scripts.model.shape import fresh_parameters
 from scripts.processes import process_mark
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.judges import Judge, Judges, JudgeServer
@@ -658,7 +658,7 @@ def test_preflight_refuses_a_stage_whose_checkpoints_would_not_fit_on_the_disk(r
 
 
 def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
-    assert Shape.of_random(RECIPE.model).parameters == 935_808
+    assert fresh_parameters(RECIPE.model) == 935_808
     assert checkpoint_bytes(Stage(RECIPE, tmp_path, "sft")) == 12 * 935_808
     assert checkpoints_at_once(Checkpointing(save_period=4), planned=10) == 3
     assert checkpoints_at_once(Checkpointing(save_period=1, keep_last_k=2, keep_top_k=1), planned=10) == 4

@@ -10,11 +10,9 @@ from typing import Any
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster, train_apart
 from scripts.backends.trl.devices import devices_of, offloads
-from scripts.backends.trl.fit import check_fits, device_of, load_of, parts_text, why_not
-from scripts.backends.trl.memory import need
+from scripts.backends.trl.memory import sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.vllm_server import is_served, left_by_server, serving
-from scripts.files import amount
 from scripts.recipe.judges import roles_of
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
@@ -42,8 +40,6 @@ class Trl(Backend):
         nodes, processes = left_by_server(job.stage, job.settings, job.nodes, job.processes, job.accelerator != "cpu")
         whole, job = job, replace(job, nodes=nodes, processes=processes)
         check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
-        if allocation.site is not None:
-            check_fits(job, allocation.site)
         if is_served(job.settings):
             with serving(whole, allocation):
                 self._train_apart(job, allocation)
@@ -89,8 +85,9 @@ class Trl(Backend):
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """The packages that are not as pinned, memory that is too small, rows that our verifiers cannot reward."""
         problems = []
-        if site is not None and site.refuse_over_memory and (lacking := self.memory(stage, site)[1]):
-            problems.append(lacking)
+        if site is not None and site.refuse_over_memory:
+            says, fits = self.memory(stage, site)
+            problems += [] if fits else [says]
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)
         blend = stage.recipe.blends[stage.settings.blend]
@@ -116,17 +113,10 @@ class Trl(Backend):
         """The tokens of the first rows that a stage trains on, or why they cannot be told here."""
         return shown_rows(stage, count)
 
-    def memory(self, stage: Stage, site: Site) -> tuple[list[str], str | None]:
-        """What a process of the stage needs of which memory, and for what; why it cannot fit, where it cannot."""
-        resources = site.resources_of(stage.name, stage.settings)
-        device = device_of(site, resources)
-        each, on_gpus = device.ranks // resources.nodes, device.kind == "cuda"
-        nodes, each = left_by_server(stage.name, stage.settings, resources.nodes, each, on_gpus)
-        load = load_of(stage, replace(device, ranks=nodes * each))
-        if load is None:
-            return ["unknown", "", "its model is not there yet, or of no known kind"], None
-        needed, held = need(load), "unknown" if device.capacity is None else amount(device.capacity)
-        return [amount(needed.total), held, parts_text(needed)], why_not(stage.name, load, device)
+    def memory(self, stage: Stage, site: Site) -> tuple[str, bool]:
+        """Say what a process of the stage needs and has on the site, and whether that fits."""
+        nodes, ranks = _ranks(stage, site)
+        return sentence(stage, site, nodes, ranks // nodes)
 
 
 def _ranks(stage: Stage, site: Site) -> tuple[int, int]:

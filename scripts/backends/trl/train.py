@@ -18,7 +18,7 @@ from transformers import logging as transformers_logging
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import grpo, preferences, sft
 from scripts.backends.trl.callback import StageCallback, rng_files
-from scripts.backends.trl.fit import telling_out_of_memory
+from scripts.backends.trl.memory import telling_out_of_memory
 from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.setup import train_adapters_in_float32
 from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares, sample_in_step, save_whole

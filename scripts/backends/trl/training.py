@@ -66,6 +66,16 @@ class TrlTraining(Training):
         return self.policy.train_global_batch_size
 
     @property
+    def sequences_per_row(self) -> int:
+        """Return the token sequences of a row: 2 of a preference pair."""
+        return 1
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss compares the policy with the model that the stage started from."""
+        return False
+
+    @property
     def section(self) -> "Sft | Grpo | Dpo":
         """The settings of its algorithm."""
         return getattr(self, self.algorithm)
@@ -108,6 +118,11 @@ class GrpoTraining(TrlTraining):
     def samples_per_step(self) -> int:
         """Completions of one step."""
         return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss has a KL penalty."""
+        return self.loss_fn.reference_policy_kl_penalty > 0
 
     @property
     def longest_prompt(self) -> int:
@@ -153,7 +168,21 @@ class GrpoTraining(TrlTraining):
         return self
 
 
-class DpoTraining(TrlTraining):
+class PreferenceTraining(TrlTraining):
+    """What DPO and MPO have in common."""
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Return 2: the chosen and the rejected answer."""
+        return 2
+
+    @property
+    def has_reference(self) -> bool:
+        """Both losses compare the policy with its parent."""
+        return True
+
+
+class DpoTraining(PreferenceTraining):
     """Direct preference optimisation."""
 
     algorithm: Literal["dpo"]
@@ -161,7 +190,7 @@ class DpoTraining(TrlTraining):
     policy: PreferencePolicy
 
 
-class MpoTraining(TrlTraining):
+class MpoTraining(PreferenceTraining):
     """Mixed preference optimisation."""
 
     algorithm: Literal["mpo"]
