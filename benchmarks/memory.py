@@ -205,7 +205,7 @@ MiB above what the process had before the model was loaded; the estimate without
 """
 TAIL = """
 The estimate has no logits. On a CPU, torch's operators copy a tile of 4,096 tokens by 32,768 words eight times (up to
-4 GB), so a small model with a large vocabulary needs more than its estimate; Triton's kernel on a GPU copies none. FSDP2,
+4 GB), so a small model with a large vocabulary needs more than estimated; Triton's kernel on a GPU copies none. FSDP2,
 offload, nf4, 8-bit moments and vLLM were not measured. No figure of a GPU is here.
 """
 
