@@ -50,10 +50,10 @@ from scripts.recipe.stage import Checkpointing  # noqa: E402
 from scripts.report.track import _log_metrics  # noqa: E402
 from scripts.slurm.jobs import note_submission, read_call, write_call  # noqa: E402
 from scripts.stage.attempts import read_attempts  # noqa: E402
-from scripts.stage.metrics import write_metrics  # noqa: E402
 from scripts.stage.progress import LIVE_PAGE, read_log, recent_steps  # noqa: E402
 from scripts.stage.retries import Retries, reason_to_stop  # noqa: E402
 from scripts.stage.rundir import checkpoints  # noqa: E402
+from scripts.stage.tables import write_metrics  # noqa: E402
 from scripts.train import run as trainer  # noqa: E402
 from tests.conftest import Workflow  # noqa: E402
 from tests.stages import Stages  # noqa: E402

@@ -1,5 +1,5 @@
 # A pretrained model becomes an export like a stage's, from which stages without a parent start.
-from scripts.stage.model_source import sync_source
+from scripts.model.model_source import sync_source
 
 is_exported = any(not stage.parent and stage.starts_from_export(RECIPE) for stage in RECIPE.stages.values())
 if workflow.is_main_process and is_exported:

@@ -269,4 +269,4 @@ rule metrics:
     params:
         steps=f"{RESULTS}/{{stage}}/run/metrics.jsonl",
     shell:
-        "python -m scripts.stage.metrics --record {input:q} --log {params.steps:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.stage.tables --record {input:q} --log {params.steps:q} --output {output:q} 2> {log:q}"

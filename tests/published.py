@@ -14,12 +14,11 @@ from scripts.evaluate.results import evaluation_record, write_rollouts
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.metrics import write_metrics
 from scripts.stage.provenance import code_revision, record_of
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.rundir import identity_in, newest_checkpoint, open_run_directory, seal_checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.tables import ROLLOUTS
+from scripts.stage.tables import ROLLOUTS, write_metrics
 from tests.conftest import SHORT
 
 STEPS = 3

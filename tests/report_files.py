@@ -10,7 +10,7 @@ import yaml
 
 from scripts.files import write_json
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.metrics import SCHEMA
+from scripts.stage.tables import METRICS
 from tests.stages import checkpoint_record
 
 MATH, MCQA = "math_with_judge_simple_agent", "mcqa_simple_agent"
@@ -65,8 +65,8 @@ def rollout(line: int, before: float = 0.0, after: float = 1.0, **values: Any) -
 def write_metrics(path: Path, entries: list[dict[str, Any]]) -> None:
     """Write metrics.parquet."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{name: entry.get(name) for name in SCHEMA.names} for entry in entries]
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    rows = [{name: entry.get(name) for name in METRICS.names} for entry in entries]
+    pq.write_table(pa.Table.from_pylist(rows, schema=METRICS), path)
 
 
 def write_stage(results: Path, stage: str, parent: str | None = None, steps: int = 10, **config: Any) -> Path:

@@ -39,7 +39,7 @@ class TrainingJob:
     folder. It seals checkpoints with ``scripts.stage.rundir.seal_checkpoint``, logs each step into
     ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
     `config` alone says how to train; of `settings` counts what changes no weight: checkpoint periods, where judges
-    answer, the gate, of which some criteria can end a training early (scripts.stage.step_criteria). `nodes` and
+    answer, the gate, of which some criteria can end a training early (scripts.evaluate.step_criteria). `nodes` and
     `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on any number
     of them. Another number rounds otherwise, and of nodes draws other completions. `environments` says where the files
     lie of the user's own ones. `processes` train on each node, each on a GPU of its own where `accelerator` is cuda.

@@ -23,7 +23,6 @@ from scripts.recipe.sweep import HELD_OUT_MEAN, WORST_CHANGE
 from scripts.records import Benchmarks, Candidate, Change, Choice, Evaluation, ExportRecord, Gate, read_record
 from scripts.stage.bootstrap import CONFIDENCE, LEAST_ROWS, interval, resample
 from scripts.stage.paths import StagePaths
-from scripts.stage.selection import words_of
 from scripts.stage.tables import ROLLOUTS, read_table
 
 HELD_OUT = (HELD_OUT_MEAN, WORST_CHANGE)
@@ -155,6 +154,18 @@ def publish(chosen: StagePaths, folder: Path, choice: Choice) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(Path("..", chosen.name, name))
     write_json(StagePaths(folder).choice, choice)
+
+
+def words_of(choice: Choice) -> str:
+    """Describe a choice in a line: candidates, score, ties, candidates left out."""
+    candidates, best = choice["candidates"], choice["candidates"][0]
+    bounds = "" if best["low"] is None else f", 95 % interval {best['low']:.3f} to {best['high']:.3f}"
+    says = f"{choice['stage']}: {', '.join(choice['chosen'])} chosen among {len(candidates)} by {choice['by']}"
+    says += f" (highest {best['score']:.3f}{bounds})"
+    if tied := ", ".join(each["name"] for each in candidates if each["tied"]):
+        says += f"; tied with {best['name']}: {tied}"
+    left_out = ", ".join(f"{each['name']} ({each['left_out']})" for each in candidates if each["left_out"])
+    return f"{says}; left out: {left_out}" if left_out else says
 
 
 def main() -> None:

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 from scripts.errors import run_program
 from scripts.evaluate.benchmarks import interval_of
+from scripts.evaluate.step_criteria import judge_steps
 from scripts.files import write_json
 from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, Criterion
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, Evaluation, read_record
 from scripts.stage.bootstrap import LEAST_ROWS
-from scripts.stage.metrics import SCHEMA
-from scripts.stage.step_criteria import judge_steps
-from scripts.stage.tables import read_table
+from scripts.stage.tables import METRICS, read_table
 
 UNSCORED = "it, or what it is compared with, was not scored by the same task in the same way, or has no standard error"
 
@@ -172,7 +171,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="gate.json")
     arguments = parser.parse_args()
     criteria = load_recipe(arguments.recipe).settings_of(arguments.stage).gate
-    steps = read_table(arguments.metrics, SCHEMA).to_pylist()
+    steps = read_table(arguments.metrics, METRICS).to_pylist()
     evaluation = read_record(arguments.evaluation, Evaluation) if arguments.evaluation else None
     benchmarks = read_record(arguments.benchmarks, Benchmarks) if arguments.benchmarks else None
     results = [judge(criterion, steps, evaluation, benchmarks) for criterion in criteria]

@@ -20,10 +20,10 @@ from scripts.recipe.resolve import config_text
 from scripts.recipe.settings import leaves
 from scripts.records import Benchmarks, Evaluation, ExportRecord, Gate, Manifest, Record, read_if_there
 from scripts.report.chain import Chain, Link, export_of, read_chain
+from scripts.report.selection import selection_sentences
 from scripts.report.tree import chain_text
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.provenance import step_text, words_of_skipped
-from scripts.stage.selection import selection_sentences
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.report.chart import COLOURS, Line, Number, is_known, line_chart
 
-Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.metrics, an entry a step
+Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.tables, an entry a step
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterio
 from scripts.report.cost import Cost, cost_of, total
 from scripts.report.page import number_text, write_page
 from scripts.report.records import criteria_of, furthest, is_trained, metrics_of, settings_of
+from scripts.report.selection import selection_sentences
 from scripts.report.summary import summarise_stage
 from scripts.report.trend import trend
 from scripts.report.verdict import Course, Lineage, verdict_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
-from scripts.stage.selection import selection_sentences
 
 PARTS = ("rows", "costs", "algorithms", "criteria", "evaluations")
 MARKS = {"pass": "✓", "warn": "!", "stop": "■"}

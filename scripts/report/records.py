@@ -22,9 +22,8 @@ from scripts.records import (
 )
 from scripts.report.chart import interval
 from scripts.report.curves import short_name
-from scripts.stage.metrics import SCHEMA
 from scripts.stage.paths import StagePaths
-from scripts.stage.tables import read_table
+from scripts.stage.tables import METRICS, read_table
 
 AS_OF = ".step-"
 """What stands between a stage's name and the step of one of its earlier checkpoints."""
@@ -50,7 +49,7 @@ def parent_of(stage: StagePaths) -> StagePaths | None:
 
 def metrics_of(stage: StagePaths) -> pd.DataFrame:
     """One row a step, at least one; UserError where there is none."""
-    metrics = read_table(stage.metrics, SCHEMA).to_pandas()
+    metrics = read_table(stage.metrics, METRICS).to_pandas()
     if metrics.empty:
         raise UserError(f"{stage.metrics}: damaged (no step in it); {AGAIN}")
     return metrics

@@ -14,8 +14,8 @@ from scripts.records import CheckpointRecord, Evaluation, Gate, read_if_there, r
 from scripts.report.cost import cost_of
 from scripts.report.curves import short_name
 from scripts.report.records import metrics_of
+from scripts.report.selection import selection_sentences
 from scripts.stage.paths import StagePaths
-from scripts.stage.selection import selection_sentences
 
 
 def summarise_stage(stage: StagePaths) -> dict[str, Any]:

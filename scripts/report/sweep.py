@@ -21,9 +21,9 @@ from scripts.report.cost import total
 from scripts.report.curves import figures_of_groups
 from scripts.report.page import write_page
 from scripts.report.records import AS_OF, Score, furthest, is_trained, scores_of
+from scripts.report.selection import selection_sentences
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
-from scripts.stage.selection import selection_sentences
 
 RUNG = ".rung-"
 

@@ -15,8 +15,7 @@ from scripts.errors import UserError, run_program
 from scripts.files import write_json
 from scripts.records import Evaluation, read_if_there
 from scripts.report.chain import Link, read_chain
-from scripts.stage.metrics import SCHEMA
-from scripts.stage.tables import read_table
+from scripts.stage.tables import METRICS, read_table
 
 if TYPE_CHECKING:
     import wandb
@@ -42,7 +41,7 @@ def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[st
             _use(run, _checkpoint(wandb, chain.links[parent]))
         if link.blend:
             _use(run, _splits(wandb, link))
-        _log_metrics(run, read_table(link.paths.metrics, SCHEMA).to_pandas())
+        _log_metrics(run, read_table(link.paths.metrics, METRICS).to_pandas())
         run.summary.update(_scores(link.paths.evaluation))
         run.log_artifact(_checkpoint(wandb, link))
     finally:

@@ -22,12 +22,12 @@ from scripts.data.fetcher import Fetcher, Wanted
 from scripts.errors import UserError, run_program
 from scripts.files import describe_files, link_or_copy, read_json, replace_directory
 from scripts.model.hugging_face import check_model, chosen_files, config_of
+from scripts.model.model_source import note_files
 from scripts.model.processor import check_end, check_template
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.source import HubSource
 from scripts.rows.chat_format import read_template
-from scripts.stage.model_source import note_files
 from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.publish import export_name, publish_export, settle_export, weights_among
 

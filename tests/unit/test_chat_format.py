@@ -11,12 +11,12 @@ from scripts.backends.protocol import backend_of
 from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_demonstrations, tokenize_pairs
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_text, write_json
+from scripts.model.model_source import sync_source
 from scripts.model.processor import make_tokenizer
 from scripts.model.scratch import CHAT_TEMPLATE
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
 from scripts.rows.chat_format import ChatFormat, read_template, training_template_of
-from scripts.stage.model_source import sync_source
 from scripts.stage.publish import take_settings
 from scripts.stage.shown import shortened_row, shown_row, text_of_rows
 from scripts.stage.stage import Stage

@@ -18,13 +18,13 @@ from scripts.evaluate.results import (
     format_mean,
     write_rollouts,
 )
+from scripts.evaluate.step_criteria import judge_steps, refuse_divergence
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe
 from scripts.rows.prompts import prompt_for_reading
 from scripts.stage.bootstrap import changes
-from scripts.stage.metrics import write_metrics
-from scripts.stage.step_criteria import judge_steps, refuse_divergence
+from scripts.stage.tables import write_metrics
 from tests.conftest import SHORT
 
 EXPORT = {"stage": "rlvr1", "step": 10, "content": "abc"}

@@ -26,13 +26,13 @@ from scripts.rewards.judge import JudgeUnavailable
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, refuse_without_progress
 from scripts.stage.disk import checkpoint_bytes, checkpoints_at_once
 from scripts.stage.identity import identity_of, stage_facts
-from scripts.stage.metrics import SCHEMA, write_metrics
 from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint, step_of
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
+from scripts.stage.tables import METRICS, write_metrics
 from scripts.train.preflight import check_stage
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
@@ -569,7 +569,7 @@ def test_metrics_have_the_same_columns_and_null_where_nothing_was_measured(tmp_p
     (tmp_path / "log").write_text(log_line(1) + log_line(2, kl=0.25))
     write_metrics(tmp_path / "log", tmp_path / "metrics.parquet", 2)
     table = pd.read_parquet(tmp_path / "metrics.parquet")
-    assert list(table.columns) == SCHEMA.names
+    assert list(table.columns) == METRICS.names
     assert table["kl"].isna().tolist() == [True, False]
     assert dict(table["environment_rewards"][0]) == {"e": 0.5}
 

@@ -27,9 +27,9 @@ from scripts.model.load import load_model  # noqa: E402
 from scripts.model.processor import load_processor, make_tokenizer  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.rows.jsonl import read_rows  # noqa: E402
-from scripts.stage.metrics import SCHEMA, write_metrics  # noqa: E402
 from scripts.stage.publish import export_checkpoint, publish_checkpoint  # noqa: E402
 from scripts.stage.rundir import Checkpoint  # noqa: E402
+from scripts.stage.tables import METRICS, write_metrics  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.ranks import StopAt  # noqa: E402
 from tests.stages import Stages, checkpoint, checkpoint_record, logged, weights_hash  # noqa: E402
@@ -148,7 +148,7 @@ def test_every_weight_that_the_stage_uses_is_trained(stages, trained):
 def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
     name, straight = trained
     for entry in logged(straight):
-        assert set(entry) <= set(SCHEMA.names)
+        assert set(entry) <= set(METRICS.names)
         rewarded = name in ("text", "vision")
         assert ("reward_mean" in entry) == bool(entry["environment_rewards"]) == rewarded
         assert {"loss", "grad_norm", "lr", "entropy", "seconds"} <= set(entry)

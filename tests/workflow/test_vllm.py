@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from scripts.backends.trl.settings import PACKAGES
+from scripts.backends.trl.versions import problem_of
 from scripts.files import sha256_file
 from scripts.recipe.pins import pinned_versions
-from scripts.stage.versions import problem_of
 from tests.conftest import ROOT, Workflow
 from tests.pretrained import save_beginning
 

@@ -21,13 +21,13 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, UserError
+from scripts.evaluate.step_criteria import refuse_divergence
 from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite
 from scripts.records import read_if_there
 from scripts.stage.reach import forget_beyond
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step
-from scripts.stage.step_criteria import refuse_divergence
 
 STARTUP = "startup.json"
 ROWS = "rows"  # the splits as SFT reads them

@@ -12,6 +12,7 @@ from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster,
 from scripts.backends.trl.devices import devices_of, offloads
 from scripts.backends.trl.memory import sentence
 from scripts.backends.trl.shown import shown_rows
+from scripts.backends.trl.versions import problem_of
 from scripts.backends.trl.vllm_server import is_served, left_by_server, serving
 from scripts.recipe.judges import roles_of
 from scripts.recipe.model import PretrainedModel
@@ -24,7 +25,6 @@ from scripts.rows.jsonl import key_of, read_rows
 from scripts.stage.consistency import exported_model
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.versions import problem_of
 
 SHOWN = 10
 

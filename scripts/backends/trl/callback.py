@@ -13,9 +13,9 @@ from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks
 from scripts.backends.trl.vllm import MISMATCH
 from scripts.errors import UserError
+from scripts.evaluate.step_criteria import WINDOW, refuse_divergence
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
-from scripts.stage.step_criteria import WINDOW, refuse_divergence
 
 ENVIRONMENT_PREFIX = "environment/"
 UNREAD_VERDICTS, UNJUDGED = "judge/unread", "rewards/unjudged"

@@ -22,11 +22,11 @@ from scripts.backends.trl.memory import telling_out_of_memory
 from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.setup import train_adapters_in_float32
 from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares, sample_in_step, save_whole
+from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.files import sha256_text
 from scripts.model.load import load_model
 from scripts.rewards.registry import register, register_gym
-from scripts.stage.versions import check_versions
 
 TRAINERS = {
     "sft": sft.make_trainer,

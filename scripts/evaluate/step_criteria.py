@@ -1,4 +1,4 @@
-"""The criteria on what a stage logs at each step; they are judged over windows, so one noisy step decides nothing."""
+"""Judge a stage's logged steps by its criteria, over windows, so that a noisy step decides nothing."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +11,10 @@ from scripts.stage.progress import recent_steps
 
 
 class Measurement(NamedTuple):
-    """What a criterion's metric came to.
+    """Hold the value of a criterion's metric.
 
-    `value` is NaN where a step's was not finite, which no bound allows. `step` ends the first window that broke the
-    bound, for a final value or a ratio the first since which all broke it; None: the bound is kept.
+    `value` is NaN, outside every bound, where a step's value is not finite. `step` ends the first window outside the
+    bound; for final values and ratios, the first window of the last run outside it. None: the bound is kept.
     """
 
     value: float
@@ -23,9 +23,9 @@ class Measurement(NamedTuple):
 
 
 def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurement | None:
-    """Hold the logged steps, in order, against a criterion; None where its metric was not measured.
+    """Judge the logged steps, in order, by a criterion; None where its metric was not measured.
 
-    A window is as wide as the metric's, or half of the measured steps where these are fewer than two such.
+    A window has the metric's width, at most half of the measured steps.
     """
     statistic, column, widest = STEP_METRICS[criterion.metric]
     measured = [entry for entry in entries if entry.get(column) is not None]
@@ -53,10 +53,10 @@ def _is_kept(criterion: Criterion, values: Any) -> Any:
 
 
 def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: int) -> None:
-    """UserError when the steps of a running stage break a bound at which its gate stops, whatever is still to come.
+    """Raise UserError when a running stage breaks a bound that stops its gate and that later steps cannot mend.
 
-    That is so of the largest and the smallest of all windows, once there are the steps for windows of full length.
-    What was logged after `last_step` is to be trained again.
+    Only bounds on the largest or smallest window count, once windows have full width. Steps logged after `last_step`
+    are ignored: they train again.
     """
     bounds = [bound for criterion in gate if (bound := _lasting(criterion)) is not None]
     logged = {entry["step"]: entry for entry in recent_steps(run)} if bounds else {}
@@ -73,7 +73,7 @@ def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: i
 
 
 def _lasting(criterion: Criterion) -> Criterion | None:
-    """The bound of a criterion that stops, which no later step can mend once it is broken."""
+    """Return the bound of a stopping criterion that no later step can mend once broken, or None."""
     statistic = STEP_METRICS[criterion.metric].statistic if criterion.metric in STEP_METRICS else None
     if criterion.action != "stop" or statistic not in ("max", "min") or getattr(criterion, statistic) is None:
         return None

@@ -1,4 +1,4 @@
-"""What a pretrained model's export was made from, so that another content of its folder is seen and a touch is not."""
+"""Record what a pretrained model's export was made from: changed content of its folder is seen, a touch is not."""
 
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -14,7 +14,7 @@ SOURCE, SEEN = "source.json", "seen.json"
 
 
 class SourceOfModel(TypedDict):
-    """model/source.json: what a pretrained model's export is made from."""
+    """Describe the content of model/source.json: what the export is made from."""
 
     model: dict[str, Any]
     changed: dict[str, str] | None
@@ -22,7 +22,7 @@ class SourceOfModel(TypedDict):
 
 
 class SeenFile(TypedDict):
-    """A file of a model's folder when it was exported."""
+    """Describe a file of a model's folder at its export."""
 
     bytes: Count
     modified: int
@@ -30,17 +30,17 @@ class SeenFile(TypedDict):
 
 
 class ModelFiles(TypedDict):
-    """model/seen.json."""
+    """Describe the content of model/seen.json."""
 
     changed: dict[str, str] | None
     files: dict[str, SeenFile]
 
 
 def sync_source(model: PretrainedModel, directory: Path) -> None:
-    """Write ``source.json``, of which the export is made, where what the recipe says or the folder holds is another.
+    """Write ``source.json`` where recipe or folder differ from it, whenever Snakemake reads the workflow.
 
-    Called whenever Snakemake reads the workflow. Files are hashed again only where size or time stamp changed.
-    UserError where the model is a folder that is not there, or that reads as a repository's name.
+    Hash a file again only where size or time stamp changed. Raise UserError where the model's folder is missing, or
+    reads as a repository's name.
     """
     if model.folder is None and Path(model.name).is_dir():
         raise UserError(f"model.name: {model.name}: is a folder here; write ./{model.name}, or its whole path")
@@ -57,7 +57,7 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
 
 
 def _template(named: str, directory: Path) -> dict[str, str]:
-    """The hash of the chat template that the recipe names; nothing where an export from before has that very one."""
+    """Return the hash of the recipe's chat template; nothing where an export from before has that template."""
     try:
         text = read_template(named)
     except UserError as error:
@@ -70,7 +70,7 @@ def _template(named: str, directory: Path) -> dict[str, str]:
 
 
 def note_files(folder: Path, directory: Path, known: dict[str, Any]) -> None:
-    """Remember the files of a folder as they are exported now; `known` ones are described already, and not read."""
+    """Note the files of a folder at its export; take hashes from `known` descriptions where present."""
     files = {}
     for path in model_files(folder):
         described = known.get(path.name) or {"sha256": sha256_file(path)}
@@ -80,7 +80,7 @@ def note_files(folder: Path, directory: Path, known: dict[str, Any]) -> None:
 
 
 def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
-    """The hashes of a folder's files since one of them is another than was exported; None before that."""
+    """Return the hashes of a folder's files once they differ from the export's; None before."""
     noted = read_if_there(directory / SEEN, ModelFiles)
     if noted is None or model.folder is None or not model.folder.is_dir():
         return None

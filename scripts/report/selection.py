@@ -1,21 +1,9 @@
-"""What was chosen, in words: scores of what was chosen by them flatter, and the test split's figure does not."""
+"""Sentences on a choice: scores that chose a stage flatter it; the figure of the test split does not."""
 
 from pathlib import Path
 
 from scripts.records import CheckpointRecord, Choice, Evaluation, read_if_there, read_record
 from scripts.stage.paths import StagePaths
-
-
-def words_of(choice: Choice) -> str:
-    """A choice in a line: chosen among what, by what, tied with which, and what was left out."""
-    candidates, best = choice["candidates"], choice["candidates"][0]
-    bounds = "" if best["low"] is None else f", 95 % interval {best['low']:.3f} to {best['high']:.3f}"
-    says = f"{choice['stage']}: {', '.join(choice['chosen'])} chosen among {len(candidates)} by {choice['by']}"
-    says += f" (highest {best['score']:.3f}{bounds})"
-    if tied := ", ".join(each["name"] for each in candidates if each["tied"]):
-        says += f"; tied with {best['name']}: {tied}"
-    left_out = ", ".join(f"{each['name']} ({each['left_out']})" for each in candidates if each["left_out"])
-    return f"{says}; left out: {left_out}" if left_out else says
 
 
 def selection_sentences(results: Path, chain: list[str]) -> list[str]:
