@@ -45,7 +45,6 @@ include: "rules/benchmarks.smk"
 include: "rules/sweep.smk"
 include: "rules/report.smk"
 include: "rules/publish.smk"
-include: "rules/images.smk"
 
 
 # On a cluster these run beside Snakemake: they take moments and no memory, and some decide whether nodes are asked for;

@@ -6,15 +6,12 @@ from pathlib import Path
 
 from scripts.errors import UserError
 from scripts.slurm.resources import light_resources, one_node_resources, training_resources
-from scripts.images.settings import load_images
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.commands.prepare import earlier_results, prepare, refuse_taken_folder
 from scripts.stage.consistency import judge_again, refuse_damage
 from scripts.stage.paths import MODEL
 from scripts.stage.stage import Stage
-
-IMAGES_FILE = "config/images.yaml"
 
 CONFIG = parse_config(config)
 RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.start)
@@ -26,7 +23,6 @@ CALL = prepare(workflow, Path(RESULTS), SITE)
 STAGES = RECIPE.stage_order()
 TRAINED = [*STAGES, *RECIPE.checkpoints]
 SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
-IMAGES = load_images(Path(IMAGES_FILE))
 if workflow.is_main_process:
     refuse_taken_folder(CONFIG)
     if line := earlier_results(RECIPE, CONFIG):

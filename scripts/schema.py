@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from scripts.backends.nemo_rl.images import Images
 from scripts.errors import run_program
 from scripts.files import write_text
-from scripts.images.settings import Images
 from scripts.recipe.config import Config
 from scripts.recipe.recipe import ALGORITHM_BLENDS, STAGES, Recipe
 from scripts.recipe.site import Site

@@ -16,10 +16,9 @@ SHOWN = 40
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
 KINDS |= {"string": "a text (in quotes where YAML takes it for a number, a date or yes and no)"}
 Model = TypeVar("Model", bound=BaseModel)
-IMAGES, SOURCES = ("pull", "build", "git"), ("synthetic", "hub", "folder")
+SOURCES = ("synthetic", "hub", "folder")
 NEEDS = {
     ("stages", "algorithm"): "needs an algorithm: sft, grpo, dpo or mpo",
-    ("images", "kind"): "needs a kind: pull, build or git",
     ("source", "kind"): "needs a kind: synthetic, hub or folder",
 }
 YAML_HINTS = {
@@ -133,8 +132,7 @@ def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str
     location = [part for part in location if part != "[key]" and not part.startswith("<")]
     for place in reversed(range(1, len(location))):
         # pydantic puts the discriminator's value before the key
-        is_image = location[0] == "images" and place == 2 and location[place] in IMAGES
-        if is_image or (location[place - 1] == "source" and location[place] in IMAGES + SOURCES):
+        if location[place - 1] == "source" and location[place] in SOURCES:
             del location[place]
     if "key" in context:
         location.append(context["key"])

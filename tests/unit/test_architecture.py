@@ -33,10 +33,9 @@ MAY_IMPORT = {
     "report": STAGE,
     "evaluate": EVALUATE,
     "backends": BACKENDS,
-    "images": BACKENDS,
-    "schema": RECIPE | {"images"},
+    "schema": RECIPE | {"backends"},
     "train": BACKENDS,
-    "commands": BACKENDS | {"train", "images", "report"},
+    "commands": BACKENDS | {"train", "report"},
 }
 NEED_TORCH_OR_RAY = {
     "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs

@@ -1,1 +1,0 @@
-"""Container images: built, imported as .sqsh, task images as .sif; each verified and recorded, only when asked for."""
