@@ -37,7 +37,6 @@ def recipe(path: Path, of_chain: int, **rlvr1: Any) -> None:
     blends["rlvr1"] |= {"rows": 900, "holdout": 300}
     stages = {"sft": data["stages"]["sft"], "rlvr1": data["stages"]["rlvr1"] | rlvr1}
     data |= {"name": "sweep-benchmark", "seed": of_chain, "blends": blends, "stages": stages}
-    del data["next_rung"], data["proves"]
     path.write_text(yaml.safe_dump(data, sort_keys=False))
 
 

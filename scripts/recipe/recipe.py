@@ -6,7 +6,7 @@ whether it trains a tiny model here or NeMo-RL on a cluster.
 """
 
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -73,6 +73,10 @@ AnyEvaluation = Annotated[
 class Recipe(Strict):
     """A model's stages, blends and sources. ``defaults`` holds, by algorithm, settings that its stages share."""
 
+    gone: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("proves", "next_rung"), "leave it out; docs/recipes.md has the ladder of the shipped recipes"
+    )
+
     name: Name
     description: str = ""
     seed: int | None = Field(None, description="Of data and training; none: 0, and in NeMo-RL its config's.")
@@ -95,8 +99,6 @@ class Recipe(Strict):
     start: Name | None = Field(
         None, description="The stage that starts from the model; those before it are left out. None: none is."
     )
-    proves: str | None = Field(None, description="What training it shows before the next rung is paid for.")
-    next_rung: Name | None = Field(None, description="The recipe in config/recipes/ that is the ladder's next rung.")
     stages: dict[Name, AnyStage] = Field(min_length=1)
     sweeps: SkipJsonSchema[dict[Name, Sweep]] = Field({})
     checkpoints: SkipJsonSchema[dict[Name, CheckpointOf]] = Field({})

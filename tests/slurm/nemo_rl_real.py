@@ -96,8 +96,7 @@ class RealChain(NemoRlChain):
         last = {"algorithm": "dpo", "blend": "dpo", "parent": "rlvr2", "dpo": {"max_num_steps": 2}} | by_trl
         stages = {"sft": first, **stages, "dpo": last}
         kinds = {"sft": "demonstrations", "dpo": "preferences"}
-        for key in ("start", "next_rung"):
-            recipe.pop(key, None)
+        recipe.pop("start", None)
         recipe |= {
             "stages": stages,
             "model": {"name": str(self.root / "model")},

@@ -15,10 +15,10 @@ from scripts.backends.nemo_rl.checks.site import conversion
 from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert, link, template_text
+from scripts.backends.nemo_rl.parameters import parameters_of
 from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of, stages_of
-from scripts.backends.nemo_rl.table import ROWS, side_by_side
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
@@ -163,10 +163,8 @@ class NemoRl(Backend):
         return [line for line in dict.fromkeys(lines) if line is not None]
 
     def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
-        """What the stages are trained with, side by side; stages that are alike share a column."""
-        release = release_of(recipe.release)
-        cells = {name: [row(stage, release) for row in ROWS.values()] for name, stage in stages_of(recipe).items()}
-        rows = [[*row, ""] for row in side_by_side(cells) if row[0] != "image"]
+        """Return heading and rows of what the stages are trained with; stages alike share a column."""
+        rows = [[*row, ""] for row in parameters_of(recipe)]
         return f"trained by NeMo-RL {recipe.release} with:", rows
 
 
