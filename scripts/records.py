@@ -50,10 +50,11 @@ class SourceRecord(TypedDict):
 
 
 class Dataset(TypedDict):
-    """A dataset with its revision."""
+    """A dataset with its revision and a hash of the files used."""
 
     name: str
     revision: str
+    content: NotRequired[str]
 
 
 class Split(TypedDict):

@@ -6,11 +6,20 @@ from typing import Any
 
 import xxhash
 
+from scripts.files import canonical_json, sha256_text
+
 
 def origin_of(record: dict[str, Any], blend: str) -> dict[str, str]:
-    """What a manifest says of where its blend comes from, by the source's record."""
+    """Return the origin of a blend for its manifest: name, revision and a hash of the files that it is made from."""
     origin = record["blends"][blend]
-    return {"name": origin["source"], "revision": origin["revision"]}
+    return {"name": origin["source"], "revision": origin["revision"], "content": content_of(record, blend)}
+
+
+def content_of(record: dict[str, Any], blend: str) -> str:
+    """Hash the files of a blend and all external tables, as the source's record describes them, to 16 hex digits."""
+    folders = (f"{blend}.jsonl", f"{blend}/", "tables/")
+    named = {path: described["sha256"] for path, described in record["files"].items() if path.startswith(folders)}
+    return sha256_text(canonical_json(named))[:16]
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ EVALUATIONS = [
     Evaluation,
     *(module.EVALUATION for module in _SETTINGS.values() if hasattr(module, "EVALUATION")),
 ]
-TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", "model"}, {"source", "filled"}
+TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", "model", "settings"}, {"source", "filled"}
 ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
 
 

@@ -138,7 +138,8 @@ def test_the_loader_finds_every_row_and_the_manifest_counts_what_it_takes(prepar
     assert len(kept) == 40
     assert sorted(path.read_bytes() for path in kept) == sorted(published.images.values())
     manifest = read_json(output / "manifest.json")
-    assert (manifest["blend"], manifest["source"]) == ("mpo", {"name": "OpenGVLab/MMPR", "revision": "0" * 40})
+    assert manifest["blend"] == "mpo"
+    assert manifest["source"].items() >= {"name": "OpenGVLab/MMPR", "revision": "0" * 40}.items()
     assert [manifest[side]["rows"] for side in ("train", "validation")] == [36, 4]
     for side, name in (("train", "train-split.jsonl"), ("validation", "val-split.jsonl")):
         assert manifest[side]["sha256"] == sha256_file(output / name)

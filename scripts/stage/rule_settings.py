@@ -1,0 +1,245 @@
+"""Settings of rules as small files, which Snakemake compares by content like any other input.
+
+``<results>/settings/<rule>.json`` holds settings of a whole run, ``settings/<rule>/<name>.json`` of a blend, stage or
+choice. They are written whenever Snakemake reads the workflow. Results of an earlier commit have no settings files and
+adopt them: a file is dated before the results, unless the results' own records contradict it.
+"""
+
+import json
+import os
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scripts.data.source_record import content_of
+from scripts.files import write_text
+from scripts.recipe.blend import COMPOSES, Blend
+from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
+from scripts.recipe.evaluation import EvaluationBase
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.source import HubSource, SyntheticSource
+from scripts.records import Criteria, Evaluation, Gate, Manifest, SourceRecord, read_if_there
+from scripts.stage.paths import StagePaths
+
+FOLDER = "settings"
+METADATA = Path(".snakemake/metadata")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+# Keys of `evaluation` that change no held-out score, or change the inputs of the rule.
+ASKING = {*EvaluationBase.model_fields} - {"chat_template_kwargs"} | {"stages", "blends", "test", "gym_servers"}
+SPLITTING = {"holdout", "test", "reasoning", "missing_images"}
+PUBLISHED = {"format", "source", "file"}
+SYNTHESIZED = {*PUBLISHED, "kind", "environments", "rows", "holdout", "pictures", "hallucinated_tools"}
+COMPOSED = {*PUBLISHED, *COMPOSES, "kind", "environments", "columns", "shuffle", "seed"}
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RuleSettings:
+    """Settings of a rule, the files made from them, and whether the records among those files contradict them.
+
+    `made_from` is where the rule copies the settings file once the data are made from it.
+    """
+
+    values: Settings
+    outputs: list[Path]
+    is_contradicted: Callable[[], bool] = lambda: False
+    made_from: Path | None = None
+
+    @property
+    def text(self) -> str:
+        """The settings file's text."""
+        return json.dumps(self.values, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+    def differ(self) -> bool:
+        """Whether the data on disk were made from other settings, as the copy says or else their records."""
+        if self.made_from.exists():
+            return self.made_from.read_text(encoding="utf-8") != self.text
+        return self.is_contradicted()
+
+
+def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
+    """Return the settings of every rule by the path of the settings file."""
+    named = {"card": RuleSettings({"license": recipe.license}, [results / name / "card.md" for name in recipe.stages])}
+    named |= _of_data(recipe, results / "data")
+    for name in (*recipe.stages, *recipe.checkpoints):
+        named[f"gate/{name}"] = _of_gate(recipe, StagePaths(results / name))
+    for name, choice in recipe.choices.items():
+        values = choice.model_dump(mode="json", include={"stage", "by"})
+        named[f"choose/{name}"] = RuleSettings(values, [results / name / "choice.json"])
+    if recipe.evaluation:
+        named["evaluate"] = _of_evaluation(recipe, results)
+        named["tasks"] = RuleSettings(recipe.evaluation.asked, [results / "tasks.json"])
+    return {results / FOLDER / f"{name}.json": settings for name, settings in named.items()}
+
+
+def write_settings(recipe: Recipe, results: Path) -> None:
+    """Write every settings file whose text differs; adopt it where the results are older than settings files."""
+    for path, settings in settings_files(recipe, results).items():
+        is_new = not path.exists()
+        if not is_new and path.read_text(encoding="utf-8") == settings.text:
+            continue
+        write_text(path, settings.text)
+        made = [output for output in settings.outputs if output.exists()]
+        if not made or (is_new and settings.is_contradicted()):
+            continue
+        if is_new:
+            for output in made:
+                _forget_inputs(output)
+            if settings.made_from:
+                write_text(settings.made_from, settings.text)
+        if is_new or (settings.made_from and not settings.differ()):
+            then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
+            os.utime(path, ns=(then, then))
+
+
+def _forget_inputs(output: Path) -> None:
+    """Remove Snakemake's note of an output's inputs, which name no settings file; its time stamp counts from now on."""
+    with suppress(OSError):
+        (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
+
+
+def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
+    """Return the blends whose data would be made anew if Snakemake ran now.
+
+    When the source is fetched anew, a blend counts as unchanged whose own settings are and whose revision is pinned.
+    """
+    data, settings = results / "data", _of_data(recipe, results / "data")
+    source, record = settings["source"], read_if_there(data / "source/record.json", SourceRecord)
+    if record is None or not source.differ():
+        fetched = {*recipe.blends} if record is None else set()
+    elif source.made_from.exists():
+        before, now = json.loads(source.made_from.read_text(encoding="utf-8")), json.loads(source.text)
+        is_whole = before | {"blends": {}} != now | {"blends": {}}
+        fetched = {
+            name
+            for name, blend in recipe.blends.items()
+            if is_whole or before["blends"].get(name) != now["blends"][name] or not _is_pinned(recipe, blend)
+        }
+    else:
+        fetched = {*recipe.blends}
+    return fetched | {
+        name
+        for name in recipe.blends
+        if not (manifest := data / name / "manifest.json").exists()
+        or settings[f"fill/{name}"].differ()
+        or _is_of_other_source(manifest, name, record)
+    }
+
+
+def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
+    """Settings of the rules that make data: of the source, and of each blend's splits and check."""
+    record = data / "source/record.json"
+    blends = {name: _published(recipe, blend) for name, blend in recipe.blends.items()}
+    values = {"source": recipe.source.model_dump(mode="json"), "tables": recipe.tables, "blends": blends}
+    is_other = partial(_is_other_source, recipe, record)
+    found = {"source": RuleSettings(values, [record], is_other, record.with_name("made_from.json"))}
+    for name, blend in recipe.blends.items():
+        manifest = data / name / "manifest.json"
+        values = blend.model_dump(mode="json", include=SPLITTING) | {"names_environments": blend.names_environments}
+        values |= {"seed": recipe.seed or 0} if blend.reasoning else {}
+        is_other = partial(_is_other_split, blend, manifest)
+        found[f"fill/{name}"] = RuleSettings(values, [manifest], is_other, manifest.with_name("made_from.json"))
+        checked = blend.model_dump(mode="json", include={"kind", "environments", "allow"})
+        found[f"check/{name}"] = RuleSettings(checked, [manifest.with_name("check.json")])
+    return found
+
+
+def _published(recipe: Recipe, blend: Blend) -> Settings:
+    """Settings of a blend that decide its file in the source."""
+    keys = COMPOSED if blend.is_composed else SYNTHESIZED if recipe.is_synthetic(blend) else PUBLISHED
+    return blend.model_dump(mode="json", include=keys, exclude_defaults=True)
+
+
+def _is_pinned(recipe: Recipe, blend: Blend) -> bool:
+    """Whether every source of a blend gives the same rows whenever it is fetched."""
+    sources = (
+        [recipe.source] if recipe.is_synthetic(blend) else [part.source or recipe.source for part in blend.parts()]
+    )
+    return all(
+        isinstance(source, SyntheticSource) or (isinstance(source, HubSource) and COMMIT.fullmatch(source.revision))
+        for source in sources
+    )
+
+
+def _is_other_source(recipe: Recipe, path: Path) -> bool:
+    """Whether the source's record lacks a blend, or names another repository, pinned revision or seed."""
+    record = read_if_there(path, SourceRecord)
+    for name, blend in recipe.blends.items() if record else ():
+        origin, source = record["blends"].get(name), blend.source or recipe.source
+        if origin is None:
+            return True
+        if recipe.is_synthetic(blend):
+            is_other = origin["revision"] != f"synthetic-{source.seed}"
+        elif blend.is_composed or not isinstance(source, HubSource):
+            is_other = False
+        else:
+            is_other = origin["source"] != source.repository
+            is_other |= bool(COMMIT.fullmatch(source.revision)) and origin["revision"] != source.revision
+        if is_other:
+            return True
+    return False
+
+
+def _is_other_split(blend: Blend, path: Path) -> bool:
+    """Whether a manifest counts other held-out or test rows than a blend sets; of a sample it may count fewer."""
+    manifest = read_if_there(path, Manifest)
+    if manifest is None:
+        return False
+    is_sample = any(part.startswith("sample-") for part in path.parts)
+    held_out, tested = manifest["validation"].get("rows"), manifest.get("test", {}).get("rows", 0)
+    if is_sample or held_out is None:
+        return bool(tested) != bool(blend.test)
+    return tested != blend.test or (isinstance(blend.holdout, int) and held_out != blend.holdout)
+
+
+def _is_of_other_source(path: Path, blend: str, record: SourceRecord | None) -> bool:
+    """Whether a manifest was made from other files than the source's record now describes."""
+    manifest = read_if_there(path, Manifest)
+    content = ((manifest or {}).get("source") or {}).get("content")
+    return bool(record and content) and content != content_of(record, blend)
+
+
+def _of_gate(recipe: Recipe, paths: StagePaths) -> RuleSettings:
+    criteria = [criterion.model_dump(mode="json") for criterion in recipe.settings_of(paths.name).gate]
+
+    def is_other() -> bool:
+        """Whether the verdict is of other criteria, or contradicts them."""
+        judged, gate = read_if_there(paths.criteria, Criteria), read_if_there(paths.gate, Gate)
+        if judged is None or gate is None:
+            return False
+        then = [_bounds(**criterion) for criterion in judged["criteria"]]
+        return then != [_bounds(**criterion) for criterion in criteria] or (
+            judged.get("verdict", gate["verdict"]) != gate["verdict"]
+        )
+
+    return RuleSettings({"criteria": criteria}, [paths.gate], is_other)
+
+
+def _bounds(
+    metric: str, environment: str | None, against: str | None, benchmark: str | None = None, **rest: Any
+) -> tuple[Any, ...]:
+    """What a criterion asks for, whether the recipe or a verdict's record says it."""
+    of = benchmark or environment if metric in ("held_out_change", "benchmark_score", "benchmark_change") else None
+    since = against if metric in (*HELD_OUT, *BENCHMARKS) else None
+    return metric, of, since, rest["min"], rest["max"], rest["action"]
+
+
+def _of_evaluation(recipe: Recipe, results: Path) -> RuleSettings:
+    names = (*recipe.stages, *recipe.checkpoints)
+    scored = [results / name / file for name in names for file in ("eval.json", "test.json")]
+    decoding = {key: getattr(recipe.evaluation, key, None) for key in ("max_new_tokens", "temperature")}
+
+    def is_other() -> bool:
+        """Whether scores on disk tell of another length or temperature of responses."""
+        told = [record.get("decoding", {}) for path in scored if (record := read_if_there(path, Evaluation))]
+        return any(
+            key in then and value is not None and then[key] != value for then in told for key, value in decoding.items()
+        )
+
+    values = recipe.evaluation.model_dump(mode="json", exclude=ASKING, exclude_defaults=True)
+    return RuleSettings(values, scored, is_other)

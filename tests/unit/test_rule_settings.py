@@ -1,0 +1,131 @@
+"""Settings of rules as files: written where they differ, adopted by earlier results, and which data they make anew."""
+
+import base64
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts.data.source_record import content_of
+from scripts.recipe.load import load_recipe
+from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
+from tests.conftest import ROOT
+
+RECORDED = ROOT / "tests/recorded"
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """The results of an earlier commit with the recipe that made them, and a note of Snakemake of each record."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(RECORDED / "results/recorded", "results", symlinks=True)
+    shutil.copy(RECORDED / "recipe.yaml", "recipe.yaml")
+    notes = Path(".snakemake/metadata")
+    notes.mkdir(parents=True)
+    for record in Path("results").rglob("*.json"):
+        (notes / base64.urlsafe_b64encode(str(record).encode()).decode()).write_text("{}")
+    return tmp_path
+
+
+def edited(old="", new=""):
+    text = Path("recipe.yaml").read_text()
+    assert old in text
+    Path("recipe.yaml").write_text(text.replace(old, new, 1))
+    return load_recipe(Path("recipe.yaml"))
+
+
+def newer_than_results(recipe):
+    """The names of the settings files that are newer than what was made from them."""
+    return {
+        str(path.relative_to("results/settings").with_suffix(""))
+        for path, settings in settings_files(recipe, Path("results")).items()
+        if any(path.stat().st_mtime_ns > output.stat().st_mtime_ns for output in settings.outputs if output.exists())
+    }
+
+
+def noted():
+    return {base64.urlsafe_b64decode(path.name).decode() for path in Path(".snakemake/metadata").iterdir()}
+
+
+def test_results_of_an_earlier_commit_adopt_their_settings_and_snakemake_forgets_the_inputs_they_lack(tree):
+    recipe = edited()
+    assert data_to_be_made(recipe, Path("results")) == set()
+    write_settings(recipe, Path("results"))
+    assert newer_than_results(recipe) == set()
+    assert data_to_be_made(recipe, Path("results")) == set()
+    outputs = {
+        str(output) for settings in settings_files(recipe, Path("results")).values() for output in settings.outputs
+    }
+    assert not noted() & outputs and "results/sft/ckpt/record.json" in noted()
+    before = {path: path.stat().st_mtime_ns for path in Path("results").rglob("*")}
+    write_settings(recipe, Path("results"))
+    assert {path: path.stat().st_mtime_ns for path in Path("results").rglob("*")} == before
+
+
+HOLDOUT = ("    rows: 24\n    holdout: 8", "    rows: 24\n    holdout: 9")
+SEED = ("{kind: synthetic}", "{kind: synthetic, seed: 5}")
+GATE = ("max: 0.01", "max: 0.9")
+ALL = {"sft", "rlvr", "rlhf"}
+
+
+@pytest.mark.parametrize("is_adopted", [True, False])
+@pytest.mark.parametrize(
+    ("edit", "made", "newer"),
+    [
+        (HOLDOUT, {"rlvr"}, {"fill/rlvr", "source"}),
+        (SEED, ALL, {"source"}),
+        (GATE, set(), {"gate/rlvr", "gate/rlhf"}),
+        (("max_new_tokens: 12", "max_new_tokens: 13"), set(), {"evaluate"}),
+        (("name: recorded", "name: other"), set(), set()),
+    ],
+)
+def test_an_edit_is_newer_than_the_results_and_names_the_data_to_be_made(tree, edit, made, newer, is_adopted):
+    if is_adopted:
+        write_settings(edited(), Path("results"))
+    recipe = edited(*edit)
+    if is_adopted or edit is not HOLDOUT:  # the source's record tells no number of rows
+        assert data_to_be_made(recipe, Path("results")) == made
+    write_settings(recipe, Path("results"))
+    assert newer_than_results(recipe) == (newer if is_adopted or edit is not HOLDOUT else {"fill/rlvr"})
+    assert data_to_be_made(recipe, Path("results")) == made  # whatever a dry run has written meanwhile
+
+
+def test_an_edit_taken_back_makes_nothing_anew(tree):
+    write_settings(edited(), Path("results"))
+    write_settings(edited(*HOLDOUT), Path("results"))
+    recipe = edited(HOLDOUT[1], HOLDOUT[0])
+    assert data_to_be_made(recipe, Path("results")) == set()
+    write_settings(recipe, Path("results"))
+    assert newer_than_results(recipe) == set()
+
+
+def test_data_are_made_anew_where_they_are_gone_or_the_source_has_other_files(tree):
+    recipe = edited()
+    write_settings(recipe, Path("results"))
+    manifest, record = Path("results/data/rlvr/manifest.json"), Path("results/data/source/record.json")
+    described = json.loads(manifest.read_text())
+    described["source"]["content"] = content_of(json.loads(record.read_text()), "rlvr")
+    manifest.write_text(json.dumps(described))
+    assert data_to_be_made(recipe, Path("results")) == set()
+    text = record.read_text()
+    record.write_text(text.replace("538e685f", "638e685f"))
+    assert data_to_be_made(recipe, Path("results")) == {"rlvr"}
+    record.unlink()
+    assert data_to_be_made(recipe, Path("results")) == ALL
+    record.write_text(text)
+    manifest.unlink()
+    assert data_to_be_made(recipe, Path("results")) == {"rlvr"}
+
+
+def test_a_new_blend_leaves_those_of_a_pinned_source_as_they_are(tree):
+    write_settings(edited(), Path("results"))
+    new = "blends:\n  more: {rows: 30, holdout: 9, environments: [mcqa_simple_agent]}\n"
+    assert data_to_be_made(edited("blends:\n", new), Path("results")) == {"more"}
+
+
+def test_nothing_made_yet_is_all_to_be_made(tmp_path):
+    recipe = load_recipe(RECORDED / "recipe.yaml")
+    write_settings(recipe, tmp_path)
+    assert data_to_be_made(recipe, tmp_path) == ALL
+    assert all(path.is_file() for path in settings_files(recipe, tmp_path))
