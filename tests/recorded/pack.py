@@ -1,0 +1,61 @@
+"""Pack a finished run as a fixture: ``python -m tests.recorded.pack TREE RUN tests/recorded/trees/COMMIT-RUN.tar.xz``.
+
+TREE is a clone in which `snakemake --config recipe=config/recipes/RUN.yaml run=RUN` has finished. Logs, tokens and pages are
+left out; hosts are replaced. A folder that the recipe's `model.name` names below tests/ is packed, too.
+"""
+
+import base64
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+import yaml
+
+NOTED = ("rule", "input", "params", "record_format_version", "input_checksums", "starttime", "endtime")
+
+
+def pack(tree: Path, run: str, archive: Path) -> None:
+    """Write the archive: results, recipe, pretrained model, and Snakemake's notes as snakemake.json."""
+    recipe, results = Path(f"config/recipes/{run}.yaml"), Path("results", run)
+    with tempfile.TemporaryDirectory() as folder:
+        packed = Path(folder)
+        shutil.copytree(tree / results, packed / results, symlinks=True, ignore=shutil.ignore_patterns("logs", "tokens"))
+        model = yaml.safe_load((tree / recipe).read_text())["model"].get("name", "")
+        if model.startswith("./tests"):
+            shutil.copytree(tree / model, packed / model)
+        (packed / recipe).parent.mkdir(parents=True)
+        shutil.copy(tree / recipe, packed / recipe)
+        for page in packed.rglob("*.html"):
+            _rewrite(page, "a placeholder\n")
+        for attempts in packed.rglob("attempts.jsonl"):
+            lines = [json.loads(line) for line in attempts.read_text().splitlines()]
+            _rewrite(attempts, "".join(json.dumps(_without_host(line)) + "\n" for line in lines))
+        notes = [path for path in (tree / ".snakemake/metadata").rglob("*") if path.is_file()]
+        noted = {base64.urlsafe_b64decode(path.name).decode(): json.loads(path.read_text()) for path in notes}
+        kept = {
+            name: {key: note.get(key) for key in NOTED}
+            for name, note in sorted(noted.items())
+            if name.startswith(f"{results}/")
+        }
+        (packed / "snakemake.json").write_text(json.dumps(kept))
+        with tarfile.open(archive, "w:xz") as file:
+            for path in sorted(packed.iterdir()):
+                file.add(path, path.name)
+
+
+def _rewrite(path: Path, text: str) -> None:
+    times = path.stat()
+    path.write_text(text)
+    os.utime(path, (times.st_atime, times.st_mtime))
+
+
+def _without_host(line: dict) -> dict:
+    return line | {"host": "a-host", "pid": 1} if line["event"] == "begin" else line
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

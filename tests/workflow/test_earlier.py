@@ -1,0 +1,58 @@
+"""Trees that earlier commits finished, under today's code: all is fresh, lineage verifies, a half-trained stage resumes.
+
+tests/recorded/trees/ holds them, named by commit and recipe; tests/recorded/README.md says how they were made.
+"""
+
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Workflow
+from tests.workflow.test_recorded import write_metadata
+
+TREES = sorted((ROOT / "tests/recorded/trees").glob("*.tar.xz"))
+ENDS = {"families": ("text", "vision"), "choices": ("best", "early")}
+PAGES = {"stage_page", "overview", "environments", "sweep_page", "summary", "report_html"}
+HALF_TRAINED = {"families": "dpo", "choices": "rlvr.lr-0.002"}
+
+
+@pytest.fixture(params=TREES, ids=lambda path: path.name.removesuffix(".tar.xz"))
+def tree(request, tmp_path):
+    """An unpacked tree, with the notes that Snakemake made of its outputs; `run` is its recipe's and run's name."""
+    workflow = Workflow(tmp_path)
+    with tarfile.open(request.param) as archive:
+        archive.extractall(tmp_path, filter="tar")
+    workflow.run_name = request.param.name.removesuffix(".tar.xz").partition("-")[2]
+    workflow.results = tmp_path / "results" / workflow.run_name
+    for output, noted in json.loads((tmp_path / "snakemake.json").read_text()).items():
+        write_metadata(tmp_path, output, noted)
+    (tmp_path / "config/config.yaml").write_text(
+        f"recipe: config/recipes/{workflow.run_name}.yaml\nsite: config/sites/laptop.yaml\nrun: {workflow.run_name}\n"
+    )
+    return workflow
+
+
+def test_nothing_but_pages_is_to_be_made_and_every_lineage_verifies(tree):
+    assert {rule for rule, stages in tree.planned_jobs().items() if stages} <= PAGES
+    for end in ENDS[tree.run_name]:
+        told = tree.run("python", "-m", "scripts.commands", "lineage", str(tree.results / end / "ckpt"), "--json")
+        assert json.loads(told.stdout)["problems"] == []
+
+
+def test_a_half_trained_stage_resumes_to_the_same_bits(tree):
+    stage = tree.results / HALF_TRAINED[tree.run_name]
+    last = stage / "run/checkpoints/step_2"
+    before = {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
+    identity = json.loads((stage / "ckpt/record.json").read_text())["identity"]
+    for folder in (last, stage / "ckpt", stage / "hf", stage / "exports"):
+        shutil.rmtree(folder)
+    tree.snakemake(f"results/{tree.run_name}/{stage.name}/ckpt/record.json")
+    record = json.loads((stage / "ckpt/record.json").read_text())
+    assert (record["step"], record["identity"]) == (2, identity)
+    after = {path.name: path.read_bytes() for path in Path(stage / "ckpt/weights").glob("*.safetensors")}
+    assert before and after == before
+    attempts = [json.loads(line) for line in (stage / "run/attempts.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in attempts if line["event"] == "begin"] == [0, 1]
