@@ -23,7 +23,9 @@ def pack(tree: Path, run: str, archive: Path) -> None:
     recipe, results = Path(f"config/recipes/{run}.yaml"), Path("results", run)
     with tempfile.TemporaryDirectory() as folder:
         packed = Path(folder)
-        shutil.copytree(tree / results, packed / results, symlinks=True, ignore=shutil.ignore_patterns("logs", "tokens"))
+        shutil.copytree(
+            tree / results, packed / results, symlinks=True, ignore=shutil.ignore_patterns("logs", "tokens")
+        )
         model = yaml.safe_load((tree / recipe).read_text())["model"].get("name", "")
         if model.startswith("./tests"):
             shutil.copytree(tree / model, packed / model)
