@@ -53,7 +53,6 @@ SETTINGS = (
     Setting("bfloat16", HALF | {"optimizer": {"name": "adamw_torch"}}),
     Setting("killed-and-resumed", HALF | LORA, is_killed=True),
     Setting("lora", HALF | LORA),
-    Setting("from-parent", HALF, LORA, {"lora": {"from_parent": True}}),
     Setting("qlora", HALF | NF4, package="bitsandbytes"),
     Setting("adamw-8bit", HALF | {"optimizer": {"name": "adamw_8bit"}}, gpus=1, package="bitsandbytes"),
     Setting("checkpointing", HALF | {"dtensor_cfg": {"activation_checkpointing": True}, "train_micro_batch_size": 1}),

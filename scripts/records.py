@@ -186,27 +186,11 @@ class CheckpointRecord(Origins):
     files: Files
 
 
-class Base(TypedDict):
-    """The export that adapters lie over: whose it is, and its content."""
-
-    stage: str
-    content: str
-
-
-class Adapter(TypedDict):
-    """The adapters alone; `content` is theirs, whatever the name of their base."""
-
-    content: str
-    base: Base
-    files: Files
-
-
 class ExportRecord(TypedDict):
     """hf/record.json; `source` where it is that of a pretrained model, `merged` where adapters were merged into it."""
 
     source: NotRequired[ModelSource]
     merged: NotRequired[dict[str, Any]]
-    adapter: NotRequired[Adapter]
 
     stage: str
     step: Count

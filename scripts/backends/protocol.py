@@ -32,17 +32,16 @@ from scripts.stage.stop import StopRequest
 class TrainingJob:
     """All that a backend needs to train a stage.
 
-    The backend trains up to `max_num_steps` and seals that step; where that is before `planned`, weights are those of a
-    training that goes on: the learning rate's schedule ends at `planned`. It starts from the checkpoint `resume_from`
-    if there is one, or else from `parent_model` (None: the config's own model), over which the adapters of
-    `parent_adapter` lie where it goes on with those; its tokenizer is that of `parent_tokenizer`, where this is another
-    folder. It seals checkpoints with ``scripts.stage.rundir.seal_checkpoint``, logs each step into
-    ``run/metrics.jsonl``, and at the end of each step asks `stop`: once that is due, it seals the step and returns.
-    `config` alone says how to train; of `settings` counts what changes no weight: checkpoint periods, where judges
-    answer, the gate, of which some criteria can end a training early (scripts.evaluate.step_criteria). `nodes` and
-    `threads` (CPU threads on each node) are no part of what a stage trains: every step has the same rows on any number
-    of them. Another number rounds otherwise, and of nodes draws other completions. `environments` says where the files
-    lie of the user's own ones. `processes` train on each node, each on a GPU of its own where `accelerator` is cuda.
+    The backend trains up to step `max_num_steps` and seals that step; the learning rate's schedule ends at `planned`.
+    It starts from checkpoint `resume_from`, else from `parent_model`, else (None) from the config's own model. It seals
+    checkpoints with ``scripts.stage.rundir.seal_checkpoint`` and logs each step into ``run/metrics.jsonl``. At the end
+    of each step it asks `stop`; once a stop is due, it seals the step and returns.
+
+    `config` alone says how to train. `settings` adds what changes no weight: checkpoint periods, the gate's criteria
+    that can end a training (scripts.evaluate.step_criteria). Every step has the same rows on any number of `nodes` and
+    `processes` (of a node, each on a GPU of its own where `accelerator` is cuda) and CPU `threads`; another number
+    rounds otherwise and, of processes, draws other completions. `environments` maps the user's own environments to
+    their files.
     """
 
     stage: str
@@ -59,9 +58,7 @@ class TrainingJob:
     environments: dict[str, Path]
     processes: int = 1
     accelerator: str = "cpu"
-    parent_adapter: Path | None = None
     gym_python: str = GYM_PYTHON
-    parent_tokenizer: Path | None = None
 
     @classmethod
     def of(
@@ -79,9 +76,7 @@ class TrainingJob:
             settings=stage.settings,
             config=stage.config,
             train_split=stage.train_split,
-            parent_model=stage.base_export,
-            parent_adapter=stage.parent_adapter,
-            parent_tokenizer=stage.parent_export,
+            parent_model=stage.parent_export,
             run=stage.paths.run,
             resume_from=resume_from,
             max_num_steps=max_num_steps,

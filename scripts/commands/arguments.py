@@ -108,7 +108,6 @@ def command_parser() -> argparse.ArgumentParser:
     push.add_argument("--repository", required=True, help="organisation/name on the hub")
     push.add_argument("--card", type=given_path, help="the model card (default: made by scripts.report.card)")
     push.add_argument("--license", help="for the card that is made: the hub's name of the licence, such as apache-2.0")
-    push.add_argument("--adapter", action="store_true", help="the adapter alone")
     push.add_argument("--branch", help="of the repository (default: main)")
     push.add_argument("--public", action="store_true", help="make a new repository public")
     discard = add(

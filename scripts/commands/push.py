@@ -11,9 +11,8 @@ from huggingface_hub.utils import disable_progress_bars
 
 from scripts.data.hub_errors import TOKEN, brief, status_of
 from scripts.errors import UserError
-from scripts.files import read_json
 from scripts.model.hugging_face import check_model
-from scripts.report.card import HUB_ID, model_card
+from scripts.report.card import model_card
 from scripts.report.chain import Link, export_of, read_chain
 from scripts.report.verify import verify_export
 
@@ -32,27 +31,12 @@ def verified_link(hf: Path) -> Link:
     return link
 
 
-def base_of_adapter(link: Link) -> str:
-    """The repository of the hub that an export's adapter lies over; UserError where there is none."""
-    hf, exported = link.paths.export_record.parent, export_of(link)
-    if "adapter" not in exported:
-        raise UserError(f"{hf}: has no adapter; the stage trained all weights (push without --adapter)")
-    base = read_json(hf / "adapter/adapter_config.json")["base_model_name_or_path"]
-    if HUB_ID.fullmatch(base) is None:
-        raise UserError(f"{hf}: its adapter lies over {base}, which nobody can fetch; push the merged model instead")
-    return base
-
-
-def push(
-    link: Link, repository: str, card: str, is_public: bool = False, branch: str | None = None, alone: bool = False
-) -> str:
-    """Push a verified stage's export, or its adapter `alone`, and its card; the page of the new commit."""
+def push(link: Link, repository: str, card: str, is_public: bool = False, branch: str | None = None) -> str:
+    """Push a verified stage's export and its card; return the page of the new commit."""
     if not get_token():
         raise UserError("no token: export HF_TOKEN with one that may write, or run hf auth login")
     exported, model = export_of(link), link.paths.export
-    described = exported["adapter"]["files"] if alone else exported["files"]
-    folder = model.with_name("adapter") if alone else model
-    files = [CommitOperationAdd(name, str(folder / name)) for name in described]
+    files = [CommitOperationAdd(name, str(model / name)) for name in exported["files"]]
     operations = [*files, CommitOperationAdd(CARD, card.encode())]
     message = f"{link.name}, step {link.record['step']}, identity {link.record['identity']}, {exported['content']}"
     try:
@@ -81,7 +65,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.card and arguments.license:
         raise UserError("--license is for the card that is made; write it into the card that --card names")
     link, card = verified_link(arguments.export), arguments.card
-    base = base_of_adapter(link) if arguments.adapter else None
-    made = str(model_card(arguments.export, arguments.license, base)) if card is None else None
+    made = str(model_card(arguments.export, arguments.license)) if card is None else None
     text = made or card.read_text(encoding="utf-8")
-    print(push(link, arguments.repository, text, arguments.public, arguments.branch, arguments.adapter))
+    print(push(link, arguments.repository, text, arguments.public, arguments.branch))

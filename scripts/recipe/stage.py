@@ -80,11 +80,6 @@ class Training(Strict):
         return False
 
     @property
-    def goes_on_with_adapters(self) -> bool:
-        """Whether it trains its parent's adapters on, instead of starting from the parent's merged model."""
-        return False
-
-    @property
     def chat_template(self) -> str | None:
         """The chat template that it names; None: that of what it starts from."""
         return None

@@ -30,10 +30,8 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FOLDER = "folder"
 
 
-def model_card(hf: Path, license_id: str | None = None, adapter_of: str | None = None) -> ModelCard:
-    """The card of an export, or of its adapter alone, whose base on the hub is `adapter_of`.
-
-    `license_id` is one of the hub's, none: the card states none.
+def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
+    """Return an export's card; `license_id` is one of the hub's, or none is stated.
 
     UserError where the stage, its export or its held-out scores are not of one checkpoint.
     """
@@ -47,7 +45,7 @@ def model_card(hf: Path, license_id: str | None = None, adapter_of: str | None =
     benchmarks = _of_export(link, exported, link.paths.benchmarks, Benchmarks)
     results = [*_results(evaluation, "validation"), *_results(test, "test"), *_benchmark_results(benchmarks)]
     card = ModelCard.from_template(
-        _metadata(chain, results, license_id, adapter_of),
+        _metadata(chain, results, license_id),
         template_path=str(TEMPLATE),
         name=f"{link.run_name}-{link.name}",
         stage=link.name,
@@ -85,7 +83,7 @@ def _of_export(link: Link, exported: ExportRecord, path: Path, kind: type[Record
     return scores
 
 
-def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None, adapter_of: str | None) -> ModelCardData:
+def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None) -> ModelCardData:
     """The card's YAML; only names that the hub can know are datasets and base models."""
     configs = [link.settings for link in chain.links.values() if link.settings]
     named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
@@ -95,9 +93,9 @@ def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None, a
     tags = dict.fromkeys(["stagecoach", *(config["algorithm"] for config in configs)])
     return ModelCardData(
         license=license_id,
-        library_name="peft" if adapter_of else "transformers",
+        library_name="transformers",
         pipeline_tag="text-generation",
-        base_model=adapter_of or next(filter(_is_hub_id, base), None),
+        base_model=next(filter(_is_hub_id, base), None),
         datasets=datasets or None,
         tags=list(tags),
         model_name=f"{chain.last.run_name}-{chain.last.name}" if results else None,

@@ -115,8 +115,6 @@ def _exported(link: Link) -> Iterator[Recorded]:
     exported, folder = export_of(link), link.paths.export
     if exported and not (folder / MEGATRON).exists():
         yield from _listed(exported["files"], folder, link.paths.export_record)
-    if exported and "adapter" in exported:
-        yield from _listed(exported["adapter"]["files"], folder.with_name("adapter"), link.paths.export_record)
 
 
 def _first_model(link: Link) -> Iterator[Recorded]:

@@ -16,15 +16,12 @@ def stage_facts(config: TrainingConfig, manifest: Path, parent_export: Path | No
     """
     splits = read_record(manifest, Manifest)
     parent = None if parent_export is None else read_record(parent_export, ExportRecord)
-    facts: Facts = {
+    return {
         "config": config.content,
         "train_split": splits["train"]["sha256"],
         "validation_split": splits["validation"]["sha256"],
         "parent_export": parent["content"] if parent else None,
     }
-    if parent and config.goes_on_with_adapters:
-        facts["parent_adapter"] = parent.get("adapter", {}).get("content")
-    return facts
 
 
 def identity_of(facts: Facts) -> str:

@@ -119,14 +119,11 @@ def export_name(files: dict[str, Any]) -> str:
 def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path, **more: Any) -> None:
     """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<name>/`` beside it.
 
-    `record` is that of the checkpoint, `files` the description of the export's files, `more` what else to record; of
-    an adapter there is a link as well.
+    `record` is that of the checkpoint, `files` the description of the export's files, `more` what else to record.
     """
     content = export_name(files)
     exported = {key: record[key] for key in ("stage", "step", "identity")}
     exported |= {"content": content, "files": files, **more}
     with replace_directory(hf) as fresh:
         (fresh / "model").symlink_to(Path("..", "exports", content))
-        if "adapter" in more:
-            (fresh / "adapter").symlink_to(Path("..", "exports", export_name(more["adapter"]["files"])))
         write_json(fresh / "record.json", exported)

@@ -5,14 +5,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage import StageSettings, TrainingConfig
-from scripts.records import ADVICE, Adapter, ExportRecord, Facts, read_if_there, read_record
+from scripts.records import ExportRecord, Facts, read_if_there
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.paths import MODEL, StagePaths
-from scripts.stage.publish import export_name
 from scripts.stage.rundir import run_of
 
 
@@ -84,29 +82,6 @@ class Stage:
             return None
         record = read_if_there(self._origin.export_record, ExportRecord)
         return self._origin.exported(record["content"]) if record else self._origin.export
-
-    @property
-    def parent_adapter(self) -> Path | None:
-        """The adapters of its parent that it goes on with; None: it starts from the whole export."""
-        adapter = self._parents_adapter
-        return self._origin.exported(export_name(adapter["files"])) if adapter else None
-
-    @property
-    def base_export(self) -> Path | None:
-        """What its weights or adapters start from: its parent's export, or what the parent's adapters lie over."""
-        adapter = self._parents_adapter
-        if adapter is None:
-            return self.parent_export
-        return self.paths.sibling(adapter["base"]["stage"]).exported(adapter["base"]["content"])
-
-    @property
-    def _parents_adapter(self) -> Adapter | None:
-        if not self.config.goes_on_with_adapters:
-            return None
-        record = read_record(self._origin.export_record, ExportRecord)
-        if "adapter" not in record:
-            raise UserError(f"{self._origin.export_record}: has no adapters to go on with; {ADVICE[ExportRecord]}")
-        return record["adapter"]
 
     @cached_property
     def config(self) -> TrainingConfig:

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import ModelCard, constants
 
 from scripts.errors import UserError
-from scripts.files import describe_files, read_json, sha256_file, write_json
+from scripts.files import read_json, sha256_file, write_json
 from scripts.report.card import model_card
 from tests import programs
 from tests.hub import Fault, Hub
@@ -193,28 +193,3 @@ def test_a_card_that_the_hub_finds_invalid_is_not_pushed(hub, push, tmp_path):
     done = push("--card", str(tmp_path / "mine.md"))
     assert done.returncode == 1 and "Invalid metadata in README.md" in done.stdout
     assert [*hub.repositories["org/model"].commits.values()] == [{}]
-
-
-def test_an_adapter_over_a_model_of_the_hub_is_pushed_alone_with_its_base(hub, push, chain):
-    adapter, record = chain / "rlvr1/exports/adapter", read_json(chain / "rlvr1/hf/record.json")
-    adapter.mkdir()
-    for name, text in (
-        ("adapter_config.json", '{"base_model_name_or_path": "org/base"}'),
-        ("adapter_model.safetensors", "w"),
-    ):
-        (adapter / name).write_text(text)
-    record["adapter"] = {
-        "content": "0" * 16,
-        "base": {"stage": "model", "content": "1" * 16},
-        "files": describe_files(adapter),
-    }
-    write_json(chain / "rlvr1/hf/record.json", record)
-    (chain / "rlvr1/hf/adapter").symlink_to("../exports/adapter")
-    assert push("--adapter").returncode == 0
-    files = hub.repositories["org/model"].commits[hub.repositories["org/model"].branches["main"]]
-    assert files.keys() == {"adapter_config.json", "adapter_model.safetensors", "README.md"}
-    card = ModelCard(files["README.md"].decode()).data
-    assert (card.library_name, card.base_model) == ("peft", "org/base")
-    (adapter / "adapter_model.safetensors").write_text("v")
-    damaged = push("--adapter")
-    assert damaged.returncode == 1 and "not pushed" in damaged.stdout

@@ -95,11 +95,6 @@ def push(own, stagecoach: tuple[str, ...], exported: dict) -> None:
         own.environment |= {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_write", "HF_HUB_DISABLE_XET": "1"}
         command = (*stagecoach, "push", str(own.results / "sft/hf"), "--repository")
         own.run(*command, "org/model")
-        refused = own.run(*command, "org/adapter", "--adapter", check=False)
-        assert (
-            "which nobody can fetch; push the merged model instead" in refused.stdout
-            and "org/adapter" not in hub.repositories
-        )
         repository = hub.repositories["org/model"]
         files = repository.commits[repository.branches["main"]]
     assert files.keys() == {*exported["files"], "README.md"} and str(own.root).encode() not in files["README.md"]

@@ -2,13 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from scripts.backends.trl.algorithms import PromptData, leave_out
-from scripts.backends.trl.lora import with_parents_shape
 from scripts.backends.trl.training import (
     DpoConfig,
     DpoTraining,
@@ -80,18 +78,14 @@ class TrlSettings(StageSettings):
             raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
 
     def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
-        """The stage with the shape of its parent's adapters, where it goes on with those.
-
-        UserError where it names a chat template that is not there.
-        """
+        """Return the stage; UserError where the chat template that it names is not there."""
         if self.chat_template is not None:
             try:
                 read_template(self.chat_template)
             except UserError as error:
                 at = key("stages", name, "policy", "tokenizer", "chat_template")
                 raise UserError(f"{at}: {error}") from None
-        at = partial(key, "stages", name, "policy", "lora")
-        return with_parents_shape(self, recipe, at) if self.goes_on_with_adapters else self
+        return self
 
     @property
     def needs_export(self) -> str | None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, BitsAndBytesConfig, TrainingArguments
-from trl.trainer.utils import create_model_from_path
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.sharding import is_sharded, sharding_arguments
@@ -69,7 +68,7 @@ def shares_of(job: TrainingJob) -> tuple[int, int]:
 
 def start_options(job: TrainingJob) -> dict[str, Any] | None:
     """What TRL loads the parent's model with; None where `model_and_processor` has given it the model itself."""
-    return None if job.parent_model is None or job.parent_adapter else _loading(job)
+    return None if job.parent_model is None else _loading(job)
 
 
 def _loading(job: TrainingJob) -> dict[str, Any]:
@@ -87,12 +86,12 @@ def _loading(job: TrainingJob) -> dict[str, Any]:
 
 
 def adapters(job: TrainingJob) -> Any:
-    """peft's config of the adapters to make; None where all weights are trained, or the parent's adapters.
+    """peft's config of the adapters to make; None where all weights are trained.
 
     UserError where they would lie over nothing, or over what TRL does not take.
     """
     lora = job.config.policy.lora
-    if lora is None or lora.from_parent:
+    if lora is None:
         return None
     from peft import LoraConfig, get_peft_model  # noqa: PLC0415 - only where adapters are trained
     from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: PLC0415
@@ -121,20 +120,10 @@ def adapters(job: TrainingJob) -> Any:
 
 
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
-    """The model to start from (a path, a fresh one, or one with its parent's adapters) and its tokenizer or processor.
-
-    Of adapters that it is given TRL keeps a copy as the reference, so that is the parent and not what they lie over.
-    """
+    """Return the model to start from (a path or a fresh one) and its tokenizer or processor."""
     if job.parent_model is None:
         return fresh_model(job.config)
-    model: Any = str(job.parent_model)
-    if job.parent_adapter is not None:
-        from peft import PeftModel  # noqa: PLC0415 - only where adapters are trained
-
-        base = create_model_from_path(model, device_map=None, **_loading(job))
-        model = PeftModel.from_pretrained(base, str(job.parent_adapter), is_trainable=True)
-    processor = load_processor(job.parent_tokenizer or job.parent_model)
-    return model, use_template(processor, job.config.chat_template)
+    return str(job.parent_model), use_template(load_processor(job.parent_model), job.config.chat_template)
 
 
 def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:
@@ -144,5 +133,3 @@ def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    if job.parent_adapter is not None:
-        model.load_adapter(str(job.parent_adapter), "default", is_trainable=True)

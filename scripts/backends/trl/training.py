@@ -40,11 +40,6 @@ class TrlTraining(Training):
         return self.policy.train_global_batch_size
 
     @property
-    def goes_on_with_adapters(self) -> bool:
-        """Whether it trains the parent's adapters on."""
-        return self.policy.lora is not None and self.policy.lora.from_parent
-
-    @property
     def chat_template(self) -> str | None:
         """The chat template that it names, in a resolved config its text; None: that of what it starts from."""
         named = self.policy.tokenizer.chat_template
