@@ -162,7 +162,8 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
     def _serve_revision(self, name: str, revision: str) -> None:
         if opened := self._open(name, revision, opens_gates=False):
             commit, files = opened
-            info = {"_id": "1", "id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files]}
+            siblings = [{"rfilename": file, "size": len(content)} for file, content in files.items()]
+            info = {"_id": "1", "id": name, "sha": commit, "siblings": siblings}
             self._answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
 
     def _serve_file(self, name: str, revision: str, file: str, fault: Fault) -> None:

@@ -9,7 +9,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from huggingface_hub.utils import disable_progress_bars
 
-from scripts.data.hub_errors import TOKEN, brief, status_of
+from scripts.data.hub import TOKEN, brief, status_of
 from scripts.errors import UserError
 from scripts.model.hugging_face import check_model
 from scripts.report.card import model_card

@@ -87,8 +87,6 @@ def fetch_source(recipe: Recipe, directory: Path, workers: int = 1) -> None:
         except UserError as error:
             hint = f"; or put the table below {folders[0] / 'tables'}" if folders else ""
             raise UserError(f"a table that placeholder rows name: {error}{hint}") from None
-        for snapshot in fetcher.snapshots.values():
-            snapshot.remember()
         record["tables"] |= {name: fetcher.origin(item.source)["revision"] for name, item in tables.items()}
         record["files"] = dict(sorted({**record["files"], **fetcher.described}.items()))
         write_json(fresh / "record.json", record)

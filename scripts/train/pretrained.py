@@ -96,9 +96,8 @@ class _Repository:
         self.fetcher = Fetcher(target, "model")
         self.names = self.fetcher.names(self.source)
         snapshot = self.fetcher.snapshots[self.source]
-        snapshot.remember()
         self.commit = snapshot.commit
-        is_cached = snapshot.names is None
+        is_cached = not snapshot.is_whole
         self.advice = "; the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE" * is_cached
 
     def bring(self, names: list[str]) -> None:

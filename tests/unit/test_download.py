@@ -5,8 +5,6 @@ import hashlib
 import io
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 import time
@@ -19,12 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 import yaml
-from huggingface_hub import constants
-from huggingface_hub.utils import WeakFileLock
+from huggingface_hub import constants, file_download
 
 from scripts.data import fetcher, hub
 from scripts.data.download import fetch_source, tables_named
-from scripts.data.hub_errors import explain
 from scripts.data.placeholders import TABLES
 from scripts.data.synthesize import write_source
 from scripts.errors import UserError
@@ -56,7 +52,7 @@ def served(monkeypatch, tmp_path):
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "home/token"))
         monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "home/agents.json"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(hub, "WAITS", (0.01,) * 7)
+        monkeypatch.setattr(hub, "WAITS", (0.01,) * 3)
         monkeypatch.delenv("HF_TOKEN", raising=False)
         yield running
 
@@ -117,7 +113,7 @@ def test_only_the_blends_come_pinned_to_the_branchs_commit_and_described(served,
         "record.json",
         "tables",
     ]
-    assert not served.asked("other.bin") and len(served.asked("/api/datasets")) == 1
+    assert not served.asked("other.bin")
     assert all(commit in path for path, _ in served.asked("/resolve/"))
 
 
@@ -194,7 +190,7 @@ def test_the_command_fetches_with_a_token_that_no_other_host_no_log_and_no_recor
     printed, said = process.communicate()
     assert process.returncode == 0, said
     assert (tmp_path / "source/rlvr1.jsonl").read_bytes() == LARGE
-    assert len(said.splitlines()) == 6 and "org/data/rlvr1.jsonl: 300.0 kB\n" in said
+    assert len(said.splitlines()) == 3 and "org/data/rlvr1.jsonl: 300.0 kB\n" in said
     assert all(headers["Authorization"] == f"Bearer {MINE}" for _, headers in served.asked("/datasets/"))
     assert served.asked("signed=1") and all("Authorization" not in headers for _, headers in served.asked("signed=1"))
     assert MINE not in printed + said + (tmp_path / "source/record.json").read_text()
@@ -224,29 +220,16 @@ def test_where_one_id_of_the_super_blend_is_not_found_the_other_is_taken(
     commit = served.repositories[other].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     record = fetched(asked)
     assert record["blends"]["a"] == {"source": other, "revision": commit}
-    assert f"{asked}: the hub knows no such repository; trying {other}" in capsys.readouterr().err
+    assert f"{asked}: trying {other}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("is_asked_again", [OLD, NEW])
-def test_a_redirect_to_a_repositorys_new_id_is_followed_and_remembered_offline(
-    is_asked_again, served, fetched, monkeypatch
-):
-    commit = served.repositories[NEW].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    served.renamed[OLD] = NEW
-    record = fetched(OLD)
-    assert record["blends"]["a"] == {"source": NEW, "revision": commit}
-    assert record == fetched(NEW)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert fetched(is_asked_again) == record
-    assert not huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).warnings
-
-
-def test_a_renamed_repository_is_the_same_offline(served, fetched, monkeypatch):
-    served.repositories["org/new"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+def test_a_redirect_to_a_repositorys_new_id_is_followed(served, fetched, monkeypatch):
+    commit = served.repositories["org/new"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.renamed["org/old"] = "org/new"
     record = fetched("org/old")
+    assert record["blends"]["a"] == {"source": "org/old", "revision": commit}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert fetched("org/old") == record and record["blends"]["a"]["source"] == "org/new"
+    assert fetched("org/old") == record
 
 
 def test_neither_id_is_one_message_about_the_one_in_the_recipe_or_the_one_that_exists(served, fetched):
@@ -255,208 +238,73 @@ def test_neither_id_is_one_message_about_the_one_in_the_recipe_or_the_one_that_e
     assert f"{OLD} at main, from {served.url}: it is gated" in refusal(fetched, NEW)
 
 
-# --- interruptions ---
+# --- interruptions and damage ---
 
 
 @pytest.mark.parametrize(
     "faults",
     [
         [Fault(keep=100_000)],
-        [Fault(keep=100_000, lies=True)],
-        [Fault(keep=100_000), Fault(keep=50_000), Fault(drop=True), Fault(keep=1)],
-        [Fault(keep=100_000), *[Fault(keep=1000)] * 20],
+        [Fault(keep=100_000), Fault(drop=True), Fault(keep=1)],
+        [Fault(keep=1, ignores_range=True)],
     ],
-    ids=["cut", "cut but told whole", "cut in several ways", "cut more often than an attempt without progress may be"],
+    ids=["cut", "cut in several ways", "cut, and sent whole where its rest was asked"],
 )
-def test_a_cut_body_goes_on_where_it_ended(faults, served, fetched, tmp_path):
+def test_a_cut_body_is_whole_in_the_end(faults, served, fetched, tmp_path, monkeypatch):
+    monkeypatch.setattr(file_download.time, "sleep", lambda _: None)
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    served.faults["GET storage"] = list(faults)
+    served.faults["GET storage"] = [*faults, Fault(ignores_range=True)]
     fetched()
     assert (tmp_path / "source/b.jsonl").read_bytes() == LARGE
-    ranges = [headers.get("Range") for _, headers in served.asked("signed=1")]
-    assert ranges[:2] == [None, "bytes=100000-"] and len(ranges) == len(faults) + 1
 
 
-def test_a_hub_that_falls_silent_is_asked_again(served, fetched, capsys, monkeypatch):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    served.faults["GET storage"] = [Fault(seconds=1)]
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.3)
-    assert fetched()["files"]["b.jsonl"] == described(LARGE)
-    assert f"): {served.url} does not answer in time; attempt 2 of 8" in capsys.readouterr().err
-
-
-def test_a_long_download_tells_how_far_it_is(served, fetched, capsys, monkeypatch):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    served.faults["GET storage"] = [Fault(keep=100_000)]
-    monkeypatch.setattr(hub, "REPORT_SECONDS", 0)
-    fetched()
-    said = capsys.readouterr().err
-    assert "org/data/b.jsonl: 300.0 kB\n" in said and "org/data/b.jsonl: 300.0 kB, going on after 100.0 kB\n" in said
-    assert re.search(r"org/data/b.jsonl: 300.0 kB of 300.0 kB, [0-9.]+ [kM]B/s, 0 min left\n", said)
-    assert re.search(r"org/data/b.jsonl: 200.0 kB came in 0 s\n", said)
-
-
-def test_a_body_that_starts_anew_where_its_rest_was_asked_is_whole_all_the_same(served, fetched, tmp_path):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    served.faults["GET storage"] = [Fault(keep=100_000), Fault(ignores_range=True)]
-    fetched()
-    assert (tmp_path / "source/b.jsonl").read_bytes() == LARGE
-    assert len(served.asked("signed=1")) == 2
-
-
-def part_of(cache: Path, content: bytes, size: int = 1, process: subprocess.Popen | None = None) -> Path:
-    """What has come of a content, once that is so many bytes."""
-    deadline = time.monotonic() + 20
-    while True:
-        parts = [*cache.rglob(f"{hashlib.sha256(content).hexdigest()}.*.incomplete")]
-        if found := [part for part in parts if part.stat().st_size >= size]:
-            return found[0]
-        assert time.monotonic() < deadline and (process is None or process.poll() is None)
-        time.sleep(0.02)
-
-
-@pytest.fixture
-def killed(served, tmp_path):
-    """A download that was killed in its midst: what had come of the content, and the content."""
+def test_a_killed_download_leaves_nothing_half_made_and_the_next_fetches_it(served, tmp_path):
     content = LARGE * 20
     served.repositories["org/data"].commit({"sft.jsonl": SMALL, "rlvr1.jsonl": content, "rlhf.jsonl": SMALL * 2})
     served.faults["GET storage"] = [Fault(seconds=0.1)]
     process = start_download(served, tmp_path)
-    part = part_of(tmp_path / "home/hub", content, process=process)
+    deadline = time.monotonic() + 20
+    while not served.asked("signed=1") and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
     process.kill()
     process.communicate()
-    assert not (tmp_path / "source").exists() and 0 < part.stat().st_size < len(content)
-    return part, content
-
-
-def test_a_killed_download_leaves_nothing_half_made_and_the_next_goes_on_where_it_ended(served, killed, tmp_path):
-    part, content = killed
-    came = part.stat().st_size
+    assert served.asked("signed=1") and not (tmp_path / "source").exists()
     process = start_download(served, tmp_path)
     _, said = process.communicate()
     assert process.returncode == 0, said
-    assert [headers.get("Range") for _, headers in served.asked("signed=1")] == [None, f"bytes={came}-"]
     assert (tmp_path / "source/rlvr1.jsonl").read_bytes() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "recipe.yaml", "source"]
-    assert not [*tmp_path.rglob("*.incomplete")]
 
 
-def test_what_a_process_of_another_host_brought_is_taken_over_once_it_has_long_been_silent(served, killed):
-    part, content = killed
-    etag, host, rest = part.name.split(".", 2)
-    elsewhere = part.rename(part.with_name(f"{etag}.{host}-too.{rest}"))
-    came = elsewhere.stat().st_size
-    snapshot = hub.Snapshot("org/data", "org/data", "main", "0" * 40, None)
-    file = hub.HubFile(snapshot, "rlvr1.jsonl", etag, len(content))
-    for silent, goes_on in ((1700, False), (1900, True)):
-        os.utime(elsewhere, (time.time() - silent,) * 2)
-        assert file.claim() == (None if goes_on else elsewhere)
-        assert (file.came, elsewhere.exists()) == ((came, False) if goes_on else (0, True))
-
-
-@pytest.mark.parametrize("is_killed", [False, True], ids=["ends", "is killed"])
-def test_what_another_process_brings_is_waited_for_and_gone_on_with_when_that(
-    is_killed, served, fetched, tmp_path, monkeypatch
-):
-    content, said = LARGE * 20, []
-    files = {"sft.jsonl": SMALL, "rlvr1.jsonl": content, "rlhf.jsonl": SMALL * 2, "a.jsonl": SMALL, "b.jsonl": content}
-    served.repositories["org/data"].commit(files)
-    served.faults["GET storage"] = [Fault(seconds=0.1 if is_killed else 0.02)]
-    other = start_download(served, tmp_path, "elsewhere")
-    part = part_of(tmp_path / "home/hub", content, process=other)
-
-    def say(line: str) -> None:
-        said.append(line)
-        if "waiting for" in line and is_killed:
-            other.kill()
-
-    monkeypatch.setattr(hub, "say", say)
-    monkeypatch.setattr(hub, "WAIT_SECONDS", 0.05)
-    assert fetched()["files"]["b.jsonl"] == described(content)
-    assert f"org/data/b.jsonl: another process brings it; waiting for {part}" in said
-    other.communicate()
-    assert other.returncode == (-signal.SIGKILL if is_killed else 0)
-    ranges = [headers.get("Range") for _, headers in served.asked("signed=1")]
-    assert ranges[0] is None and len(ranges) == 1 + is_killed and None not in ranges[1:]
-    assert not [*tmp_path.rglob("*.incomplete")]
-
-
-def test_a_lock_that_a_killed_client_of_the_hub_left_on_a_disk_without_flock_is_not_waited_for(served, fetched):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    locks = Path(constants.HF_HUB_CACHE, ".locks/datasets--org--data")
-    locks.mkdir(parents=True)
-    lock = locks / f"{hashlib.sha256(LARGE).hexdigest()}.lock"
-    with WeakFileLock(lock):
-        lock.write_text("7\nelsewhere\n")
-        assert fetched()["files"]["b.jsonl"] == described(LARGE)
-
-
-@pytest.mark.parametrize(
-    ("where", "status"),
-    [("/api/datasets", 429), ("HEAD hub", 500), ("GET hub /datasets", 503), ("GET storage", 429), ("GET storage", 500)],
-)
+@pytest.mark.parametrize(("where", "status"), [("/api/datasets", 429), ("GET storage", 500)])
 def test_a_hub_that_throttles_or_fails_is_asked_again(where, status, served, fetched, capsys):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.faults[where] = [Fault(status=status)] * 3
     assert fetched()["files"]["b.jsonl"] == described(LARGE)
-    said = capsys.readouterr().err
-    assert said.count(f"({status}); attempt ") == 3 and "of 8 in 0.01 s" in said
-
-
-@pytest.mark.parametrize(
-    "header", [("Retry-After", "1"), ("ratelimit", '"api";r=0;t=1')], ids=["Retry-After", "rate limit"]
-)
-def test_a_throttling_hub_is_left_alone_for_as_long_as_it_asks(header, served, fetched, capsys):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    served.faults["/api/datasets"] = [Fault(status=429, headers=(header,))]
-    started = time.monotonic()
-    fetched()
-    assert time.monotonic() - started >= 1
-    assert "org/data at main: the hub throttles (429); attempt 2 of 8 in 1 s" in capsys.readouterr().err
+    assert capsys.readouterr().err.count(f"({status}); asked again in 0.01 s") == 3
 
 
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        (Fault(status=429), "the hub throttles (429): run again later"),
         (Fault(status=500), "the hub fails (500), for longer than we waited: run again later"),
-        (Fault(keep=0), "given up after several attempts"),
-        (Fault(keep=0, lies=True), "given up after several attempts: ended after 0 of 300000 bytes"),
+        (Fault(status=403), "the hub refuses it (403: fault), and no token is set (HF_TOKEN)"),
+        (Fault(keep=0, lies=True), "given up after several attempts: Consistency check failed"),
     ],
 )
-def test_retries_end_after_eight_attempts_that_brought_nothing(fault, why, served, fetched, tmp_path):
+def test_what_keeps_failing_ends_in_one_message(fault, why, served, fetched, tmp_path):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.faults["GET storage"] = [fault] * 50
     message = refusal(fetched)
     assert "b.jsonl of org/data at main (" in message and f"), from {served.url}: {why}" in message
-    assert len(served.asked("signed=1")) == 8 and not (tmp_path / "source").exists()
-
-
-def test_a_hub_that_asks_to_wait_for_an_hour_is_told_at_once(served, fetched):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL})
-    served.faults["/api/datasets"] = [Fault(status=429, headers=(("Retry-After", "3600"),))]
-    assert "the hub throttles (429): run again in 3600 s" in refusal(fetched)
-    assert len(served.requests) == 1
-
-
-def test_one_files_failure_ends_the_others_whose_bytes_are_kept(served, fetched, tmp_path):
-    commit = served.repositories["org/data"].commit({"a.jsonl": LARGE * 20, "b.jsonl": LARGE})
-    served.faults[f"GET storage /{hashlib.sha256(LARGE * 20).hexdigest()}"] = [Fault(seconds=0.1)]
-    served.faults[f"GET hub /datasets/org/data/resolve/{commit}/b.jsonl"] = [Fault(status=403, seconds=0.5)]
-    started = time.monotonic()
-    assert "the hub refuses it (403: fault), and no token is set (HF_TOKEN)" in refusal(fetched)
-    assert time.monotonic() - started < 5  # the whole of the slow file takes nine seconds
     assert not (tmp_path / "source").exists()
-
-
-# --- damage ---
 
 
 def test_a_damaged_body_is_fetched_again_once(served, fetched, capsys):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.faults["GET storage"] = [Fault(damage=True)]
     assert fetched()["files"]["b.jsonl"] == described(LARGE)
-    assert "damaged, not the content of org/data/b.jsonl; removed" in capsys.readouterr().err
+    assert "damaged, not the content of b.jsonl of org/data" in capsys.readouterr().err
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 2})
     served.faults["GET storage"] = [Fault(damage=True)] * 2
     assert "b.jsonl of org/data at main (" in (message := refusal(fetched)) and "came damaged twice" in message
@@ -473,7 +321,7 @@ def test_a_damaged_file_of_the_cache_is_named_and_fetched_again(
     blob = pointer.resolve()
     blob.write_bytes(damage(content))
     assert fetched()["files"][name] == described(content)
-    assert f"{blob}: damaged, not the content of org/data/{name}; removed" in capsys.readouterr().err
+    assert f"{blob}: damaged, not the content of {name} of org/data" in capsys.readouterr().err
     blob.write_bytes(damage(content))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE is set, and the cache" in refusal(fetched)
@@ -505,7 +353,7 @@ def test_a_whole_commit_of_the_cache_needs_no_hub(served, fetched, capsys):
 def test_without_the_hub_a_branch_is_the_commit_that_the_cache_remembers(
     is_offline, served, fetched, capsys, monkeypatch
 ):
-    commit = served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     record = fetched()
     served.repositories["org/data"].commit({"a.jsonl": SMALL * 2, "b.jsonl": LARGE})
     if is_offline:
@@ -514,11 +362,10 @@ def test_without_the_hub_a_branch_is_the_commit_that_the_cache_remembers(
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert fetched() == record
     said = capsys.readouterr().err
-    assert f"org/data at main ({commit[:12]}): the hub cannot be asked; taken from the cache" in said
-    assert "attempt" not in said
+    assert "asked again" not in said
 
 
-def test_without_the_hub_what_is_not_cached_is_named(served, fetched, monkeypatch, capsys):
+def test_without_the_hub_what_is_not_cached_is_named(served, fetched, monkeypatch):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = refusal(fetched)
@@ -526,7 +373,6 @@ def test_without_the_hub_what_is_not_cached_is_named(served, fetched, monkeypatc
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert "org/data at main, from http://127.0.0.1:9: no connection (" in refusal(fetched)
-    assert capsys.readouterr().err.count("; attempt ") == 2
 
 
 # --- refusals ---
@@ -560,7 +406,7 @@ def test_a_gated_repository_and_a_bad_token_are_told_apart_and_no_token_shown(
 def test_a_client_error_that_quotes_the_token_is_told_without_it(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", MINE)
     error = httpx2.LocalProtocolError(f"Illegal header value b'Bearer {MINE}'")
-    assert "Illegal header value b'Bearer ***'" in str(explain(error, "a.jsonl", "org/data"))
+    assert "Illegal header value b'Bearer ***'" in str(hub.explain(error, "a.jsonl", "org/data"))
 
 
 @pytest.mark.parametrize(
@@ -609,23 +455,15 @@ def test_a_disk_without_room_is_named_before_the_download(
         message = refusal(fetch_source, recipe(), small_disk / "source")
         assert f"{small_disk}: 3.0 MB are to come and " in message
     assert "are free; make room" in message and not served.asked("signed=1")
-    assert not list(small_disk.iterdir())
+    assert not [*small_disk.rglob("blobs/*")]
 
 
-def test_a_disk_that_fills_up_while_a_file_comes_is_named_and_the_next_goes_on(
-    served, fetched, small_disk, monkeypatch, tmp_path
-):
+def test_a_disk_that_fills_up_while_a_file_comes_is_named(served, fetched, small_disk, monkeypatch, tmp_path):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 10})
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk / "hub"))
-    monkeypatch.setattr(fetcher, "_check_space", lambda *_: None)
-    message = refusal(fetched)
-    assert f"cannot be written ({os.strerror(errno.ENOSPC)}); make room" in message
-    part = part_of(small_disk, LARGE * 10)
-    came = part.stat().st_size
-    assert 0 < came < len(LARGE) * 10 and not (tmp_path / "source").exists()
-    subprocess.run(["mount", "-o", "remount,size=8m", small_disk], check=True)
-    fetched()
-    assert served.asked("signed=1")[-1][1]["Range"] == f"bytes={came}-"
+    monkeypatch.setattr(fetcher.Fetcher, "_check_space", lambda *_: None)
+    assert f"cannot be written ({os.strerror(errno.ENOSPC)}); make room" in refusal(fetched)
+    assert not (tmp_path / "source").exists()
 
 
 @pytest.fixture

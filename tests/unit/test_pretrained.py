@@ -1,6 +1,5 @@
 """A pretrained model becomes an export: whole, linked, known by its content, with a tokenizer that can hold a talk."""
 
-import hashlib
 import json
 import shutil
 from importlib.util import find_spec
@@ -14,7 +13,6 @@ from scripts.data import fetcher
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.model import PretrainedModel
-from tests.hub import Fault
 from tests.pretrained import ARCHITECTURES, TEMPLATE, save_pretrained
 from tests.unit.test_download import MINE, served  # noqa: F401 - a fixture
 
@@ -217,7 +215,7 @@ def test_of_a_repository_only_the_model_is_fetched_at_the_branchs_commit(served,
     assert record["source"] == {"name": "org/model", "revision": commit}
     assert len([name for name in record["files"] if name.endswith(".safetensors")]) > 1
     assert "model.safetensors.index.json" in record["files"]
-    asked = {path.rpartition("/")[2] for path, _ in served.asked(f"/resolve/{commit}")}
+    asked = {path.rpartition("/")[2] for path, _ in served.asked(f"/resolve/{commit}", "HEAD")}
     assert asked == record["files"].keys()
     (tmp_path / "folder").mkdir()
     for name in record["files"]:
@@ -225,19 +223,6 @@ def test_of_a_repository_only_the_model_is_fetched_at_the_branchs_commit(served,
     assert exported(tmp_path / "folder", tmp_path / "other")["content"] == record["content"]
     served.repositories["org/model"].commit(files | {"README.md": b"##"})
     assert of_hub(tmp_path)["content"] == record["content"], "another commit of the same model"
-
-
-def test_a_download_that_was_cut_goes_on_where_it_was(served, files, tmp_path):  # noqa: F811
-    served.repositories["org/model"].commit(files)
-    shard = hashlib.sha256(files["model-00002-of-00004.safetensors"]).hexdigest()
-    served.faults[f"GET storage /{shard}"] = [Fault(keep=3000)] + [Fault(drop=True)] * 9
-    with pytest.raises(UserError, match=r"given up after several attempts: .*; what came is kept: run again to go on"):
-        of_hub(tmp_path)
-    assert not (tmp_path / "model/hf").exists()
-    served.faults.clear()
-    served.requests.clear()
-    of_hub(tmp_path)
-    assert [headers["Range"] for _, headers in served.asked(shard)] == ["bytes=3000-"]
 
 
 @pytest.mark.parametrize(
