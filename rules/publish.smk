@@ -35,8 +35,6 @@ rule track:
     input:
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
         export=f"{RESULTS}/{{stage}}/hf/record.json",
-        metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
-        evaluation=evaluation_of,
     output:
         f"{RESULTS}/{{stage}}/tracking.json",
     log:

@@ -4,17 +4,14 @@ import json
 import shutil
 import subprocess
 from functools import partial
-from xml.etree import ElementTree
 
 import pytest
 
 from scripts.backends.protocol import backend_of
-from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.report.chain import read_chain
-from scripts.report.lineage_graph import dot_text, graph_of, mermaid_text, write_graph
 from scripts.report.tree import chain_text
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.identity import identity_of
@@ -129,7 +126,6 @@ def test_a_stage_whose_data_ended_early_says_how_many_steps_and_rows_are_missing
     write_json(path, read_json(path) | ended)
     text = chain_text(read_chain(results / "rlvr1/ckpt"))
     assert "└─ sft  step 3 of 5  identity " in text and "├─ ended   32 rows skipped at 1 resume\n" in text
-    assert "sft, step 3 of 5" in dot_text(graph_of(read_chain(results / "rlvr1/ckpt")))
     (parent,) = parents_of(results / "sft/hf/record.json")
     assert parent["data_ended"] == ended["data_ended"], "what starts from it carries that on"
 
@@ -138,19 +134,6 @@ def test_json_tells_the_stages_parents_first_and_without_verification_no_problem
     document = json.loads(lineage(made / "rlvr1/hf", "--json", "--no-verify").stdout)
     assert [stage["stage"] for stage in document["stages"]] == ["sft", "rlvr1"] and document["problems"] is None
     assert document["stages"][1]["parents"][0]["identity"] == document["stages"][0]["identity"]
-
-
-def test_the_graph_joins_every_dataset_blend_and_code_to_its_checkpoint(made, tmp_path):
-    graph = graph_of(read_chain(made / "rlvr1/ckpt"))
-    kinds = [node.kind for node in graph.nodes]
-    assert [kinds.count(kind) for kind in ("checkpoint", "blend", "dataset", "code", "model")] == [2, 2, 3, 1, 1]
-    dot, mermaid = dot_text(graph), mermaid_text(graph)
-    assert dot.count(" -> ") == mermaid.count(" --> ") == len(graph.edges) == 10
-    write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.svg")
-    texts = {element.text for element in ElementTree.parse(tmp_path / "graph.svg").iter()}  # noqa: S314  (our own)
-    assert all(texts.issuperset(node.lines) for node in graph.nodes)
-    with pytest.raises(UserError, match=r"\.png"):
-        write_graph(read_chain(made / "rlvr1/ckpt"), tmp_path / "graph.png")
 
 
 # --- what is found ---

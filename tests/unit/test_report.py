@@ -21,7 +21,6 @@ from scripts.report.compare import compare, labels_of, read_run, write_compariso
 from scripts.report.cost import cost_of
 from scripts.report.curves import figures_of, short_name
 from scripts.report.environments import colour, write_environments_page
-from scripts.report.graph import Box, graph_svg
 from scripts.report.overview import write_overview
 from scripts.report.records import differing_settings, scores_of, scores_side_by_side
 from scripts.report.rollouts import marked, sample_rollouts
@@ -321,23 +320,6 @@ def test_colours_of_the_heat_map_grow_lighter_with_the_score():
     lights = [luminance(share / 20) for share in range(21)]
     assert lights == sorted(lights) and lights[-1] - lights[0] > 150
     assert colour(-1) == colour(0) and colour(9) == colour(1)
-
-
-def test_a_graph_leads_its_arrows_from_box_to_box_and_its_boxes_do_not_overlap():
-    boxes = {
-        "a": Box(0, 0, ("<a>", "the longest line of all")),
-        "b": Box(1, 0.5, ("b",)),
-        "c": Box(3, 1, ("c", "d", "e")),
-    }
-    svg = drawn(graph_svg("A & B", boxes, [("a", "b"), ("b", "c")]))
-    assert svg.get("aria-label") == "A & B"
-    assert [text.text for text in svg.iter("text")] == ["<a>", "the longest line of all", "b", "c", "d", "e"]
-    frames = [[float(frame.get(name)) for name in ("x", "y", "width", "height")] for frame in svg.iter("rect")]
-    a, b, c = frames
-    assert a[0] + a[2] < b[0] and b[0] + b[2] < c[0], "columns from left to right"
-    assert max(x + width for x, _, width, _ in frames) <= float(svg.get("width"))
-    assert max(y + height for _, y, _, height in frames) <= float(svg.get("height"))
-    assert len([path for path in svg.findall("path") if path.get("marker-end")]) == 2
 
 
 def test_the_overview_shows_chains_in_lines_and_where_one_branches_off(results):
