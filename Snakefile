@@ -78,4 +78,4 @@ rule all:
         COMPARISON,
         of_stages("gate.json", *(["tracking.json"] if CONFIG.tracking else [])),
         of_stages("benchmarks.json", among=BENCHMARKED),
-        expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),
+        expand(f"{RESULTS}/{{choice}}/choice.json", choice=RECIPE.choices),

@@ -1,14 +1,12 @@
-"""What sweeps and halving spend, on the tiny chain's sft and rlvr1 with three learning rates times two seeds.
+"""Time a sweep of the tiny chain's rlvr1, three learning rates times two seeds, beside six separate chains.
 
-    python benchmarks/sweep.py seconds            # the sweep beside six separate chains
-    python benchmarks/sweep.py halving            # halving, then the rest of the same grid, of five experiments
+    python benchmarks/sweep.py
 
 Every training is real. The separate chains lie under results folders of their own, so that none finds what another
-trained. Steps are those that the attempts of all run directories trained.
+trained.
 """
 
 import argparse
-import json
 import shutil
 import subprocess
 import sys
@@ -26,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.stage.attempts import read_attempts  # noqa: E402
 
 RESULTS = ROOT / "results/sweep-benchmark"
-RATES, SEEDS, RUNGS = [1e-4, 2e-4, 4e-4], [1, 2], [4, 8]
+RATES, SEEDS = [1e-4, 2e-4, 4e-4], [1, 2]
 LR = "policy.optimizer.lr"
 
 
@@ -51,16 +49,9 @@ def snakemake(recipe: Path, results: Path, *targets: str) -> float:
     return time.monotonic() - started
 
 
-def trained(results: Path, stage: str) -> tuple[int, int]:
-    """How many run directories of a stage and its variants trained, and how many steps."""
-    runs = [run for run in results.glob(f"run/{stage}*/run") if run.is_dir() and not run.is_symlink()]
-    return len(runs), sum(attempt["to"] - attempt["from"] for run in runs for attempt in read_attempts(run))
-
-
-def chosen(results: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The variant that was chosen, and the candidates."""
-    choice = json.loads((results / "run/rlvr1.best-held_out_mean/choice.json").read_text())
-    return choice["chosen"][0], choice["candidates"]
+def trained(results: Path, stage: str) -> int:
+    """Count the run directories of a stage and its variants that trained."""
+    return sum(bool(read_attempts(run)) for run in results.glob(f"run/{stage}*/run") if run.is_dir())
 
 
 def seconds(folder: Path, chains: int) -> None:
@@ -76,47 +67,19 @@ def seconds(folder: Path, chains: int) -> None:
         apart.append(snakemake(folder / "alone.yaml", RESULTS / f"alone-{rate:g}-{seed}"))
     all_six = sum(apart) / chains * len(points)
     print("| | trainings | seconds, to the report |\n| --- | --- | --- |")
-    counts = [trained(RESULTS / "sweep", stage)[0] for stage in ("sft", "rlvr1")]
+    counts = [trained(RESULTS / "sweep", stage) for stage in ("sft", "rlvr1")]
     print(f"| one sweep | {counts[0]} of sft, {counts[1]} of rlvr1 | {whole:.0f} |")
     print(f"| six chains, one after the other ({chains} measured) | 6 of sft, 6 of rlvr1 | {all_six:.0f} |")
     print(f"\nThe sweep takes {whole / all_six:.2f} of the time.")
 
 
-def halving(folder: Path, seeds: list[int]) -> None:
-    """Each experiment with halving, and then, going on in the same folder, without."""
-    print("| seed | steps with halving | of the grid | halving's choice | the grid's | the grid's ties |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for seed in seeds:
-        path, results = folder / f"{seed}.yaml", RESULTS / f"seed-{seed}"
-        shutil.rmtree(results, ignore_errors=True)
-        sweep = {"sweep": {LR: RATES, "seed": SEEDS}, "best": "held_out_mean"}
-        recipe(path, seed, **sweep, halving={"steps": RUNGS})
-        snakemake(path, results, str(results / "run/rlvr1.best-held_out_mean/choice.json"))
-        (_, halved), (winner, _) = trained(results, "rlvr1"), chosen(results)
-        recipe(path, seed, **sweep)
-        snakemake(path, results, str(results / "run/rlvr1.best-held_out_mean/choice.json"))
-        (_, grid), (best, candidates) = trained(results, "rlvr1"), chosen(results)
-        scores = {candidate["name"]: candidate for candidate in candidates}
-        tied = [name for name, candidate in scores.items() if candidate["tied"]]
-        names = [
-            f"{name.removeprefix('rlvr1.')} ({scores[name]['score']:.3f})" + (", tied" if name in tied else "")
-            for name in (winner, best)
-        ]
-        print(f"| {seed} | {halved} | {grid} | {names[0]} | {names[1]} | {len(tied)} of 5 |", flush=True)
-
-
 def main() -> None:
     """Train and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("seconds", "halving"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="of the experiments")
     parser.add_argument("--chains", type=int, default=6, help="of the six separate ones, how many are measured")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        if arguments.what == "seconds":
-            seconds(Path(name), arguments.chains)
-        else:
-            halving(Path(name), arguments.seeds)
+        seconds(Path(name), arguments.chains)
 
 
 if __name__ == "__main__":

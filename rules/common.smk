@@ -48,6 +48,11 @@ wildcard_constraints:
     blend=one_of(RECIPE.blends),
 
 
+def of_stages(*names, among=STAGES):
+    """Files of the directories of stages."""
+    return expand(f"{RESULTS}/{{stage}}/{{name}}", stage=among, name=names)
+
+
 def stage_of(wildcards):
     return Stage(RECIPE, Path(RESULTS), wildcards.stage, root=Path(CONFIG.results))
 

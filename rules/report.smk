@@ -6,7 +6,7 @@ WHAT_STAGES_LEFT = {
     "metrics": of_stages("metrics.parquet"),
     "evaluations": of_stages("eval.json", among=SCORED),
     "gates": of_stages("gate.json", "criteria.json"),
-    "choices": expand(f"{RESULTS}/{{choice}}/choice.json", choice=CHOSEN),
+    "choices": expand(f"{RESULTS}/{{choice}}/choice.json", choice=RECIPE.choices),
     "tests": expand(f"{RESULTS}/{{stage}}/test.json", stage=TESTED),
 }
 
@@ -39,12 +39,8 @@ def benchmarks_of_tasks(wildcards):
 
 def stages_with_parents(wildcards):
     """Each stage with its parent and, of a variant, its sweep."""
-    sweeps = {variant: f"={name}" for name, sweep in RECIPE.sweeps.items() for variant in sweep.variants}
+    sweeps = {variant: f"={name}" for name, variants in RECIPE.sweeps.items() for variant in variants}
     return [f"{name}={RECIPE.stages[name].parent or ''}{sweeps.get(name, '')}" for name in STAGES]
-
-
-def folders_of_stages(wildcards):
-    return expand(f"{RESULTS}/{{stage}}", stage=to_the_end(STAGES))
 
 
 def stage_labels(wildcards):
@@ -131,15 +127,15 @@ rule overview:
 
 
 def choices_of_sweep(wildcards):
-    """The choices among a sweep's variants, those of its halving first."""
-    return [name for name in (*RUNGS, *CHOSEN) if RECIPE.choices[name].stage == wildcards.sweep]
+    """The choices among a sweep's variants or their checkpoints."""
+    return [name for name, choice in RECIPE.choices.items() if choice.stage == wildcards.sweep]
 
 
 def what_sweep_left(wildcards):
-    """What the variants that are trained to the end and the choices among all of them left."""
+    """What a sweep's variants and the choices among them left."""
     names = ["ckpt/record.json", "metrics.parquet", "gate.json"]
-    variants = to_the_end(RECIPE.sweeps[wildcards.sweep].variants)
-    files = expand(f"{RESULTS}/{{stage}}/{{name}}", stage=variants, name=names)
+    variants = RECIPE.sweeps[wildcards.sweep]
+    files = of_stages(*names, among=variants)
     files += [f"{RESULTS}/{stage}/eval.json" for stage in variants if stage in SCORED]
     choices = choices_of_sweep(wildcards)
     files += [f"{RESULTS}/{choice}/test.json" for choice in choices if choice in TESTED]
@@ -147,10 +143,10 @@ def what_sweep_left(wildcards):
 
 
 def variants_as_json(wildcards):
-    return json.dumps(RECIPE.sweeps[wildcards.sweep].variants)
+    return json.dumps(RECIPE.sweeps[wildcards.sweep])
 
 
-# eval.json speaks for the rollouts, and of a variant that halving dropped the choice does.
+# eval.json speaks for the rollouts.
 rule sweep_page:
     input:
         what_sweep_left,
@@ -214,7 +210,7 @@ rule summary:
     conda:
         "../envs/controller.yaml"
     params:
-        stages=folders_of_stages,
+        stages=expand(f"{RESULTS}/{{stage}}", stage=STAGES),
     shell:
         "python -m scripts.report.summary --stages {params.stages:q} --output {output:q} 2> {log:q}"
 

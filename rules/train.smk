@@ -109,11 +109,10 @@ def preflight_of(wildcards):
     return f"{RESULTS}/{RECIPE.stage_trained(wildcards.stage)}/preflight.json"
 
 
-def comes_before(wildcards):
-    """What a checkpoint or a variant waits for: that its stage is trained, or that halving lets it go on."""
-    before = RECIPE.comes_after(wildcards.stage)
-    file = "choice.json" if before in RECIPE.choices else "ckpt/record.json"
-    return f"{RESULTS}/{before}/{file}" if before else []
+def stage_of_checkpoint(wildcards):
+    """The record of the stage that trains an earlier checkpoint, which waits for it."""
+    early = RECIPE.checkpoints.get(wildcards.stage)
+    return f"{RESULTS}/{early.stage}/ckpt/record.json" if early else []
 
 
 def waits_for(wildcards):
@@ -161,7 +160,7 @@ rule train:
         images=ancient(images_of_stage),
         preflight=ancient(preflight_of),
         probe=ancient(probe_before_training),
-        before=ancient(comes_before),
+        before=ancient(stage_of_checkpoint),
     output:
         ckpt=directory(f"{RESULTS}/{{stage}}/ckpt"),
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",

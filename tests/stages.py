@@ -10,11 +10,11 @@ from scripts.backends.protocol import TrainingJob
 from scripts.data.fill import fill_blend
 from scripts.data.synthesize import write_source
 from scripts.files import sha256_file, write_json
+from scripts.recipe.expand import CheckpointOf
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
-from scripts.recipe.sweep import CheckpointOf
 from scripts.stage.identity import identity_of
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
@@ -87,7 +87,7 @@ def as_of(stage: Stage, step: int | None) -> Stage:
     if step is None:
         return stage
     name = f"{stage.name}.step-{step}"
-    checkpoint = CheckpointOf(stage=stage.name, step=step, after=None)
+    checkpoint = CheckpointOf(stage=stage.name, step=step)
     found = replace(stage, recipe=stage.recipe.model_copy(update={"checkpoints": {name: checkpoint}}), name=name)
     found.paths.directory.mkdir(exist_ok=True)
     for file in ("run", "config.yaml"):

@@ -2,7 +2,7 @@
 
 import argparse
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scripts.backends.protocol import backend_of, backends_in
@@ -11,7 +11,6 @@ from scripts.commands.status import aligned
 from scripts.errors import UserError
 from scripts.files import amount, duration
 from scripts.recipe.model import PretrainedModel
-from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.records import Preflight, read_if_there
 from scripts.stage.disk import tree_bytes
@@ -28,10 +27,10 @@ from scripts.stage.estimate import (
 )
 from scripts.stage.settled import steps_left
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState, all_states
+from scripts.stage.state import StageState
 
 WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains"}
-WORDS |= {state: state for state in ("fresh", "damaged", "dropped")}
+WORDS |= {state: state for state in ("fresh", "damaged")}
 LARGEST = 3
 
 
@@ -49,8 +48,6 @@ class Planned:
         state = self.state
         if state.publishes_again:
             return "published again"
-        if state.state == "waiting" and state.left == 0:
-            return f"waits at step {state.start}"
         if state.state == "training":
             return f"training, from step {state.start}"
         return f"resumes at step {state.start}" if state.start and state.left != 0 else WORDS.get(state.state, "trains")
@@ -109,7 +106,7 @@ def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
 def _totals(project: Project, plan: list[Planned]) -> list[str]:
     """The table of the stages, what its hours rest on, and whether they exceed the budget."""
     to_train = _to_train(plan)
-    lines = [*_table(project.site, plan), *_basis(to_train, project.site), *_halving(project.recipe, plan)]
+    lines = [*_table(project.site, plan), *_basis(to_train, project.site)]
     words = None if project.over_budget else beyond_budget(project.site, to_train)
     return [*lines, *([f"Snakemake will refuse all of it: {words}"] if words else [])]
 
@@ -153,7 +150,7 @@ def _time(estimates: list[Estimate]) -> str:
 
 def _counts(plan: list[Planned]) -> str:
     again = sum(stage.state.publishes_again for stage in plan)
-    still = {state: sum(stage.state.state == state for stage in plan) for state in ("fresh", "dropped", "damaged")}
+    still = {state: sum(stage.state.state == state for stage in plan) for state in ("fresh", "damaged")}
     counts = {"to train": len(plan) - again - sum(still.values()), "to publish": again, **still}
     return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
@@ -174,20 +171,6 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
         if names and (site.slurm or basis != LIMIT)
     ]
     return [f"reckoned from {'; '.join(sources)}"] if sources else []
-
-
-def _halving(recipe: Recipe, plan: list[Planned]) -> Iterator[str]:
-    """What halving saves beside the whole grid, a line a sweep."""
-    for name, sweep in recipe.sweeps.items():
-        variants = [stage for stage in plan if stage.state.stage in sweep.variants]
-        if not sweep.rungs or any(stage.state.planned is None for stage in variants):
-            continue
-        grid = sum(stage.state.planned for stage in variants)
-        halved = [stage for stage in variants if stage.state.is_halved is not None]
-        steps = {stage: stage.state.planned - stage.state.start - stage.state.left for stage in halved}
-        gpus = sum(count * stage.estimate.step_gpu_hours for stage, count in steps.items())
-        hours = f", and so saves {hours_text(gpus)} GPU-hours" if gpus else ""
-        yield f"halving of {name} trains {grid - sum(steps.values())} of the grid's {grid} steps{hours}"
 
 
 def _memory(project: Project, names: Iterable[str]) -> list[str]:
@@ -256,14 +239,8 @@ def check_budget(project: Project, stages: Iterable[str] | None = None) -> None:
         return
     recipe, site = project.recipe, project.site
     asked = {*recipe.stages} if stages is None else {*map(recipe.stage_trained, stages)}
-    halved = [sweep.variants.keys() for sweep in recipe.sweeps.values() if sweep.rungs]
-    asked = asked.union(*(variants for variants in halved if variants & asked))
-    states = all_states(recipe, project.results, root=project.root).values() if halved else ()
-    ends = {state.stage: state.left for state in states if state.is_halved is not None}
     to_train = {
-        stage.name: estimate(site, stage, ends.get(stage.name, steps_left(stage)))
-        for stage in project.stages()
-        if stage.name in asked
+        stage.name: estimate(site, stage, steps_left(stage)) for stage in project.stages() if stage.name in asked
     }
     if words := beyond_budget(site, {name: left for name, left in to_train.items() if left.steps != 0}):
         raise UserError(words)

@@ -1,27 +1,25 @@
-"""Choose among variants or checkpoints of a stage by a score, and publish the best in a folder as a stage does.
+"""Choose the best of a stage's variants or checkpoints by a score, and publish it in a folder like a stage's.
 
 The score is held_out_mean, the mean of eval.json; worst_environment_change, the lowest of the bounds by which gates
-judge (joint_low); or a task of benchmarks.json. Differences from the best are taken on the same resampled rows
-(scripts.stage.bootstrap), or by standard errors where a task's documents are not kept, and so widely that all
-comparisons with any one candidate hold at once with 95 % (Bonferroni). Who is not clearly below the best is tied with
-it, so that the truly best is chosen or tied in at least 95 of 100 choices (Hsu, Constrained simultaneous confidence
-intervals for multiple comparisons with the best, Annals of Statistics 12, 1984).
+judge (joint_low); or a task's score in benchmarks.json. Candidates not clearly below the best are ties: differences are
+taken on the same resampled rows (scripts.stage.bootstrap), and all comparisons with a candidate hold at once with 95 %
+(Bonferroni). So the best policy is chosen or tied in at least 95 of 100 choices (Hsu, Constrained simultaneous
+confidence intervals for multiple comparisons with the best, Annals of Statistics 12, 1984).
 """
 
 import argparse
 import shutil
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scripts.errors import UserError, run_program
-from scripts.evaluate.benchmarks import document_scores, interval_of, path_in, read_kept, unpaired_change
+from scripts.evaluate.benchmarks import document_scores, interval_of, path_in, read_kept
 from scripts.files import filled_by_program, replace_directory, write_json
-from scripts.recipe.sweep import HELD_OUT_MEAN, WORST_CHANGE
-from scripts.records import Benchmarks, Candidate, Change, Choice, Evaluation, ExportRecord, Gate, read_record
-from scripts.stage.bootstrap import CONFIDENCE, LEAST_ROWS, interval, resample
+from scripts.recipe.expand import HELD_OUT_MEAN, WORST_CHANGE
+from scripts.records import Benchmarks, Candidate, Choice, Evaluation, ExportRecord, Gate, read_record
+from scripts.stage.bootstrap import LEAST_ROWS, interval, resample
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS, read_table
 
@@ -37,20 +35,19 @@ class LeftOut(Exception):
 
 
 class Scored(NamedTuple):
-    """A score with its interval; `means` of resampled rows, (2000,), pair with those of one that was asked alike."""
+    """A score with its interval; `means` of resampled rows, (2000,), pair with those of a candidate asked alike."""
 
     score: float
     low: float | None
     high: float | None
     asked: Any
     means: np.ndarray | None
-    stderr: float | None = None
 
 
 def rank(folders: list[StagePaths], by: str, store: Path | None = None) -> list[Candidate]:
-    """The candidates by their scores, the highest first and those left out last. UserError where all are.
+    """Rank candidates by score, highest first, those left out last; UserError where all are left out.
 
-    `store` is the folder where the answers to tasks are kept (scripts.evaluate.benchmarks).
+    `store` holds the answers to tasks (scripts.evaluate.benchmarks).
     """
     exports = {paths.name: read_record(paths.export_record, ExportRecord) for paths in folders}
     scored: dict[str, Scored] = {}
@@ -68,31 +65,24 @@ def rank(folders: list[StagePaths], by: str, store: Path | None = None) -> list[
         reasons = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
         raise UserError(f"none of {len(folders)} candidates can be chosen by {by}:{reasons}")
     order = sorted(scored, key=lambda name: -scored[name].score)
-    differences = {name: _difference(scored[name], scored[order[0]], len(order) - 1) for name in order[1:]}
-    return [
-        {
-            "name": name,
-            **{key: exports[name][key] for key in ("identity", "step", "content")},
-            **{key: getattr(scored.get(name), key, None) for key in ("score", "low", "high")},
-            "difference": differences.get(name),
-            "tied": name in differences and (differences[name] is None or differences[name]["high"] >= 0),
-            "left_out": left_out.get(name),
-        }
-        for name in (*order, *left_out)
-    ]
-
-
-def _difference(scored: Scored, best: Scored, compared: int) -> Change | None:
-    """A score less the best; None where too few rows bear an interval."""
-    if scored.means is None or best.means is None:
-        spread = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / compared)
-        return unpaired_change(*({"score": each.score, "stderr": each.stderr} for each in (best, scored)), spread)
-    low, high = interval(scored.means - best.means, compared)
-    return {"value": round(scored.score - best.score, 6), "low": low, "high": high}
+    best, candidates = scored[order[0]], []
+    for name in (*order, *left_out):
+        found, difference = scored.get(name), None
+        if found and found is not best and found.means is not None and best.means is not None:
+            low, high = interval(found.means - best.means, len(order) - 1)
+            difference = {"value": round(found.score - best.score, 6), "low": low, "high": high}
+        is_tied = bool(found) and found is not best and (difference is None or difference["high"] >= 0)
+        candidates.append(
+            {"name": name}
+            | {key: exports[name][key] for key in ("identity", "step", "content")}
+            | {key: getattr(found, key, None) for key in ("score", "low", "high")}
+            | {"difference": difference, "tied": is_tied, "left_out": left_out.get(name)}
+        )
+    return candidates
 
 
 def _score(paths: StagePaths, content: str, by: str, store: Path | None) -> Scored:
-    """A candidate's score; LeftOut where it has none or may not be chosen. `content` is its export's."""
+    """Return a candidate's score; LeftOut where it has none or may not be chosen. `content` names its export."""
     if read_record(paths.gate, Gate)["verdict"] == "stop":
         raise LeftOut("its gate says stop")
     path, kind = (paths.evaluation, Evaluation) if by in HELD_OUT else (paths.benchmarks, Benchmarks)
@@ -105,7 +95,7 @@ def _score(paths: StagePaths, content: str, by: str, store: Path | None) -> Scor
 
 
 def _held_out(evaluation: Evaluation, by: str, rollouts: Path) -> Scored:
-    """A score that rests on held-out rows."""
+    """Return a score on held-out rows."""
     rows = read_table(rollouts, ROLLOUTS).to_pandas().sort_values(ROW[:3])
     asked, is_mean = rows[ROW].to_numpy().tolist(), by == HELD_OUT_MEAN
     values = rows["reward_after"] - (0 if is_mean else rows["reward_before"])
@@ -125,7 +115,7 @@ def _held_out(evaluation: Evaluation, by: str, rollouts: Path) -> Scored:
 
 
 def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:
-    """A score on a task, with its documents where they are kept and the score is their mean."""
+    """Return a task's score, with resampled documents where the score is their mean."""
     entry = record["benchmarks"].get(task)
     if entry is None:
         raise LeftOut(f"it has no score on {task}")
@@ -133,13 +123,13 @@ def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:
     path = path_in(store, record["content"], key) if store and key else None
     documents = document_scores(read_kept(path), task) if path and path.exists() else None
     means = resample({task: documents})[task] if documents is not None and len(documents) >= LEAST_ROWS else None
-    return Scored(entry["score"], bounds["low"], bounds["high"], key, means, entry.get("stderr"))
+    return Scored(entry["score"], bounds["low"], bounds["high"], key, means)
 
 
 def publish(chosen: StagePaths, folder: Path, choice: Choice) -> None:
-    """Let a folder hold what a stage's holds for its children: the chosen one's records, links to its run and exports.
+    """Fill a choice's folder with the chosen candidate's records and links to its run and exports.
 
-    choice.json goes first and comes last, so that it is never beside what another choice left.
+    choice.json is removed first and written last, so it never stands beside the files of another choice.
     """
     StagePaths(folder).choice.unlink(missing_ok=True)
     for name in FOLDERS:
@@ -172,21 +162,18 @@ def main() -> None:
     """Command line of the choice."""
     parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.choose", description=__doc__)
     parser.add_argument("--results", type=Path, required=True, help="the folder with the candidates' directories")
-    parser.add_argument("--stage", required=True, help="whose variants or checkpoints they are")
+    parser.add_argument("--stage", required=True, help="the stage of the variants or checkpoints")
     parser.add_argument("--by", required=True, help=f"{', '.join(HELD_OUT)} or a task of the evaluation")
     parser.add_argument("--candidates", nargs="+", required=True, help="their names; of equal scores the first counts")
-    parser.add_argument("--keep", type=int, help="only name so many, the best, and publish none")
     parser.add_argument("--store", type=Path, help="results/benchmarks, by which a task's documents are paired")
-    parser.add_argument("--folder", type=Path, required=True, help="the choice's")
+    parser.add_argument("--folder", type=Path, required=True, help="the choice's folder, to be filled")
     arguments = parser.parse_args()
-    folders = [StagePaths(arguments.results / name) for name in arguments.candidates]
-    candidates = rank(folders, arguments.by, arguments.store)
-    names = [each["name"] for each in candidates if each["left_out"] is None][: arguments.keep or 1]
-    choice = Choice(stage=arguments.stage, by=arguments.by, chosen=names, candidates=candidates)
-    if arguments.keep:
-        write_json(StagePaths(arguments.folder).choice, choice)
-    else:
-        publish(StagePaths(arguments.results / names[0]), arguments.folder, choice)
+    candidates = rank(
+        [StagePaths(arguments.results / name) for name in arguments.candidates], arguments.by, arguments.store
+    )
+    chosen = candidates[0]["name"]
+    choice = Choice(stage=arguments.stage, by=arguments.by, chosen=[chosen], candidates=candidates)
+    publish(StagePaths(arguments.results / chosen), arguments.folder, choice)
     print(words_of(choice), flush=True)
 
 

@@ -142,9 +142,12 @@ class Evaluation(EvaluationBase, Sampling):
         """The stages and choices with which the chain ends, scored on test rows: no variant of a sweep."""
         begun = {recipe.stage_trained(stage.parent) for stage in recipe.stages.values() if stage.parent}
         among = {name for choice in recipe.choices.values() for name in choice.among}
-        varied = {name for sweep in recipe.sweeps.values() for name in sweep.variants}
-        whole = [*recipe.stages, *(name for name, choice in recipe.choices.items() if choice.keep is None)]
-        ends = [name for name in whole if name not in begun | among | varied and recipe.is_scored(name)]
+        varied = {name for sweep in recipe.sweeps.values() for name in sweep}
+        ends = [
+            name
+            for name in (*recipe.stages, *recipe.choices)
+            if name not in begun | among | varied and recipe.is_scored(name)
+        ]
         return ends if self.test else []
 
     def check_in(self, recipe: "Recipe") -> None:

@@ -73,7 +73,7 @@ def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
     if name in recipe.left_out:
         raise UserError(f"{said_by}the recipe starts at {recipe.start}, without {name}; start={name} begins there")
     if name in recipe.sweeps:
-        raise UserError(f"{said_by}{name} has variants: {', '.join(recipe.sweeps[name].variants)}")
+        raise UserError(f"{said_by}{name} has variants: {', '.join(recipe.sweeps[name])}")
     if name not in {*recipe.stages, *recipe.checkpoints}:
         raise UserError(f"{said_by}no stage is named {name}{nearest(name, recipe.stages)}")
 
@@ -86,7 +86,7 @@ def load_site(path: Path, recipe: Recipe) -> Site:
     for name in site.stages:
         if name in recipe.left_out:
             continue
-        variants = recipe.sweeps[name].variants if name in recipe.sweeps else [name]
+        variants = recipe.sweeps.get(name, [name])
         if name not in {*recipe.stages, *recipe.sweeps}:
             line = line_of(node, ["stages", name], data)
             raise UserError(f"{path}:{line}: stages.{name}: the recipe has no such stage{nearest(name, recipe.stages)}")

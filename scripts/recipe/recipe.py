@@ -16,12 +16,11 @@ from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation, EvaluationBase
-from scripts.recipe.expand import MADE, expand
+from scripts.recipe.expand import HELD_OUT_MEAN, MADE, WORST_CHANGE, CheckpointOf, Choice, expand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
-from scripts.recipe.sweep import HELD_OUT_MEAN, WORST_CHANGE, CheckpointOf, Choice, Sweep
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
@@ -100,7 +99,7 @@ class Recipe(Strict):
         None, description="The stage that starts from the model; those before it are left out. None: none is."
     )
     stages: dict[Name, AnyStage] = Field(min_length=1)
-    sweeps: SkipJsonSchema[dict[Name, Sweep]] = Field({})
+    sweeps: SkipJsonSchema[dict[Name, dict[Name, dict[str, Any]]]] = Field({})
     checkpoints: SkipJsonSchema[dict[Name, CheckpointOf]] = Field({})
     choices: SkipJsonSchema[dict[Name, Choice]] = Field({})
     _left_out: tuple[str, ...] = PrivateAttr(())
@@ -139,7 +138,7 @@ class Recipe(Strict):
         """
         if self.start is None:
             return self
-        starts = {*self.sweeps[self.start].variants} if self.start in self.sweeps else {self.start}
+        starts = {*self.sweeps[self.start]} if self.start in self.sweeps else {self.start}
         if not starts <= self.stages.keys():
             raise misnamed("start", "stage", self.start, self.stages)
         lineages = {name: self._lineage(name) for name in self.stages}
@@ -153,7 +152,7 @@ class Recipe(Strict):
         blends = {name: blend for name, blend in self.blends.items() if name not in unused}
         checkpoints = {name: each for name, each in self.checkpoints.items() if each.stage in stages}
         made = {
-            "sweeps": {name: sweep for name, sweep in self.sweeps.items() if sweep.variants.keys() <= stages.keys()},
+            "sweeps": {name: sweep for name, sweep in self.sweeps.items() if sweep.keys() <= stages.keys()},
             "checkpoints": checkpoints,
             "choices": {name: each for name, each in self.choices.items() if {*each.among} <= {*stages, *checkpoints}},
         }
@@ -183,13 +182,6 @@ class Recipe(Strict):
     def stage_trained(self, name: str) -> str:
         """The stage that trains a checkpoint; a stage's own name."""
         return self.checkpoints[name].stage if name in self.checkpoints else name
-
-    def comes_after(self, name: str) -> str | None:
-        """The stage that is trained, or the choice of halving that is made, before a stage or checkpoint trains."""
-        if name in self.checkpoints:
-            return self.checkpoints[name].after
-        sweep = next((sweep for sweep in self.sweeps.values() if name in sweep.variants), None)
-        return sweep.rungs[-1] if sweep and sweep.rungs else None
 
     @property
     def left_out(self) -> tuple[str, ...]:

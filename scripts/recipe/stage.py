@@ -12,9 +12,9 @@ from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, WithJson
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import Criterion
+from scripts.recipe.expand import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA
 from scripts.recipe.reasoning import Share
 from scripts.recipe.strict import Name, Strict, invalid
-from scripts.recipe.sweep import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA, Halving
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -135,6 +135,9 @@ class StageSettings(Training):
         "max_truncated_share",
         "template_change",
     }
+    gone: ClassVar[dict[str, str]] = {
+        "halving": "leave it out, and all variants of sweep train to the end; what halving trained is gone on with"
+    }
     default_seed: ClassVar[int | None] = 0
     is_converted: ClassVar[bool] = False
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
@@ -151,11 +154,8 @@ class StageSettings(Training):
     sweep: Annotated[None, WithJsonSchema(SWEEP_SCHEMA)] = Field(
         None, description="Makes variants of the stage, which are stages named by what differs (docs/sweeps.md)."
     )
-    halving: Annotated[None, WithJsonSchema(Halving.model_json_schema())] = Field(
-        None, description="Train all variants to a step, the better ones to the next, and the best to the end."
-    )
     best: Annotated[None, WithJsonSchema({"type": "string"})] = Field(
-        None, description="Choose the best variant, as a parent's `best` does, also where no stage starts from it."
+        None, description="Choose the best variant by this score, also where no stage starts from it."
     )
     blend: Name
     seed: int | None = Field(None, description="Instead of the recipe's.")

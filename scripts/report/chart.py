@@ -30,7 +30,6 @@ class Line:
     y: Sequence[Number]
     spread: Sequence[Number] = ()
     colour: int | None = None
-    is_bold: bool = False
 
     def edge(self, sign: int) -> list[float]:
         """The upper (1) or lower (-1) edge of the band; empty where there is none."""
@@ -154,10 +153,7 @@ def _stretches(count: int) -> list[range]:
 
 def _stroke(line: Line) -> str:
     """How a line is drawn."""
-    width = 3 if line.is_bold else 1.6
-    return (
-        f'fill="none" stroke="{COLOURS[line.colour]}" stroke-width="{width}" stroke-dasharray="{DASHES[line.colour]}"'
-    )
+    return f'fill="none" stroke="{COLOURS[line.colour]}" stroke-width="1.6" stroke-dasharray="{DASHES[line.colour]}"'
 
 
 def _drawn(line: Line, across: _Axis, up: _Axis, with_points: bool) -> Iterable[str]:

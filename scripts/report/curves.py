@@ -133,9 +133,6 @@ CHARTS = (
 )
 
 
-GROUPED = ("Reward", "Loss", "KL to the parent")
-
-
 def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
     """A figure for all that was measured, by one run (under the name "") or by several over the same steps.
 
@@ -164,22 +161,6 @@ def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
             spread = list(metrics[chart.spread]) if chart.spread in metrics else []
             band = ", with ± std within a group" if any(map(is_known, spread)) else ""
             yield Line(run or label + band, steps, values, spread)
-
-
-def figures_of_groups(groups: Mapping[str, Mapping[str, Metrics]], best: str | None = None) -> Iterator[Figure]:
-    """Reward, loss and KL of many runs over each other: runs by name in at most six groups by label, a colour each.
-
-    `best` is drawn bold.
-    """
-    for chart in (chart for chart in CHARTS if chart.title in GROUPED):
-        column = next(iter(chart.columns))
-        lines = [
-            Line("" if place else label, metrics["step"], metrics[column], colour=colour, is_bold=name == best)
-            for colour, (label, runs) in enumerate(groups.items())
-            for place, (name, metrics) in enumerate(runs.items())
-        ]
-        if svg := line_chart(chart.title, chart.unit, sorted(lines, key=lambda line: line.is_bold)):
-            yield Figure(chart.title, svg, chart.caption.partition(" The band")[0])
 
 
 def columns_by_name(entries: Iterable[Any]) -> dict[str, list[Number]]:

@@ -11,7 +11,7 @@ from scripts.files import duration
 from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterion, read_if_there, read_record
 from scripts.report.cost import Cost, cost_of, total
 from scripts.report.page import number_text, write_page
-from scripts.report.records import criteria_of, furthest, is_trained, metrics_of, settings_of
+from scripts.report.records import criteria_of, is_trained, metrics_of, settings_of
 from scripts.report.selection import selection_sentences
 from scripts.report.summary import summarise_stage
 from scripts.report.trend import trend
@@ -33,8 +33,6 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
     progress, trained = {}, {}
     for name in lineage.parents:
         stage = StagePaths(results / name)
-        if name in lineage.sweep_of:
-            stage = furthest(stage)
         try:
             if is_trained(stage):
                 trained[name] = _shown(stage)

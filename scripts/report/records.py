@@ -34,13 +34,6 @@ def is_trained(stage: StagePaths) -> bool:
     return stage.record.exists() and stage.metrics.exists()
 
 
-def furthest(stage: StagePaths) -> StagePaths:
-    """The stage, or where it is not trained to its end that of its checkpoints which was published last."""
-    steps = [path.name.rpartition(AS_OF)[2] for path in stage.directory.parent.glob(f"{stage.name}{AS_OF}*")]
-    checkpoints = [stage.sibling(f"{stage.name}{AS_OF}{step}") for step in sorted(steps, key=int, reverse=True)]
-    return next(filter(is_trained, [stage, *checkpoints]), stage)
-
-
 def parent_of(stage: StagePaths) -> StagePaths | None:
     """The stage that this one started from, whose folder lies beside."""
     parents = read_record(stage.record, CheckpointRecord)["parents"]

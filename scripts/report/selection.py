@@ -7,16 +7,13 @@ from scripts.stage.paths import StagePaths
 
 
 def selection_sentences(results: Path, chain: list[str]) -> list[str]:
-    """What to know before believing the scores of a chain's last stage; `chain`: names of folders, parents first.
-
-    Of what halving chose, those that it dropped are counted.
-    """
+    """What to know before believing the scores of a chain's last stage; `chain`: names of folders, parents first."""
     records = [read_if_there(StagePaths(results / name).record, CheckpointRecord) for name in chain]
     trained = [(record["identity"], record["step"]) for record in records if record]
     choices = {StagePaths(path.parent): read_record(path, Choice) for path in sorted(results.glob("*/choice.json"))}
     says, ends = [], [StagePaths(results / chain[-1])]
     for folder, choice in choices.items():
-        among = max(len(other["candidates"]) for other in choices.values() if other["stage"] == choice["stage"])
+        among = len(choice["candidates"])
         for each in choice["candidates"]:
             key = each["identity"], each["step"]
             if among > 1 and each["name"] in choice["chosen"] and key in trained:

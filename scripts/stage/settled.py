@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scripts.errors import UserError
 from scripts.recipe.resolve import read_config
-from scripts.records import Choice, read_if_there, read_record
+from scripts.records import Choice, read_if_there
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.reach import last_step
 from scripts.stage.rundir import newest_step, run_of
@@ -87,23 +87,12 @@ def _version(path: Path) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_ino
 
 
-def kept_by(rung: Stage, published: Published) -> set[str] | None:
-    """The variants of a sweep that a choice of its halving lets go on; None where that is still to be made."""
-    if chosen_identity(rung, published) is None:
-        return None
-    return {*map(rung.recipe.stage_trained, read_record(rung.paths.choice, Choice)["chosen"])}
-
-
 def chosen_identity(stage: Stage, published: Published) -> str | None:
     """The identity of what a choice chose; None where it is not made, or was of other candidates than there are now."""
     choice, record = stage.recipe.choices[stage.name], read_if_there(stage.paths.choice, Choice)
     if record is None or record["by"] != choice.by:
         return None
-    among = choice.among
-    if choice.after:
-        kept = kept_by(replace(stage, name=choice.after), published)
-        among = [name for name in among if kept and stage.recipe.stage_trained(name) in kept]
     chosen_from = {candidate["name"]: candidate["identity"] for candidate in record["candidates"]}
-    if chosen_from.keys() != {*among} or any(published(name) != chosen_from[name] for name in among):
+    if chosen_from.keys() != {*choice.among} or any(published(name) != chosen_from[name] for name in choice.among):
         return None
     return chosen_from[record["chosen"][0]]

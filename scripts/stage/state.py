@@ -20,7 +20,7 @@ from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.reach import last_step
 from scripts.stage.rundir import identity_in, newest_step
-from scripts.stage.settled import Published, chosen_identity, kept_by
+from scripts.stage.settled import chosen_identity
 from scripts.stage.stage import Stage
 from scripts.stage.twin import of_same_settings, training_twin, twin_checkpoints
 
@@ -45,13 +45,12 @@ class StageState:
     """Where one stage stands.
 
     `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
-    (steps of this very identity lie in a run directory), dropped (by its sweep's halving), stale (it was published, but
+    (steps of this very identity lie in a run directory), stale (it was published, but
     something that may change its weights did), damaged (one of its records is, so nothing is done until that is mended)
     or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the stage is done
     where its data end before that, and `skipped` says so. `run` is the run directory that bears this identity (a
     twin's, where that has a newer checkpoint), `start` the step of its newest checkpoint, `changed` what differs from
-    what the run directory trained; `trains_other`: who trains it trains something else, `is_halved`: halving dropped
-    it, or (False) is expected to.
+    what the run directory trained; `trains_other`: who trains it trains something else.
     """
 
     stage: str
@@ -66,12 +65,11 @@ class StageState:
     note: str = ""
     trains_other: bool = False
     aside: tuple[SetAside, ...] = ()
-    is_halved: bool | None = None
 
     @property
     def left(self) -> int | None:
         """Steps still to train; None while the planned step is not known."""
-        if self.state in ("fresh", "damaged", "dropped"):
+        if self.state in ("fresh", "damaged"):
             return 0
         return None if self.last is None else max(0, self.last - self.start)
 
@@ -112,28 +110,7 @@ def all_states(
             states[name] = stage_state(stage, blocked, (jobs or {}).get(name))
         except UserError as error:
             states[name] = StageState(name, "damaged", None, note=str(error))
-    for sweep in recipe.sweeps.values():
-        _halve(sweep.rungs, states, Stage(recipe, results, next(iter(sweep.variants))), published)
     return states
-
-
-def _halve(rungs: list[str], states: dict[str, StageState], stage: Stage, published: Published) -> None:
-    """Mark the variants that halving dropped; of those among which it is yet to choose, the last are taken for them."""
-    for rung in rungs:
-        choice = stage.recipe.choices[rung]
-        step = stage.recipe.checkpoints[choice.among[0]].step
-        going = [name for name in map(stage.recipe.stage_trained, choice.among) if states[name].is_halved is None]
-        kept = kept_by(replace(stage, name=rung), published)
-        for name in going:
-            state = states[name]
-            if name in (going[: choice.keep] if kept is None else kept) or state.state in ("fresh", "training"):
-                continue
-            if kept is None:
-                words = f"{choice.keep} of {len(going)} go on at step {step}"
-                state = replace(state, end=step, skipped=words, is_halved=False)
-                states[name] = replace(state, state="waiting") if state.start >= step else state
-            else:
-                states[name] = replace(state, state="dropped", note=f"at step {step}", is_halved=True)
 
 
 def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | None = None) -> StageState:

@@ -27,7 +27,7 @@ class StageStatus:
     """What one stage is at.
 
     `state` is fresh, queued, starting, training, unfinished (it goes on from `step` when called for), trained (only to
-    be published), cancelled, failed, waiting, dropped, stale, damaged or new. `reward` and `kl` are those of `step`,
+    be published), cancelled, failed, waiting, stale, damaged or new. `reward` and `kl` are those of `step`,
     `left` the seconds to the planned step at the pace of the last steps, `nodes` and `job` those of the Slurm job that
     is at it.
     """
@@ -57,7 +57,7 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
     entries = recent_steps(run) if run else []
     if latest is not None and (status := _of_job(state, paths, entries, latest)) is not None:
         return status
-    if state.state in ("fresh", "waiting", "dropped"):
+    if state.state in ("fresh", "waiting"):
         step = {"fresh": state.last, "waiting": 0}.get(state.state, state.start)
         return _at(state, state.state, step, entries, note=_joined(state.note, state.skipped))
     if note := _failure(state, paths, attempts, latest):

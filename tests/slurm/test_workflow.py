@@ -90,19 +90,17 @@ def test_what_another_run_trained_takes_a_light_job_too(trained):
     assert (attempt["run"], attempt["nodes"]) == ("results/short/rlvr1", 2)
 
 
-def test_a_halved_sweep_asks_for_nodes_for_those_that_go_on_alone(trained):
+def test_variants_of_a_sweep_train_on_nodes_and_the_choice_is_made_beside_snakemake(trained):
     rlhf = "blend: rlhf, loss_fn: {reference_policy_kl_penalty: 0.01}"
-    trained.edit(rlhf, rlhf + ", sweep: {policy.optimizer.lr: [2.0e-3, 4.0e-3]}, halving: {steps: [1]}")
+    trained.edit(rlhf, rlhf + ", sweep: {policy.optimizer.lr: [2.0e-3, 4.0e-3]}, best: held_out_mean")
     output = trained.snakemake(
         "--profile", "profiles/slurm", *QUICK, "results/short/rlhf.best-held_out_mean/choice.json"
     )
-    chosen = json.loads((trained.results / "rlhf.best-held_out_mean/choice.json").read_text())["chosen"]
     for variant in ("rlhf.lr-0.002", "rlhf.lr-0.004"):
         attempts = read_attempts(trained.results / variant / "run")
-        wanted = [(0, 1), (1, 3)] if [variant] == chosen else [(0, 1)]
-        assert [(attempt["from"], attempt["to"]) for attempt in attempts] == wanted
+        assert [(attempt["from"], attempt["to"]) for attempt in attempts] == [(0, 3)]
         assert all(attempt["host"].startswith("node") for attempt in attempts)
-    assert len(re.findall(r"localcheckpoint (?:rung|choose):", output)) == 2, "choices are made beside Snakemake"
+    assert len(re.findall(r"localcheckpoint choose:", output)) == 1
 
 
 @pytest.mark.parametrize(

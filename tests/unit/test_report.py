@@ -26,7 +26,7 @@ from scripts.report.records import differing_settings, scores_of, scores_side_by
 from scripts.report.rollouts import marked, sample_rollouts
 from scripts.report.stage import write_stage_page
 from scripts.report.summary import summarise_stage
-from scripts.report.sweep import effects, read_variants, write_sweep_page
+from scripts.report.sweep import read_variants, write_sweep_page
 from scripts.report.verdict import Lineage
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
@@ -402,50 +402,28 @@ def write_choice(results: Path, name: str, *chosen: str, by_score: dict[str, flo
     )
 
 
-def test_a_sweep_is_sorted_by_score_and_its_parameters_effects_are_those_of_pairs(tmp_path):
+def test_a_sweeps_page_has_the_variants_by_score_with_the_words_of_choices(tmp_path):
+    untrained = {"rlvr1.lr-1.seed-1": {"lr": 1}}
     for name, score in SCORES.items():
         write_variant(tmp_path, name, score, 10)
     best = max(SCORES, key=SCORES.get)
     write_choice(tmp_path, "rlvr1.best", best, by_score=SCORES)
-    variants = read_variants(tmp_path, GRID, ["rlvr1.best"])
-    assert [variant.name for variant in variants] == sorted(SCORES, key=lambda name: -SCORES[name])
-    assert variants[0].is_chosen and variants[0].notes == ["chosen by held_out_mean"]
-    assert variants[1].notes == ["tied with the chosen"] and not variants[2].notes
-    assert variants[1].bounds["low"] < 0.75 < variants[1].bounds["high"]
-    found = effects(variants, {variant.name: variant.trained for variant in variants})
-    assert [(effect.value, effect.mean, effect.pairs) for effect in found["lr"]] == [(1e-4, 0.375, 0), (2e-4, 0.875, 2)]
-    assert found["lr"][1].change["value"] == 0.5 and found["seed"][1].change["value"] == 0.25
-    assert found["seed"][1].change["low"] < 0.25 < found["seed"][1].change["high"] and found["seed"][0].change is None
-
-
-def test_a_sweeps_page_tells_what_halving_dropped_and_saved(tmp_path):
-    kept = list(GRID)[2:]
-    for name, score in SCORES.items():
-        write_variant(tmp_path, f"{name}.step-4", score, 4)
-    for name in kept:
-        write_variant(tmp_path, name, SCORES[name], 10)
     as_of = {f"{name}.step-4": score for name, score in SCORES.items()}
-    write_choice(tmp_path, "rlvr1.rung-4", *(f"{name}.step-4" for name in kept), by_score=as_of)
-    write_sweep_page(tmp_path, "rlvr1", GRID, ["rlvr1.rung-4"], tmp_path / "rlvr1/sweep.html")
+    write_choice(tmp_path, "rlvr1.checkpoints.best", "another", by_score=as_of)
+    variants = read_variants(tmp_path, GRID | untrained, ["rlvr1.best", "rlvr1.checkpoints.best", "not made yet"])
+    assert [variant.name for variant in variants] == [*sorted(SCORES, key=lambda name: -SCORES[name]), *untrained]
+    assert variants[0].is_chosen and variants[0].notes == ["chosen by held_out_mean"]
+    assert variants[1].notes == ["tied with the chosen", "tied with the chosen at step 4"] and not variants[2].notes
+    write_sweep_page(tmp_path, "rlvr1", GRID | untrained, ["rlvr1.best"], tmp_path / "rlvr1/sweep.html")
     page = (tmp_path / "rlvr1/sweep.html").read_text()
     said = " ".join(re.sub(r"<[^>]+>", "", page).split())
-    assert "4 of 4 variants trained, 28 steps" in said
-    assert "Halving dropped 2 of them: all to the end would have been 40 steps, so 30&nbsp;% were saved" in said
-    assert said.count("dropped at step 4") == 2 and "Taken at step 4" in said
-    assert page.count("<figure>") == 2 and 'stroke-width="3"' in page, "the chosen one is drawn bold"
-
-
-def test_variants_that_differ_in_two_parameters_have_no_effects(tmp_path):
-    drawn = {
-        "rlvr1.draw-1": {"lr": 1e-4, "seed": 1},
-        "rlvr1.draw-2": {"lr": 3e-4, "seed": 2},
-        "rlvr1.draw-3": {"lr": 1},
-    }
-    for name in list(drawn)[:2]:
-        write_variant(tmp_path, name, 0.5, 10)
-    write_sweep_page(tmp_path, "rlvr1", drawn, [], tmp_path / "sweep.html")
-    page = (tmp_path / "sweep.html").read_text()
-    assert page.count("No two variants differ in it alone") == 2 and "not trained yet" in page
+    assert (
+        f"{best} chosen by held_out_mean: its mean held-out score is 1.000, that of the others 0.250 to 0.750" in said
+    )
+    assert "4 of 5 variants trained, 40 steps" in said and "not trained yet" in said and page.count("<figure>") > 1
+    (tmp_path / best / "metrics.parquet").write_bytes(b"cut")
+    (damaged,) = (each for each in read_variants(tmp_path, GRID, []) if each.name == best)
+    assert "metrics.parquet: damaged" in damaged.notes[0]
 
 
 def test_the_overview_shows_a_sweep_as_one_card_and_follows_what_was_chosen(tmp_path):

@@ -1,4 +1,4 @@
-"""Sweeps, choices among variants and checkpoints, and halving: what becomes of them when a recipe is read."""
+"""What sweeps, choices and checkpoints make of a recipe when it is read."""
 
 import re
 from pathlib import Path
@@ -6,15 +6,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.commands.plan import plan_text
-from scripts.commands.project import Project
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.load import check_stage_name, load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.stage.paths import StagePaths
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState, _halve
 from tests.conftest import ROOT
 
 SHORT = ROOT / "tests/short.yaml"
@@ -41,7 +38,7 @@ def load(tmp_path):
 def test_a_grid_makes_a_stage_of_each_point_which_is_what_somebody_would_have_written_by_hand(load):
     swept = load({"sweep": {LR: [1e-6, 3e-6], "seed": [1, 2]}})
     names = [f"rlvr1.lr-{rate}.seed-{seed}" for rate in ("1e-06", "3e-06") for seed in (1, 2)]
-    assert swept.stage_order() == ["sft", *names] and list(swept.sweeps["rlvr1"].variants) == names
+    assert swept.stage_order() == ["sft", *names] and list(swept.sweeps["rlvr1"]) == names
     by_hand = load({"seed": 2, "policy": {"optimizer": {"lr": 3e-6}}})
     assert resolve_stage(swept, names[-1]) == resolve_stage(by_hand, "rlvr1"), "so both have one identity"
     assert resolve_stage(swept, "sft") == resolve_stage(by_hand, "sft")
@@ -52,15 +49,6 @@ def test_points_may_be_listed_and_keys_that_end_alike_are_told_apart(load):
     assert recipe.stage_order()[1:] == ["rlvr1.max_new_tokens-8", "rlvr1.seed-3.num_prompts_per_step-4"]
     gates = load({"sweep": {"gate": [[], [{"metric": "max_kl", "max": 1}]]}}).stage_order()[1:]
     assert len({*gates}) == 2 and all(len(name) == len("rlvr1.gate-") + 6 for name in gates)
-
-
-def test_drawn_points_are_the_same_whoever_reads_the_recipe(load):
-    sweep = {"draw": 5, LR: {"low": 1e-6, "high": 1e-3, "log": True}, "seed": [1, 2]}
-    first, again = (load({"sweep": sweep}).sweeps["rlvr1"].variants for _ in range(2))
-    other = load({"sweep": sweep | {"draw_seed": 1}}).sweeps["rlvr1"].variants
-    assert first == again and len(first) == len(other) == 5 and first.keys() != other.keys()
-    assert all(1e-6 <= point[LR] <= 1e-3 and point["seed"] in (1, 2) for point in first.values())
-    assert all(float(f"{point[LR]:.3g}") == point[LR] for point in first.values()), "the name tells all of the value"
 
 
 def test_children_start_from_one_variant_from_each_or_from_the_best(load):
@@ -85,8 +73,6 @@ def test_children_start_from_one_variant_from_each_or_from_the_best(load):
     [
         (2, ["rlvr1.step-2"]),
         ([2, 4], ["rlvr1.step-2", "rlvr1.step-4"]),
-        ("best", ["rlvr1.step-2", "rlvr1.step-4", "rlvr1"]),
-        ("last", ["rlvr1"]),
     ],
 )
 def test_a_child_starts_from_a_step_or_from_the_best_of_several(load, checkpoint, among):
@@ -95,19 +81,7 @@ def test_a_child_starts_from_a_step_or_from_the_best_of_several(load, checkpoint
     assert (recipe.choices[parent].among if len(among) > 1 else [parent]) == among
     steps = [recipe.checkpoints[name].step for name in among if name in recipe.checkpoints]
     assert recipe.stages["rlvr1"].checkpointing.keep_steps == steps, "they are kept until they are scored"
-    assert all(recipe.comes_after(name) == "rlvr1" for name in among if name in recipe.checkpoints)
-
-
-def test_halving_lets_a_share_of_all_variants_go_on_at_each_step(load):
-    recipe = load({"sweep": {"seed": [1, 2, 3, 4, 5, 6]}, "halving": {"steps": [2, 4]}})
-    first, second = (recipe.choices[name] for name in recipe.sweeps["rlvr1"].rungs)
-    assert (first.keep, second.keep) == (3, 1), "a half and a quarter of six, rounded down"
-    assert (first.after, second.after) == (None, "rlvr1.rung-2")
-    assert recipe.comes_after("rlvr1.seed-1.step-2") is None
-    assert recipe.comes_after("rlvr1.seed-1.step-4") == "rlvr1.rung-2"
-    assert recipe.comes_after("rlvr1.seed-1") == "rlvr1.rung-4"
-    winner = recipe.choices["rlvr1.best-held_out_mean"]
-    assert winner.after == "rlvr1.rung-4" and winner.among == list(recipe.sweeps["rlvr1"].variants)
+    assert {recipe.stage_trained(name) for name in among} == {"rlvr1"}
 
 
 def test_a_swept_stage_may_be_the_start(load):
@@ -129,17 +103,11 @@ SWEPT = {"sweep": {"seed": [1, 2]}}
         ),
         ({"sweep": {LR: 1}}, None, "rlvr1.sweep: is a list of values for each key"),
         ({"sweep": {"seed": [1, 1]}}, None, "rlvr1.sweep: two variants would be named rlvr1.seed-1"),
-        ({"sweep": {"seed": [*range(501)]}}, None, "rlvr1.sweep: makes 501 variants; at most 500"),
-        ({"sweep": {"draw": 2, LR: {"low": 0, "high": 1, "log": True}}}, None, f"rlvr1.sweep.{LR}: low must lie below"),
-        ({"halving": {"steps": [2]}}, None, "rlvr1.halving: there is no sweep to halve"),
+        ({"sweep": {"draw": 2, LR: {"low": 0, "high": 1}}}, None, "rlvr1.sweep.draw: is gone: list the points"),
+        (SWEPT | {"halving": {"steps": [2]}}, None, "halving: is gone: leave it out"),
         ({"best": "held_out_mean"}, None, "rlvr1.best: there is no sweep to choose the best of"),
-        (
-            SWEPT | {"halving": {"steps": [3]}},
-            None,
-            "no checkpoint is of step 3: rlvr1.seed-1 saves every 2 steps, of 6",
-        ),
-        (SWEPT | {"halving": {"steps": [8]}}, None, "no checkpoint is of step 8"),
-        (SWEPT | {"halving": {"steps": [4, 2]}}, None, "rlvr1.halving.steps: must ascend"),
+        ({}, {"stage": "rlvr1", "checkpoint": 3}, "no checkpoint is of step 3: rlvr1 saves every 2 steps, of 6"),
+        ({}, {"stage": "rlvr1", "checkpoint": 8}, "no checkpoint is of step 8"),
         (SWEPT | {"best": "held_out"}, None, "stages.rlvr1: no score is named held_out; did you mean held_out_mean?"),
         (
             SWEPT,
@@ -151,9 +119,9 @@ SWEPT = {"sweep": {"seed": [1, 2]}}
         (
             {},
             {"stage": "rlvr1", "checkpoint": "bst"},
-            "child.parent.checkpoint: is a step, a list of steps, last or best",
+            "child.parent.checkpoint: is a step or a list of steps",
         ),
-        (SWEPT | {"halving": {"steps": [2]}}, {"stage": "rlvr1", "each": True}, "each goes neither with best nor"),
+        (SWEPT, {"stage": "rlvr1", "each": True, "best": "held_out_mean"}, "child.parent: says each and best"),
     ],
 )
 def test_a_mistake_is_one_line_with_its_place(load, rlvr1, child, says):
@@ -181,7 +149,7 @@ def test_a_programs_word_for_a_swept_stage_lists_its_variants(load):
 
 
 def test_what_a_site_says_of_a_swept_stage_holds_for_its_variants_and_their_checkpoints(load, tmp_path):
-    recipe = load(SWEPT | {"halving": {"steps": [2]}})
+    recipe = load(SWEPT, child={"parent": {"stage": "rlvr1", "checkpoint": 2, "best": "held_out_mean"}})
     site = tmp_path / "site.yaml"
     site.write_text("name: here\nthreads: 2\nstages: {rlvr1: {runtime: 7}, rlvr1.seed-2: {runtime: 8}}\n")
     stages = load_site(site, recipe).stages
@@ -198,18 +166,3 @@ def test_a_stage_as_of_a_step_trains_in_the_run_directory_of_the_stage_under_its
     assert Stage(recipe, tmp_path, "rlvr2").parent.paths == StagePaths(tmp_path / "rlvr1.step-4")
     write_json(whole.paths.run / "identity.json", {})
     assert (early.paths.directory / "run/identity.json").is_file()
-
-
-def test_a_plan_reckons_with_as_many_steps_as_halving_will_train(load, tmp_path):
-    recipe = load({"sweep": {"seed": [1, 2, 3, 4]}, "halving": {"steps": [2, 4]}})
-    site = load_site(ROOT / "config/sites/laptop.yaml", recipe)
-    states = Project(recipe, site, tmp_path).states()
-    assert [states[name].left for name in recipe.sweeps["rlvr1"].variants] == [6, 4, 2, 2]
-    assert "halving of rlvr1 trains 14 of the grid's 24 steps" in plan_text(Project(recipe, site, tmp_path))
-
-
-def test_a_variant_at_its_rung_waits_for_the_choice(load, tmp_path):
-    recipe = load({"sweep": {"seed": [1, 2]}, "halving": {"steps": [2]}})
-    states = {name: StageState(name, "resumes", 6, start=2) for name in recipe.sweeps["rlvr1"].variants}
-    _halve(["rlvr1.rung-2"], states, Stage(recipe, tmp_path, "rlvr1.seed-1"), lambda name: None)
-    assert [(state.state, state.left) for state in states.values()] == [("resumes", 4), ("waiting", 0)]

@@ -1,4 +1,4 @@
-"""A sweep with halving, the best of it as a parent, and the best checkpoint, really trained."""
+"""A sweep, the best variant as a parent, and the best checkpoint, really trained."""
 
 import json
 
@@ -9,7 +9,6 @@ from tests.conftest import Workflow
 
 RATES = ("2.0e-3", "8.0e-3")
 RLVR1 = "rlvr1: {algorithm: grpo, parent: sft, blend: rlvr1"
-HALVING = ", halving: {steps: [1], keep: 0.5}"
 
 
 def swept(*rates: str) -> str:
@@ -19,9 +18,9 @@ def swept(*rates: str) -> str:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """The short chain, its rlvr1 swept and halved, rlhf started from the best variant, trained to the report."""
+    """The short chain, its rlvr1 swept, rlhf started from the best variant, trained to the report."""
     workflow = Workflow(tmp_path_factory.mktemp("swept"))
-    workflow.edit(RLVR1, RLVR1 + swept(*RATES) + HALVING)
+    workflow.edit(RLVR1, RLVR1 + swept(*RATES))
     workflow.edit(
         "rlhf: {algorithm: grpo, parent: sft", "rlhf: {algorithm: grpo, parent: {stage: rlvr1, best: held_out_mean}"
     )
@@ -43,16 +42,6 @@ def variants(*rates: str) -> list[str]:
     return [f"rlvr1.lr-{float(rate):g}" for rate in rates]
 
 
-def test_halving_trains_no_step_twice_and_only_those_that_go_on_further(tree):
-    kept = [name.removesuffix(".step-1") for name in choice(tree, "rlvr1.rung-1")["chosen"]]
-    assert len(kept) == 1
-    for name in variants(*RATES):
-        assert steps(tree, name) == ([(0, 1), (1, 3)] if name in kept else [(0, 1)])
-        assert (tree.results / name / "gate.json").exists() == (name in kept)
-    candidates = choice(tree, "rlvr1.best-held_out_mean")["candidates"]
-    assert {candidate["name"] for candidate in candidates} == {*kept}
-
-
 def test_the_child_starts_from_the_best_and_the_report_shows_the_sweep(tree):
     best = choice(tree, "rlvr1.best-held_out_mean")["chosen"][0]
     parents = json.loads((tree.results / "rlhf/ckpt/record.json").read_text())["parents"]
@@ -60,17 +49,16 @@ def test_the_child_starts_from_the_best_and_the_report_shows_the_sweep(tree):
     assert "Nothing to be done" in tree.snakemake("--dry-run")
     page = (tree.results / "rlvr1/sweep.html").read_text()
     assert all(name.removeprefix("rlvr1.") in page for name in variants(*RATES))
-    plan = tree.run("python", "-m", "scripts.commands", "plan").stdout
-    assert "1 dropped" in plan and "halving of rlvr1 trains 4 of the grid's 6 steps" in plan
+    assert {*map(str, (steps(tree, name) for name in variants(*RATES)))} == {"[(0, 3)]"}
 
 
 def test_a_choice_made_again_with_more_variants_repeats_only_what_follows_from_another(tree):
     before = choice(tree, "rlvr1.best-held_out_mean")["chosen"]
     tree.edit(swept(*RATES), swept(*RATES, "1.0e-9"))  # which learns nothing
     output = tree.snakemake()
-    assert len(choice(tree, "rlvr1.rung-1")["candidates"]) == 3
-    assert steps(tree, *variants("1.0e-9")) == [(0, 1)]
-    assert choice(tree, "rlvr1.best-held_out_mean")["chosen"] == before
+    again = choice(tree, "rlvr1.best-held_out_mean")
+    assert len(again["candidates"]) == 3 and again["chosen"] == before
+    assert steps(tree, *variants("1.0e-9")) == [(0, 3)]
     assert "stage=rlhf" not in output, "nothing of what descends from it is made again"
 
 
