@@ -191,15 +191,6 @@ rule train:
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 
-def export_as_it_is(wildcards):
-    """The converter's option where all that starts from a stage takes its checkpoint, and nothing else loads it."""
-    names = {wildcards.stage, *(name for name, choice in RECIPE.choices.items() if wildcards.stage in choice.among)}
-    children = {name: stage for name, stage in RECIPE.stages.items() if stage.parent in names}
-    is_loaded_here = {wildcards.stage, *children} & {*SCORED_HERE}
-    taken = children and all(getattr(stage, "pretrained_checkpoint", False) for stage in children.values())
-    return "--as-it-is" if taken and not is_loaded_here else ""
-
-
 # One whole node: the backend's converter runs on its GPUs, or needs all its memory.
 rule convert:
     input:
@@ -222,11 +213,9 @@ rule convert:
         recipe=CONFIG.recipe,
         ckpt=subpath(input[0], parent=True),
         converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",
-        as_it_is=export_as_it_is,
     shell:
         "python -m scripts.train.export --recipe {params.recipe:q} --results {resources.results:q}"
-        " --stage {wildcards.stage:q} --site {resources.site:q} --log {params.converter_log:q} {params.as_it_is}"
-        " 2> {log:q}"
+        " --stage {wildcards.stage:q} --site {resources.site:q} --log {params.converter_log:q} 2> {log:q}"
 
 
 rule export:

@@ -190,11 +190,10 @@ class Backend:
         """The container that trains a stage: its name, its digest in the registry, the SHA-256 of its file; or none."""
         return None
 
-    def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
+    def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
         """Export the published checkpoint in Hugging Face's format, for the next stage to start from.
 
-        Where that takes a program, it runs on the site and prints into `log`; `as_it_is`: what follows takes the
-        checkpoint's own weights.
+        Where that takes a program, it runs on the site and prints into `log`.
         """
         export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent)
 
@@ -203,10 +202,6 @@ class Backend:
         raise UserError(
             f"stage {stage.name} on site {site.name}: NeMo-RL does not train it here, so there is no command"
         )
-
-    def notes(self, recipe: Recipe, site: Site, results: Path) -> list[str]:
-        """What the doctor tells besides its findings, a line each."""
-        return []
 
     def memory(self, stage: Stage, site: Site) -> tuple[str, bool]:
         """Return a sentence on the memory that a process needs ("": not reckoned), and whether it fits."""

@@ -2,7 +2,7 @@
 
 import argparse
 
-from scripts.backends.protocol import Finding, backend_of, backends_in
+from scripts.backends.protocol import Finding, backend_of
 from scripts.commands.project import Project, project_of
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
@@ -46,9 +46,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(Finding(", ".join(stages), trap, says, stops))
     if project.recipe.note:
         print(f"note: {project.recipe.note}")
-    for backend in backends_in(project.recipe):
-        for note in backend.notes(project.recipe, project.site, project.results):
-            print(f"note: {note}")
     stopping = sum(finding.stops for finding in found)
     print(f"{len(project.recipe.stages)} stages: {stopping} errors, {len(found) - stopping} warnings")
     return 1 if stopping else 0

@@ -49,7 +49,7 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
             f"model.name: {model.name}: no such folder; name another model in the recipe, or for one call: "
             "snakemake --config model=/path/to/model"
         )
-    source = {"model": model.model_dump(mode="json", exclude={"megatron"}), "changed": _changed(model, directory)}
+    source = {"model": model.model_dump(mode="json"), "changed": _changed(model, directory)}
     if model.chat_template is not None:
         source |= _template(model.chat_template, directory)
     if read_if_there(directory / SOURCE, SourceOfModel) != source:

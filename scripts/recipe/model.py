@@ -1,9 +1,9 @@
 """The model that a recipe's first stages start from."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import ClassVar
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from scripts.recipe.strict import Strict
 
@@ -37,17 +37,12 @@ class RandomModel(Strict):
     )
 
 
-class MegatronCheckpoint(Strict):
-    """A Megatron checkpoint: one iteration's folder, or the folder above those."""
-
-    path: Annotated[str, StringConstraints(pattern=r"^/[^\s,:]*$")]
-    format: Literal["megatron_bridge", "megatron_lm"] = Field(
-        "megatron_bridge", description="megatron_bridge has a run_config.yaml; megatron_lm is torch_dist without one."
-    )
-
-
 class PretrainedModel(Strict):
     """The model in Hugging Face's format that the stages without a parent start from."""
+
+    gone: ClassVar[dict[str, str]] = {
+        "megatron": "convert the checkpoint to Hugging Face's format (docs/nemo_rl.md), and name that folder"
+    }
 
     name: str = Field(description="A folder (its path begins with / or ./) or a repository of the hub.")
     revision: str | None = Field(None, description="Commit of the repository.")
@@ -56,10 +51,6 @@ class PretrainedModel(Strict):
     )
     eos_token: str | None = Field(None, description="The token that ends an answer, instead of the tokenizer's.")
     pad_token: str | None = Field(None, description="The token that fills a batch, where the tokenizer has none.")
-    megatron: MegatronCheckpoint | None = Field(
-        None,
-        description="Take the weights from there, and from `name` all else (config, tokenizer), where the release can.",
-    )
 
     @property
     def folder(self) -> Path | None:

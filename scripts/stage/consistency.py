@@ -33,7 +33,7 @@ from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.publish import export_name
 from scripts.stage.rundir import step_of
 
-MEGATRON = "megatron"  # in an export that only stands for a checkpoint: a link to its policy/weights
+MEGATRON = "megatron"  # an earlier version's exports could be a link to policy/weights of the checkpoint
 HASHED_BYTES = 16 << 20
 EXPORTS = "Snakemake exports the checkpoint again"
 SPLITS = "delete both, and Snakemake splits again"
@@ -166,9 +166,13 @@ def exported_model(export_record: Path) -> Path:
     folder = paths.exported(record["content"])
     if folder.is_dir():
         check_readable(folder)
-    root = (folder / MEGATRON).resolve().parents[1] if (folder / MEGATRON).exists() else folder
+    if (folder / MEGATRON).exists():
+        raise UserError(
+            f"{folder}: links to Megatron weights, which no stage starts from any more; delete "
+            f"{export_record}, and {EXPORTS}"
+        )
     for name, described in record["files"].items():
-        file, size = root / name, described["bytes"]
+        file, size = folder / name, described["bytes"]
         if not file.is_file():
             problem = "is missing"
         elif file.stat().st_size != size:

@@ -13,12 +13,11 @@ def main() -> None:
     parser = stage_parser("export", __doc__)
     parser.add_argument("--site", type=Path, help="the site, where a converter runs on its nodes")
     parser.add_argument("--log", type=Path, help="what the converter prints")
-    parser.add_argument("--as-it-is", action="store_true", help="do not convert: the next stage takes Megatron weights")
     arguments = parser.parse_args()
     stage = stage_of(arguments)
     site = load_site(arguments.site, stage.recipe) if arguments.site else None
     log = arguments.log.absolute() if arguments.log else None
-    backend_of(stage.settings.backend).export(stage, site, log, arguments.as_it_is)
+    backend_of(stage.settings.backend).export(stage, site, log)
 
 
 if __name__ == "__main__":

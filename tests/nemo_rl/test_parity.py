@@ -13,8 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from scripts.backends.nemo_rl import runtime
-from scripts.backends.nemo_rl.export import convert
-from scripts.backends.nemo_rl.megatron_python import WORKER
+from scripts.backends.nemo_rl.export import WORKER, convert
 from scripts.recipe.load import load_recipe, load_site
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.rundir import newest_checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from scripts.backends.nemo_rl.megatron_python import WORKER
+from scripts.backends.nemo_rl.export import WORKER
 from scripts.stage.attempts import read_attempts
 from scripts.stage.progress import read_log
 from tests.conftest import Workflow

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from scripts.backends.nemo_rl.megatron_python import WORKER
+from scripts.backends.nemo_rl.export import WORKER
 from tests.conftest import Workflow
 from tests.nemo_rl.loops import CPU, LEFT_OUT, rows_of, write_gym, write_model
 from tests.slurm.cluster import Cluster

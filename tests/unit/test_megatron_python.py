@@ -1,14 +1,11 @@
-"""Which Python converts: chosen in the container by a real shell, and looked for in an image by the real unsquashfs."""
+"""Which Python converts: chosen in the container by a real shell."""
 
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER, has_megatron, with_megatron
+from scripts.backends.nemo_rl.export import WORKER, with_megatron
 
 AWKWARD = ["-c", "import sys; print(sys.argv[1:])", "a b", "$HOME", "'; exit 7 #"]
 
@@ -49,24 +46,3 @@ def test_where_neither_is_one_line_says_so(tmp_path):
         f"error: this image has neither {tmp_path}/{WORKER} nor uv, so no Python with Megatron; build it with "
         "nemo_rl/utils/prefetch_venvs.py, as upstream's Dockerfile does\n"
     )
-
-
-@pytest.mark.skipif(not shutil.which("mksquashfs") or not shutil.which("unsquashfs"), reason="no squashfs-tools here")
-def test_an_image_is_looked_into_where_that_is_possible(tmp_path):
-    def image(name: str, actor: str) -> str:
-        folder = tmp_path / name / VENVS.lstrip("/") / actor / "bin"
-        folder.mkdir(parents=True)
-        (folder / "python").symlink_to("/root/.local/share/uv/python/bin/python")
-        subprocess.run(["mksquashfs", tmp_path / name, tmp_path / f"{name}.sqsh", "-quiet", "-no-progress"], check=True)
-        return str(tmp_path / f"{name}.sqsh")
-
-    assert has_megatron(image("whole", WORKER)) is True
-    assert has_megatron(image("other", "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker")) is False
-    (tmp_path / "broken.sqsh").write_bytes(os.urandom(200))
-    assert has_megatron(str(tmp_path / "broken.sqsh")) is None
-    assert has_megatron("nvcr.io/nvidia/nemo-rl:v0.7.0") is None
-
-
-def test_without_unsquashfs_nothing_is_claimed_of_an_image(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert has_megatron(str(tmp_path / "any.sqsh")) is None

@@ -155,11 +155,13 @@ def test_stages_of_both_backends_are_scored_where_the_recipe_names_them(tmp_path
         recipe_with(tmp_path, evaluation={"max_new_tokens": 8, "stages": ["rll"]})
 
 
-def test_what_only_one_backend_leaves_is_not_asked_of_the_other(tmp_path):
-    with pytest.raises(UserError, match=r"stages.rl.pretrained_checkpoint: sft .*leaves no checkpoint of Megatron"):
+def test_a_start_from_megatrons_weights_is_refused_with_what_to_do_instead(tmp_path):
+    with pytest.raises(
+        UserError, match=r"stages.rl.pretrained_checkpoint: is gone: leave it out; the stage starts from"
+    ):
         recipe_with(tmp_path, {"rl": {"pretrained_checkpoint": True}})
     model = {"name": "/models/hf", "megatron": {"path": "/models/megatron"}}
-    with pytest.raises(UserError, match=r"model.megatron: backend trl starts from the weights of model.name"):
+    with pytest.raises(UserError, match=r"Model.megatron: is gone: convert the checkpoint to Hugging Face's format"):
         recipe_with(tmp_path, model=model)
 
 

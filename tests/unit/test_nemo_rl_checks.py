@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import site as site_checks
 from scripts.backends.nemo_rl.checks.caches import STALE_SECONDS
@@ -24,13 +22,11 @@ from scripts.backends.nemo_rl.checks.lora import check_adapters
 from scripts.backends.nemo_rl.checks.recipe import GYM
 from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.command import hydra_overrides
-from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.backends.protocol import Finding
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.stage.stage import Stage
@@ -86,13 +82,6 @@ class World:
         """With a config of the model."""
         (self.root / "model/config.json").write_text(json.dumps(values))
         return self
-
-    def megatron(self, path: str, *files: str) -> "World":
-        """With Megatron's weights besides the model's folder, which gets these files more."""
-        for file in files:
-            (self.root / "model" / file).touch()
-        model = self.recipe.model.model_copy(update={"megatron": MegatronCheckpoint(path=path)})
-        return replace(self, recipe=self.recipe.model_copy(update={"model": model}))
 
     def gym(self, name: str, *agents: str) -> "World":
         """With one of Gym's files more in the checkout, which the stage's config names, and its agents."""
@@ -283,19 +272,6 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "equal",
         True,
     ),
-    "no Megatron weights": (
-        lambda world: world.megatron(f"{world.root}/sft", "model.safetensors"),
-        12,
-        "model.megatron: {root}/sft: has no run_config.yaml; name the folder of one iteration, or the one above it with "
-        "its latest_checkpointed_iteration.txt, and the format that it has (megatron_bridge or megatron_lm)",
-        True,
-    ),
-    "nothing to lay an export out like": (
-        lambda world: world.megatron(f"{world.root}/model", "run_config.yaml"),
-        12,
-        "{root}/model: no *.safetensors there, like which the converter lays out an export",
-        False,
-    ),
     "environments without rows": (
         lambda world: (
             world.gym("math", "math_agent").gym("mcqa", "mcqa_agent", "mcqa_other").rows(51_200, math_agent=51_200)
@@ -427,48 +403,6 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "policy.dtensor_cfg.lora_cfg.enabled is on, but that is not what trains; say it in policy.megatron_cfg.peft",
         True,
     ),
-    "adapters over Megatron's weights": (
-        lambda world: with_peft(world.megatron(f"{world.root}/model", "run_config.yaml", "model.safetensors")),
-        15,
-        "policy.megatron_cfg.peft.enabled is on and it starts from Megatron's weights, but adapters are merged into those "
-        "of Hugging Face's format; start from these",
-        True,
-    ),
-    "the weights of a parent that has adapters alone": (
-        lambda world: (
-            world.stage(policy={"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}})
-            .of("rlvr2")
-            .stage(pretrained_checkpoint=True)
-        ),
-        15,
-        "pretrained_checkpoint: rlvr1 leaves adapters, no model; leave it out",
-        True,
-    ),
-    "adapters in DTensor's first version": (
-        lambda world: with_lora(world, _v2=False),
-        76,
-        "policy.dtensor_cfg.lora_cfg.enabled is on, which DTensor's first version refuses; set _v2 to true",
-        True,
-    ),
-    "adapters' kernels with tensor parallelism": (
-        lambda world: with_lora(world, tensor_parallel_size=2, lora_cfg={"use_triton": True}),
-        76,
-        "policy.dtensor_cfg.lora_cfg.use_triton is on, which tensor_parallel_size 2 refuses",
-        True,
-    ),
-    "adapters' layers said in two ways": (
-        lambda world: with_lora(world, lora_cfg={"match_all_linear": True, "exclude_modules": ["lm_head"]}),
-        76,
-        "policy.dtensor_cfg.lora_cfg: exclude_modules and match_all_linear exclude each other, and it refuses them; say one",
-        True,
-    ),
-    "adapters in some layers of Megatron's": (
-        lambda world: with_peft(world, target_modules=["*.layers.0.*.linear_qkv"]),
-        76,
-        "policy.megatron_cfg.peft: *.layers.0.*.linear_qkv is for some layers, whose numbers the converter "
-        "leaves out; the export would be refused",
-        True,
-    ),
     "adapters over a tied head": (
         lambda world: with_lora(world.configured(tie_word_embeddings=True), lora_cfg={"match_all_linear": True}),
         76,
@@ -482,13 +416,6 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "policy.megatron_cfg.peft lays adapters over output_layer, which is {root}/model's embedding too: merged they "
         "would change what it reads, and vLLM leaves them out; say exclude_modules: ['output_layer']",
         True,
-    ),
-    "adapters over what Mamba's kernel passes by": (
-        lambda world: with_lora(world.configured(model_type="nemotron_h")),
-        76,
-        "policy.dtensor_cfg.lora_cfg lays adapters over out_proj, which Mamba's kernel passes by; say exclude_modules: "
-        "['*out_proj*'] with match_all_linear: false",
-        False,
     ),
     "a mount under another name": (
         lambda world: world.on(environment={"HF_HOME": "/hub"}, mounts=[*world.site.mounts, "/hub:/models"]),
@@ -731,29 +658,6 @@ def test_adapters_need_a_release_that_converts_and_merges_them(world):
     for name, wanted in says.items():
         found = list(check_adapters(replace(context, release=release_of(name))))
         assert found == [Finding("rlvr1", 15, line) for line in wanted]
-
-
-@pytest.mark.skipif(not shutil.which("mksquashfs") or not shutil.which("unsquashfs"), reason="no squashfs-tools here")
-@pytest.mark.parametrize("whole", [True, False])
-def test_the_doctor_tells_which_python_will_convert_and_what_an_image_lacks_for_it(world, whole):
-    image = world.root / "of the release.sqsh"
-    folder = world.root / "rootfs" / VENVS.lstrip("/") / (WORKER if whole else "another") / "bin"
-    folder.mkdir(parents=True)
-    (folder / "python").touch()
-    subprocess.run(["mksquashfs", world.root / "rootfs", image, "-quiet", "-no-progress"], check=True)
-    with image.open("r+b") as file:
-        file.truncate(LEAST_IMAGE_BYTES)
-    here = world.nemo_rl(images=world.site.nemo_rl.images | {"train": str(image)})
-    uv = "uv builds the environment of the converter, for which compute nodes need a network"
-    lacking = Finding("rlvr1", 15, f"{image}: has no {VENVS}/{WORKER}; {uv}", stops=False)
-    assert here.found() == ([] if whole else [lacking])
-    assert BACKEND.notes(here.recipe, here.site, here.root) == (
-        [f"{image}: its {VENVS}/{WORKER} converts checkpoints"] if whole else []
-    )
-    sparse = f"{world.root}/train.sqsh"
-    assert BACKEND.notes(world.recipe, world.site, world.root) == [
-        f"{sparse}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {uv}"
-    ]
 
 
 def test_every_trap_that_is_looked_for_has_such_a_value():

@@ -10,7 +10,7 @@ import pytest
 
 from scripts.backends.nemo_rl import export as nemo_rl_export
 from scripts.backends.nemo_rl import runtime as nemo_rl_runtime
-from scripts.backends.nemo_rl.megatron_python import WORKER, with_megatron
+from scripts.backends.nemo_rl.export import WORKER, with_megatron
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError
 from scripts.files import read_json, write_json

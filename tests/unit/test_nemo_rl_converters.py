@@ -18,7 +18,7 @@ import yaml
 from scripts.backends.nemo_rl import export as nemo_rl_export
 from scripts.backends.nemo_rl import runtime as nemo_rl_runtime
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
-from scripts.backends.nemo_rl.megatron_python import WORKER, with_megatron
+from scripts.backends.nemo_rl.export import WORKER, with_megatron
 from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.files import read_json, write_json

@@ -1,22 +1,15 @@
 """Exports of NeMo-RL's checkpoints: the converter's command line, and the checkpoint handed on as it is."""
 
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl.command import hydra_overrides
-from scripts.backends.nemo_rl.export import adapter_command, converter_command, link, linked_weights, trains_adapters
-from scripts.backends.nemo_rl.megatron_python import with_megatron
+from scripts.backends.nemo_rl.export import adapter_command, converter_command, trains_adapters, with_megatron
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
-from scripts.stage.stage import Stage
 from tests.conftest import ROOT
-from tests.stages import checkpoint_record
-from tests.unit.test_nemo_rl_command import launch
 
 RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
 
@@ -86,44 +79,3 @@ def test_megatrons_adapters_are_converted_with_the_model_that_they_were_trained_
     )
     with pytest.raises(UserError, match=r"v0.6.0 has no converter of Megatron's adapters"):
         adapter_command(release_of("v0.6.0"), checkpoint, Path("/out"))
-
-
-def test_a_checkpoint_is_handed_on_as_it_is_and_the_next_stage_starts_from_it(checkpoint, tmp_path):
-    model, stage = tmp_path / "model", tmp_path / "rlvr1"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_text("weights of the first model")
-    recipe = RECIPE.model_copy(update={"model": RECIPE.model.model_copy(update={"name": str(model)})})
-    (stage / "ckpt").mkdir()
-    (stage / "ckpt/weights").symlink_to("../run/checkpoints/step_4")
-    record = checkpoint_record("rlvr1", 4, files={"config.yaml": 1}, identity="i")
-    (stage / "ckpt/record.json").write_text(json.dumps(record))
-    (checkpoint / "policy/weights/iter_0000000").rename(checkpoint / "policy/weights/model")
-    with pytest.raises(UserError, match="no weights of Megatron, which pretrained_checkpoint takes"):
-        link(Stage(recipe, tmp_path, "rlvr1"))
-    assert not (stage / "hf").exists()
-    (checkpoint / "policy/weights/model").rename(checkpoint / "policy/weights/iter_0000000")
-    trained = (checkpoint / "config.yaml").read_text()
-    peft = {"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}}
-    (checkpoint / "config.yaml").write_text(yaml.safe_dump({"policy": peft}))
-    with pytest.raises(UserError, match="holds adapters alone, no model; leave pretrained_checkpoint out"):
-        link(Stage(recipe, tmp_path, "rlvr1"))
-    (checkpoint / "config.yaml").write_text(trained)
-    link(Stage(recipe, tmp_path, "rlvr1"))
-    folder = (stage / "hf/model").resolve()
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "megatron"]
-    assert (folder / "megatron").resolve() == checkpoint / "policy/weights"
-    told = json.loads((stage / "hf/record.json").read_text())
-    assert (told["identity"], told["content"]) == ("i", folder.name)
-    overrides = hydra_overrides(replace(launch(), pretrained=linked_weights(folder)))
-    assert f"++checkpointing.pretrained_checkpoint.path={checkpoint}/policy/weights" in overrides
-
-
-def test_a_release_that_cannot_start_from_a_checkpoint_says_so(tmp_path):
-    text = (ROOT / "config/recipes/super3-b200.yaml").read_text()
-    recipe = tmp_path / "b200.yaml"
-    recipe.write_text(
-        text.replace("    backend: nemo_rl\n", "    backend: nemo_rl\n    pretrained_checkpoint: true\n", 1)
-    )
-    with pytest.raises(UserError, match=r"pretrained_checkpoint: super-v3 starts from exports only; leave it out"):
-        load_recipe(recipe)

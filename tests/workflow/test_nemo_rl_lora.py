@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="envs/trl.txt 
 
 from scripts.backends.nemo_rl import export as nemo_rl_export  # noqa: E402
 from scripts.backends.nemo_rl import runtime as nemo_rl_runtime  # noqa: E402
-from scripts.backends.nemo_rl.megatron_python import WORKER  # noqa: E402
+from scripts.backends.nemo_rl.export import WORKER  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.files import read_json, write_json  # noqa: E402
 from scripts.recipe.load import load_recipe, load_site  # noqa: E402

@@ -11,14 +11,13 @@ from jinja2 import TemplateError
 
 from scripts.backends.nemo_rl.checkpoints import seal_finished
 from scripts.backends.nemo_rl.checks import findings
-from scripts.backends.nemo_rl.checks.site import conversion
 from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
-from scripts.backends.nemo_rl.export import convert, link, template_text
+from scripts.backends.nemo_rl.export import convert, template_text
 from scripts.backends.nemo_rl.parameters import parameters_of
 from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import Runtime, runtime_of, stages_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
@@ -137,12 +136,9 @@ class NemoRl(Backend):
             "sha256": made_from.get("sha256"),
         }
 
-    def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
-        """Convert the checkpoint by the release's own converter, or link to it as it is."""
-        if as_it_is:
-            link(stage)
-        else:
-            convert(stage, site, log)
+    def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
+        """Convert the checkpoint by the release's converter."""
+        convert(stage, site, log)
 
     def command_text(self, stage: Stage, site: Site) -> str:
         """The variables that ray.sub would get, and the driver's command."""
@@ -153,14 +149,6 @@ class NemoRl(Backend):
         variables = cluster_environment(launch, stage.paths.logs.absolute())
         command = variables.pop("COMMAND")
         return "\n".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "", command])
-
-    def notes(self, recipe: Recipe, site: Site, results: Path) -> list[str]:
-        """By which Python the checkpoints are converted, a line an image."""
-        if site.nemo_rl is None:
-            return []
-        stages = stages_of(recipe)
-        lines = [conversion(runtime_of(recipe, name, site)) for name in recipe.stage_order() if name in stages]
-        return [line for line in dict.fromkeys(lines) if line is not None]
 
     def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
         """Return heading and rows of what the stages are trained with; stages alike share a column."""

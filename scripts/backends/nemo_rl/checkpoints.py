@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from scripts.backends.nemo_rl.megatron import TRACKER, missing_file
 from scripts.errors import UserError
 from scripts.files import sha256_file, write_json
 from scripts.records import Files, read_record
@@ -20,6 +19,12 @@ from scripts.stage.rundir import FILES, Checkpoint, checkpoints, step_of
 SMALL_BYTES = 1 << 20
 WEIGHTS = "policy/weights/"
 MEGATRON = Path("policy/weights/iter_0000000")
+TRACKER = "latest_checkpointed_iteration.txt"
+
+
+def missing_file(iteration: Path) -> str | None:
+    """Return the name of a file that a half-written iteration of Megatron Bridge lacks; None for a whole one."""
+    return next((name for name in ("run_config.yaml", "metadata.json") if not (iteration / name).is_file()), None)
 
 
 def reason_unfinished(path: Path) -> str | None:

@@ -12,8 +12,6 @@ from typing import Any
 
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.training import MegatronWeights
-from scripts.recipe.model import MegatronCheckpoint
 from scripts.recipe.stage import Checkpointing
 from scripts.recipe.tokenizer import OWN
 
@@ -48,7 +46,6 @@ class Launch:
     max_num_steps: int
     seed: int | None = None
     save_by: float | None = None
-    pretrained: MegatronCheckpoint | MegatronWeights | None = None
     schedule_steps: int | None = None
 
 
@@ -139,9 +136,6 @@ def _steps(launch: Launch) -> dict[str, Any]:
         steps[f"{scheduler}.lr_decay_iters"] = launch.schedule_steps
         steps[f"{scheduler}.override_opt_param_scheduler"] = False
         steps[f"{scheduler}.use_checkpoint_opt_param_scheduler"] = True
-    if launch.pretrained is not None:
-        steps["++checkpointing.pretrained_checkpoint.path"] = launch.pretrained.path
-        steps["++checkpointing.pretrained_checkpoint.format"] = launch.pretrained.format
     return steps
 
 

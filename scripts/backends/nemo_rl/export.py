@@ -6,7 +6,6 @@ runs in the Slurm job around this process and as the driver did: in its containe
 
 import json
 import math
-import os
 import secrets
 import shutil
 import sys
@@ -16,13 +15,11 @@ from typing import Any
 import yaml
 
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
-from scripts.backends.nemo_rl.megatron_python import with_megatron
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
 from scripts.errors import UserError
-from scripts.files import describe_files, replace_directory
+from scripts.files import describe_files
 from scripts.model.hugging_face import PATTERNS, check_model
-from scripts.recipe.model import MegatronCheckpoint, PretrainedModel
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, read_record
@@ -35,8 +32,30 @@ PICKLED = "pytorch_model.bin"
 TO_SAFETENSORS = Path(__file__).with_name("safetensors.py")
 MERGE = installation() / "scripts/model/merge.py"
 ADAPTER = "policy/weights/model"
-"""Where DTensor's second version leaves adapters, in peft's format."""
-LINK = "megatron"
+"""Where DTensor v2 leaves adapters, in peft's format."""
+VENVS = "/opt/ray_venvs"
+WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
+MEGATRON_PYTHON = f"""\
+venv="${{NEMO_RL_VENV_DIR:-{VENVS}}}/{WORKER}"
+if [ -x "$venv/bin/python" ]; then
+  export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
+  exec "$venv/bin/python" "$@"
+elif command -v uv > /dev/null; then
+  echo "$venv is not in this image, so uv builds it, for which it needs a network" >&2
+  exec uv run --extra mcore python "$@"
+fi
+echo "error: this image has neither $venv nor uv, so no Python with Megatron; \
+build it with nemo_rl/utils/prefetch_venvs.py, as upstream's Dockerfile does" >&2
+exit 1
+"""
+
+
+def with_megatron(arguments: list[str]) -> list[str]:
+    """Return the container's command for Python with Megatron, which the driver's Python lacks.
+
+    The images prefetch the environment of each Ray actor below NEMO_RL_VENV_DIR; an image without it has uv build one.
+    """
+    return ["bash", "-c", MEGATRON_PYTHON, "python", *arguments]
 
 
 def converter_command(release: Release, checkpoint: Path, output: Path, gpus: int) -> list[str]:
@@ -123,13 +142,6 @@ def complete(export: Path, model: Path) -> None:
             shutil.copyfile(path, export / path.name)
 
 
-def _model_of(stage: Stage) -> Path:
-    """The model whose tensors a stage trains: its parent's export, or the recipe's where that holds none."""
-    model, start = stage.recipe.model, stage.parent_export
-    is_from_parent = start is not None and (linked_weights(start) is None or not isinstance(model, PretrainedModel))
-    return start.absolute() if is_from_parent else Path(model.name)
-
-
 def convert(stage: Stage, site: Site, log: Path) -> None:
     """Make the stage's export hold ``record.json`` and ``model``, a link to the converted model beside it."""
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
@@ -145,7 +157,7 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
         if (incoming / PICKLED).exists():
             runtime.run(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]), log)
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
-        model = _model_of(stage)
+        model = stage.parent_export.absolute() if stage.parent_export else Path(stage.recipe.model.name)
         check_model(incoming, like=model if model.is_absolute() else None)
         _settle_template(stage, incoming)
         files = describe_files(incoming)
@@ -172,37 +184,3 @@ def _settle_template(stage: Stage, folder: Path) -> None:
     """Let an export have the chat template that its stage names."""
     if (text := template_text(stage.config.chat_template)) is not None:
         write_template(folder, text)
-
-
-def linked_weights(model: Path) -> MegatronCheckpoint | None:
-    """The checkpoint that an export merely links to; None: the export holds its own weights."""
-    weights = model / LINK
-    return MegatronCheckpoint.model_construct(path=str(weights.resolve())) if weights.exists() else None
-
-
-def link(stage: Stage) -> None:
-    """Export the checkpoint as it is: config and tokenizer of the recipe's model, a link to the weights.
-
-    NeMo-RL takes the weights from there (checkpointing.pretrained_checkpoint), and all else from the folder.
-    """
-    ckpt, hf, model = stage.paths.ckpt, stage.paths.export_record.parent, _model_of(stage)
-    if not (model / "config.json").is_file():
-        raise UserError(
-            f"{model}: no config.json there; with pretrained_checkpoint the recipe's model must be a folder"
-        )
-    if not (ckpt / "weights" / MEGATRON).exists():
-        raise UserError(
-            f"{ckpt}: no weights of Megatron, which pretrained_checkpoint takes; leave it out of the recipe"
-        )
-    if trains_adapters(_policy(ckpt / "weights")):
-        raise UserError(f"{ckpt}: holds adapters alone, no model; leave pretrained_checkpoint out of the recipe")
-    record = read_record(stage.paths.record, CheckpointRecord)
-    target = hf.parent / "exports" / export_name(record["files"])
-    with replace_directory(target) as fresh:
-        for path in sorted(model.iterdir()):
-            if path.is_file() and path.suffix != ".safetensors":
-                shutil.copyfile(path, fresh / path.name)
-        _settle_template(stage, fresh)
-        weights = (ckpt / "weights").resolve() / "policy/weights"
-        (fresh / LINK).symlink_to(os.path.relpath(weights, target.absolute()))
-    publish_export(record, record["files"], hf)

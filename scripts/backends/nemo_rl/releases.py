@@ -11,7 +11,6 @@ from scripts.recipe.strict import Strict, nearest
 from scripts.recipe.yaml_file import installation, read_yaml, validate
 
 Ability = Literal[
-    "pretrained_checkpoint",
     "judges_within_num_nodes",
     "skip_prefetched_venvs",
     "gym_compares",

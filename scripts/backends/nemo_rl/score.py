@@ -15,7 +15,6 @@ from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.recipe import check_parallelism
 from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import Launch
-from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.trajectories import RewardedRollout, RolloutTask, answers_of, read_trajectories
@@ -107,7 +106,6 @@ def scoring_launch(
         logs=folder / "run",
         max_num_steps=1,
         seed=recipe.seed_of(name),
-        pretrained=linked_weights(model),
     )
 
 

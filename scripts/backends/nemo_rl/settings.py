@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from scripts.backends.nemo_rl.megatron import content_of, iteration_of
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
@@ -37,9 +36,13 @@ class NemoRlCluster(Strict):
 class NemoRlSettings(StageSettings, NemoRlTraining):
     """A stage that NeMo-RL trains."""
 
+    gone: ClassVar[dict[str, str]] = {
+        "pretrained_checkpoint": "leave it out; the stage starts from its parent's export in Hugging Face's format"
+    }
+
     config_model: ClassVar[type[TrainingConfig]] = NemoRlConfig
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {
-        *("cluster", "image", "launcher", "logger", "pretrained_checkpoint"),
+        *("cluster", "image", "launcher", "logger"),
     }
     default_seed: ClassVar[int | None] = None
     is_converted: ClassVar[bool] = True
@@ -49,9 +52,6 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     image: str = Field("train", description="The container, by its name in the release or the site.")
     cluster: NemoRlCluster
     logger: dict[str, Any] = Field({})
-    pretrained_checkpoint: bool = Field(
-        False, description="Take the parent's weights from its checkpoint, not from an export, where the release can."
-    )
     launcher: str | None = Field(
         None, description="A launcher of upstream's by its name in the release: the driver gets its variables."
     )
@@ -75,13 +75,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return values
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
-        """The model's name and revision, and which Megatron weights are taken instead of its own."""
-        model = recipe.model.model_dump(mode="json", include={"name", "revision"})
-        if (megatron := recipe.model.megatron) is not None:
-            folder = iteration_of(megatron)
-            content = content_of(folder)
-            model["megatron"] = {"path": str(folder), "format": megatron.format, "content": content}
-        return model
+        """Return the model's name and revision."""
+        return recipe.model.model_dump(mode="json", include={"name", "revision"})
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """PydanticCustomError where the recipe names no release, or its model or the stage's blend do not fit."""
@@ -96,33 +91,11 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
         """The stage asking for the nodes of its cluster; UserError for what the release would not take."""
         release = release_of(recipe.release)
-        able = "pretrained_checkpoint" in release.can
-        if self.pretrained_checkpoint and not able:
-            at = key("stages", name, "pretrained_checkpoint")
-            raise UserError(f"{at}: {recipe.release} starts from exports only; leave it out")
-        parent = recipe.settings_of(self.parent) if self.parent else None
-        if self.pretrained_checkpoint and parent and not isinstance(parent, NemoRlSettings):
-            at = key("stages", name, "pretrained_checkpoint")
-            raise UserError(
-                f"{at}: {self.parent} is not NeMo-RL's, so it leaves no checkpoint of Megatron; leave it out"
-            )
         if self.launcher is not None and self.launcher not in release.launchers:
             known = nearest(self.launcher, release.launchers)
             raise UserError(
                 f"{key('stages', name, 'launcher')}: {recipe.release} has no launcher {self.launcher}{known}"
             )
-        if self.parent is None and recipe.model.megatron is not None:
-            if not able:
-                raise UserError(
-                    f"{key('model', 'megatron')}: {recipe.release} starts from Hugging Face's format only; convert the "
-                    "checkpoint (docs/nemo_rl.md says how) and name the result in model.name, or name a release that "
-                    "can"
-                )
-            if "megatron_cfg" not in self.policy:
-                raise UserError(
-                    f"{key('model', 'megatron')}: stage {name} does not train by Megatron (its policy says no "
-                    "megatron_cfg), so it would take the weights of model.name; leave megatron out"
-                )
         return self.on_its_nodes(release)
 
     def on_its_nodes(self, release: Release) -> Self:

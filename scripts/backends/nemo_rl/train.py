@@ -13,7 +13,6 @@ from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeate
 from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch
 from scripts.backends.nemo_rl.demonstrations import write_rows
-from scripts.backends.nemo_rl.export import linked_weights
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import data_ended
 from scripts.backends.nemo_rl.reach import note_sealed, note_standstill, reach_of
@@ -82,7 +81,6 @@ def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
         schedule_steps=_schedule_steps(job),
         seed=job.config.seed,
         save_by=save_by,
-        pretrained=linked_weights(parent) if parent else model.megatron,
     )
 
 

@@ -150,20 +150,11 @@ class NemoRlTraining(Training):
         return self
 
 
-class MegatronWeights(Strict):
-    """The Megatron checkpoint that a first stage takes its weights from: one iteration's folder, and what is in it."""
-
-    path: str
-    format: Literal["megatron_bridge", "megatron_lm"]
-    content: str
-
-
 class FirstModel(Strict):
     """The model that a stage without a parent starts from."""
 
     name: str
     revision: str | None = None
-    megatron: MegatronWeights | None = None
 
 
 class NemoRlConfig(TrainingConfig, NemoRlTraining):

@@ -3,10 +3,8 @@
 A checkout is a folder with the release's files. Nothing of NeMo-RL is imported or run.
 """
 
-import argparse
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,7 @@ from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, 
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.runtime import Runtime, stages_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
-from scripts.errors import UserError, run_program
-from scripts.recipe.load import load_recipe
+from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.settings import leaves, merge
 from scripts.recipe.site import NemoRlSite, Site, Slurm
@@ -34,16 +31,6 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
 )
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A setting of a stage that is not what the release's config says; `theirs` is ABSENT where it says nothing."""
-
-    stage: str
-    key: str
-    ours: Any
-    theirs: Any
 
 
 def load_upstream(path: Path) -> dict[str, Any]:
@@ -147,18 +134,6 @@ def _all_keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _all_keys(value, f"{prefix}{key}.")
 
 
-def differences(recipe: Recipe, checkout: Path) -> list[Difference]:
-    """Every setting that the release's config has otherwise or not at all, stages in the recipe's order."""
-    release, found = release_of(recipe.release), []
-    for name, stage in stages_of(recipe).items():
-        config = load_upstream(checkout / stage.config)
-        for key, value in stated(stage, release).items():
-            theirs = value_of(config, key)
-            if theirs != value:
-                found.append(Difference(name, key, value, theirs))
-    return found
-
-
 def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
     """What a recipe says of a stage, by NeMo-RL's keys."""
     ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
@@ -184,25 +159,3 @@ def value_of(config: dict[str, Any], key: str) -> Any:
         node = node[part]
     reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
     return value_of(config, reference[1]) if reference else node
-
-
-def main() -> int:
-    """Command line: says both of a recipe; status 1 when the release lacks something."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.backends.nemo_rl.upstream", description=__doc__)
-    parser.add_argument("recipe", type=Path)
-    parser.add_argument("checkout", type=Path, help="folder with the files of the release that the recipe names")
-    arguments = parser.parse_args()
-    recipe = load_recipe(arguments.recipe)
-    if recipe.release is None:
-        raise UserError(f"{arguments.recipe}: names no NeMo-RL release to set it beside")
-    unknown = unknown_keys(recipe, arguments.checkout, str(arguments.recipe))
-    for line in unknown:
-        print(line)
-    if not unknown:
-        for found in differences(recipe, arguments.checkout):
-            print(f"stages.{found.stage}.{found.key}: {found.ours}; {recipe.release}: {found.theirs}")
-    return 1 if unknown else 0
-
-
-if __name__ == "__main__":
-    run_program(main)

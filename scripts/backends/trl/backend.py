@@ -67,7 +67,7 @@ class Trl(Backend):
             found.append(Finding(stage.name, 35, f"{says}, so these would stand idle; make it cuda", stops=False))
         return found
 
-    def export(self, stage: Stage, site: Site | None, log: Path | None, as_it_is: bool) -> None:
+    def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
         """Export the published checkpoint; adapters are merged into what they lie over.
 
         What descends from a pretrained model keeps its config, tokenizer and generation settings, but for the chat

@@ -72,8 +72,6 @@ class TrlSettings(StageSettings):
         if self.needs_export and not self.starts_from_export(recipe):
             advice = "give it a parent, or make the recipe's model a pretrained one"
             raise invalid(f"{self.needs_export}; {advice}", f"stages.{name}")
-        if self.parent is None and getattr(recipe.model, "megatron", None):
-            raise invalid("backend trl starts from the weights of model.name; leave it out", "model.megatron")
         if recipe.blends[self.blend].format != "jsonl":
             raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.megatron import missing_file
 from scripts.backends.protocol import Finding
 
 STALE_SECONDS = 3 * 3600  # a file of a model is fetched within minutes

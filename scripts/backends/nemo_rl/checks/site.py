@@ -6,9 +6,6 @@ from pathlib import Path
 
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.lora import has_adapters
-from scripts.backends.nemo_rl.megatron import iteration_of
-from scripts.backends.nemo_rl.megatron_python import VENVS, WORKER, has_megatron
-from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import unknown_keys
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
@@ -17,7 +14,6 @@ from scripts.stage.provenance import git
 IMAGE_FOLDERS = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
 SAVE_FORMAT_KEY = "checkpointing.model_save_format"
-UV_BUILDS_IT = "uv builds the environment of the converter, for which compute nodes need a network"
 
 
 def check_conversion(context: StageContext) -> Iterator[Finding]:
@@ -30,16 +26,6 @@ def check_conversion(context: StageContext) -> Iterator[Finding]:
             "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
             f'"++{SAVE_FORMAT_KEY}=torch_save" to its overrides',
         )
-    if has_megatron(context.image) is False:
-        yield context.warning(15, f"{context.image}: has no {VENVS}/{WORKER}; {UV_BUILDS_IT}")
-
-
-def conversion(runtime: Runtime) -> str | None:
-    """By which Python its checkpoints are converted, as far as that can be told; None: a finding tells it."""
-    found = has_megatron(runtime.image)
-    if found is None:
-        return f"{runtime.image}: cannot be looked into from here; if it has no {VENVS}/{WORKER}, {UV_BUILDS_IT}"
-    return f"{runtime.image}: its {VENVS}/{WORKER} converts checkpoints" if found else None
 
 
 def check_model(context: StageContext) -> Iterator[Finding]:
@@ -58,14 +44,6 @@ def check_model(context: StageContext) -> Iterator[Finding]:
         yield context.error(
             12, f"{model.name}: no config.json there; the first stage starts from a Hugging Face folder"
         )
-    if model.megatron is None:
-        return
-    try:
-        iteration_of(model.megatron)
-    except UserError as error:
-        yield context.error(12, str(error))
-    if model.name.startswith("/") and not any(Path(model.name).glob("*.safetensors")):
-        yield context.warning(12, f"{model.name}: no *.safetensors there, like which the converter lays out an export")
 
 
 def check_paths(context: StageContext) -> Iterator[Finding]:
@@ -81,8 +59,6 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
         model = context.stage.recipe.model
         if model.name.startswith("/"):
             wanted["the model"] = Path(model.name)
-        if model.megatron is not None:
-            wanted["model.megatron"] = Path(model.megatron.path)
     if context.settings.sif and nemo_rl.sif:
         wanted["nemo_rl.sif"] = Path(nemo_rl.sif)
     if "HF_HOME" in site.environment:
