@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from demo.synthesize import TABLE_SCHEMA  # noqa: E402
 from scripts.data.placeholders import TABLES  # noqa: E402
 from scripts.data.source_record import describe_file  # noqa: E402
-from scripts.data.synthesize import TABLE_SCHEMA  # noqa: E402
 from scripts.files import write_json  # noqa: E402
 
 HOLDOUT = 100

@@ -6,6 +6,8 @@ PUBLISHED = [path for name, blend in RECIPE.blends.items() for path in blend.pub
 PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.blends.items() if blend.is_composed]
 SYNTHESIZED = all(RECIPE.is_synthetic(blend) for blend in RECIPE.blends.values())
 WORKERS = "" if SYNTHESIZED else " --workers {threads}"
+IS_SYNTHETIC = any(RECIPE.is_synthetic(blend) for blend in RECIPE.blends.values())
+SOURCE_PROGRAM = "demo.synthesize" if IS_SYNTHETIC else "scripts.data.download"
 # What of a blend decides its files: an edit of anything else fetches and fills nothing again.
 DECIDES = ["format", "source", "file"]
 DECIDES_COMPOSED = ["kind", "environments", "format", "source", "file", "columns", "shuffle"]
@@ -43,7 +45,8 @@ rule source:
         program="synthesize" if SYNTHESIZED else "download",
         directory=subpath(output.record, parent=True),
     shell:
-        "python -m scripts.data.{params.program} --recipe {params.recipe:q} --output {params.directory:q}"
+        f"python -m {SOURCE_PROGRAM}"
+        + " --recipe {params.recipe:q} --output {params.directory:q}"
         + WORKERS
         + " 2> {log:q}"
 

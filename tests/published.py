@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from demo.synthesize import write_source
 from scripts.data.fill import fill_blend
 from scripts.data.source_record import origin_of
-from scripts.data.synthesize import write_source
 from scripts.evaluate.results import evaluation_record, write_rollouts
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe

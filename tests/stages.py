@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from demo.synthesize import write_source
 from scripts.backends.protocol import TrainingJob
 from scripts.data.fill import fill_blend
-from scripts.data.synthesize import write_source
 from scripts.files import sha256_file, write_json
 from scripts.recipe.expand import CheckpointOf
 from scripts.recipe.load import load_recipe

@@ -93,7 +93,7 @@ class Kind:
         )
 
 
-SELDOM = {"snakemake": 0.25, "data.synthesize": 0.5}
+SELDOM = {"snakemake": 0.25, "demo.synthesize": 0.5}
 KINDS = {
     "light": Kind("a training without torch, on this machine", light_recipe(6), aims=SELDOM | {"train.run": 0.9}),
     "trl": Kind("trl, on this machine", trl_recipe(), aims=SELDOM | {"train.run": 0.9}, seconds=(2, 12)),

@@ -36,7 +36,7 @@ VARYING = re.compile(r"\.[0-9a-f]{8}\.|[0-9a-f]{16,}|[\w-]+\.\d+\.json$|\d{4}-\d
 
 def program(words: Sequence[str]) -> str | None:
     """The name of a program, with its stage where it has one; None: nothing of a chain."""
-    if "-m" in words and (module := words[words.index("-m") + 1]).startswith("scripts."):
+    if "-m" in words and (module := words[words.index("-m") + 1]).startswith(("scripts.", "demo.")):
         stage = words[words.index("--stage") + 1] if "--stage" in words else ""
         return f"{module.removeprefix('scripts.')} {Path(stage).name}".strip()
     if any(word.endswith("default_worker.py") for word in words):

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +19,6 @@ from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.published import batches_of
 from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file
-from scripts.data.synthesize import write_source
 from scripts.errors import UserError, run_program
 from scripts.files import replace_directory, write_json
 from scripts.recipe.blend import IMAGE_FILES, Benchmark, Blend
@@ -43,12 +42,13 @@ class _PlaceholderRow(msgspec.Struct):
     placeholder: Any = msgspec.field(name=PLACEHOLDER.decode(), default=msgspec.UNSET)
 
 
-def fetch_source(recipe: Recipe, directory: Path, workers: int = 1) -> None:
-    """Make `directory` hold every blend, ``tables/`` and ``record.json`` (origin and content of all of it).
+def fetch_source(
+    recipe: Recipe, directory: Path, workers: int = 1, synthesize: Callable[[Recipe, Path], Any] | None = None
+) -> None:
+    """Make `directory` hold every blend, ``tables/`` and ``record.json``: origin and content of all files.
 
-    Blends of columns are composed, those of a synthetic source written. Only the tables that placeholder rows of these
-    blends name are fetched; ``tables/`` may be empty. A table comes from ``tables/`` in a blend's folder, or from the
-    hub.
+    Blends of columns are composed. `synthesize` writes the synthetic blends, and returns their record. Tables are
+    fetched if placeholder rows name them, from ``tables/`` in a blend's folder or from the hub.
     """
     repositories = {table.repository for table in TABLES.values()}
     for unknown in recipe.tables.keys() - repositories:
@@ -59,7 +59,9 @@ def fetch_source(recipe: Recipe, directory: Path, workers: int = 1) -> None:
     record: dict[str, Any] = {"blends": {}, "tables": {}, "files": {}}
     with replace_directory(directory) as fresh:
         if synthetic:
-            record = write_source(recipe.model_copy(update={"blends": synthetic}), fresh)
+            if synthesize is None:
+                raise UserError(f"blends.{next(iter(synthetic))}: synthetic; python -m demo.synthesize writes it")
+            record = synthesize(recipe.model_copy(update={"blends": synthetic}), fresh)
         (fresh / "tables").mkdir(exist_ok=True)
         fetcher = Fetcher(fresh)
         fetcher.fetch(

@@ -15,7 +15,7 @@ LINKED = (".jsonl",)
 
 
 class SyntheticSource(Strict):
-    """Blends written by scripts.data.synthesize, laid out as the published ones are on the hub."""
+    """Blends written by demo.synthesize, laid out as the published ones are on the hub."""
 
     kind: Literal["synthetic"]
     seed: int = Field(0, description="Another seed, another data set.")

@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from scripts.data.synthesize import FAMILIES, make_task
+from demo.synthesize import FAMILIES, make_task
 from scripts.recipe.environment import Environment
 
 Row = dict[str, Any]

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from demo.synthesize import write_source
 from scripts.data.fill import fill_blend
-from scripts.data.synthesize import write_source
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
 from scripts.rewards.registry import answers_of, contract_of

@@ -1,6 +1,7 @@
 """The rooms' arrows run one way, and the controller needs neither torch nor Ray."""
 
 import ast
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -90,6 +91,10 @@ def rooms_imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_imports_run_one_way(path):
     assert rooms_imported(path) <= MAY_IMPORT[module_name(path).split(".")[1]]
+
+
+def test_no_room_imports_the_demos_rows():
+    assert not [path for path in MODULES if re.search(r"^\s*(from|import) demo\b", path.read_text(), re.MULTILINE)]
 
 
 def test_no_two_rooms_may_import_each_other():

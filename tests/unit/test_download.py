@@ -19,10 +19,10 @@ import xxhash
 import yaml
 from huggingface_hub import constants, file_download
 
+from demo.synthesize import write_source
 from scripts.data import fetcher, hub
 from scripts.data.download import fetch_source, tables_named
 from scripts.data.placeholders import TABLES
-from scripts.data.synthesize import write_source
 from scripts.errors import UserError
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
@@ -650,7 +650,8 @@ def test_own_blends_stand_beside_synthetic_ones(served, tmp_path):
     text["blends"] |= {"own": own}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(text))
     recipe = load_recipe(tmp_path / "recipe.yaml")
-    fetch_source(recipe, tmp_path / "mixed")
+    assert ": synthetic; python -m demo.synthesize" in refusal(fetch_source, recipe, tmp_path / "mixed")
+    fetch_source(recipe, tmp_path / "mixed", synthesize=write_source)
     write_source(load_recipe(SHORT), tmp_path / "synthetic")
     mixed, synthetic = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("mixed", "synthetic"))
     assert synthetic["files"].items() <= mixed["files"].items() and mixed["blends"]["own"]["source"] == "org/data"

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from scripts.data.synthesize import FAMILIES, make_task
+from demo.synthesize import FAMILIES, make_task
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.judges import Judges, JudgeServer

@@ -286,7 +286,7 @@ def test_the_shipped_files_obey_their_schemas():
 
 
 def test_every_environment_of_the_recipe_room_is_known_and_all_but_gyms_three_have_a_verifier():
-    from scripts.data.tasks import FAMILIES
+    from demo.tasks import FAMILIES
     from scripts.rewards.registry import SPECS
 
     gyms = {Environment.CALENDAR, Environment.WORKPLACE, Environment.REASONING_GYM}

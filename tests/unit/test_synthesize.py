@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from demo.synthesize import is_held_out, write_source
+from demo.tasks import FAMILIES, TOOLS, make_task, spoil
 from scripts.data.fill import fill_blend
-from scripts.data.synthesize import is_held_out, write_source
-from scripts.data.tasks import FAMILIES, TOOLS, make_task, spoil
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe

@@ -18,9 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from demo.tasks import FAMILIES, Task, hallucinate, make_task, spoil
+from scripts.data.download import fetch_source
 from scripts.data.placeholders import TABLES
 from scripts.data.source_record import describe_file
-from scripts.data.tasks import FAMILIES, Task, hallucinate, make_task, spoil
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, write_json
 from scripts.recipe.blend import Blend
@@ -168,11 +169,16 @@ TABLE_SCHEMA = pa.schema(
 
 def main() -> None:
     """Command line of the synthesizer."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.synthesize", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m demo.synthesize", description=__doc__.split("\n")[0])
     parser.add_argument("--recipe", type=Path, required=True, help="recipe YAML whose blends to write")
     parser.add_argument("--output", type=Path, required=True, help="directory for the blends, tables/ and record.json")
+    parser.add_argument("--workers", type=int, default=1, help="processes, for blends of other sources")
     arguments = parser.parse_args()
-    write_source(load_recipe(arguments.recipe), arguments.output)
+    recipe = load_recipe(arguments.recipe)
+    if all(map(recipe.is_synthetic, recipe.blends.values())):
+        write_source(recipe, arguments.output)
+    else:
+        fetch_source(recipe, arguments.output, max(1, arguments.workers), write_source)
 
 
 if __name__ == "__main__":
