@@ -54,17 +54,11 @@ def mcqa(number: int) -> tuple[Row, str]:
     }, f"Let us see. {'word ' * 200}\\boxed{{{'CD'[number % 2]}}}"
 
 
-def structured_outputs(kind: str) -> Make:
-    """An object of four fields in a format."""
-
-    def make(number: int) -> tuple[Row, str]:
-        schema = {"type": "object", "properties": {f"field{place}": {"type": "integer"} for place in range(4)}}
-        values = {f"field{place}": number for place in range(4 - number % 2)}
-        lines = "\n".join(f"{name}: {value}" for name, value in values.items())
-        text = json.dumps(values) if kind == "json" else lines
-        return {"schema_type": kind, "schema_str": json.dumps(schema)}, text
-
-    return make
+def structured_outputs(number: int) -> tuple[Row, str]:
+    """An object of four fields, of which every other one lacks the last."""
+    schema = {"type": "object", "properties": {f"field{place}": {"type": "integer"} for place in range(4)}}
+    values = {f"field{place}": number for place in range(4 - number % 2)}
+    return {"schema_type": "json", "schema_str": json.dumps(schema)}, json.dumps(values)
 
 
 def instruction_following(number: int) -> tuple[Row, str]:
@@ -88,44 +82,6 @@ def code_gen(number: int) -> tuple[Row, str]:
     return row, f"```python\nn = int(input())\nprint(n * n{fault})\n```"
 
 
-def calendar(number: int) -> tuple[Row, str]:
-    """Six events."""
-    wanted = {"duration": 60, "min_time": "9:00", "max_time": "17:00", "constraint": "after 9am"}
-    events = [
-        {
-            "event_id": place,
-            "event_name": f"event {number}",
-            "start_time": f"{9 + place}:00",
-            "duration": 60 + number % 2,
-        }
-        for place in range(6)
-    ]
-    return {"exp_cal_state": {str(place): wanted for place in range(6)}}, f"Here: {json.dumps(events)}"
-
-
-def workplace(number: int) -> tuple[Row, str]:
-    """Two calls that change something, after a search."""
-    mail = {"recipient": "a@b.c", "subject": f"Subject {number}", "body": "See you there."}
-    status = {"customer_id": f"{number:08}", "field": "status", "new_value": "Won"}
-    expected = [("email_send_email", mail), ("customer_relationship_manager_update_customer", status)]
-    truth = [{"name": name, "arguments": json.dumps(given)} for name, given in expected]
-    made = [("email_search_emails", {"query": "subject"}), *expected][: 2 + number % 2]
-    row = {"ground_truth": truth, "id": number, "category": "x", "environment_name": "x"}
-    return row, "".join(call(name, **given) for name, given in made)
-
-
-def reasoning_gym(number: int) -> tuple[Row, str]:
-    """A sum."""
-    row = {"question": "?", "answer": str(number), "metadata": {"source_dataset": "chain_sum"}}
-    return row, f"<answer>{number + number % 2}</answer>"
-
-
-def string_match(number: int) -> tuple[Row, str]:
-    """A number in a box, written otherwise."""
-    row = {"expected_answer": f"{number}", "extraction_mode": "boxed"}
-    return row, rf"\boxed{{\text{{{number * (1 + number % 2)}.0}}}}"
-
-
 def tool_use(number: int) -> tuple[Row, str]:
     """One call with a sentence and a number."""
     arguments = {"query": f"find the red cat number {number}", "limit": number}
@@ -138,19 +94,15 @@ def genrm(number: int) -> tuple[Row, str]:
     return {"reference": f"Good day, number {number}."}, f"Good day, number {number + number % 2}."
 
 
+CONFINED = (Environment.MATH, Environment.CODE_GEN)
 BENCHES: list[tuple[str, Environment, Make, str | None]] = [
     ("", Environment.MATH, math, "math_with_judge"),
     ("", Environment.MCQA, mcqa, "mcqa"),
-    ("json", Environment.STRUCTURED_OUTPUTS, structured_outputs("json"), "structured_outputs/structured_outputs_json"),
-    ("yaml", Environment.STRUCTURED_OUTPUTS, structured_outputs("yaml"), "structured_outputs/structured_outputs_json"),
+    ("", Environment.STRUCTURED_OUTPUTS, structured_outputs, "structured_outputs/structured_outputs_json"),
     ("", Environment.INSTRUCTION_FOLLOWING, instruction_following, None),
     ("programs of 10 tests", Environment.CODE_GEN, code_gen, "code_gen"),
-    ("", Environment.CALENDAR, calendar, "calendar"),
-    ("", Environment.WORKPLACE, workplace, "workplace_assistant"),
-    ("", Environment.REASONING_GYM, reasoning_gym, "reasoning_gym"),
-    ("", Environment.STRING_MATCH, string_match, None),
     ("", Environment.TOOL_USE, tool_use, "single_step_tool_use_with_argument_comparison"),
-    ("the deterministic judge", Environment.GENRM, genrm, None),
+    ("by likeness", Environment.GENRM, genrm, None),
 ]
 
 
@@ -205,10 +157,9 @@ def main() -> None:
     print("| environment | | checks a second here | mean reward | by Gym | mean reward | start, s | MiB |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for what, environment, make, server in BENCHES:
-        spec, here = SPECS[environment], "- | -"
-        if spec.verify is not None:
-            rate, reward = measure(spec.verify, environment, make, CORES if spec.confined and what != "json" else 1)
-            here = f"{rate:,.0f} | {reward:.2f}"
+        spec = SPECS[environment]
+        rate, reward = measure(spec.verify, environment, make, CORES if environment in CONFINED else 1)
+        here = f"{rate:,.0f} | {reward:.2f}"
         there = measure_gym(server, environment, make) if server else "- | - | - | -"
         print(f"| `{environment}` | {what} | {here} | {there} |", flush=True)
 

@@ -7,7 +7,6 @@ from scripts.recipe.resolve import own_environments
 # The kind of the recipe's evaluation says by which program a stage is scored.
 SCORED_HERE = SCORED if isinstance(RECIPE.evaluation, Evaluation) else []
 SCORED_BY_DRIVER = [stage for stage in SCORED if stage not in SCORED_HERE]
-JUDGES = getattr(RECIPE.evaluation, "judges", None)
 GYM = getattr(RECIPE.evaluation, "gym", None)
 DECODING = getattr(RECIPE.evaluation, "more_decoding", {})
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
@@ -112,8 +111,8 @@ rule evaluate:
         **({"gym": GYM.model_dump(mode="json")} if GYM else {}),
         max_new_tokens=getattr(RECIPE.evaluation, "max_new_tokens", None),
         temperature=getattr(RECIPE.evaluation, "temperature", None),
-        recipe=CONFIG.recipe if JUDGES or GYM or OWN_ENVIRONMENTS or DECODING else [],
-        judges=JUDGES.model_dump(mode="json") if JUDGES else [],
+        recipe=CONFIG.recipe if GYM or OWN_ENVIRONMENTS or DECODING else [],
+        judges=[],  # an older parameter, without which Snakemake would score again
     shell:
         "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
         " --config {input.config:q} --model {input.model:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"

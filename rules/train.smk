@@ -52,56 +52,12 @@ rule preflight:
         " --stage {wildcards.stage:q} --site {resources.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
 
 
-def has_probe(stage):
-    """Whether the reward of a stage can be tried on rollouts here."""
-    return hasattr(RECIPE.stages[stage], "probe")
-
-
-# Training waits for it where the stage's probe.rollouts says so; otherwise it is made when somebody asks for the file.
-rule probe:
-    input:
-        config=f"{RESULTS}/{{stage}}/config.yaml",
-        manifest=of_blend("manifest.json"),
-        split=ancient(of_blend("train-split.jsonl")),
-        parent=starting_export,
-        preflight=ancient(f"{RESULTS}/{{stage}}/preflight.json"),
-    output:
-        f"{RESULTS}/{{stage}}/probe.json",
-    log:
-        f"{RESULTS}/{{stage}}/logs/probe.log",
-    wildcard_constraints:
-        stage=one_of(filter(has_probe, STAGES)),
-    retries: 0
-    conda:
-        "../envs/trl.yaml"
-    threads: SITE.threads
-    resources:
-        **MODEL_RESOURCES,
-        trainings=trainings_of,
-        accelerator=SITE.accelerator,
-        gym_python=SITE.gym_python,
-    params:
-        recipe=CONFIG.recipe,
-    shell:
-        "python -m scripts.backends.trl.probe --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --config {input.config:q} --split {input.split:q} --parent-export {input.parent:q}"
-        " --threads {threads} --accelerator {resources.accelerator:q} --gym-python {resources.gym_python:q}"
-        " --output {output:q} > {log:q} 2>&1"
-
-
 def images_of_stage(wildcards):
     """The mark of the images that a stage trains on, which are made again when they are gone."""
     blend = settings_of(wildcards).blend
     folders = {"mmpr": "MMPR", "mmpr_tiny": "MMPR-Tiny"}
     folder = folders.get(RECIPE.blends[blend].format)
     return [f"{RESULTS}/data/{blend}/{folder}/images/.extracted.json"] if folder else []
-
-
-def probe_before_training(wildcards):
-    """The rollouts on which a stage's reward is tried, where the stage wants to wait for them."""
-    stage = RECIPE.stage_trained(wildcards.stage)
-    wanted = has_probe(stage) and RECIPE.stages[stage].probe.rollouts
-    return f"{RESULTS}/{stage}/probe.json" if wanted else []
 
 
 def preflight_of(wildcards):
@@ -159,7 +115,6 @@ rule train:
         split=ancient(of_blend("train-split.jsonl")),
         images=ancient(images_of_stage),
         preflight=ancient(preflight_of),
-        probe=ancient(probe_before_training),
         before=ancient(stage_of_checkpoint),
     output:
         ckpt=directory(f"{RESULTS}/{{stage}}/ckpt"),

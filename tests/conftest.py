@@ -27,7 +27,7 @@ class Scheduling(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if "tests/slurm/" in file:
             return "containers" if "nemo_rl" in file else "cluster"
-        if re.search(r"test_(algorithms|trl_\w+|hugging_face|judges|own_environment|probe)\.", file):
+        if re.search(r"test_(algorithms|trl_\w+|hugging_face|own_environment)\.", file):
             return "trl"
         return (
             "chain"

@@ -12,12 +12,10 @@ from scripts.errors import UserError, run_program
 from scripts.evaluate.generate import load_export, rollouts
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
 from scripts.model.random_init import fresh_model
-from scripts.recipe.evaluation import Evaluation, EvaluationBase
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
 from scripts.rewards.episode import whole_text
-from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import check_row, contract_of, register, register_gym, scores
 from scripts.rewards.verdict import Unjudged, described
 from scripts.rows.jsonl import environment_of, read_rows
@@ -26,9 +24,7 @@ from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.tables import ROLLOUTS, read_table
 
 
-def answer_rows(
-    model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any], judges: JudgeClients | None = None
-) -> list[Answer]:
+def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any]) -> list[Answer]:
     """A policy's response to every row of the validation splits and what it earns, in the order of the rows.
 
     A split bears the name of its folder, which is that of its blend; UserError where two have the same, and for a row
@@ -42,7 +38,7 @@ def answer_rows(
     for split in splits:
         for number, _, row in read_rows(split):
             environment = environment_of(row, split, number)
-            if problem := _problem(row, processor, judges, decoding.get("chat_template_kwargs", {})):
+            if problem := _problem(row, processor, decoding.get("chat_template_kwargs", {})):
                 raise UserError(
                     f"{split}:{number}: {problem}; a row that cannot be scored must leave the split, or its blend "
                     "evaluation.blends"
@@ -51,17 +47,17 @@ def answer_rows(
             places.append(f"{split}:{number}")
             origins.append((environment, split.resolve().parent.name, number))
     responses = rollouts(model, processor, rows, **decoding)
-    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], judges, places)
+    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], places)
     return [
         Answer(*origin, prompt_for_reading(row), reward, *response._replace(text=whole_text(response.text)))
         for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
     ]
 
 
-def _problem(row: dict[str, Any], processor: Any, judges: JudgeClients | None, variables: dict[str, Any]) -> str | None:
+def _problem(row: dict[str, Any], processor: Any, variables: dict[str, Any]) -> str | None:
     """Why a row cannot be answered and scored, or None; a blend may allow rows that break their contract."""
     try:
-        problem = check_row(row, judges.roles if judges else (), held_out=True)
+        problem = check_row(row, held_out=True)
         render_prompt(row, processor, **variables)
         prompt_for_reading(row)
     except Exception as error:
@@ -76,13 +72,6 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
         return None
     first = unjudged[0]
     return {"responses": len(unjudged), "first": f"{first.split}, row {first.line}: {first.reward.why}"}
-
-
-def judges_of(evaluation: EvaluationBase | None) -> JudgeClients | None:
-    """The judges that a recipe names for its evaluation."""
-    if not isinstance(evaluation, Evaluation) or evaluation.judges is None:
-        return None
-    return JudgeClients(evaluation.judges, evaluation.judge_servers)
 
 
 def main() -> None:
@@ -103,7 +92,7 @@ def main() -> None:
         "--recipe",
         type=Path,
         nargs="?",
-        help="the recipe, where it says how to decode or judge, or has environments of its own",
+        help="the recipe, where it says how to decode, names Gym's servers, or has environments of its own",
     )
     parser.add_argument("--max-new-tokens", type=int, required=True)
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
@@ -117,11 +106,10 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
     decoding = {key: getattr(arguments, key) for key in ("max_new_tokens", "temperature", "seed")}
-    judges = None
     if arguments.recipe is not None:
         recipe = load_recipe(arguments.recipe)
         register(own_environments(recipe))
-        judges, gym = judges_of(recipe.evaluation), getattr(recipe.evaluation, "gym", None)
+        gym = getattr(recipe.evaluation, "gym", None)
         if gym:
             register_gym(gym, recipe.evaluation.gym_servers, arguments.gym_python)
         decoding |= getattr(recipe.evaluation, "more_decoding", {})
@@ -130,7 +118,7 @@ def main() -> None:
         raise UserError("give --parent-rollouts or, for a stage without a scored parent, --config or --model")
 
     def answers(model: Any, processor: Any) -> list[Answer]:
-        return answer_rows(model, processor, arguments.validation, decoding, judges)
+        return answer_rows(model, processor, arguments.validation, decoding)
 
     after = answers(*load_export(arguments.export, arguments.accelerator))
     unjudged = count_unjudged(after)

@@ -1,12 +1,11 @@
 """How held-out scores are taken."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
-from scripts.recipe.gym import Gym, GymServer, ServerName, check_gym
-from scripts.recipe.judges import Judges, JudgeServer, Role, check_servers
+from scripts.recipe.gym import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
 
@@ -96,14 +95,14 @@ def task_files(evaluation: EvaluationBase | None) -> list[str]:
 class Evaluation(EvaluationBase, Sampling):
     """How held-out scores are taken: every blend's validation rows, one response a row."""
 
+    gone: ClassVar[dict[str, str]] = JUDGES_GONE
+
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     max_new_tokens: PositiveInt | None = Field(None, description="None, beside tasks: no held-out scores are taken.")
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
     stages: list[Name] | None = Field(
         None, description="Whose exports are scored, whichever backend trained them; none: those of backend trl."
     )
-    judges: Judges | None = Field(None, description="None: only rows that need no judge can be scored.")
-    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer.")
     gym: Gym | None = Field(None, description="None: the verifiers here score the rows.")
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
     test: bool = Field(False, description="Score what the chain ends with on the blends' test rows too (test.json).")
@@ -120,7 +119,6 @@ class Evaluation(EvaluationBase, Sampling):
             raise invalid("is missing", "evaluation.max_new_tokens")
         if self.max_new_tokens is None and self.test:
             raise invalid("scores held-out rows; say max_new_tokens too", "evaluation.test")
-        check_servers(self.judges, self.judge_servers)
         check_gym(self.gym, self.gym_servers)
         return self
 

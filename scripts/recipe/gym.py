@@ -4,10 +4,16 @@ from typing import Annotated, Any
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
 
-from scripts.recipe.judges import Address
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
 
+Address = Annotated[str, StringConstraints(pattern=r"^https?://(\[[0-9a-f:.]+\]|[^\s@/:]+)(:\d{1,5})?(/[^\s@]*)?$")]
 ServerName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$")]
+
+
+JUDGES_GONE = {
+    "judges": "name the judge's server of NeMo-Gym in gym (docs/environments.md)",
+    "judge_servers": "say where NeMo-Gym's server answers in gym_servers.<server>.base_url",
+}
 
 
 class Gym(Strict):

@@ -74,7 +74,7 @@ def refuse_credentials(data: Any, path: Path, node: yaml.Node | None = None) -> 
         lines.append(
             f"{path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}: holds {kind}, not shown here; "
             "settings are copied into records, logs and command lines: take it out, put it into the environment "
-            "(HF_TOKEN, WANDB_API_KEY, a judge's api_key_variable), and make a new one where others could read this"
+            "(HF_TOKEN, WANDB_API_KEY), and make a new one where others could read this"
         )
     if lines:
         raise UserError("\n  ".join(lines))

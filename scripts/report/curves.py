@@ -108,12 +108,6 @@ CHARTS = (
     Chart("Samples not masked out", "samples", {"valid_samples": ""}, "How many samples of a step taught anything."),
     Chart("Samples masked out", "share", {"masked_share": ""}, "Share of a step's samples that taught nothing."),
     Chart(
-        "Judges' answers without a verdict",
-        "share",
-        {"judge_unread_share": ""},
-        "Share of the judges' answers that could not be read; each counts as no reward.",
-    ),
-    Chart(
         "Responses that could not be judged",
         "share",
         {"unjudged_share": ""},

@@ -159,8 +159,8 @@ class RunningServer:
         if "responses_api_models" in str(said.config) and said.config.get("should_use_judge", True):
             raise UserError(
                 f"gym.servers: {self._name} asks a model that only Gym itself serves ({said.file}); run it there and "
-                f"say gym_servers.{self._name}.base_url, let judges of this recipe reward such rows, or switch its "
-                "judge off where it has should_use_judge (gym.settings)"
+                f"say gym_servers.{self._name}.base_url, or switch its judge "
+                "off where it has should_use_judge (gym.settings)"
             )
         self._described = said
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the server lives

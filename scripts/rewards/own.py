@@ -23,7 +23,6 @@ from typing import Any
 
 from scripts.errors import UserError, shortened
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
-from scripts.rewards.spec import Answers
 from scripts.rewards.verdict import VerifierError
 from scripts.rows.messages import last_question
 
@@ -80,9 +79,9 @@ class OwnEnvironment:
         """Why the row cannot be rewarded, or None."""
         return self._text("check", row)
 
-    def answers(self, row: Row) -> Answers:
-        """What its file says of an answer that deserves the full reward."""
-        return Answers(self._text("good_answer", row))
+    def answer(self, row: Row) -> str | None:
+        """Return an answer that deserves the full reward; None where the file gives none."""
+        return self._text("good_answer", row)
 
     def _load(self, expected: str | None) -> ModuleType:
         try:

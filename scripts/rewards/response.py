@@ -1,9 +1,7 @@
-"""What a model answered: the reasoning and the answer in a text, boxes, labels, and calls of tools."""
+"""Calls of tools in a response, read from its text."""
 
 import ast
 import json
-import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,53 +64,3 @@ def _from_python(node: ast.expr) -> FunctionCall:
     if any(keyword.arg is None for keyword in node.keywords):
         raise ValueError("arguments must be named")
     return FunctionCall(node.func.id, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords})
-
-
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last ``\boxed{...}``, nested braces kept; None when there is none or it never closes."""
-    start = text.rfind(r"\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for place in range(start + len(r"\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
-        if depth == 0:
-            return text[start + len(r"\boxed{") : place]
-    return None
-
-
-def unwrap_text(content: str) -> str:
-    r"""Without the ``\text{...}`` around the whole content, however many there are."""
-    while content.startswith(r"\text{") and content.endswith("}"):
-        content = content[len(r"\text{") : -1].strip()
-    return content
-
-
-_THOUGHT = re.compile(r"<think(?:ing)?>(.*?)</think(?:ing)?>", re.DOTALL)
-_OPEN_THOUGHT = re.compile(r"<think(?:ing)?>(.*)", re.DOTALL)
-_CLOSED_THOUGHT = re.compile(r"(.*)</think(?:ing)?>", re.DOTALL)
-
-
-def split_reasoning(text: str) -> tuple[str, str]:
-    """The reasoning and the answer in a response, white space stripped from both.
-
-    Reasoning stands in ``<think>...</think>`` (or ``<thinking>``); the opening tag may be missing, being part of the
-    prompt. Where the closing tag is missing there is no answer.
-    """
-    thoughts = _THOUGHT.findall(text)
-    rest = _THOUGHT.sub("", text)
-    for unpaired in (_CLOSED_THOUGHT, _OPEN_THOUGHT):
-        if found := unpaired.search(rest):
-            thoughts.append(found[1])
-            rest = rest[: found.start()] + rest[found.end() :]
-    return "\n".join(thought.strip() for thought in thoughts).strip(), rest.strip()
-
-
-def first_label(positive: str, negative: str) -> Callable[[str], bool | None]:
-    """A reader of verdicts: which of two labels stands first in a text; None when neither does."""
-
-    def read(text: str) -> bool | None:
-        found = {label: text.find(label) for label in (positive, negative) if label in text}
-        return min(found, key=lambda label: found[label]) == positive if found else None
-
-    return read

@@ -1,47 +1,50 @@
-"""The reward probe: what a stage's reward pays, tried on responses made from its rows before it trains on any.
-
-A reward that pays everything alike, pays nothing for something, or is too slow to train with is found here.
-"""
+"""The reward probe: does an expected answer earn more than an empty one, the prompt, or another row's answer?"""
 
 import json
 import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from scripts.errors import UserError
 from scripts.recipe.probe import Probe
-from scripts.recipe.stage import TrainingConfig
-from scripts.rewards.judge import JudgeClients
-from scripts.rewards.probe_responses import known_cheap, other_cheap, probe_responses
-from scripts.rewards.registry import SPECS, answers_of, check_row, score
-from scripts.rewards.trial import ProbeFindings, SampledRow, Trial
+from scripts.rewards.registry import SPECS, check_row, reward_groups, score
+from scripts.rewards.spec import EnvironmentSpec
 from scripts.rows.jsonl import environment_of, key_of, read_rows
+from scripts.rows.messages import conversation
 
-BYTES_PER_TOKEN = 4
-CHEAP_ROWS = 40  # rows of an environment that its known cheap answers are tried on
-SLOW = 4  # other cheap answers are tried on one in so many of the probe's rows where a check is a process
-
-
-def judges_of(settings: Any) -> JudgeClients | None:
-    """The judges that the probe of a stage asks, whose settings name a probe and judges."""
-    asks = settings.judges and settings.probe.ask_judges
-    return JudgeClients(settings.judges, settings.judge_servers) if asks else None
+SECONDS = 30  # for an answer, where no process or server bounds its own time
+EXPECTED, EMPTY, PROMPT, OTHER = "the expected answer", "an empty answer", "the prompt", "another row's answer"
 
 
-def rewardable(samples: dict[str, list[SampledRow]], judges: JudgeClients | None) -> dict[str, list[SampledRow]]:
-    """The sampled rows that can be rewarded with these judges."""
-    roles = judges.roles if judges else ()
-    kept = {
-        name: [sampled for sampled in rows if check_row(sampled.row, roles) is None] for name, rows in samples.items()
-    }
-    return {name: rows for name, rows in kept.items() if rows}
+class SampledRow(NamedTuple):
+    """A row of a split, and its place as file:line."""
+
+    place: str
+    row: dict[str, Any]
+
+
+class Tried(NamedTuple):
+    """The rewards of the answers that were made from a row, by kind."""
+
+    place: str
+    rewards: dict[str, float]
+
+
+class TooSlow(BaseException):
+    """A verifier did not return in time; a verifier's own handlers let it pass."""
 
 
 def sample_rows(split: Path, count: int, allow: frozenset[str] = frozenset()) -> dict[str, list[SampledRow]]:
-    """At most `count` rows of each environment in a split, drawn evenly and always the same, in file order.
+    """Draw at most `count` rows of each environment evenly from a split, always the same, in file order.
 
-    Rows whose keys are in `allow` are bad, and are left out.
+    Rows whose keys are in `allow` break their contract, and are left out.
     """
     drawn: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     seen: dict[str, int] = {}
@@ -62,56 +65,107 @@ def sample_rows(split: Path, count: int, allow: frozenset[str] = frozenset()) ->
     }
 
 
-def try_rewards(
-    samples: dict[str, list[SampledRow]], probe: Probe, judges: JudgeClients | None, longest: int
-) -> ProbeFindings:
-    """Try the rewards of sampled rows on responses made from them; `longest`: characters of a response.
+def try_rewards(samples: dict[str, list[SampledRow]], probe: Probe) -> tuple[dict[str, Any], list[str]]:
+    """Reward answers made from sampled rows: the mean of each kind by environment, and the faults.
 
-    All are made from `probe.rows` rows of an environment; from the others only what it is known to pay too easily.
-
-    UserError when a verifier fails or does not return; JudgeUnavailable when a judge does not answer.
+    UserError when a verifier fails or does not return; GymUnavailable when a server does not answer.
     """
-    found = ProbeFindings()
-    for name, rows in rewardable(samples, judges).items():
-        if SPECS[name].environment_factory is not None:
-            _begin(name, rows)
-            if not SPECS[name].reads_response:
-                continue
-        trial = Trial(name, probe, judges)
-        answers = [answers_of(sampled.row) for sampled in rows]
-        right = [known.good for known in answers if known.good is not None]
-        step = max(1, len(rows) // probe.rows)
-        every = step * (SLOW if SPECS[name].confined else 1)
-        for number, (sampled, known) in enumerate(zip(rows, answers, strict=True)):
-            cheap = known_cheap(sampled.row, SPECS[name].cheap)
-            responses = probe_responses(sampled.row, known, right, longest)
-            if number % step == 0 and number < step * probe.rows:
-                others = other_cheap(known.good, cheap) if number % every == 0 else []
-                trial.run(sampled, [*responses, *cheap, *others])
-            elif not trial.compares and not trial.judged:
-                trial.run_cheap(sampled, [*[bad for bad in responses if bad.kind == "bad"][:1], *cheap])
-        found.record[name] = trial.describe()
-        trial.add_findings(found)
-        told = [
-            (sampled.place, known.good)
-            for sampled, known in zip(rows, answers, strict=True)
-            if known.good is not None and not known.any_text_is_right
+    record, problems = {}, []
+    for name, sampled in samples.items():
+        rows, spec = [each for each in sampled if check_row(each.row) is None], SPECS.get(name)
+        if spec is None or not rows:
+            continue
+        if spec.environment_factory is not None:
+            _begin(spec, rows)
+        if not spec.reads_response:
+            continue
+        expected = [spec.answer(row) for _, row in rows]
+        tried = [
+            _try(name, each, _answers(spec, each.row, answer, expected))
+            for each, answer in zip(rows, expected, strict=True)
         ]
-        trial.add_constant(found, told)
-    return found
+        record[name] = {"rows": len(rows)} | {
+            kind: round(fmean(values), 6)
+            for kind in (EXPECTED, EMPTY, PROMPT, OTHER)
+            if (values := [each.rewards[kind] for each in tried if kind in each.rewards])
+        }
+        problems += _problems(name, tried, probe.tolerated_share)
+    return record, problems
 
 
-def _begin(name: str, rows: list[SampledRow]) -> None:
-    """UserError where the rollouts of some rows cannot begin, or nothing done in them cannot be rewarded."""
+def report(stage: str, problems: list[str], action: str) -> None:
+    """Print the faults of a stage's reward as warnings, or raise them as a UserError where `action` is stop."""
+    if problems and action == "stop":
+        raise UserError(f"stage {stage}: its reward cannot be trained on:\n  " + "\n  ".join(problems))
+    for problem in problems:
+        print(f"warning: {stage}: reward probe: {problem}", file=sys.stderr)
+
+
+def _answers(spec: EnvironmentSpec, row: dict[str, Any], expected: str | None, all_expected: list) -> dict[str, str]:
+    """Make the answers to try; without an expected answer, or a scale where responses are compared, few or none."""
+    if expected is None:
+        return {} if spec.compare else {EMPTY: ""}
+    prompt = "\n".join(message["content"] for message in conversation(row))
+    answers = {EXPECTED: expected, EMPTY: "", PROMPT: prompt}
+    others = [answer for answer in all_expected if answer not in (None, expected)]
+    return answers | ({OTHER: others[0]} if spec.other_answers_fail and others else {})
+
+
+def _try(name: str, sampled: SampledRow, answers: dict[str, str]) -> Tried:
+    seconds = None if SPECS[name].waits else SECONDS * max(1, len(answers))
+    try:
+        with _time_limit(seconds):
+            (rewards,) = reward_groups([(sampled.row, list(answers.values()))], [sampled.place])
+    except TooSlow:
+        raise UserError(f"{sampled.place}: the verifier of {name} took more than {seconds:g} s; mend it") from None
+    return Tried(sampled.place, dict(zip(answers, rewards, strict=True)))
+
+
+def _problems(name: str, tried: list[Tried], tolerated_share: float) -> Iterator[str]:
+    """Say which wrong answers earn no less than the expected one, or more than nothing where none is known."""
+    for kind in (EMPTY, PROMPT, OTHER):
+        held = [each for each in tried if kind in each.rewards]
+        paid = [each for each in held if each.rewards[kind] >= each.rewards.get(EXPECTED, sys.float_info.min)]
+        if len(paid) > tolerated_share * len(held):
+            place, rewards = paid[0]
+            beside = f", {rewards[EXPECTED]:g} for {EXPECTED}" if EXPECTED in rewards else ""
+            yield (
+                f"{name} pays {kind} as well as a right one in {len(paid)} of {len(held)} rows (the first: {place}, "
+                f"{rewards[kind]:g}{beside}); mend what the rows expect, or the verifier"
+            )
+
+
+def _begin(spec: EnvironmentSpec, rows: list[SampledRow]) -> None:
+    """UserError where the rollouts of some rows cannot begin, or a rollout without a deed cannot be rewarded."""
     for sampled in rows:
         try:
-            SPECS[name].environment_factory().reset(json.dumps(sampled.row))
-            if not SPECS[name].reads_response:
+            spec.environment_factory().reset(json.dumps(sampled.row))
+            if not spec.reads_response:
                 score(sampled.row, "")
         except UserError as error:
             raise UserError(f"{sampled.place}: {error}") from None
 
 
-def longest_response(config: TrainingConfig) -> int:
-    """About how many characters the stage's policy may answer."""
-    return BYTES_PER_TOKEN * config.policy.generation.max_new_tokens
+@contextmanager
+def _time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise TooSlow in the main thread when a block has not ended in time; no limit elsewhere, and for None.
+
+    Uses SIGUSR1, since math-verify sets the alarm.
+    """
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TooSlow
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    timer = threading.Timer(seconds, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)

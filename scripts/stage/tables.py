@@ -31,7 +31,6 @@ ABOUT = {
     "sampling_importance_ratio": "trainer over sampler, mean; 1: equal",
     "valid_samples": "samples that were not masked out",
     "masked_share": "share of the samples that were masked out",
-    "judge_unread_share": "share of the judges' answers without a verdict",
     "unjudged_share": "share of responses that could not be judged, which earn 0; null: not measured",
     "tool_call_frequency": "calls of tools a response; null: no environment has tools",
     "tool_failure_frequency": "share of these calls that failed",

@@ -21,7 +21,7 @@ from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.disk import shortage
 from scripts.stage.lengths import Lengths, token_lengths, tokenizer_at_hand
-from scripts.stage.probe import CHEAP_ROWS, judges_of, longest_response, sample_rows, try_rewards
+from scripts.stage.probe import report, sample_rows, try_rewards
 from scripts.stage.shown import shortened_row, text_of_rows, without_torch
 from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of, stage_parser
@@ -78,10 +78,9 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     else:
         print(text_of_rows(shown, str(stage.train_split), coloured=False), file=sys.stderr)
     if probe := getattr(settings, "probe", None):
-        samples = sample_rows(stage.train_split, max(probe.rows, CHEAP_ROWS), frozenset(blend.allow))
-        found = try_rewards(samples, probe, judges_of(settings), longest_response(stage.config))
-        found.report(name, probe.action)
-        record["reward_probe"] = found.record
+        samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
+        record["reward_probe"], faults = try_rewards(samples, probe)
+        report(name, faults, probe.action)
     return record
 
 

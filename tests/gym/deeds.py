@@ -54,18 +54,6 @@ def tool_use(row: Row) -> dict[str, str]:
     return texts
 
 
-def parallel(row: Row) -> dict[str, str]:
-    expected = row["expected_action"]
-    it = [call(each["name"], json.loads(each["arguments"])) for each in expected.get("calls", [expected])]
-    texts = {
-        "one": it[0],
-        "reversed": "".join(reversed(it)),
-        "twice": "".join(it * 2),
-        "and another": "".join(it) + call("x", {}),
-    }
-    return texts | {"another first": call("x", {}) + "".join(it), "words": "Done.", "the last twice": it[-1] * 2}
-
-
 def code_gen(row: Row) -> dict[str, str]:
     block = "```python\n%s\n```"
     programs = [

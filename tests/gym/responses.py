@@ -126,79 +126,7 @@ def _structured_outputs(row: Row) -> dict[str, str]:
     texts |= named(
         [good.replace('"', "'"), good[:-1] + ',"zz":1}', good[:-1] + ',"name":"cd"}', good[:-1] + ",}", "NaN"]
     )
-    lines = ["name: ab", "count: 2", "share: 0.5", "open: true", "tags: [x, y]", "inner: {when: '2026-01-02'}"]
-    toml = [
-        'name = "ab"',
-        "count = 2",
-        "share = 0.5",
-        "open = true",
-        'tags = ["x", "y"]',
-        'inner = {when = "2026-01-02"}',
-    ]
-    for made in (lines, toml):
-        whole = "\n".join(made)
-        texts |= named(
-            [whole, "\n".join(made[1:]), whole.replace("true", "yes"), whole.replace("'", ""), f"{whole}\n\t- :"]
-        )
-    xml = "<top><name>ab</name><count>2</count><share>.5</share><open>1</open><tags><t>x</t></tags><inner><when>d</when></inner></top>"
-    texts |= named([xml, xml.replace("<t>x</t>", ""), xml.replace("2<", "two<"), xml.replace("ab", ""), xml[:-1]])
-    texts |= named([xml.replace("<open>1</open>", '<open a="b">true</open>'), f'<?xml version="1.0"?>\n{xml}'])
-    texts |= named(
-        [
-            "a,b\n1,x\n2,y",
-            "a,b\n1,x\n",
-            "a,b\nx,1\n",
-            "a\n1\n",
-            "a,b\n1\n",
-            "a,b,c\n1,2,3",
-            "a,b\n1,2,3",
-            "a,b",
-            '"a","b"\n"1",""',
-        ]
-    )
     return texts
-
-
-def _string_match(row: Row) -> dict[str, str]:
-    it = row["expected_answer"]
-    forms = [
-        it,
-        it.upper(),
-        f" {it} ",
-        f"{it}.",
-        f"'{it}'",
-        f"${it}$",
-        rf"\text{{{it}}}",
-        f"**{it}**",
-        f"{it} cm",
-        f"{it}.0",
-    ]
-    forms += [
-        it.replace(",", ""),
-        it.replace(" ", ""),
-        it.split()[0],
-        f"the {it}",
-        it.replace("%", r"\%"),
-        "1201",
-        "other",
-    ]
-    around = [
-        "%s",
-        r"\boxed{%s}",
-        r"\boxed{other} \boxed{%s}",
-        r"\boxed{%s} \boxed{other}",
-        "Answer: %s",
-        "Final answer: %s",
-    ]
-    around += [
-        "Answer: other\nAnswer: %s",
-        "%s\nother",
-        "other\n%s\n\n",
-        "The answer is %s",
-        "**Answer:** %s",
-        r"\boxed{%s",
-    ]
-    return named([text.replace("%s", form) for text in around for form in forms])
 
 
 HARD: dict[str, Callable[[Row], dict[str, str]]] = {
@@ -207,7 +135,5 @@ HARD: dict[str, Callable[[Row], dict[str, str]]] = {
     Environment.STRUCTURED_OUTPUTS: _structured_outputs,
     Environment.CODE_GEN: deeds.code_gen,
     Environment.INSTRUCTION_FOLLOWING: lambda row: named(TEXTS),
-    Environment.STRING_MATCH: _string_match,
-    Environment.PARALLEL_TOOL_USE: deeds.parallel,
     **dict.fromkeys(TOOL_USE, deeds.tool_use),
 }

@@ -2,7 +2,7 @@
 
 Asked is the Gym that `make gym` installs, the one of NeMo-RL v0.7.0. STAGECOACH_NEMO_GYM names a checkout of another
 revision of https://github.com/NVIDIA-NeMo/Gym that is asked besides. Rows are of our own and Gym's published examples,
-responses those of the reward probe, harder ones, and Gym's published rollouts.
+responses right ones and ones that are easily misjudged, and Gym's published rollouts.
 """
 
 import json
@@ -15,9 +15,7 @@ import pytest
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.environments import math
-from scripts.rewards.probe_responses import known_cheap, other_cheap, probe_responses
-from scripts.rewards.registry import SPECS, answers_of, check_row
-from tests.gym.cheap_rows import cheap_rows
+from scripts.rewards.registry import SPECS, check_row
 from tests.gym.deeds import call
 from tests.gym.responses import hard_responses
 from tests.gym.rows import TOOL_USE, Row, rows
@@ -32,7 +30,6 @@ EXAMPLES = {
     Environment.CODE_GEN: ("code_gen", "example"),
     Environment.TOOL_USE: ("single_step_tool_use_with_argument_comparison", "example"),
 }
-SINCE_MAIN = [Environment.STRING_MATCH, Environment.PARALLEL_TOOL_USE]
 TOGETHER = [
     [Environment.MCQA, *TOOL_USE],
     *([name] for name in (Environment.MATH, Environment.STRUCTURED_OUTPUTS, Environment.CODE_GEN)),
@@ -158,8 +155,7 @@ def text_of(items: list[dict[str, Any]]) -> str:
 
 
 def pairs_of(environment: Environment, checkout: str | None) -> Iterator[Pair]:
-    cheaply = [row for _, row, _ in cheap_rows()]
-    ours = [(row, None) for row in [*rows(), *cheaply] if row["agent_ref"]["name"] == environment]
+    ours = [(row, None) for row in rows() if row["agent_ref"]["name"] == environment]
     for place, (row, rollout) in enumerate([*ours, *published(environment, checkout)]):
         if problem := check_row(row):
             assert "gym.servers" in problem, row
@@ -168,10 +164,10 @@ def pairs_of(environment: Environment, checkout: str | None) -> Iterator[Pair]:
             items = rollout["response"]["output"]
             yield Pair(row, "a published rollout", text_of(items), items)
             continue
-        known, cheap = answers_of(row), known_cheap(row, SPECS[environment].cheap)
-        probed = [*probe_responses(row, known, [], 300), *cheap, *other_cheap(known.good, cheap)]
-        made = {it.what: it.text for it in probed}
-        for number, (what, text) in enumerate({**made, **hard_responses(row)}.items()):
+        made = {"nothing": "", "white space": " \n", "a refusal": "I cannot help with that."} | hard_responses(row)
+        for number, (what, text) in enumerate(
+            {"the expected answer": SPECS[environment].answer(row) or "1", **made}.items()
+        ):
             if (place + number) % SHARE.get(environment, 1) == 0:
                 yield Pair(row, what, text)
 
@@ -218,6 +214,6 @@ def test_a_response_earns_here_what_it_earns_in_the_gym_of_the_release(environme
 
 @needs_gym
 @pytest.mark.skipif(CHECKOUT is None, reason="STAGECOACH_NEMO_GYM names no checkout of NeMo-Gym")
-@pytest.mark.parametrize("environments", [*(it for it in TOGETHER if it not in IN_PROCESSES), SINCE_MAIN], ids="-".join)
+@pytest.mark.parametrize("environments", [it for it in TOGETHER if it not in IN_PROCESSES], ids="-".join)
 def test_a_response_earns_here_what_it_earns_in_a_checkout_of_gym(environments, monkeypatch):
     compare(environments, CHECKOUT, monkeypatch)

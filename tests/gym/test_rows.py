@@ -14,7 +14,7 @@ from demo.synthesize import write_source
 from scripts.data.fill import fill_blend
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
-from scripts.rewards.registry import answers_of, contract_of
+from scripts.rewards.registry import SPECS, contract_of
 from scripts.rows.request import PromptRow, problem_of
 from tests.conftest import ROOT
 from tests.gym.verify import PYTHON, gym_verify, needs_gym
@@ -85,12 +85,14 @@ def written(tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
 def test_gym_takes_the_rows_that_we_write_and_fill_and_rewards_their_right_answers(written):
     assert {Environment.MATH, Environment.TOOL_USE, Environment.GENRM, Environment.STRUCTURED_OUTPUTS} <= set(written)
     rows = [row for each in written.values() for row in each]
-    for row, verdict in zip(rows, gym_verify((row, answers_of(row).good) for row in rows), strict=True):
+    answers = [SPECS[row["agent_ref"]["name"]].answer(row) for row in rows]
+    asked = [(row, answer or "") for row, answer in zip(rows, answers, strict=True)]
+    for (row, answer), verdict in zip(asked, gym_verify(asked), strict=True):
         environment = row["agent_ref"]["name"]
         if environment in UNIMPORTABLE:
             assert (verdict.status, verdict.reward) == (200, None) and UNIMPORTABLE[environment] in verdict.says
         else:
-            assert verdict == (200, 3.0 if environment == Environment.GENRM else 1.0, ""), row
+            assert verdict == (200, 3.0 if environment == Environment.GENRM else float(bool(answer)), ""), row
 
 
 def test_gyms_own_rows_are_taken_by_both():

@@ -13,7 +13,7 @@ from typing import Any
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.environments import code_gen, math, structured_outputs
-from scripts.rewards.registry import reward_group, score
+from scripts.rewards.registry import reward_groups, score
 
 Row = dict[str, Any]
 DEEP = 20_000
@@ -358,14 +358,8 @@ IN_PROCESS: dict[str, Row] = {
         expected_answer="B",
         template_metadata={"output_regex": r"(\w+\s*)+choice: (?:.*)([A-D])"},
     ),
-    "string_match": prompt(Environment.STRING_MATCH, expected_answer="the red cat"),
-    "string_match, a number": prompt(Environment.STRING_MATCH, expected_answer="17.25"),
-    "string_match, a box": prompt(Environment.STRING_MATCH, expected_answer="17 m", extraction_mode="boxed"),
     "tool_use": prompt(Environment.TOOL_USE, expected_action=_CALL),
     "tool_use, a pivot": prompt(Environment.SWE_PIVOT, expected_action=_CALL),
-    "tool_use, parallel": prompt(
-        Environment.PARALLEL_TOOL_USE, expected_action={"type": "function_call_batch", "calls": [_CALL, _CALL]}
-    ),
     "instructions": prompt(
         Environment.INSTRUCTION_FOLLOWING,
         id=1,
@@ -443,7 +437,7 @@ def throw(row: Row, thrown: Iterable[str]) -> list[str]:
 
 def throw_at_once(row: Row, thrown: list[str]) -> list[str]:
     """As `throw`, on all cores."""
-    rewards = reward_group(row, thrown)
+    rewards = reward_groups([(row, thrown)])[0]
     return [f"{reward} for {text[:60]!r}" for text, reward in zip(thrown, rewards, strict=True) if reward != 0]
 
 

@@ -39,9 +39,8 @@ RIGHT = [
 ]
 RECIPE_PLACES = (
     *("description", "note", "source.repository", "source.revision", "source.path", "blends.sft.file", "model.name"),
-    *("tables.org/data", "environments.mine", "stages.rlvr1.judges.prompts.genrm", "stages.rlvr1.blend"),
-    *("stages.rlvr1.judge_servers.genrm.base_url", "stages.rlvr1.judge_servers.genrm.api_key_variable", "no.such.key"),
-    "stages.rlvr1.environment.LEVEL",
+    *("tables.org/data", "environments.mine", "stages.rlvr1.gym.settings.mcqa.name", "stages.rlvr1.blend"),
+    *("stages.rlvr1.gym_servers.mcqa.base_url", "no.such.key", "stages.rlvr1.environment.LEVEL"),
 )
 SITE_PLACES = ("description", "environment.LEVEL", "mounts.0", "nemo_rl.images.train", "vllm_python", "slurm.account")
 CONFIG_PLACES = ("recipe", "site", "results", "model", "tracking.entity", "run")

@@ -15,9 +15,8 @@ from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
 from scripts.rewards.episode import episode_response, tools_of, whole_text
-from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_group, scores
-from scripts.rewards.trial import SampledRow
-from scripts.stage.probe import try_rewards
+from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_groups, scores
+from scripts.stage.probe import SampledRow, try_rewards
 from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
@@ -70,7 +69,7 @@ def own(tmp_path):
 
 def test_the_example_rewards_its_rows_wherever_rewards_are_asked_for():
     register({"word_count": ROOT / EXAMPLE})
-    assert reward_group(row(2), ["one two", "one", "one one", "", "say 2"]) == [1, 0.5, 0, 0, 0]
+    assert reward_groups([(row(2), ["one two", "one", "one one", "", "say 2"])])[0] == [1, 0.5, 0, 0, 0]
     assert scores([(row(2), "some words")]) == [1.0]
     assert check_row(row(3)) is None
     assert check_row(row("x")) == "words is 'x' instead of a number from 1 on"
@@ -133,31 +132,31 @@ def test_a_file_that_cannot_be_used_is_one_message(own, text, says):
 def test_what_verify_does_wrong_is_named_with_the_row(own, body, says):
     own(f"def verify(row, response):\n    {body}\n")
     with pytest.raises(UserError, match=says) as error:
-        reward_group(row(3, "mine"), ["a"])
+        reward_groups([(row(3, "mine"), ["a"])])[0]
     assert "(the row that asks 'say 3 of them')" in str(error.value)
 
 
 def test_a_response_that_verify_was_not_made_for_is_worth_nothing_and_says_why(own):
     own("def verify(row, response):\n    return int(response.isdigit()) and 1 / int(response)\n")
-    rewards = reward_group(row(3, "mine"), ["2", "0", "x"])
+    rewards = reward_groups([(row(3, "mine"), ["2", "0", "x"])])[0]
     assert rewards == [0.5, 0.0, 0.0]
     assert re.search(r"raised at .*mine.py:2: ZeroDivisionError", rewards[1].why) and not hasattr(rewards[2], "why")
     own(
         "def verify(row, response): return 1.0\ndef compare(row, responses): return [1 / len(text) for text in responses]\n"
     )
-    assert all("ZeroDivisionError" in reward.why for reward in reward_group(row(3, "mine"), ["a", ""]))
+    assert all("ZeroDivisionError" in reward.why for reward in reward_groups([(row(3, "mine"), ["a", ""])])[0])
 
 
 def test_compare_rewards_a_group_together_and_stands_in_for_verify(own):
     own(
         "def verify(row, response): return True\ndef compare(row, responses): return [len(text) for text in responses]\n"
     )
-    assert reward_group(row(3, "mine"), ["a", "bbb"]) == [1.0, 3.0]
+    assert reward_groups([(row(3, "mine"), ["a", "bbb"])])[0] == [1.0, 3.0]
     assert scores([(row(3, "mine"), "a")]) == [1.0]
     for returned, says in (("[1.0]", "returned 1 rewards for 2 responses"), ("3", "returned 3 instead of a list")):
         own(f"def verify(row, response): return 1.0\ndef compare(row, responses): return {returned}\n")
         with pytest.raises(UserError, match=says):
-            reward_group(row(3, "mine"), ["a", "b"])
+            reward_groups([(row(3, "mine"), ["a", "b"])])[0]
 
 
 @pytest.fixture
@@ -189,8 +188,7 @@ def job(stage):
 
 def test_the_preflight_tries_it_and_names_the_row_that_it_cannot_reward(stage):
     tried = check_stage(stage)["reward_probe"]["word_count"]
-    assert tried["by_kind"]["good"] == {"the right answer": 1.0}
-    assert tried["by_kind"]["adversarial"]["a copy of the prompt"] == 0.0
+    assert tried["the expected answer"] == 1.0 and tried["the prompt"] == 0.0
     stage.train_split.write_text(stage.train_split.read_text() + json.dumps(row(-1)) + "\n")
     with pytest.raises(UserError, match=r"train-split.jsonl:21: words is -1 instead of a number"):
         check_stage(stage)
@@ -309,13 +307,12 @@ def test_what_a_class_does_wrong_is_said_before_training(own, reward, fields, sa
     own(PRODUCTS.format(reward=reward))
     sampled = {"mine": [SampledRow("split.jsonl:1", row(3, "mine") | fields)]}
     with pytest.raises(UserError, match=rf"^split.jsonl:1: environment mine: {says}"):
-        try_rewards(sampled, Probe(), None, 100)
+        try_rewards(sampled, Probe())
 
 
 def test_a_class_that_rewards_by_what_was_done_is_not_tried_on_texts(own):
     own(PRODUCTS.format(reward="0.0"))
-    found = try_rewards({"mine": [SampledRow("split.jsonl:1", row(3, "mine") | {"first": 1})]}, Probe(), None, 100)
-    assert not found.problems and not found.record
+    assert try_rewards({"mine": [SampledRow("split.jsonl:1", row(3, "mine") | {"first": 1})]}, Probe()) == ({}, [])
 
 
 TOOL = '    def go(self, place: str) -> str:\n        """Go.\n\n        Args:\n            place: Where.\n        """\n'

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.rewards.environments import genrm, instruction_following, math, mcqa, structured_outputs, tool_use
-from scripts.rewards.registry import SPECS, check_row, reward_group, score
-from scripts.rewards.response import FunctionCall, last_boxed, parse_calls
+from scripts.rewards.registry import SPECS, check_row, reward_groups, score
+from scripts.rewards.response import FunctionCall, parse_calls
 from tests.conftest import ROOT
 
 GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"
@@ -207,7 +207,6 @@ def test_tool_calls_are_read_in_two_notations_and_never_evaluated(text, calls):
 def test_no_response_breaks_a_parser(text):
     parse_calls(text)
     parse_calls(f"[{text})]")
-    last_boxed(rf"\boxed{{{text}")
 
 
 def action(**arguments: object) -> dict:
@@ -263,9 +262,9 @@ def test_genrm_held_out_score_is_one_only_for_an_answer_no_worse_than_the_refere
 
 def test_a_group_is_rewarded_together_where_the_environment_compares():
     row = {"agent_ref": {"name": "genrm_simple_agent"}, "reference": "Hi Bob"}
-    assert reward_group(row, ["Hi Bob", "no"]) == genrm.compare(row, ["Hi Bob", "no"])
+    assert reward_groups([(row, ["Hi Bob", "no"])])[0] == genrm.compare(row, ["Hi Bob", "no"])
     row = {"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "", "expected_answer": "1"}
-    assert reward_group(row, [r"\boxed{1}", "2", "x"]) == [1.0, score(row, "2"), 0.0]
+    assert reward_groups([(row, [r"\boxed{1}", "2", "x"])])[0] == [1.0, score(row, "2"), 0.0]
 
 
 def test_a_row_that_cannot_be_rewarded_here_is_refused():
@@ -309,7 +308,7 @@ def test_real_rows_are_accepted_and_right_answers_rewarded(file: str, agent: str
 
 TOWN = """
 from scripts.rows.request import PromptRow, Text
-from scripts.rewards.spec import Answers, EnvironmentSpec
+from scripts.rewards.spec import EnvironmentSpec
 
 
 class TownRow(PromptRow, kw_only=True):
@@ -320,19 +319,19 @@ def verify(row, response):
     return float(row["town"] in response)
 
 
-ENVIRONMENTS = {"town_simple_agent": EnvironmentSpec(TownRow, verify, answers=lambda row: Answers(row["town"]))}
+ENVIRONMENTS = {"town_simple_agent": EnvironmentSpec(TownRow, verify, answer=lambda row: row["town"])}
 """
 TRY_TOWN = """
 import sys
 from scripts.rewards import environments
 environments.__path__.append(sys.argv[1])
-from scripts.rewards.registry import answers_of, check_row, contract_of, score
+from scripts.rewards.registry import SPECS, check_row, contract_of, score
 from scripts.rows.request import problem_of
 agent = {"type": "responses_api_agents", "name": "town_simple_agent"}
 row = {"agent_ref": agent, "responses_create_params": {"input": "Where?"}, "town": "Ulm"}
 assert problem_of(row, contract_of("town_simple_agent")) is check_row(row) is None
 assert problem_of(row | {"town": ""}, contract_of("town_simple_agent")).startswith("$.town: ")
-assert score(row, answers_of(row).good) == 1.0 and score(row, "Bonn") == 0.0
+assert score(row, SPECS["town_simple_agent"].answer(row)) == 1.0 and score(row, "Bonn") == 0.0
 assert not {"sympy", "math_verify", "reasoning_gym", "torch", "numpy"} & sys.modules.keys()
 """
 

@@ -18,11 +18,11 @@ from scripts.files import open_atomically, read_json, replace_directory, write_j
 from scripts.model.shape import fresh_parameters
 from scripts.processes import process_mark
 from scripts.recipe.criteria import Criterion
-from scripts.recipe.judges import Judge, Judges, JudgeServer
+from scripts.recipe.gym import Gym, GymServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import config_text, resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
-from scripts.rewards.judge import JudgeUnavailable
+from scripts.rewards.gym import GymUnavailable
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, refuse_without_progress
 from scripts.stage.disk import checkpoint_bytes, checkpoints_at_once
 from scripts.stage.identity import identity_of, stage_facts
@@ -320,8 +320,8 @@ def job(run):
     settings = RECIPE.stages["rlvr1"].model_copy(
         update={
             "checkpointing": Checkpointing(save_period=2, keep_last_k=1),
-            "judges": Judges(general=Judge(model="m")),
-            "judge_servers": {"general": JudgeServer(base_url="http://judge:8000/v1", api_key_variable="JUDGE_TOKEN")},
+            "gym": Gym(version="0.4.0", servers=["mcqa"]),
+            "gym_servers": {"mcqa": GymServer(base_url="http://gym:8000")},
             "gate": [Criterion(metric="max_kl", max=0.1)],
         }
     )
@@ -481,10 +481,10 @@ def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(train):
     assert train() == 0
 
 
-def test_a_judge_that_does_not_answer_loses_the_attempt_and_nothing_of_what_was_trained(train):
+def test_a_server_that_does_not_answer_loses_the_attempt_and_nothing_of_what_was_trained(train):
     def lost(job):
         seal_checkpoint(save(job.run, 2), job.run, 2)
-        raise JudgeUnavailable("the genrm judge gave no answer")
+        raise GymUnavailable("the server gave no answer")
 
     with pytest.raises(CutOffError, match="gave no answer"):
         train(lost)
@@ -611,7 +611,7 @@ def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready,
     checked = ready()
     tokens, probed = checked.pop("tokens"), checked.pop("reward_probe")
     assert checked.pop("rows_not_shown").endswith("sft/hf/model is not there yet")
-    assert probed["math_with_judge_simple_agent"]["by_kind"]["good"] == {"the right answer": 1.0}
+    assert probed["math_with_judge_simple_agent"]["the expected answer"] == 1.0
     assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
     each = dict.fromkeys(("p50", "p90", "p99", "longest_seen"), 4) | {"rows_counted": 40}
     each |= dict.fromkeys(("too_long", "too_long_share", "answers_cut", "with_special_tokens"), 0)

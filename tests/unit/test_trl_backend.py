@@ -4,15 +4,11 @@ import json
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
-from scripts.recipe.judges import Judge, Judges, JudgeServer
 from scripts.recipe.model import RandomModel
-from scripts.rewards.judge import JudgeUnavailable
-from tests.judge_server import serve
 
 # TRL is imported by the tests that use it: the other process of pytest-xdist, which collects them too, need not wait.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
@@ -41,44 +37,6 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
     assert rewards[0] > rewards[1] and rewards[2] == rewards[3] == 5.0 and rewards[4:] == [1.0, 0.0]
     assert logged["environment/math_with_judge_simple_agent"] == [0.5]
     assert sum(logged["environment/genrm_simple_agent"]) / 2 == pytest.approx(sum(rewards[:4]) / 4)
-
-
-def test_a_stages_judge_rewards_a_step_and_what_it_does_not_say_is_logged():
-    from scripts.backends.trl.grpo import environment_reward, judges_of
-
-    agent = {"type": "responses_api_agents", "name": "equivalence_llm_judge_simple_agent"}
-    row = {"agent_ref": agent, "expected_answer": "4"}
-    row["responses_create_params"] = {"input": "2 + 2?"}
-    judges, logged = Judges(general=Judge(model="m")), defaultdict(list)
-
-    def clients(judges: Judges | None, **servers: JudgeServer):
-        return judges_of(
-            SimpleNamespace(config=SimpleNamespace(judges=judges), settings=SimpleNamespace(judge_servers=servers))
-        )
-
-    def reward(url: str, *completions: str) -> list[float]:
-        asked = clients(judges, general=JudgeServer(base_url=url, max_retries=0))
-        return environment_reward(2, asked)(
-            completions=list(completions),
-            row=[json.dumps(row)] * len(completions),
-            log_metric=lambda name, value: logged[name].append(value),
-        )
-
-    with serve(lambda messages: "[[A=B]]" if "four" in messages[-1]["content"] else "?") as judge:
-        assert reward(judge.base_url, "four", "five", "six", "four") == [1.0, 0.0, 0.0, 1.0]
-    (seconds,) = logged.pop("timing/rewards")
-    assert seconds > 0
-    assert logged == {
-        "environment/equivalence_llm_judge_simple_agent": [0.5, 0.5],
-        "judge/unread": [0.5],
-        "rewards/unjudged": [0.0],
-    }
-    with serve(lambda messages: "[[A=B]]") as judge:
-        assert reward(judge.base_url, "four", "no text of UTF-8: \ud800") == [1.0, 0.0]
-    assert logged["rewards/unjudged"] == [0.0, 0.5]
-    with pytest.raises(JudgeUnavailable, match="start again when it answers"):
-        reward(judge.base_url, "four", "five")
-    assert clients(None) is None
 
 
 def test_what_cannot_be_judged_is_counted_and_a_rising_share_is_warned_of(capsys):

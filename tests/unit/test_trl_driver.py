@@ -37,8 +37,8 @@ def test_a_mistake_is_told_as_it_is_with_its_rank_after_it(tmp_path):
     assert said({0: GLOO, 1: FULL}, tmp_path) == f"{FULL[2]} (rank 1 on node2)"
 
 
-def test_a_judge_that_did_not_answer_cuts_the_attempt_off(tmp_path):
-    outage = (1, "node2", "the genrm judge rm gave no answer", True, True)
+def test_a_server_that_did_not_answer_cuts_the_attempt_off(tmp_path):
+    outage = (1, "node2", "the server of mcqa gave no answer", True, True)
     error = explained({0: GLOO, 1: outage}, tmp_path)
     assert isinstance(error, CutOffError) and str(error) == f"{outage[2]} (rank 1 on node2)"
     assert not isinstance(explained({1: FULL}, tmp_path), CutOffError)

@@ -8,17 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.recipe.environment import Environment
-from scripts.rewards import patterns
 from scripts.rewards.environments import (
     code_gen,
     instruction_following,
     math,
-    string_match,
     structured_outputs,
     tool_use,
 )
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
-from scripts.rewards.registry import SPECS, reward_group, score
+from scripts.rewards.registry import SPECS, reward_groups, score
 from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
 
 # math_with_judge
@@ -129,63 +127,7 @@ def test_code_gen_compares_returned_values(value, expected, same):
 def test_code_gen_a_group_is_run_on_all_cores():
     row = SQUARE | {"agent_ref": {"name": "code_gen_simple_agent"}}
     right, wrong = program("print(int(input()) ** 2)"), program("print(1)")
-    assert reward_group(row, [right, wrong, "", right]) == [1.0, 0.0, 0.0, 1.0]
-
-
-# string_match
-
-
-@pytest.mark.parametrize(
-    ("mode", "response", "reward"),
-    [
-        ("boxed", r"\boxed{Lyon} \boxed{\text{Paris}}", 1.0),
-        ("boxed", r"\boxed{Paris} \boxed{Lyon", 1.0),
-        ("boxed", "Paris", 0.0),
-        ("final_answer", "Answer: Lyon\nFinal answer: Paris.", 1.0),
-        ("final_answer", r"so \boxed{paris}", 1.0),
-        ("final_answer", "Paris", 0.0),
-        ("last_line", "Lyon\nParis\n\n", 1.0),
-        ("last_line", "", 0.0),
-        ("full_response", " 'PARIS' ", 1.0),
-        ("full_response", "It is Paris", 0.0),
-    ],
-)
-def test_string_match_takes_the_answer_where_the_mode_says(mode, response, reward):
-    row = {"expected_answer": "Paris", "extraction_mode": mode}
-    assert string_match.check(row) is None
-    assert string_match.verify(row, response) == reward
-
-
-@pytest.mark.parametrize(
-    ("expected", "answer", "reward"),
-    [
-        ("1,200", "1200", 1.0),
-        ("12", "12.0", 1.0),
-        ("50%", r"50\%", 1.0),
-        ("x", r"$\mathrm{x}$", 1.0),
-        ("red, blue", "red blue", 1.0),
-        ("New York", "NY", 1.0),
-        ("12", "12 cm", 0.98),
-        ("a cm", "a", 1.0),
-        ("100", "100.5", 0.98),
-        ("100", "102", 0.0),
-        ("ｘ", "x", 1.0),
-        ("yes", "no", 0.0),
-    ],
-)
-def test_string_match_other_ways_of_writing_are_equal(expected, answer, reward):
-    row = {"expected_answer": expected, "extraction_mode": "full_response"}
-    assert string_match.verify(row, answer) == reward
-    assert string_match.verify(row | {"case_sensitive": True}, answer) == 0.0
-
-
-def test_string_match_is_quick_with_what_is_long():
-    row = {"expected_answer": "x" * 5000, "extraction_mode": "full_response"}
-    started = time.monotonic()
-    assert string_match.verify(row, r"\text{" * 50_000) == 0.0
-    assert string_match.verify(row, "x" * 5000) == 1.0
-    assert string_match.verify(row | {"extraction_mode": "boxed"}, r"\boxed{" * 20_000) == 0.0
-    assert time.monotonic() - started < 20
+    assert reward_groups([(row, [right, wrong, "", right])])[0] == [1.0, 0.0, 0.0, 1.0]
 
 
 # structured_outputs
@@ -391,13 +333,9 @@ def calls(*made: tuple[str, dict]) -> str:
     return "".join(f"<tool_call>{json.dumps({'name': name, 'arguments': given})}</tool_call>" for name, given in made)
 
 
-def batch(*expected: tuple[str, dict]) -> dict:
-    listed = [{"type": "function_call", "name": name, "arguments": json.dumps(given)} for name, given in expected]
-    return {"expected_action": {"type": "function_call_batch", "calls": listed}}
-
-
 def single(expected: tuple[str, dict]) -> dict:
-    return {"expected_action": batch(expected)["expected_action"]["calls"][0]}
+    name, given = expected
+    return {"expected_action": {"type": "function_call", "name": name, "arguments": json.dumps(given)}}
 
 
 A, B, C = ("f", {"a": 1}), ("f", {"a": 2}), ("g", {})
@@ -410,20 +348,6 @@ A, B, C = ("f", {"a": 1}), ("f", {"a": 2}), ("g", {})
 def test_tool_use_the_first_call_is_compared(made, reward):
     row = single(A)
     assert tool_use.verify(row, f"I call. {calls(*made)}", 0.1) == reward
-
-
-@pytest.mark.parametrize(
-    ("made", "reward"),
-    [((A, B), 1.0), ((B, A), 1.0), ((A,), 2 / 3), ((A, A), 0.5), ((B, C, A), 0.8), ((C,), 0.0)],
-)
-def test_tool_use_a_batch_is_compared_in_any_order(made, reward):
-    row = batch(A, B)
-    assert tool_use.verify_parallel(row, calls(*made), 0.1) == reward
-
-
-def test_tool_use_finds_the_pairing_that_matches_most():
-    row = batch(("f", {"q": "red cat dog"}), ("f", {"q": "red cat"}))
-    assert tool_use.verify_parallel(row, calls(("f", {"q": "red cat"}), ("f", {"q": "dog hen"})), 0.1) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -446,38 +370,11 @@ def test_tool_use_an_integer_takes_a_truth_value_but_not_a_float():
     assert [tool_use.verify(row, calls(("f", {"a": value})), 0.1) for value in (1, True, 1.0, "1")] == [1, 1, 0, 0]
 
 
-# patterns of the data
-
-
-@pytest.mark.parametrize(
-    ("pattern", "text", "found"),
-    [
-        (r"Answer: (\w+)", "Answer: a\nAnswer: b", "b"),
-        (r"^A:\s*(.*?)$|B: (\w+)", "x\nB: two", "two"),
-        (r"\d+", "1 22", "22"),
-        (r"no (.)", "nothing", "nothing"),
-    ],
-)
-def test_patterns_extract_the_last_match(pattern, text, found):
-    assert patterns.extract(pattern, text) == found
-
-
-def test_patterns_that_never_end_find_nothing():
-    started = time.monotonic()
-    text = "a" * 5000 + "!"
-    assert patterns.extract(r"^(a+)+$", text) == text
-    assert time.monotonic() - started < 60
-    with pytest.raises(ValueError, match="no regular expression"):
-        patterns.extract("(", "")
-
-
 # any response at all
 
 ROWS = {
     Environment.MCQA: {"options": [{"A": "x"}], "expected_answer": "A", "grading_mode": "lenient_boxed"},
-    Environment.STRING_MATCH: {"expected_answer": "x"},
     Environment.TOOL_USE: single(A),
-    Environment.PARALLEL_TOOL_USE: batch(A, B),
     Environment.INSTRUCTION_FOLLOWING: {
         "instruction_id_list": ["keywords:start_end", "detectable_format:title", "copy:repeat_phrase"],
         "kwargs": [None, {}, {"phrase": "a b c", "small_n": 1}],

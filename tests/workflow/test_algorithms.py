@@ -46,7 +46,7 @@ RANKED = {
 }
 
 
-def lengths(groups, judges, places=()):
+def lengths(groups, places=()):
     """Rewards that differ even where nothing was learnt."""
     return [[float(len(response)) for response in responses] for _, responses in groups]
 

@@ -14,7 +14,6 @@ from scripts.backends.trl.memory import sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
 from scripts.backends.trl.vllm_server import is_served, left_by_server, serving
-from scripts.recipe.judges import roles_of
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
@@ -98,11 +97,10 @@ class Trl(Backend):
             problems += _turns_apart(stage, _ranks(stage, site)[1])
         python = site.gym_python if site else GYM_PYTHON
         settings, evaluation, allow = stage.settings, stage.recipe.evaluation, frozenset(blend.allow)
-        checks = [partial(check_row, roles=roles_of(settings.judges), by_gym=agents_of(settings.gym, python))]
+        checks = [partial(check_row, by_gym=agents_of(settings.gym, python))]
         problems += _unrewarded(stage.train_split, allow, checks)
         if settings.blend in stage.recipe.evaluation_blends():
-            roles, by_gym = roles_of(evaluation.judges), agents_of(evaluation.gym, python)
-            checks.append(partial(check_row, roles=roles, by_gym=by_gym, held_out=True))
+            checks.append(partial(check_row, by_gym=agents_of(evaluation.gym, python), held_out=True))
         problems += _unrewarded(stage.validation_split, allow, checks)
         if settings.gym and not problems:
             for server in register_gym(settings.gym, settings.gym_servers, python):

@@ -18,7 +18,7 @@ from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
 
 ENVIRONMENT_PREFIX = "environment/"
-UNREAD_VERDICTS, UNJUDGED = "judge/unread", "rewards/unjudged"
+UNJUDGED = "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 LEAST_ALARM = 0.01
 LOG_NAMES = {
@@ -33,7 +33,6 @@ LOG_NAMES = {
     "loss": "loss",
     "grad_norm": "grad_norm",
     "learning_rate": "lr",
-    UNREAD_VERDICTS: "judge_unread_share",
     UNJUDGED: "unjudged_share",
     "tools/call_frequency": "tool_call_frequency",
     "tools/failure_frequency": "tool_failure_frequency",

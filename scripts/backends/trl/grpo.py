@@ -14,13 +14,7 @@ from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.callback import (
-    ENVIRONMENT_PREFIX,
-    REWARD_SECONDS,
-    UNJUDGED,
-    UNREAD_VERDICTS,
-    UnjudgedAlarm,
-)
+from scripts.backends.trl.callback import ENVIRONMENT_PREFIX, REWARD_SECONDS, UNJUDGED, UnjudgedAlarm
 from scripts.backends.trl.grpo_trainer import LeaveOneOutTrainer, MeasuringTrainer
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.sampling import end_responses, sampling_arguments
@@ -31,7 +25,6 @@ from scripts.backends.trl.vllm_server import is_served
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
 from scripts.rewards.episode import Episode, episode_response
-from scripts.rewards.judge import JudgeClients
 from scripts.rewards.registry import environment_factory, reward_groups, tool_schemas
 from scripts.rewards.verdict import Unjudged
 from scripts.rows.prompts import open_picture, pictures_of, prompt_of
@@ -64,7 +57,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         prepare_engine()
     trainer = trainer_class(
         model=model,
-        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, judges_of(job), job.train_split)],
+        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, job.train_split)],
         args=_arguments(job),
         train_dataset=_with_tools(rows) if factories else _with_pictures(rows, job.train_split),
         processing_class=processor,
@@ -165,21 +158,12 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
     )
 
 
-def judges_of(job: TrainingJob) -> JudgeClients | None:
-    """The judges that a stage names."""
-    settings = job.config.judges
-    return JudgeClients(settings, job.settings.judge_servers) if settings else None
-
-
-def environment_reward(
-    group_size: int, judges: JudgeClients | None = None, split: Path | None = None
-) -> Callable[..., list[float]]:
+def environment_reward(group_size: int, split: Path | None = None) -> Callable[..., list[float]]:
     """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
 
     It takes a step's completions (of this rank), their rows as JSON and these rows' lines in `split`, and logs each
     group's mean reward under the name of its environment; TRL averages what is logged over the groups of all ranks. Of
-    the judges' answers it logs the share that could not be read, of the rewards how long they took, and of the
-    responses the share that could not be judged, of which it also warns.
+    the rewards it logs how long they took, and of the responses the share that could not be judged, with a warning.
     """
     alarm = UnjudgedAlarm()
 
@@ -196,12 +180,10 @@ def environment_reward(
         starts = range(0, len(row), group_size)
         groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
         started = time.monotonic()
-        rewards = reward_groups(groups, judges, [f"{split}:{line[start]}" for start in starts] if line else ())
+        rewards = reward_groups(groups, [f"{split}:{line[start]}" for start in starts] if line else ())
         log_metric(REWARD_SECONDS, time.monotonic() - started)
         for (fields, _), group in zip(groups, rewards, strict=True):
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
-        if judges is not None and (share := judges.unread_share()) is not None:
-            log_metric(UNREAD_VERDICTS, share)
         values = [value for group in rewards for value in group]
         unjudged = [
             f"{split}:{line[place] if line else '?'}: {value.why}"

@@ -18,8 +18,7 @@ from scripts.backends.trl.training import (
     SftTraining,
 )
 from scripts.errors import UserError
-from scripts.recipe.gym import GymServer, ServerName, check_gym
-from scripts.recipe.judges import JudgeServer, Role, check_servers
+from scripts.recipe.gym import JUDGES_GONE, GymServer, ServerName, check_gym
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.pins import pinned_versions
 from scripts.recipe.probe import Probe
@@ -107,9 +106,10 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
     config_model: ClassVar[type[TrainingConfig]] = GrpoConfig
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {"judge_servers", "gym_servers", "probe"}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
 
-    judge_servers: dict[Role, JudgeServer] = Field({}, description="Where the judges answer. May change no weight.")
+    gone: ClassVar[dict[str, str]] = JUDGES_GONE
+
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
     probe: Probe = Probe()
 
@@ -120,9 +120,8 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     def values_with_effect(self) -> dict[str, Any]:
         """What it says that may change weights; what is said of vLLM only where vLLM samples."""
         values = super().values_with_effect()
-        for name in ("judges", "gym"):
-            if values[name] is None:
-                del values[name]
+        if self.gym is None:
+            del values["gym"]
         if self.data == PromptData():
             del values["data"]
         leave_out(values["policy"]["generation"], self.policy.generation)
@@ -152,7 +151,6 @@ class GrpoSettings(TrlSettings, GrpoTraining):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoSettings":
-        check_servers(self.judges, self.judge_servers)
         check_gym(self.gym, self.gym_servers)
         if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
             raise invalid("loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm")

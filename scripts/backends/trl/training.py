@@ -16,7 +16,6 @@ from scripts.backends.trl.algorithms import (
     SftPolicy,
 )
 from scripts.recipe.gym import Gym
-from scripts.recipe.judges import Judges
 from scripts.recipe.model import RandomModel
 from scripts.recipe.stage import Training, TrainingConfig
 from scripts.recipe.strict import invalid
@@ -96,7 +95,6 @@ class GrpoTraining(TrlTraining):
     data: PromptData = PromptData()
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
-    judges: Judges | None = Field(None, description="None: only rows that need no judge are rewarded.")
     gym: Gym | None = Field(None, description="None: the verifiers here reward the rows.")
 
     @property

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
 from scripts.rewards.sandbox import MEBIBYTE, Outcome, sandbox
-from scripts.rewards.spec import CheapAnswer, EnvironmentSpec
+from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import NotJudged
 from scripts.rows.request import PromptRow, broken, parse
 
@@ -171,14 +171,4 @@ def _execute(code: str) -> dict[str, Any]:
     return names
 
 
-_NOTHING_DONE = CheapAnswer(
-    "a program that does nothing",
-    lambda row: "```\npass\n```",
-    "1 where every output of `unit_tests` is empty",
-    "expect some output in each unit test",
-)
-ENVIRONMENTS = {
-    Environment.CODE_GEN: EnvironmentSpec(
-        CodeGenRow, verify, check=lambda row: unavailable(), confined=True, cheap=(_NOTHING_DONE,)
-    )
-}
+ENVIRONMENTS = {Environment.CODE_GEN: EnvironmentSpec(CodeGenRow, verify, check=lambda row: unavailable(), waits=True)}

@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
-from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec, spaced
+from scripts.rewards.spec import EnvironmentSpec
 from scripts.rows.request import PromptRow, Text, broken
 
 
@@ -65,48 +65,4 @@ def _task(row: dict[str, Any]) -> tuple[Any, Any, str]:
     return fields.get("instruction_id_list"), fields.get("kwargs"), fields.get("grading_mode") or "binary"
 
 
-def answers(row: dict[str, Any]) -> Answers:
-    """Keywords and numbers of words are put together; a copied prompt may well obey other instructions."""
-    names, arguments, _ = _task(row)
-    wanted: dict[str, list[dict[str, Any]]] = {}
-    for name, given in zip(names or (), arguments or (), strict=False):
-        wanted.setdefault(name, []).append(given or {})
-    try:
-        words = _words(wanted)
-    except (KeyError, TypeError):
-        words = []
-    if not words:
-        return Answers(any_text_is_right=True)
-    return Answers(" ".join(words), allowed=spaced(" ".join(words)))
-
-
-def _words(wanted: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Words that obey instructions on keywords and the number of words; none where there are others."""
-    exist, often, counted = (
-        wanted.get(name, []) for name in ("keywords:existence", "keywords:frequency", "length_constraints:number_words")
-    )
-    if sum(map(len, (exist, often, counted))) < sum(map(len, wanted.values())):
-        return []
-    if any(given["relation"] != "at least" for given in often):
-        return []
-    words = [word for given in exist for word in given["keywords"]]
-    words += [given["keyword"] for given in often for _ in range(given["frequency"])]
-    for given in counted if words else ():
-        if given["relation"] == "at least":
-            words += [words[0]] * (given["num_words"] - len(words))
-        elif len(words) >= given["num_words"]:
-            return []
-    return words
-
-
-_ONE = CheapAnswer(
-    "`1`",
-    lambda row: "1",
-    "1 where every instruction forbids something or sets a limit; a share of them with `grading_mode: fraction`",
-    "ask for something in instruction_id_list, such as keywords or a number of sentences",
-)
-ENVIRONMENTS = {
-    Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(
-        InstructionFollowingRow, verify, check=check, answers=answers, cheap=(_ONE,)
-    )
-}
+ENVIRONMENTS = {Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(InstructionFollowingRow, verify, check=check)}

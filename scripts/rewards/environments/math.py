@@ -1,27 +1,21 @@
 """math_with_judge: the response's answer is mathematically equal to the expected one, or a judge says so."""
 
-import asyncio
 import logging
 import re
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
-from scripts.rewards.response import first_label, last_boxed, split_reasoning
 from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import Answers, EnvironmentSpec, JudgeVerifier, spaced
-from scripts.rewards.verdict import NotJudged, value_of
+from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.verdict import value_of
 from scripts.rows.request import PromptRow, Text
-
-if TYPE_CHECKING:  # the sandbox imports this module, and asks no judge
-    from scripts.rewards.judge import JudgeClients
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of time limits that the sandbox keeps
 SECONDS = 10.0
 _INTEGER = re.compile(r"-?\d{1,15}")
 _BOXED_INTEGER = re.compile(r"\s*\\boxed\{\s*(-?\d{1,15})\s*\}\s*")
-_same = first_label("[[A=B]]", "[[A!=B]]")
 
 
 class MathRow(PromptRow, kw_only=True):
@@ -29,12 +23,6 @@ class MathRow(PromptRow, kw_only=True):
 
     question: str
     expected_answer: Text
-
-
-class NsToolsRow(MathRow, kw_only=True):
-    """ns_tools: a stateful Python tool, then the verifier that the row names."""
-
-    verifier_type: str | None = None
 
 
 def verify(row: dict[str, Any], response: str) -> float:
@@ -86,40 +74,8 @@ def _bare(expected: str) -> str:
     return expected
 
 
-async def verify_by_judge(row: dict[str, Any], response: str, judges: "JudgeClients") -> float:
-    """1.0 if math-verify or, asked in both orders, the judge calls the answer equal to the expected one, else 0.0.
-
-    The judge is shown the last box, or the whole text where there is none.
-    """
-    text = split_reasoning(response)[1]
-    asks_judge = judges.settings.math_with_judge.should_use_judge
-    try:
-        reward = await asyncio.to_thread(verify, row, text)
-    except NotJudged:
-        if not asks_judge:
-            raise
-        reward = 0.0
-    if reward > 0.5 or not asks_judge:
-        return reward
-    expected, answer = row["expected_answer"], last_boxed(text) or text
-    ask = partial(judges.question, "math_with_judge", question=row["question"])
-    for first, second in ((expected, answer), (answer, expected)):
-        messages = ask(first_answer=first, second_answer=second)
-        if not await judges.verdict("general", messages, _same):
-            return 0.0
-    return 1.0
-
-
-def answers(row: dict[str, Any]) -> Answers:
-    """The expected answer in a box."""
-    good = rf"\boxed{{{row['expected_answer']}}}"
-    allowed = spaced(good) | {"the right answer in a sentence": f"The answer is {good}."}
-    return Answers(good, allowed=allowed, tricks={"an empty box": r"\boxed{}"})
-
-
 ENVIRONMENTS = {
     Environment.MATH: EnvironmentSpec(
-        MathRow, verify, check=check, confined=True, judged=JudgeVerifier("general", verify_by_judge), answers=answers
-    ),
-    "ns_tools_simple_agent": EnvironmentSpec(NsToolsRow),
+        MathRow, verify, check=check, waits=True, answer=lambda row: rf"\boxed{{{row['expected_answer']}}}"
+    )
 }

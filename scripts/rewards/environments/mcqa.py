@@ -2,15 +2,18 @@
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Literal
 
+import regex
+from msgspec import Struct
+
 from scripts.recipe.environment import Environment
-from scripts.rewards.patterns import Template, compiled, groups_of, last_match
-from scripts.rewards.response import unwrap_text
-from scripts.rewards.spec import Answers, EnvironmentSpec, spaced
+from scripts.rewards.spec import EnvironmentSpec
 from scripts.rows.request import PromptRow, Text, broken
 
 Options = dict[str, str]
+REGEX_SECONDS = 1.0
 _BOXED_LETTER = re.compile(r"\\boxed\{[^A-Za-z]*([A-Z])[^A-Za-z]*\}")
 _ANSWER_COLON = re.compile(r"answer\s*:\s*(.+)", re.IGNORECASE)
 _OTHER_SCRIPTS = str.maketrans(dict(zip("أبجدঅবডঢＡＢＣＤ", (f" {letter}" for letter in "ABCD" * 3), strict=True)))
@@ -68,6 +71,36 @@ def _by_pattern(pattern: str, text: str, options: Options) -> str | None:
     return _option_that_is(content, options)
 
 
+@lru_cache(maxsize=4096)
+def groups_of(pattern: str) -> int | str:
+    """How many groups a regular expression of Python's captures, or why it is none."""
+    try:
+        return re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+
+
+@lru_cache(maxsize=4096)
+def compiled(pattern: str, flags: int = 0) -> regex.Pattern:
+    """The pattern, ready to match; ValueError says what is wrong with it."""
+    try:
+        return regex.compile(pattern, flags)
+    except (regex.error, RecursionError) as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+
+
+def last_match(pattern: str, text: str, flags: int = 0) -> regex.Match | None:
+    """The pattern's last match in a text; None without one, or when looking for it takes longer than a second.
+
+    ValueError as from `compiled`.
+    """
+    try:
+        matches = list(compiled(pattern, flags).finditer(text, timeout=REGEX_SECONDS))
+    except TimeoutError:
+        return None
+    return matches[-1] if matches else None
+
+
 def _strict_boxed(text: str, options: Options) -> str | None:
     match = _BOXED_LETTER.search(text)
     return match[1] if match and match[1] in options else None
@@ -87,7 +120,10 @@ def _answer_colon(text: str, options: Options) -> str | None:
     match = _ANSWER_COLON.search(text)
     if match is None:
         return None
-    content = unwrap_text(match[1]).strip()
+    content = match[1]
+    while content.startswith(r"\text{") and content.endswith("}"):
+        content = content[len(r"\text{") : -1].strip()
+    content = content.strip()
     return content.upper() if len(content) == 1 and content.upper() in options else _option_that_is(content, options)
 
 
@@ -105,6 +141,22 @@ _MODES: dict[str, Callable[[str, Options], str | None]] = {
     "lenient_boxed": _lenient_boxed,
     "lenient_answer_colon": _answer_colon,
 }
+
+
+class Template(Struct):
+    """``template_metadata``: how this row's prompt asks for its answer."""
+
+    output_regex: str | list[str] = []
+
+    def patterns(self) -> list[str]:
+        """Its regular expressions."""
+        return [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex
+
+    def __post_init__(self) -> None:
+        """Gym takes a regular expression that does not compile for an answer that is not there."""
+        for pattern in self.patterns():
+            if isinstance(groups := groups_of(pattern), str):
+                raise broken("output_regex", f"does not compile ({groups})")
 
 
 class McqaRow(PromptRow, kw_only=True):
@@ -131,29 +183,12 @@ class McqaRow(PromptRow, kw_only=True):
             raise broken("expected_answer", f"{self.expected_answer!r} is none of the options {known}")
 
 
-def answers(row: dict[str, Any]) -> Answers:
-    """The expected letter where its mode reads it; a row with a regular expression tells none."""
-    if (row.get("template_metadata") or {}).get("output_regex"):
-        return Answers()
-    right = row["expected_answer"].strip().upper()
-    options = {letter.upper(): text for option in row["options"] for letter, text in option.items() if text is not None}
-    others = [letter for letter in options if letter != right]
-    colon = row.get("grading_mode") == "lenient_answer_colon"
-
-    def chosen(text: str) -> str:
-        return f"Answer: {text}" if colon else rf"\boxed{{{text}}}"
-
-    allowed = {"a small heading": f"answer: {right}"} if colon else {"a letter in brackets": chosen(f"({right})")}
-    tricks = {"all letters at once": chosen(", ".join(options))} if others else {}
-    if others and not colon:
-        tricks["each letter in turn, a wrong one first"] = "\n".join(map(chosen, [*others, right]))
-    return Answers(
-        chosen(right),
-        wrong={"a wrong letter": chosen(others[0])} if others else {},
-        allowed=allowed | spaced(chosen(right)),
-        tricks=tricks,
-        other_rows_are_wrong=False,
-    )
+def answer(row: dict[str, Any]) -> str | None:
+    """Write the expected letter where the row's mode reads it; None for a row with a regular expression of its own."""
+    if _patterns(row):
+        return None
+    letter = row["expected_answer"].strip().upper()
+    return f"Answer: {letter}" if row.get("grading_mode") == "lenient_answer_colon" else rf"\boxed{{{letter}}}"
 
 
-ENVIRONMENTS = {Environment.MCQA: EnvironmentSpec(McqaRow, verify, check=check, answers=answers)}
+ENVIRONMENTS = {Environment.MCQA: EnvironmentSpec(McqaRow, verify, check=check, answer=answer)}

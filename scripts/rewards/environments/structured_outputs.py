@@ -1,22 +1,20 @@
 """structured_outputs: the response is one value that obeys the row's schema; in other formats than JSON Gym says so."""
 
 import json
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
-from jsonschema.validators import validator_for
 from jsonschema_specifications import REGISTRY
 from msgspec import Struct
 from referencing.exceptions import Unresolvable
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
-from scripts.rewards.response import as_call, parse_calls
+from scripts.rewards.response import parse_calls
 from scripts.rewards.sandbox import sandbox
-from scripts.rewards.spec import Answers, CheapAnswer, EnvironmentSpec
+from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import value_of
 from scripts.rows.request import PromptRow, broken, parse
 
@@ -144,82 +142,4 @@ class StructuredOutputsRow(PromptRow, kw_only=True):
             raise broken("tool_name", f"{self.tool_name!r} is none of responses_create_params.tools")
 
 
-def answers(row: dict[str, Any]) -> Answers:
-    """A value that the schema describes, where it is a plain one."""
-    if row.get("schema_type", "json") not in ("json", "yaml") or row.get("response_mode") == "tool_call":
-        return Answers()
-    schema = json.loads(row["schema_str"])
-    try:
-        value = _instance(schema)
-        right = json.dumps(value)
-        if not validator_for(schema)(schema).is_valid(value):
-            return Answers()
-    except (KeyError, TypeError, IndexError, RecursionError):
-        return Answers()
-    return Answers(
-        right,
-        wrong={"JSON cut short": right[:-1]},
-        allowed={"JSON on several lines": f"\n{json.dumps(value, indent=2)}\n"},
-        other_rows_are_wrong=False,
-    )
-
-
-def _instance(schema: dict[str, Any]) -> Any:
-    """A value that a plain schema describes; KeyError for one that says more than is read here."""
-    if "const" in schema or "enum" in schema:
-        return schema["const"] if "const" in schema else schema["enum"][0]
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            return _instance(schema[key][0])
-    kind = schema["type"] if isinstance(schema["type"], str) else schema["type"][0]
-    makers: dict[str, Callable[[], Any]] = {
-        "object": lambda: {name: _instance(part) for name, part in schema.get("properties", {}).items()},
-        "array": lambda: [_instance(schema["items"]) for _ in range(schema.get("minItems", 0))],
-        "string": lambda: "a" * max(1, schema.get("minLength", 1)),
-        "integer": lambda: schema.get("minimum", 0),
-        "number": lambda: schema.get("minimum", 0),
-        "boolean": lambda: True,
-        "null": lambda: None,
-    }
-    return makers[kind]()
-
-
-def _in(*kinds: str, text: str, paid: str) -> CheapAnswer:
-    """An answer that earns 1 in rows of some formats."""
-
-    def answer(row: dict[str, Any]) -> str | None:
-        return text if row.get("response_mode") != "tool_call" and row.get("schema_type", "json") in kinds else None
-
-    where = f"1 in {', '.join(kinds)} where `schema_str` {paid}"
-    return CheapAnswer(f"`{text}`", answer, where, "ask for more in schema_str (required properties, minItems)")
-
-
-def _call_of_nothing(row: dict[str, Any]) -> str | None:
-    if row.get("response_mode") != "tool_call":
-        return None
-    offered = [tool["name"] for tool in row["responses_create_params"].get("tools") or ()]
-    name, key = row.get("tool_name") or next(iter(offered), "call"), row.get("tool_payload_key")
-    nothing: Any = [] if json.loads(row["schema_str"]).get("type") == "array" else {}
-    return as_call(name, {key: nothing} if key else {})
-
-
-_CHEAP = (
-    _in("json", "yaml", text="[]", paid="is of a list without minItems"),
-    _in("json", "yaml", text="{}", paid="is of an object without properties, or these stand in `anyOf`"),
-    _in("yaml", "csv", text="hello", paid="is of a list without minItems (csv) or of a string (yaml)"),
-    _in("xml", text="<r/>", paid="is of an object without properties, or these stand in `anyOf`, or of a list"),
-    _in("toml", text="# c", paid="is of an object without properties, or these stand in `anyOf`"),
-    CheapAnswer(
-        "`[tool()]`, with `[]` or `{}` where it has a payload",
-        _call_of_nothing,
-        "1 with `response_mode: tool_call` where `schema_str` is of a list without minItems, or of an empty object",
-        "ask for more in schema_str (required properties, minItems)",
-    ),
-)
-ENVIRONMENTS = {
-    Environment.STRUCTURED_OUTPUTS: EnvironmentSpec(
-        StructuredOutputsRow, verify, check=check, confined=True, answers=answers, cheap=_CHEAP
-    ),
-    "structured_outputs_v3_simple_agent": EnvironmentSpec(StructuredOutputsRow),
-    "structured_outputs_v4_simple_agent": EnvironmentSpec(StructuredOutputsRow),
-}
+ENVIRONMENTS = {Environment.STRUCTURED_OUTPUTS: EnvironmentSpec(StructuredOutputsRow, verify, check=check, waits=True)}
