@@ -1,20 +1,20 @@
-"""The overview of a run: whether the model got better and at what cost, what to look at next, its stages."""
+"""The overview of a run: verdict, cost, criteria to look at, stages."""
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError, run_program
 from scripts.files import duration
 from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterion, read_if_there, read_record
+from scripts.report.chart import trend
 from scripts.report.cost import Cost, cost_of, total
 from scripts.report.page import number_text, write_page
 from scripts.report.records import criteria_of, is_trained, metrics_of, settings_of
 from scripts.report.selection import selection_sentences
 from scripts.report.summary import summarise_stage
-from scripts.report.trend import trend
 from scripts.report.verdict import Course, Lineage, verdict_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
@@ -25,11 +25,7 @@ LARGE, SMALL = (760, 210), (200, 84)
 
 
 def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
-    """Write the overview of a run's stages.
-
-    Stages that are not trained yet appear with how far they have come. Of a sweep the variant is shown that the chain
-    goes on from, or ends with.
-    """
+    """Write the overview; stages still in training appear with their progress, a sweep with the chain's variant."""
     progress, trained = {}, {}
     for name in lineage.parents:
         stage = StagePaths(results / name)
@@ -68,8 +64,8 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         sweeps=sweeps,
         lines=_lines(lineage.cards),
         marks=MARKS,
-        verdicts=_verdicts(results, lineage, chains, scored),
-        cost=_sum(parts["costs"].values()),
+        verdicts=list(_verdicts(results, lineage, chains, scored)),
+        cost=_cost_text(total(parts["costs"].values())),
         notable=list(_notable({name: each for name, each in parts["criteria"].items() if name in shown})),
         rows={name: row for name, row in parts["rows"].items() if name in shown},
         costs={card: total(each) for card, each in costs.items()},
@@ -85,7 +81,7 @@ def _swept(
     scored: Mapping[str, Evaluation],
     shown: set[str],
 ) -> dict[str, Any]:
-    """What the overview tells of a sweep: how far it has come, its scores and from which variant the chain goes on."""
+    """Return a sweep's progress, score range, the chain's variant and choices."""
     variants = [name for name, sweep in lineage.sweep_of.items() if sweep == card]
     scores = sorted(scored[name]["mean"]["after"] for name in variants if name in scored)
     best = next((name for name in variants if name in shown), None)
@@ -98,7 +94,6 @@ def _swept(
 
 
 def _shown(stage: StagePaths) -> dict[str, Any]:
-    """What the page tells of a trained stage."""
     return {
         "rows": summarise_stage(stage),
         "costs": cost_of(stage.run, metrics_of(stage)["seconds"]),
@@ -109,7 +104,7 @@ def _shown(stage: StagePaths) -> dict[str, Any]:
 
 
 def _notable(criteria: Mapping[str, list[JudgedCriterion]]) -> Iterator[tuple[str, str]]:
-    """The stages and the criteria that they missed, in words; those that stop a chain first."""
+    """Yield each stage with a missed criterion in words, stops before warnings."""
     for outcome in ("stop", "warn"):
         for stage, judged in criteria.items():
             for each in judged:
@@ -119,28 +114,21 @@ def _notable(criteria: Mapping[str, list[JudgedCriterion]]) -> Iterator[tuple[st
 
 def _verdicts(
     results: Path, lineage: Lineage, chains: list[list[str]], scored: Mapping[str, Evaluation]
-) -> list[dict[str, Any]]:
-    """The verdict on each chain that was scored, with the mean's course and every environment's drawn."""
+) -> Iterator[dict[str, Any]]:
+    """Yield the verdict on each scored chain, with the courses of the mean and of every environment drawn."""
     found = {verdict.last: (verdict, chain) for chain in chains if (verdict := verdict_of(chain, scored))}
-    return [
-        {
+    for verdict, chain in found.values():
+        variants = sum(card == lineage.sweep_of.get(chain[-1]) for card in lineage.sweep_of.values())
+        unchosen = f"{chain[-1]} has the highest score of {variants} variants, none of which was chosen: it flatters."
+        yield {
             "verdict": verdict,
-            "selection": selection_sentences(results, chain) or list(_shown_as_best(lineage, chain[-1])),
+            "selection": selection_sentences(results, chain) or ([unchosen] if variants else []),
             "drawn": _drawn(verdict.mean, LARGE),
             "environments": [(course, _drawn(course, SMALL)) for course in verdict.environments],
         }
-        for verdict, chain in found.values()
-    ]
-
-
-def _shown_as_best(lineage: Lineage, leaf: str) -> Iterator[str]:
-    """What to know where a chain ends with a sweep none of whose variants was chosen: the highest score is shown."""
-    if variants := sum(card == lineage.sweep_of.get(leaf) for card in lineage.sweep_of.values()):
-        yield f"{leaf} has the highest score of {variants} variants, none of which was chosen, so that score flatters."
 
 
 def _drawn(course: Course, size: tuple[int, int]) -> str:
-    """A course on a scale from 0 to 1, or as far as its scores go."""
     values = [step.value for step in course.steps]
     words = ", ".join(f"{step.value:.2f} after {step.stage}" for step in course.steps)
     bounds = [(step.low, step.high) for step in course.steps]
@@ -149,7 +137,7 @@ def _drawn(course: Course, size: tuple[int, int]) -> str:
 
 
 def _lines(parents: Mapping[str, str]) -> list[list[str]]:
-    """The stages in lines, each stage the parent of the next; a line begins where a chain does, or branches off."""
+    """Return the cards in lines of parent and child; a line begins at a root or a branch."""
     lines: list[list[str]] = []
     for name, parent in parents.items():
         line = next((line for line in lines if line[-1] == parent), None)
@@ -160,24 +148,21 @@ def _lines(parents: Mapping[str, str]) -> list[list[str]]:
     return lines
 
 
-def _sum(costs: Iterable[Cost]) -> dict[str, str]:
-    """The time and the GPU-hours of all stages, for people."""
-    cost = total(costs)
+def _cost_text(cost: Cost) -> dict[str, str]:
     mark = "at least " if cost.at_least else ""
-    time = duration(3600 * cost.hours)
-    return {"time": f"{mark}{time}", "gpu_hours": f"{mark}{number_text(cost.gpu_hours)}" if cost.gpu_hours else ""}
+    gpu_hours = f"{mark}{number_text(cost.gpu_hours)}" if cost.gpu_hours else ""
+    return {"time": f"{mark}{duration(3600 * cost.hours)}", "gpu_hours": gpu_hours}
 
 
 def _progress(stage: StagePaths, cost: Cost | None) -> str:
-    """What a trained stage took, in words; of another how far it has come."""
+    """Return a trained stage's steps and cost in words; the newest step of an unfinished stage."""
     if cost is None:
         entries = recent_steps(stage.run)
         return f"unfinished, step {entries[-1]['step']}" if entries else "not trained yet"
     record = read_record(stage.record, CheckpointRecord)
     steps, ended = record["step"], record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
-    words = f"{steps} step{'s' if steps != 1 else ''}{whole}{cost.adopted and f', {cost.adopted}'}"
-    words += f", {cost.mark}{duration(3600 * cost.hours)}"
+    words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{duration(3600 * cost.hours)}"
     return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
 
 
@@ -189,7 +174,7 @@ def main() -> None:
         "--stages",
         nargs="+",
         required=True,
-        help="stage=parent, or stage= for none; of a variant stage=parent=sweep; parents first",
+        help="stage=parent, stage= without a parent, stage=parent=sweep for a variant; parents first",
     )
     parser.add_argument("--choices", type=Path, nargs="*", default=[], help="choice.json of the choices")
     parser.add_argument("--output", type=Path, required=True, help="HTML")

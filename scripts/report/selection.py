@@ -1,4 +1,4 @@
-"""Sentences on a choice: scores that chose a stage flatter it; the figure of the test split does not."""
+"""Sentences on a choice: scores that chose a stage flatter it, the test split's score does not."""
 
 from pathlib import Path
 
@@ -7,19 +7,19 @@ from scripts.stage.paths import StagePaths
 
 
 def selection_sentences(results: Path, chain: list[str]) -> list[str]:
-    """What to know before believing the scores of a chain's last stage; `chain`: names of folders, parents first."""
+    """Return the warnings on the scores of a chain's last stage; `chain`: folders' names, parents first."""
     records = [read_if_there(StagePaths(results / name).record, CheckpointRecord) for name in chain]
     trained = [(record["identity"], record["step"]) for record in records if record]
-    choices = {StagePaths(path.parent): read_record(path, Choice) for path in sorted(results.glob("*/choice.json"))}
     says, ends = [], [StagePaths(results / chain[-1])]
-    for folder, choice in choices.items():
+    for path in sorted(results.glob("*/choice.json")):
+        choice = read_record(path, Choice)
         among = len(choice["candidates"])
         for each in choice["candidates"]:
             key = each["identity"], each["step"]
             if among > 1 and each["name"] in choice["chosen"] and key in trained:
                 chosen = f"{each['name']} was chosen among {among} by {choice['by']}"
                 says.append(f"{chosen}, on the rows that scores are shown for, so they flatter.")
-                ends += [folder] if key == trained[-1] else []
+                ends += [StagePaths(path.parent)] if key == trained[-1] else []
     test = next((found for folder in ends if (found := read_if_there(folder.test, Evaluation))), None)
     if test is not None:
         mean, change = test["mean"], test["mean"]["change"]

@@ -41,7 +41,6 @@ def summarise_stage(stage: StagePaths) -> dict[str, Any]:
         "truncation_last": last["truncation_rate"],
         "parent": ", ".join(parent["stage"] for parent in record["parents"]),
         "identity": record["identity"],
-        "adopted": cost.adopted or None,
     }
 
 

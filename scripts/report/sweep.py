@@ -44,8 +44,7 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
         paths = StagePaths(results / variant.name)
         try:
             variant.trained = TrainedStage.read(paths) if is_trained(paths) else None
-            cost = variant.trained and variant.trained.cost
-            variant.notes += ["not trained yet"] if cost is None else [cost.adopted] if cost.adopted else []
+            variant.notes += [] if variant.trained else ["not trained yet"]
         except UserError as error:
             variant.notes.append(str(error))
             print(error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Whether a chain's model got better: the held-out scores of its last stage beside those of its first."""
+"""The verdict on a chain: held-out scores of the last stage beside those of the first."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ from scripts.report.records import AS_OF, Score, scores_of
 
 @dataclass(frozen=True)
 class Step:
-    """A score after a stage of the chain; `low` and `high` bound it by the interval of its change from the first."""
+    """A score after a stage; `low` and `high` are the score's bounds by the interval of the change from the first."""
 
     stage: str
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
 class Course:
-    """A score over the chain's scored stages, with its change from the first of them to the last."""
+    """A score over a chain's stages, with the change from first to last and the change's 95 % interval."""
 
     name: str
     steps: list[Step]
@@ -30,7 +30,7 @@ class Course:
 
     @property
     def direction(self) -> int:
-        """1 where the interval of the change lies above 0, -1 where below, else 0."""
+        """1 where the change's interval lies above 0, -1 where below, else 0."""
         if self.low is None or self.high is None:
             return 0
         return (self.low > 0) - (self.high < 0)
@@ -38,9 +38,9 @@ class Course:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a model from `first`, the first scored stage of its chain, to `last`; courses from worst to best.
+    """The courses of a chain from `first`, the first scored stage, to `last`; environments from worst to best.
 
-    Where a single stage was scored, `first` is None and changes are since what that stage started from.
+    `first` is None where a single stage was scored; changes then count from the stage's start.
     """
 
     first: str | None
@@ -56,15 +56,15 @@ class Verdict:
         return {1: "Better", -1: "Worse", 0: "No clear change"}[self.mean.direction]
 
     def moved(self, direction: int) -> list[Course]:
-        """The environments that clearly rose (1) or fell (-1), those that moved most first."""
+        """Return the environments that clearly rose (1) or fell (-1), the largest change first."""
         found = [course for course in self.environments if course.direction == direction]
         return found[::-1] if direction > 0 else found
 
 
 def verdict_of(chain: list[str], evaluations: Mapping[str, Evaluation]) -> Verdict | None:
-    """The verdict on a chain of stages, parents first; None where none was scored.
+    """Return the verdict on a chain of stages, parents first; None without scores.
 
-    Of an environment counts what the last stage was scored on; stages that were not are left out of its course.
+    The environments are the last stage's; stages without a score of an environment are left out of its course.
     """
     scored = {
         name: {score.name: score for score in scores_of(evaluations[name])} for name in chain if name in evaluations
@@ -72,39 +72,34 @@ def verdict_of(chain: list[str], evaluations: Mapping[str, Evaluation]) -> Verdi
     if not scored:
         return None
     first, last = next(iter(scored)), list(scored)[-1]
-    courses = {name: _course(name, scored, alone=first == last) for name in scored[last]}
+    courses = {name: _course(name, scored) for name in scored[last]}
     mean = courses.pop("mean")
     ordered = sorted(courses.values(), key=lambda course: (course.change or 0.0, course.name))
     return Verdict(None if first == last else first, last, mean, ordered)
 
 
-def _course(name: str, scored: Mapping[str, Mapping[str, Score]], alone: bool) -> Course:
+def _course(name: str, scored: Mapping[str, Mapping[str, Score]]) -> Course:
     found = [(stage, scores[name]) for stage, scores in scored.items() if name in scores]
-    score = found[-1][1]
-    if alone:
-        start = [Step("before", score.before, None, None)] if score.before is not None else []
-        return Course(
-            name,
-            [*start, _step(found[0][0], score, score.change, score.low, score.high)],
-            score.change,
-            score.low,
-            score.high,
-        )
+    last = found[-1][1]
+    if len(scored) == 1:
+        start = [] if last.before is None else [Step("before", last.before)]
+        changes = last.change, last.low, last.high
+        return Course(name, [*start, _step(found[0][0], last, *changes)], *changes)
     steps = [_step(stage, each, each.from_first, each.from_first_low, each.from_first_high) for stage, each in found]
-    return Course(name, steps, score.from_first, score.from_first_low, score.from_first_high)
+    return Course(name, steps, last.from_first, last.from_first_low, last.from_first_high)
 
 
 def _step(stage: str, score: Score, change: float | None, low: float | None, high: float | None) -> Step:
     if change is None or low is None or high is None:
-        return Step(stage, score.after, None, None)
+        return Step(stage, score.after)
     return Step(stage, score.after, score.after - change + low, score.after - change + high)
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """The stages of a run, parents first, each with what it starts from or ""; `sweep_of`: the sweep of each variant.
+    """The stages of a run, parents first, each with the parent's name or ""; `sweep_of`: the sweep of each variant.
 
-    `choices`: what was chosen, by the name by which a stage names it as its parent.
+    `choices`: choice.json by the name that children give as parent.
     """
 
     parents: Mapping[str, str]
@@ -113,7 +108,7 @@ class Lineage:
 
     @cached_property
     def started(self) -> dict[str, str]:
-        """The folder that each stage starts from, of a choice the best; checkpoints that one starts from are stages."""
+        """The folder that each stage starts from, a choice resolved to the best; checkpoints count as stages."""
         found: dict[str, str] = {}
         for name, parent in self.parents.items():
             start = self.choices[parent]["chosen"][0] if parent in self.choices else parent
@@ -123,12 +118,12 @@ class Lineage:
         return found
 
     def stage_of(self, name: str) -> str:
-        """The stage that trained a checkpoint; the name of another."""
+        """Return the stage of a checkpoint's folder; any other name unchanged."""
         stage, _, step = name.rpartition(AS_OF)
         return stage if step.isdigit() and name not in self.parents else name
 
     def card_of(self, name: str) -> str:
-        """The sweep of a variant, its checkpoint or a choice among them; another stage's own name."""
+        """Return the sweep of a variant, its checkpoint or a choice among variants; else the stage's name."""
         stage = self.stage_of(name)
         if stage in self.parents or not stage:
             return self.sweep_of.get(stage, stage)
@@ -137,13 +132,13 @@ class Lineage:
 
     @cached_property
     def cards(self) -> dict[str, str]:
-        """What is shown as one: the stages that are no variants and the sweeps, each with what it starts from."""
+        """The cards of the overview, plain stages and sweeps, each with the card it starts from."""
         return {self.card_of(name): self.card_of(start) for name, start in self.started.items()}
 
     def chains(self, scores: Mapping[str, float]) -> list[list[str]]:
-        """The chain to every stage that none starts from, parents first.
+        """Return the chain to every leaf, parents first.
 
-        Of a sweep that none starts from it is the chain to the chosen variant, else to the one with the highest score.
+        A sweep without children is one leaf: the chosen variant, else the variant with the highest score.
         """
         starts = {parent for parent in self.started.values() if parent}
         starts |= {self.stage_of(start) for start in starts} | {self.card_of(start) for start in starts}

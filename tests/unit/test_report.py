@@ -467,17 +467,6 @@ def test_the_summary_has_a_row_a_stage_from_its_records(results):
     assert row["worst_environment"] == "math_with_judge" and pd.isna(row["kl_last"])
 
 
-def test_what_another_run_trained_is_told_of_and_costs_nothing_here(results):
-    attempts = results / "rlvr1/run/attempts.jsonl"
-    attempts.write_text(attempts.read_text().replace('"event": "begin"', '"event": "begin", "run": "results/a/rlvr1"'))
-    row = summarise_stage(StagePaths(results / "rlvr1"))
-    assert (row["adopted"], row["hours"], row["gpu_hours"]) == ("trained in results/a/rlvr1", 0, 0)
-    write_overview(results, Lineage({"sft": "", "rlvr1": "sft"}), results / "overview.html")
-    text = (results / "overview.html").read_text()
-    assert "10 steps, trained in results/a/rlvr1, 0 s" in text and "0.8 GPU-hours" in text
-    assert "trained in results/a/rlvr1, whose time is not counted here" in page_of(results, "rlvr1")
-
-
 def test_a_missing_file_is_one_message_that_says_what_to_ask_for(results):
     (results / "sft/metrics.parquet").unlink()
     with pytest.raises(UserError, match=r"sft/metrics\.parquet: no such file; ask Snakemake"):
