@@ -1,8 +1,4 @@
-"""Write the model card of a published stage in Hugging Face's format.
-
-Data, stages, parameters, scores, limits and lineage are taken from the records of the run; what these do not tell is
-not in the card.
-"""
+"""Write the model card of a published stage in Hugging Face's format, from the run's records alone."""
 
 import argparse
 import math
@@ -64,7 +60,7 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
 
 
 def _without_folders(text: str, chain: Chain) -> str:
-    """The text with the last name alone of every path that the records hold."""
+    """Return the text with every recorded path cut to the last name."""
     configs = [link.settings for link in chain.links.values() if link.settings]
     values = [value for config in configs for _, value in leaves(config)]
     values += [source["name"] for source in _sources(chain)]
@@ -76,7 +72,7 @@ def _without_folders(text: str, chain: Chain) -> str:
 
 
 def _of_export(link: Link, exported: ExportRecord, path: Path, kind: type[Record]) -> Record | None:
-    """The scores in a record, where it is there; UserError where they are another export's."""
+    """Return a record of scores; UserError for another export's scores."""
     scores = read_if_there(path, kind)
     if scores and scores.get("content") != exported["content"]:
         raise UserError(f"{path}: scores another export than {link.paths.directory / 'hf'}; snakemake {path}")
@@ -84,7 +80,7 @@ def _of_export(link: Link, exported: ExportRecord, path: Path, kind: type[Record
 
 
 def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None) -> ModelCardData:
-    """The card's YAML; only names that the hub can know are datasets and base models."""
+    """Return the card's YAML; only hub ids become datasets and base models."""
     configs = [link.settings for link in chain.links.values() if link.settings]
     named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
     datasets = sorted(filter(_is_hub_id, named))
@@ -104,7 +100,7 @@ def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None) -
 
 
 def _sources(chain: Chain) -> list[dict[str, Any]]:
-    """The datasets of the stages, where they were recorded; a mixture is of several."""
+    """Return the stages' recorded datasets; a mixture has several."""
     data = [link.record.get("data") or {"source": None} for link in chain.links.values()]
     pairs = [
         zip(*(described["source"][key].split(", ") for key in ("name", "revision")), strict=False)
@@ -149,7 +145,7 @@ def _benchmark_results(benchmarks: Benchmarks | None) -> Iterator[EvalResult]:
 
 
 def _blends(chain: Chain) -> Iterator[dict[str, Any]]:
-    """A row for each stage's blend: where it is from, and how many rows it has."""
+    """Yield a row for each stage's blend: dataset, revision, rows."""
     for link in chain.links.values():
         if not (data := link.record.get("data")):
             continue
@@ -187,7 +183,7 @@ def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
 
 
 def _model(folder: Path) -> dict[str, Any]:
-    """Size and kind of the exported model, by its own files."""
+    """Return the size and kind of the exported model."""
     config, tensors = config_of(folder), tensors_of(folder)
     return {
         "parameters": sum(math.prod(shape) for _, shape in tensors.values()),
@@ -199,7 +195,7 @@ def _model(folder: Path) -> dict[str, Any]:
 
 
 def _chat(folder: Path) -> str:
-    """How the exported model is talked to, by its own files; empty where these tell no chat template."""
+    """Return the exported model's chat template and tokens in words; empty without a template."""
     found = ChatFormat.of(folder)
     if found.chat_template is None:
         return ""
@@ -208,7 +204,7 @@ def _chat(folder: Path) -> str:
 
 
 def _limits(chain: Chain, evaluation: Evaluation | None, benchmarks: Benchmarks | None) -> Iterator[str]:
-    """What the records say against the model, one sentence each."""
+    """Yield the model's limits by the records, a sentence each."""
     if evaluation is None:
         yield "No held-out scores were taken."
     else:

@@ -1,4 +1,4 @@
-"""The chain of a checkpoint: its stage and all before it, as their records tell."""
+"""The chain of a checkpoint: the stage and all ancestors, by their records."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +13,10 @@ from scripts.stage.paths import StagePaths
 
 @dataclass(frozen=True)
 class Link:
-    """One stage of a chain.
+    """A stage of a chain.
 
-    `record` is its ckpt/record.json, or, where that is gone or of another checkpoint (`on_disk` is False), what the
-    stage after it recorded. `content` is that of the export from which the next stage starts, None where nobody
-    exported yet; `parents` are the names of the stages it starts from.
+    `record` is ckpt/record.json, or the child's note of the parent where the checkpoint is gone or replaced (`on_disk`
+    is False). `content` is the content of the export, None before the first export.
     """
 
     paths: StagePaths
@@ -32,28 +31,28 @@ class Link:
 
     @property
     def run_name(self) -> str:
-        """The name of the run, which is that of its folder of results."""
+        """The run's name, the folder's of results."""
         return self.paths.directory.resolve().parent.name
 
     @property
     def parents(self) -> list[str]:
-        """The names of the stages it starts from."""
+        """The parents' names."""
         return [parent["stage"] for parent in self.record.get("parents", ())]
 
     @property
     def blend(self) -> Path | None:
-        """The folder of its splits and manifest; None where the record does not tell."""
+        """The folder of splits and manifest; None for an old record."""
         data = self.record.get("data")
         return self.paths.sibling("data").directory / data["blend"] if data else None
 
     @property
     def config(self) -> Path:
-        """The resolved config that it trained, in its run directory."""
+        """The trained config, in the run directory."""
         return (self.paths.ckpt / "weights").resolve().parents[1] / "config.yaml"
 
     @cached_property
     def settings(self) -> dict[str, Any] | None:
-        """That config, where it is there and whole."""
+        """The trained config's values; None for a missing or damaged file."""
         try:
             return read_values(self.config) if self.on_disk else None
         except UserError:
@@ -62,18 +61,18 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """The links by stage, parents first; the last is the one that was asked for."""
+    """The links by stage, parents first."""
 
     links: dict[str, Link]
 
     @property
     def last(self) -> Link:
-        """The checkpoint that was asked for."""
+        """The checkpoint at the chain's end."""
         return list(self.links.values())[-1]
 
 
 def _published_stage(path: Path) -> StagePaths:
-    """A stage, given its folder or the ckpt/ or hf/ in it; UserError where no checkpoint is published there."""
+    """Return the stage of a folder, or of the ckpt/ or hf/ in it; UserError without a published checkpoint."""
     directory = path.parent if path.name in ("ckpt", "hf") else path
     stage = StagePaths(directory if directory.name else directory.absolute())
     if not stage.record.is_file():
@@ -82,7 +81,7 @@ def _published_stage(path: Path) -> StagePaths:
 
 
 def read_chain(path: Path) -> Chain:
-    """The chain of a published checkpoint."""
+    """Return the chain of a published checkpoint."""
     stage, links = _published_stage(path), {}
     record = read_record(stage.record, CheckpointRecord)
     exported = _export_of(stage, record["identity"])
@@ -91,7 +90,7 @@ def read_chain(path: Path) -> Chain:
 
 
 def _collect(link: Link, links: dict[str, Link]) -> None:
-    """Add a link after those that it starts from."""
+    """Add a link after the parents' links."""
     for parent in link.record.get("parents", ()):
         if parent["stage"] not in links:
             _collect(_parent_link(link.paths.sibling(parent["stage"]), parent), links)
@@ -99,14 +98,14 @@ def _collect(link: Link, links: dict[str, Link]) -> None:
 
 
 def _parent_link(stage: StagePaths, recorded: Parent) -> Link:
-    """The link of a parent, by its own record where that is still of the checkpoint that its child recorded."""
+    """Return a parent's link; by the child's note where the parent's record is of another checkpoint."""
     record = readable(stage.record, CheckpointRecord)
     is_same = record is not None and record["identity"] == recorded["identity"]
     return Link(stage, record if is_same else recorded, recorded["content"], on_disk=is_same)
 
 
 def readable(path: Path, kind: type[Record]) -> Record | None:
-    """A record that is there and whole; the verification tells of damage."""
+    """Return a record, None for a missing or damaged file; the verification tells of damage."""
     try:
         return read_if_there(path, kind)
     except UserError:
@@ -114,11 +113,11 @@ def readable(path: Path, kind: type[Record]) -> Record | None:
 
 
 def _export_of(stage: StagePaths, identity: str) -> ExportRecord | None:
-    """The stage's hf/record.json, where it is of this checkpoint."""
+    """Return hf/record.json, None for another checkpoint's."""
     exported = readable(stage.export_record, ExportRecord)
     return exported if exported and exported["identity"] == identity else None
 
 
 def export_of(link: Link) -> ExportRecord | None:
-    """The export of a link, where one is there."""
+    """Return the record of a link's export, or None."""
     return _export_of(link.paths, link.record["identity"])

@@ -1,6 +1,6 @@
-"""Lines over a common axis, and intervals, as small charts.
+"""Small SVG charts: lines over steps, a score over stages, a change with its interval.
 
-Lines differ by dash as well as by colour (Okabe and Ito's palette), so they read in print and by the colour-blind.
+Lines differ by dash and by colour (Okabe and Ito's palette), for print and for the colour-blind.
 """
 
 import math
@@ -14,6 +14,8 @@ WIDTH, HEIGHT = 380, 230
 LEFT, RIGHT, TOP, BOTTOM = 66, 10, 10, 36
 MOST_POINTS = 320
 FEW_POINTS = 40
+TREND_MARGIN = 8
+LABEL_WIDTH = 6.4  # of a character, at most
 
 Number = float | int | None
 
@@ -32,22 +34,21 @@ class Line:
     colour: int | None = None
 
     def edge(self, sign: int) -> list[float]:
-        """The upper (1) or lower (-1) edge of the band; empty where there is none."""
+        """Return the band's upper (1) or lower (-1) edge; empty without a band."""
         return [y + sign * spread for y, spread in zip(self.y, self.spread, strict=False)]
 
 
 def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
-    """A chart of lines over the steps, told in words to who cannot see it; empty without a value.
+    """Return a chart of at most six lines over the steps, with a text for screen readers; empty without a value.
 
-    More than six lines need their own colours. Of a line with many points the extremes of each stretch are drawn, so
-    that no spike is lost.
+    Long lines are drawn by the extremes of each stretch, so spikes stay.
     """
     lines = [_known(line, number) for number, line in enumerate(lines)]
     xs = [x for line in lines for x in line.x]
     ys = [y for line in lines for values in (line.y, line.edge(-1), line.edge(1)) for y in values]
     if not ys:
         return ""
-    labelled = sorted((line for line in lines if line.label and line.x), key=lambda line: line.colour)
+    labelled = [line for line in lines if line.label and line.x]
     top, bottom, right = TOP + 15 * len(labelled), HEIGHT - BOTTOM, WIDTH - RIGHT
     across = _Axis.over(min(xs), max(xs), LEFT, right, whole=True)
     up = _Axis.over(min(ys), max(ys), bottom, top)
@@ -68,12 +69,12 @@ def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
     place = f"12 {(top + bottom) / 2}"
     parts.append(f'<text transform="translate({place}) rotate(-90)" text-anchor="middle">{escape(unit)}</text>')
     for line in lines:
-        parts += _drawn(line, across, up, with_points=len(lines) <= len(COLOURS))
+        parts += _drawn(line, across, up)
     return "".join([*parts, "</svg>"])
 
 
 def interval(value: Number, low: Number, high: Number, reach: float) -> str:
-    """A change with its interval on an axis from -reach to reach with a line at 0; nothing without a value."""
+    """Return a change with its interval on an axis from -reach to reach; empty without a value."""
     if value is None:
         return ""
 
@@ -91,7 +92,7 @@ def interval(value: Number, low: Number, high: Number, reach: float) -> str:
 
 @dataclass(frozen=True)
 class _Axis:
-    """A stretch of values with even ticks, and the pixels from `start` to `end` that it is drawn on."""
+    """Values with even ticks, drawn on the pixels from `start` to `end`."""
 
     low: float
     high: float
@@ -101,7 +102,7 @@ class _Axis:
 
     @classmethod
     def over(cls, low: float, high: float, start: float, end: float, whole: bool = False) -> "_Axis":
-        """An axis with about five ticks at round numbers; `whole`: at whole ones, and no wider than the values."""
+        """Return an axis with about five ticks at round numbers; `whole`: at integers, no wider than the values."""
         if high - low < 1e-9 * max(1.0, abs(high)) or (whole and high == low):
             spread = 1 if whole else abs(high) * 0.1 or 0.1
             low, high = low - spread, high + spread
@@ -112,11 +113,11 @@ class _Axis:
         return cls(math.floor(low / step) * step, math.ceil(high / step) * step, step, start, end)
 
     def at(self, value: float) -> float:
-        """The pixel of a value."""
+        """Return the pixel of a value."""
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start), 1)
 
     def ticks(self) -> list[tuple[str, float]]:
-        """The ticks' labels and pixels."""
+        """Return the ticks' labels and pixels."""
         first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
         digits = max(0, -math.floor(math.log10(self.step)))
         values = [number * self.step for number in range(first, last + 1)]
@@ -124,7 +125,7 @@ class _Axis:
 
 
 def _tick(value: float, digits: int) -> str:
-    """A tick's label; a power of ten where it would be long."""
+    """Return a tick's label; a power of ten instead of many digits."""
     if digits > 3 or abs(value) >= 1e5:
         mantissa, _, power = f"{value:.2e}".partition("e")
         return f"{float(mantissa):g}e{int(power)}" if abs(value) > 1e-15 else "0"
@@ -132,31 +133,29 @@ def _tick(value: float, digits: int) -> str:
 
 
 def _known(line: Line, number: int) -> Line:
-    """A line without its gaps, with its colour; its band stays where it is known throughout."""
+    """Return a line with a colour and without gaps; a band with gaps goes."""
     kept = [at for at, y in enumerate(line.y) if is_known(y)]
     spread = [line.spread[at] for at in kept] if line.spread else []
     x, y = ([float(values[at]) for at in kept] for values in (line.x, line.y))
-    colour = number if line.colour is None else line.colour
-    return replace(line, x=x, y=y, spread=spread if all(map(is_known, spread)) else (), colour=colour)
+    return replace(line, x=x, y=y, spread=spread if all(map(is_known, spread)) else (), colour=number)
 
 
 def is_known(value: Number) -> bool:
-    """Whether there is a value that can be drawn."""
+    """Tell whether a value can be drawn."""
     return value is not None and math.isfinite(value)
 
 
 def _stretches(count: int) -> list[range]:
-    """Consecutive stretches of positions, of each of which the two extremes are drawn; single positions where few."""
+    """Return consecutive stretches of positions, one position each for short lines."""
     size = math.ceil(2 * count / MOST_POINTS) if count > MOST_POINTS else 1
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def _stroke(line: Line) -> str:
-    """How a line is drawn."""
     return f'fill="none" stroke="{COLOURS[line.colour]}" stroke-width="1.6" stroke-dasharray="{DASHES[line.colour]}"'
 
 
-def _drawn(line: Line, across: _Axis, up: _Axis, with_points: bool) -> Iterable[str]:
+def _drawn(line: Line, across: _Axis, up: _Axis) -> Iterable[str]:
     if not line.x:
         return
     colour, stretches = COLOURS[line.colour], _stretches(len(line.x))
@@ -168,17 +167,71 @@ def _drawn(line: Line, across: _Axis, up: _Axis, with_points: bool) -> Iterable[
     extremes = [{min(part, key=line.y.__getitem__), max(part, key=line.y.__getitem__)} for part in stretches]
     points = [(across.at(line.x[at]), up.at(line.y[at])) for pair in extremes for at in sorted(pair)]
     yield f'<polyline points="{" ".join(f"{x},{y}" for x, y in points)}" {_stroke(line)}/>'
-    if with_points and len(points) <= FEW_POINTS:
+    if len(points) <= FEW_POINTS:
         yield from (f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>' for x, y in points)
 
 
 def _words(title: str, lines: Sequence[Line]) -> str:
-    """What the chart shows; of more lines than colours those that stand in the legend."""
-    many = len(lines) > len(COLOURS)
     described = [
         f"{line.label + ' ' if line.label else ''}from {line.y[0]:.4g} at {line.x[0]:g} to {line.y[-1]:.4g} at "
         f"{line.x[-1]:g}, between {min(line.y):.4g} and {max(line.y):.4g}"
         for line in lines
-        if line.y and (line.label or not many)
+        if line.y
     ]
-    return f"{title}: {f'{len(lines)} lines; ' if many else ''}{'; '.join(described)}"
+    return f"{title}: {'; '.join(described)}"
+
+
+def trend(
+    words: str,
+    labels: Sequence[str],
+    values: Sequence[float],
+    bounds: Sequence[tuple[Number, Number]],
+    scale: tuple[float, float],
+    size: tuple[int, int],
+) -> str:
+    """Return the values in order over a scale, with whiskers from bound to bound; `words` are for screen readers.
+
+    A wide chart has labels below and the scale at the left.
+    """
+    width, height = size
+    low, high = scale
+    is_labelled = len(labels) > 1 and max(map(len, labels)) * LABEL_WIDTH < (width - 50) / len(labels)
+    left, top, bottom = (36, 22, height - 20) if is_labelled else (TREND_MARGIN, TREND_MARGIN, height - TREND_MARGIN)
+
+    def across(place: int) -> float:
+        return round(left + (place + 0.5) * (width - TREND_MARGIN - left) / len(values), 1)
+
+    def up(value: float) -> float:
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(bottom - min(1.0, max(0.0, share)) * (bottom - top), 1)
+
+    parts = [
+        f'<svg class="trend" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(words)}"'
+        f' xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" font-size="11" fill="currentColor">',
+        f'<path d="M{left} {bottom}H{width}" stroke="currentColor" stroke-opacity=".4"/>',
+    ]
+    if is_labelled:
+        middle = (low + high) / 2
+        for value in (low, middle, high):
+            parts.append(f'<path d="M{left} {up(value)}H{width}" stroke="currentColor" stroke-opacity=".15"/>')
+            parts.append(f'<text x="{left - 6}" y="{up(value) + 4}" text-anchor="end">{value:.3g}</text>')
+        parts += [
+            f'<text x="{across(place)}" y="{height - 5}" text-anchor="middle">{escape(label)}</text>'
+            for place, label in enumerate(labels)
+        ]
+    parts += [
+        f'<path d="M{across(place)} {up(bottom_bound)}V{up(top_bound)}" stroke="{COLOURS[0]}" stroke-opacity=".45"'
+        ' stroke-width="5"/>'
+        for place, (bottom_bound, top_bound) in enumerate(bounds)
+        if is_known(bottom_bound) and is_known(top_bound)
+    ]
+    points = [(across(place), up(value)) for place, value in enumerate(values)]
+    line = " ".join(f"{x},{y}" for x, y in points)
+    parts.append(f'<polyline points="{line}" fill="none" stroke="{COLOURS[0]}" stroke-width="1.6"/>')
+    parts += [f'<circle cx="{x}" cy="{y}" r="{3 if is_labelled else 2.2}" fill="{COLOURS[0]}"/>' for x, y in points]
+    if is_labelled:
+        parts += [
+            f'<text x="{x}" y="{y - 9}" text-anchor="middle" font-weight="bold">{value:.2f}</text>'
+            for (x, y), value in zip(points, values, strict=True)
+        ]
+    return "".join([*parts, "</svg>"])

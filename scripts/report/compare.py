@@ -1,4 +1,4 @@
-"""Runs side by side on one page: what differs, the scores with the intervals of their differences, curves, costs."""
+"""Runs side by side on one page: settings, scores with intervals of the differences, curves, costs."""
 
 import argparse
 import sys
@@ -30,7 +30,7 @@ ROW = ["environment", "split", "line", "prompt"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A score in each run, and how each differs from the first run's on the same rows; None: not scored, not known."""
+    """A score in each run, with the change from the first run on the same rows; None: unknown."""
 
     name: str
     scores: list[float | None]
@@ -39,9 +39,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class TrainedStage:
-    """What a stage of a run left, read at once, so that damage is known before anything is compared.
+    """The files of a run's stage, read at once to find damage before comparing.
 
-    `stale`: the stage before it that has another export now than the one which it started from.
+    `stale`: the parent with another export now than at the stage's start.
     """
 
     record: CheckpointRecord
@@ -56,7 +56,7 @@ class TrainedStage:
 
     @classmethod
     def read(cls, stage: StagePaths) -> "TrainedStage":
-        """A published stage; UserError where a file that it needs is damaged or missing."""
+        """Read a published stage; UserError for a damaged or missing file."""
         metrics = records.metrics_of(stage)
         return cls(
             record=read_record(stage.record, CheckpointRecord),
@@ -72,14 +72,14 @@ class TrainedStage:
 
     @property
     def weights(self) -> str:
-        """What tells published weights apart: the files of the checkpoint that hold them, and their hashes."""
+        """The checkpoint's files of weights with hashes, as text."""
         files = self.record["files"]
         return canonical_json({name: file for name, file in files.items() if name.endswith(WEIGHTS)})
 
 
 @dataclass(frozen=True)
 class Run:
-    """The trained stages of a run, parents before children, and what is wrong with those that cannot be read."""
+    """The trained stages of a run, parents first, and the messages of unreadable stages."""
 
     stages: dict[str, TrainedStage]
     damaged: dict[str, str] = field(default_factory=dict)
@@ -87,29 +87,29 @@ class Run:
 
 @dataclass(frozen=True)
 class ComparedStage:
-    """One stage in the runs that have it."""
+    """A stage in each run with a stage of the name."""
 
     name: str
     stages: dict[str, TrainedStage]
 
     @property
     def is_shared(self) -> bool:
-        """Whether several runs have it."""
+        """Tell whether several runs have the stage."""
         return len(self.stages) > 1
 
     @property
     def run(self) -> str:
-        """The first run that has it."""
+        """The first run with the stage."""
         return next(iter(self.stages))
 
     @cached_property
     def is_identical(self) -> bool:
-        """Whether several runs have it, and published the very same weights."""
+        """Tell whether several runs published the same weights."""
         return self.is_shared and len({stage.weights for stage in self.stages.values()}) == 1
 
     @cached_property
     def differs_unsaid(self) -> bool:
-        """Whether its weights differ although its identity is the same: other code or another machine trained it."""
+        """Tell whether weights differ under one identity: by the code or the machine."""
         identities = {stage.record["identity"] for stage in self.stages.values()}
         return self.is_shared and not self.is_identical and len(identities) == 1
 
@@ -120,12 +120,12 @@ class ComparedStage:
 
     @cached_property
     def settings(self) -> list[tuple[str, list[Any]]]:
-        """The settings in which its configs differ."""
+        """The settings with different values."""
         return records.differing_settings([stage.settings for stage in self.stages.values()])
 
     @cached_property
     def held_out(self) -> list[Difference]:
-        """The held-out scores of every environment, the mean first."""
+        """The held-out scores, the mean first."""
         table = records.scores_side_by_side([stage.evaluation for stage in self.stages.values()])
         first, *others = [stage.rewards for stage in self.stages.values()]
         differences = [_changes(first, rewards) for rewards in others]
@@ -146,14 +146,14 @@ class ComparedStage:
 
 
 def rewards_of(stage: StagePaths) -> pd.DataFrame | None:
-    """The reward of each held-out row after the stage; None where they are not there."""
+    """Return each held-out row's reward after the stage; None without rollouts."""
     if not stage.rollouts.exists():
         return None
     return read_table(stage.rollouts, ROLLOUTS).select([*ROW, "reward_after"]).to_pandas().dropna(subset="reward_after")
 
 
 def _changes(first: pd.DataFrame | None, second: pd.DataFrame | None) -> Mapping[str, Change | None]:
-    """The changes from the first to the second on the rows that both answered, by environment and of their mean."""
+    """Return the changes on the common rows, by environment and of the mean."""
     if first is None or second is None:
         return {}
     both = first.merge(second, on=ROW, suffixes=("", "_second"))
@@ -164,7 +164,7 @@ def _changes(first: pd.DataFrame | None, second: pd.DataFrame | None) -> Mapping
 
 
 def stale_parent(stage: StagePaths) -> str | None:
-    """The parent whose export is another one now than that which the stage started from; None: it is the same."""
+    """Return the parent with another export now than at the stage's start; None: the export is the same."""
     for parent in read_record(stage.record, CheckpointRecord)["parents"][:1]:
         export = read_if_there(stage.sibling(parent["stage"]).export_record, ExportRecord)
         if export is not None and export["content"] != parent["content"]:
@@ -173,7 +173,7 @@ def stale_parent(stage: StagePaths) -> str | None:
 
 
 def read_run(results: Path) -> Run:
-    """The trained stages of a folder of results; UserError when it has none that can be read."""
+    """Return the trained stages of a folder of results; UserError without a readable stage."""
     found, damaged = {}, {}
     for path in sorted(results.glob("*/ckpt/record.json")):
         stage = StagePaths(path.parent.parent)
@@ -192,7 +192,7 @@ def read_run(results: Path) -> Run:
 
 
 def compare(runs: Mapping[str, Run]) -> list[ComparedStage]:
-    """A comparison for every stage of any run, in the order of the first run that has it."""
+    """Return a comparison for every stage, in the order of the first run with the stage."""
     names = dict.fromkeys(name for run in runs.values() for name in run.stages)
     return [
         ComparedStage(name, {label: run.stages[name] for label, run in runs.items() if name in run.stages})
@@ -201,7 +201,7 @@ def compare(runs: Mapping[str, Run]) -> list[ComparedStage]:
 
 
 def labels_of(folders: list[Path]) -> list[str]:
-    """The folders by as few of the last parts of their paths as tell them apart."""
+    """Return the shortest distinct ends of the folders' paths."""
     paths = [folder.resolve().parts for folder in folders]
     for count in range(1, max(map(len, paths))):
         labels = ["/".join(parts[-count:]) for parts in paths]
@@ -211,7 +211,7 @@ def labels_of(folders: list[Path]) -> list[str]:
 
 
 def write_comparison(folders: list[Path], output: Path) -> None:
-    """Write the page of two runs or more; differences are from the first."""
+    """Write the page of several runs; changes count from the first run."""
     labels = labels_of(folders)
     if not 2 <= len(set(labels)) == len(labels) <= len(COLOURS):
         raise UserError(f"two to {len(COLOURS)} different folders can be compared, not {', '.join(labels)}")

@@ -1,4 +1,4 @@
-"""The curves of a stage over its steps: which there are, and how to read each."""
+"""The curves of a stage over the steps, each with a caption."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,9 @@ Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.tables, a
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart of columns of metrics.parquet (with what each line is called), its unit and how to read it.
+    """A chart of columns of metrics.parquet, with a label for each line.
 
-    `spread`: the column that gives the band around its line. `by_name`: its column maps names to numbers, and each
-    name has a line.
+    `spread`: the column of the band around the line. `by_name`: the column maps names to numbers, a line a name.
     """
 
     title: str
@@ -128,10 +127,7 @@ CHARTS = (
 
 
 def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
-    """A figure for all that was measured, by one run (under the name "") or by several over the same steps.
-
-    More lines than a chart has colours fill several charts.
-    """
+    """Yield a figure for every measured chart, of one run (named "") or of several; six lines a figure."""
     for chart in CHARTS:
         lines = list(_lines(chart, runs))
         parts = [lines[start : start + len(COLOURS)] for start in range(0, len(lines), len(COLOURS))]
@@ -142,7 +138,7 @@ def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
 
 
 def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
-    """The lines of a chart: of one run all, of several the first of each."""
+    """Yield a chart's lines; of several runs the first line each."""
     for run, metrics in runs.items():
         for column, label in list(chart.columns.items())[: None if len(runs) == 1 else 1]:
             if column not in metrics or (chart.by_name and len(runs) > 1):
@@ -158,14 +154,14 @@ def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
 
 
 def columns_by_name(entries: Iterable[Any]) -> dict[str, list[Number]]:
-    """Entries that map names to numbers, as a column for each name that is ever measured."""
+    """Return entries of names and numbers as a column for each measured name."""
     maps = [dict(entry or ()) for entry in entries]
     names = {name for numbers in maps for name, number in numbers.items() if is_known(number)}
     return {name: [numbers.get(name) for numbers in maps] for name in sorted(names)}
 
 
 def short_name(environment: str) -> str:
-    """An environment's agent name without the endings that every agent shares."""
+    """Return an environment's agent name without the common endings."""
     for ending in ("_single_step_tool_use_with_argument_comparison_agent", "_simple_agent"):
         environment = environment.removesuffix(ending)
     return environment.removesuffix("_with_argument_comparison_agent")

@@ -1,4 +1,4 @@
-"""The page of held-out scores of every environment, and of benchmarks, over the chain, as heat maps."""
+"""The page of held-out and benchmark scores over the chain, as heat maps."""
 
 import argparse
 import sys
@@ -11,12 +11,12 @@ from scripts.records import Benchmarks, Evaluation, Record, read_record
 from scripts.report.page import write_page
 from scripts.report.records import scores_side_by_side
 
-# Cividis, from low to high: the same to all kinds of colour vision, and ordered in grey.
+# Cividis, from low to high: safe for every colour vision, ordered in grey.
 COLOURS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102), (254, 232, 56))
 
 
 def colour(share: float) -> tuple[str, str]:
-    """Background and text colour of a cell whose value is this share (0 to 1) of the scale."""
+    """Return the background and text colour of a cell at a share (0 to 1) of the scale."""
     place = max(0.0, min(1.0, share)) * (len(COLOURS) - 1)
     below = min(int(place), len(COLOURS) - 2)
     pairs = zip(COLOURS[below], COLOURS[below + 1], strict=True)
@@ -25,7 +25,7 @@ def colour(share: float) -> tuple[str, str]:
 
 
 def write_environments_page(evaluations: list[Evaluation], output: Path, benchmarks: Sequence[Benchmarks] = ()) -> None:
-    """Write the heat maps; a scale goes from 0 to 1, or to the highest score where that is above 1."""
+    """Write the heat maps; the scale goes from 0 to 1, or to a higher best score."""
     write_page(
         output,
         "environments.html",
@@ -47,7 +47,7 @@ def _heat_map(records: Sequence[Evaluation | Benchmarks]) -> dict[str, Any]:
 
 
 def readable(paths: list[Path], kind: type[Record]) -> list[Record]:
-    """The records in these files; one that is damaged is told of and left out."""
+    """Return the files' records; print damaged files and leave them out."""
     found = []
     for path in paths:
         try:

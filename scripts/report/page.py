@@ -1,4 +1,4 @@
-"""Pages of the report: templates to one HTML file each that opens offline. What comes from data is escaped."""
+"""Pages of the report: one offline HTML file a template, with data escaped."""
 
 import math
 from functools import partial
@@ -20,14 +20,14 @@ _TEMPLATES = Environment(
 
 
 def number_text(value: float | None, digits: int = 3) -> str:
-    """A number for people; nothing where there is none."""
+    """Return a number for people; empty for None."""
     if _is_missing(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def score_text(value: float | None, decimals: int = 3, sign: str = "") -> str:
-    """A score, share or change, this one with its `sign` (+); nothing where there is none."""
+    """Return a score, share or change (`sign` "+"); empty for None."""
     return "" if _is_missing(value) else f"{value:{sign}.{decimals}f}"
 
 
@@ -40,5 +40,5 @@ _TEMPLATES.filters |= {"change": partial(score_text, sign="+"), "time": lambda h
 
 
 def write_page(path: Path, template: str, **values: Any) -> None:
-    """Render a template of this room as a file."""
+    """Render a template as a file."""
     write_text(path, _TEMPLATES.get_template(template).render(**values))

@@ -1,4 +1,4 @@
-"""What a stage left in its folder, read for the report. Files that a recipe does not make are None."""
+"""Read a stage's files for the report; absent files are None."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,22 +26,22 @@ from scripts.stage.paths import StagePaths
 from scripts.stage.tables import METRICS, read_table
 
 AS_OF = ".step-"
-"""What stands between a stage's name and the step of one of its earlier checkpoints."""
+"""The mark between a stage's name and the step of an earlier checkpoint."""
 
 
 def is_trained(stage: StagePaths) -> bool:
-    """Whether the stage has published its checkpoint and the metrics of its steps."""
+    """Tell whether the stage has published a checkpoint and metrics."""
     return stage.record.exists() and stage.metrics.exists()
 
 
 def parent_of(stage: StagePaths) -> StagePaths | None:
-    """The stage that this one started from, whose folder lies beside."""
+    """Return the parent stage, a sibling folder."""
     parents = read_record(stage.record, CheckpointRecord)["parents"]
     return stage.sibling(parents[0]["stage"]) if parents else None
 
 
 def metrics_of(stage: StagePaths) -> pd.DataFrame:
-    """One row a step, at least one; UserError where there is none."""
+    """Return one row a step; UserError without any."""
     metrics = read_table(stage.metrics, METRICS).to_pandas()
     if metrics.empty:
         raise UserError(f"{stage.metrics}: damaged (no step in it); {AGAIN}")
@@ -49,22 +49,22 @@ def metrics_of(stage: StagePaths) -> pd.DataFrame:
 
 
 def settings_of(stage: StagePaths) -> dict[str, Any]:
-    """The resolved config, flat: dotted keys."""
+    """Return the resolved config with dotted keys."""
     return dict(leaves(read_values(stage.config)))
 
 
 def criteria_of(stage: StagePaths) -> list[JudgedCriterion]:
-    """Each of the gate's criteria with its value and outcome."""
+    """Return the gate's criteria with values and outcomes."""
     judged = read_if_there(stage.criteria, Criteria)
     return judged["criteria"] if judged else []
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score before and after a stage; None: not known. `error` is a benchmark's standard error.
+    """A score before and after a stage; None: unknown. `error` is a benchmark's standard error.
 
-    `change` with its 95 % interval (`low`, `high`) is against what the stage started from, `from_first` against the
-    first stage that was scored.
+    `change` with a 95 % interval (`low`, `high`) counts from the stage's start, `from_first` from the chain's first
+    scored stage.
     """
 
     name: str
@@ -81,16 +81,16 @@ class Score:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval of the change leaves out 0."""
+        """Tell whether the change's interval excludes 0."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def drawn(self, reach: float) -> str:
-        """The change with its interval as SVG, on an axis from -reach to reach."""
+        """Return the change with the interval as SVG, on an axis from -reach to reach."""
         return interval(self.change, self.low, self.high, reach)
 
 
 def scores_of(record: Evaluation | Benchmarks | None) -> list[Score]:
-    """The scores of an eval.json, an entry an environment and the mean last, or of a benchmarks.json; none of none."""
+    """Return the scores of an eval.json (environments, then the mean) or of a benchmarks.json."""
     if record is None:
         return []
     if "benchmarks" in record:
@@ -110,20 +110,20 @@ def _score(name: str, entry: Scores) -> Score:
 
 
 def scores_side_by_side(records: list[Evaluation | Benchmarks | None]) -> dict[str, list[Score | None]]:
-    """The scores of each environment or benchmark, an entry a record, None where it was not scored; the mean last."""
+    """Return the scores of each environment or benchmark, an entry (or None) a record; the mean last."""
     columns = [{score.name: score for score in scores_of(record)} for record in records]
     names = dict.fromkeys(name for scores in columns for name in scores)
     return {name: [scores.get(name) for scores in columns] for name in sorted(names, key=lambda name: name == "mean")}
 
 
 def reach_of(scores: Iterable[Score | None]) -> float:
-    """The largest figure among all changes and the bounds of their intervals."""
+    """Return the largest absolute change or bound of a change."""
     figures = (abs(figure or 0.0) for score in scores if score for figure in (score.change, score.low, score.high))
     return max(figures, default=0.0)
 
 
 def differing_settings(configs: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """The keys in which flat configs are not all the same, with the value in each; None where one lacks the key."""
+    """Return the keys with different values in flat configs, with each config's value or None."""
     keys = sorted({key for config in configs for key in config})
     rows = [(key, [config.get(key) for config in configs]) for key in keys]
     return [(key, values) for key, values in rows if any(value != values[0] for value in values)]

@@ -1,4 +1,4 @@
-"""Rollouts to read: of each environment those whose reward rose, fell or stayed 0, and some drawn at random."""
+"""Rollouts to read: per environment the largest changes of reward, and a random sample."""
 
 import difflib
 import re
@@ -23,9 +23,9 @@ _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 def sample_rollouts(rollouts: pd.DataFrame) -> list[dict[str, Any]]:
-    """Some rollouts with their `kind`, each environment's that changed most first; `is_random` marks those drawn.
+    """Return rollouts with `kind`, the largest changes of each environment first; `is_random` marks the sample.
 
-    The same rows are drawn each time, evenly over all that there are.
+    The sample is uniform and the same on every call.
     """
     change = rollouts["reward_after"] - rollouts["reward_before"]
     rows = rollouts.assign(
@@ -51,7 +51,7 @@ def _most_changed(rows: pd.DataFrame) -> list[int]:
 
 
 def _shown(row: pd.Series) -> dict[str, Any]:
-    """A rollout's row with texts of bounded length, what changed in the response marked; None is what is not there."""
+    """Return a rollout with bounded texts and marked differences between the responses."""
     shown = {key: None if pd.isna(value) else value for key, value in row.items()}
     for key in ("prompt", "response_before", "response_after"):
         shown[key] = None if shown[key] is None else shortened(str(shown[key]), LONGEST_TEXT)
@@ -62,7 +62,7 @@ def _shown(row: pd.Series) -> dict[str, Any]:
 
 
 def marked(before: str, after: str) -> tuple[Markup, Markup]:
-    """Two texts as HTML, the words that only one of them has in <del> and <ins>."""
+    """Return two texts as HTML with removed words in <del> and added words in <ins>."""
     old, new = _WORDS.findall(before), _WORDS.findall(after)
     steps = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     return (

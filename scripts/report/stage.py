@@ -1,4 +1,4 @@
-"""The page of one stage: curves, held-out scores, gate, rollouts before and after, config, data, time."""
+"""The page of a stage: curves, held-out scores, gate, rollouts, config, data, time."""
 
 import argparse
 import base64
@@ -20,7 +20,7 @@ from scripts.stage.tables import ROLLOUTS, read_table
 
 
 def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
-    """Write the page of a stage that is trained; `manifest` is that of its blend."""
+    """Write the page of a trained stage; `manifest` is the blend's."""
     settings, metrics, blend = records.settings_of(stage), records.metrics_of(stage), read_record(manifest, Manifest)
     parent, scores = records.parent_of(stage), records.scores_of(read_if_there(stage.evaluation, Evaluation))
     taken = read_if_there(stage.benchmarks, Benchmarks)
@@ -50,7 +50,7 @@ def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
 
 
 def _data_uri(metrics: pd.DataFrame) -> str:
-    """The steps as a CSV file within the page, a column for each environment's reward and each phase's seconds."""
+    """Return the steps as CSV in a data URI, with a column for each environment's reward and each phase's seconds."""
     maps = {"environment_rewards": "reward/", "timing": "seconds/"}
     table = metrics.drop(columns=maps.keys(), errors="ignore").set_index("step")
     for column, prefix in maps.items():
@@ -61,7 +61,7 @@ def _data_uri(metrics: pd.DataFrame) -> str:
 
 
 def composition(manifest: Manifest) -> list[dict[str, Any]]:
-    """Rows of each environment in both splits, and its share of the training split, the largest first."""
+    """Return each environment's rows in both splits and share of the training split, the largest first."""
     train, validation = (manifest[split].get("environments", {}) for split in ("train", "validation"))
     rows = [
         {
@@ -78,8 +78,8 @@ def composition(manifest: Manifest) -> list[dict[str, Any]]:
 def main() -> None:
     """Command line of the stage's page."""
     parser = argparse.ArgumentParser(prog="python -m scripts.report.stage", description=__doc__)
-    parser.add_argument("--stage", type=Path, required=True, help="the stage's directory, its parent's beside it")
-    parser.add_argument("--manifest", type=Path, required=True, help="manifest.json of the stage's blend")
+    parser.add_argument("--stage", type=Path, required=True, help="the stage's directory")
+    parser.add_argument("--manifest", type=Path, required=True, help="the blend's manifest.json")
     parser.add_argument("--output", type=Path, required=True, help="HTML")
     arguments = parser.parse_args()
     write_stage_page(StagePaths(arguments.stage), arguments.manifest, arguments.output)

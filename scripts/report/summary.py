@@ -19,7 +19,7 @@ from scripts.stage.paths import StagePaths
 
 
 def summarise_stage(stage: StagePaths) -> dict[str, Any]:
-    """A stage's row, from the records in its folder; empty cells are what its algorithm does not measure."""
+    """Return a stage's row; unmeasured cells are empty."""
     record, gate = read_record(stage.record, CheckpointRecord), read_if_there(stage.gate, Gate)
     metrics = metrics_of(stage)
     cost = cost_of(stage.run, metrics["seconds"])
@@ -45,7 +45,7 @@ def summarise_stage(stage: StagePaths) -> dict[str, Any]:
 
 
 def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
-    """The cells that a stage's held-out scores fill; empty where a recipe takes none or has none to compare."""
+    """Return the cells of held-out scores; empty without scores or comparison."""
     if evaluation is None:
         return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
     changes = {
@@ -62,7 +62,7 @@ def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
 
 
 def rows_of(stages: Iterable[StagePaths]) -> Iterator[dict[str, Any]]:
-    """A row a stage; one with a damaged record is told of, and its row says no more than that."""
+    """Yield a row a stage; print damaged records and mark the row."""
     for stage in stages:
         try:
             says = " ".join(selection_sentences(stage.directory.parent, [stage.name]))

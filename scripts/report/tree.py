@@ -11,7 +11,7 @@ LONGEST_NAME = 80
 
 
 def chain_text(chain: Chain) -> str:
-    """The checkpoint, what it was trained on and by, and below it what it starts from."""
+    """Return the checkpoint's line, the facts of the training, and the ancestors below."""
     return "\n".join(_lines(chain, chain.last))
 
 
@@ -28,7 +28,7 @@ def _lines(chain: Chain, link: Link) -> Iterator[str]:
 
 
 def facts_of(link: Link) -> Iterator[tuple[str, str]]:
-    """What a stage was trained by and on: a word and what it is, one line each."""
+    """Yield the facts of a training: a heading and the words."""
     record = link.record
     if "facts" in record:
         yield "config", f"sha256 {record['facts']['config'][:16]}"
@@ -57,14 +57,14 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
 
 
 def datasets_of(data: dict[str, Any]) -> list[str]:
-    """The dataset that a blend is from, then the tables that filled its placeholders, each with its revision."""
+    """Return a blend's dataset, then the tables of the placeholders, each with a revision."""
     source = data["source"]
     tables = [f"{name}@{revision or 'unknown'}" for name, revision in data["tables"].items()]
     return [f"{source['name']}@{source['revision']}" if source else "an unrecorded source", *tables]
 
 
 def code_name(code: dict[str, Any] | None) -> str:
-    """A revision of Stagecoach."""
+    """Return a revision of Stagecoach in words."""
     if code is None:
         return "not recorded"
     scripts = f"scripts {code['scripts'][:16]}"
@@ -75,14 +75,14 @@ def code_name(code: dict[str, Any] | None) -> str:
 
 
 def image_name(image: dict[str, Any]) -> str:
-    """A container image, by its digest or hash where one is known."""
+    """Return a container image with the digest or hash, if known."""
     if image["digest"]:
         return f"{image['name'].partition('@')[0]}@{image['digest']}"
     return f"{image['name']} (sha256 {image['sha256'][:16]})" if image["sha256"] else f"{image['name']} (no digest)"
 
 
 def model_name(link: Link) -> str:
-    """The model that a first stage starts from."""
+    """Return the name of a first stage's model."""
     model = link.record.get("model") or (link.settings or {}).get("model")
     if model is None:
         return "not recorded"

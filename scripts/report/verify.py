@@ -1,4 +1,4 @@
-"""Whether what lies on disk is what the records of a chain say: every hash, and every hash of hashes."""
+"""Verify the files of a chain against the records: every hash, and every hash of hashes."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ SHOWN_FROM_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Recorded:
-    """A file, the size and hash that a record says it has (None: it does not say), and which record."""
+    """A file with the recorded size and hash (None: not recorded), and the record."""
 
     path: Path
     size: int | None
@@ -31,7 +31,7 @@ class Recorded:
 
 @dataclass
 class Verification:
-    """What was found: the number of files and bytes that were read, and one line for each that is not as recorded."""
+    """The number of files and bytes read, and a line a problem."""
 
     files: int = 0
     bytes: int = 0
@@ -39,14 +39,14 @@ class Verification:
 
 
 def verify(chain: Chain) -> Verification:
-    """Compare all that the chain's records tell with what lies on disk. A file of several names is read once."""
+    """Compare a chain's files with the records; a file of several names is read once."""
     links = chain.links.values()
     problems = dict.fromkeys(line for link in links for line in _contradictions(link))
     return _compare([item for link in links for item in _files_of(link)], list(problems))
 
 
 def verify_export(link: Link) -> Verification:
-    """Compare a stage's export alone with its record."""
+    """Compare a stage's export with the export's record."""
     return _compare(list(_exported(link)), list(_export_contradictions(link)))
 
 
@@ -92,7 +92,7 @@ def _sha256(path: Path, progress: tqdm) -> str:
 
 
 def _files_of(link: Link) -> Iterator[Recorded]:
-    """Every file of a stage whose hash is recorded: weights, export, splits, manifest, source."""
+    """Yield a stage's recorded files: weights, export, splits, manifest, source."""
     if not link.on_disk:
         return
     record = link.paths.record
@@ -111,14 +111,14 @@ def _files_of(link: Link) -> Iterator[Recorded]:
 
 
 def _exported(link: Link) -> Iterator[Recorded]:
-    """The files of the export; none where it only stands for the checkpoint, whose files it lists."""
+    """Yield the export's files; none for an export that is the checkpoint."""
     exported, folder = export_of(link), link.paths.export
     if exported and not (folder / MEGATRON).exists():
         yield from _listed(exported["files"], folder, link.paths.export_record)
 
 
 def _first_model(link: Link) -> Iterator[Recorded]:
-    """The files of the pretrained model that a chain starts from, as they were exported; none where another one is."""
+    """Yield the exported files of the chain's pretrained model."""
     model, origin = link.record.get("model"), link.paths.sibling(MODEL)
     exported = readable(origin.export_record, ExportRecord) if model else None
     if exported and exported["content"] == model["content"]:
@@ -131,7 +131,7 @@ def _listed(files: Files, folder: Path, record: Path) -> Iterator[Recorded]:
 
 
 def _contradictions(link: Link) -> Iterator[str]:
-    """Where the records contradict each other, or the config is not what was trained."""
+    """Yield contradictions between records, and between record and config."""
     record = link.paths.record
     if not link.on_disk:
         what = next(
@@ -155,7 +155,7 @@ def _contradictions(link: Link) -> Iterator[str]:
 
 
 def _told(contradictions: Callable[[StagePaths], Iterator[str]], link: Link) -> Iterator[str]:
-    """The contradictions of a link's record, or that it is damaged."""
+    """Yield the contradictions of a link's record, or the record's damage."""
     try:
         yield from contradictions(link.paths)
     except UserError as error:
