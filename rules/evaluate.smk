@@ -29,8 +29,7 @@ def of_scoring(name):
     """A resource function: what the scoring of a stage by its own driver asks for under this name."""
 
     def value(wildcards):
-        scored = RECIPE.evaluation.stage_while_scoring(RECIPE, wildcards.stage)
-        return training_resources(SITE, SITE.resources_of(wildcards.stage, scored)).get(name, "")
+        return training_resources(SITE, resources_of(wildcards.stage)).get(name, "")
 
     return value
 

@@ -79,10 +79,6 @@ class EvaluationBase(Strict):
     def check_in(self, recipe: "Recipe") -> None:
         """PydanticCustomError where it does not fit the rest of the recipe."""
 
-    def stage_while_scoring(self, recipe: "Recipe", name: str) -> "StageSettings":
-        """The stage with the resources that its scoring gets."""
-        return recipe.settings_of(name)
-
 
 def task_files(evaluation: EvaluationBase | None) -> list[str]:
     """The files in the folders of the recipe's own tasks, which Snakemake watches."""

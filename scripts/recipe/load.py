@@ -54,13 +54,7 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
         return f"{path}:{line_of(node, [*location], data)}: {'.'.join(location)}"
 
     stages = {name: stage.completed(recipe, name, key) for name, stage in recipe.stages.items()}
-    recipe = recipe.model_copy(update={"stages": stages})
-    try:
-        for name in recipe.scored_stages():
-            recipe.evaluation.stage_while_scoring(recipe, name)
-    except ValueError as error:
-        raise UserError(f"{key('evaluation', 'nodes')}: {error}") from None
-    return recipe
+    return recipe.model_copy(update={"stages": stages})
 
 
 def load_whole_recipe(path: Path) -> Recipe:

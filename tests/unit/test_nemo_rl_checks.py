@@ -1,10 +1,8 @@
 """What is found of a NeMo-RL stage before any node is asked for: each trap by one wrong value, and nothing else."""
 
-import fcntl
 import json
 import os
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +13,6 @@ import yaml
 
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import site as site_checks
-from scripts.backends.nemo_rl.checks.caches import STALE_SECONDS
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.defects import check_optimizer_offload
 from scripts.backends.nemo_rl.checks.lora import check_adapters
@@ -128,16 +125,6 @@ class World:
     def template(self, text: str) -> "World":
         """With a chat template of the model."""
         (self.root / "model/chat_template.jinja").write_text(text)
-        return self
-
-    def lock(self, path: str, age: float = STALE_SECONDS + 60, is_held: bool = True) -> "World":
-        """With a lock of that age; who holds it is this process, until it ends."""
-        lock = self.root / path
-        lock.parent.mkdir(parents=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
-        if is_held:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.utime(lock, (time.time() - age, time.time() - age))
         return self
 
     def imported(self, *files: str, age: float = -60) -> "World":
@@ -510,20 +497,6 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "cached",
         True,
     ),
-    "a download that left its lock": (
-        lambda world: world.lock("hub/hub/.locks/models--a--judge/abc.lock"),
-        58,
-        "{root}/hub/hub/.locks/models--a--judge/abc.lock: is locked for more than 3 hours; if nothing is downloading or "
-        "importing any more, delete it, or everything that needs it waits or fails",
-        False,
-    ),
-    "an import that left its lock": (
-        lambda world: world.lock("cache/hf_config_locks/.megatron_config_lock_abc.lock"),
-        58,
-        "{root}/cache/hf_config_locks/.megatron_config_lock_abc.lock: is locked for more than 3 hours; if nothing is "
-        "downloading or importing any more, delete it, or everything that needs it waits or fails",
-        False,
-    ),
     "kernels compiled into the shared cache": (
         lambda world: world.stage(environment={"TRITON_CACHE_DIR": f"{world.root}/cache/triton"}),
         74,
@@ -666,8 +639,6 @@ def test_every_trap_that_is_looked_for_has_such_a_value():
 
 
 RIGHT: dict[str, Callable[[World], World]] = {
-    "a lock that nobody holds": lambda world: world.lock("hub/hub/.locks/models--a--judge/abc.lock", is_held=False),
-    "a lock of now": lambda world: world.lock("hub/hub/.locks/models--a--judge/abc.lock", age=60),
     "kernels compiled on each node": lambda world: world.stage(environment={"TRITON_CACHE_DIR": "/local/triton"}),
     "a resumed model without a reference": by_dtensor,
     "a reference that is never resumed": lambda world: by_dtensor(world.of("rlhf")).stage(max_num_steps=4),

@@ -12,7 +12,7 @@ from scripts.backends.nemo_rl import score as nemo_rl_score
 from scripts.backends.nemo_rl.command import driver_command
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.score import check_nodes, is_comparable, scoring_launch, write_tasks
+from scripts.backends.nemo_rl.score import is_comparable, scoring_launch, write_tasks
 from scripts.backends.nemo_rl.trajectories import RewardedRollout, RolloutTask, answers_of, read_trajectories
 from scripts.errors import UserError
 from scripts.evaluate.gate import judge
@@ -72,28 +72,20 @@ def test_nothing_is_scored_unless_the_recipe_says_so(recipe_with):
 @pytest.mark.parametrize(
     ("name", "evaluation", "message"),
     [
-        ("super3", {"held_out": True, "node": 3}, "evaluation.node: unknown key; did you mean nodes?"),
+        ("super3", {"held_out": True, "taks": []}, "evaluation.taks: unknown key; did you mean tasks?"),
         ("super3", {"max_new_tokens": 8}, "evaluation: these keys are for backend trl"),
-        ("tiny", {"held_out": True}, "evaluation: held_out and nodes are for NeMo-RL"),
+        ("tiny", {"held_out": True}, "evaluation: held_out is for NeMo-RL"),
         ("steps-dpo", {"held_out": True}, "evaluation: no stage of GRPO on Gym's environments"),
-        ("super3", {"held_out": True, "nodes": 1}, "evaluation.nodes: 1 leave no node to hold the policy of rlvr1"),
+        (
+            "super3",
+            {"held_out": True, "nodes": 1},
+            "evaluation.nodes: is gone: leave it out; a stage is scored on the nodes that train it",
+        ),
     ],
 )
 def test_a_mistake_in_the_evaluation_is_one_message(recipe_with, name, evaluation, message):
     with pytest.raises(UserError, match=re.escape(message)):
         recipe_with(name, **evaluation)
-
-
-def test_scoring_on_fewer_nodes_keeps_the_share_that_generates_and_the_judges(recipe_with):
-    recipe = recipe_with(held_out=True, nodes=22)
-    stage = recipe.evaluation.stage_while_scoring(recipe, "rlvr1")
-    assert (stage.cluster.num_nodes, stage.cluster.generation_nodes, stage.cluster.judge_nodes) == (22, 18, 7)
-    assert stage.resources.nodes == 22 + 7
-
-
-def test_nodes_that_do_not_fit_the_parallelism_are_refused_before_anything_starts(recipe_with, tmp_path):
-    with pytest.raises(UserError, match=r"rlvr1: evaluation.nodes does not fit its parallelism: 2 training nodes"):
-        check_nodes(recipe := recipe_with(held_out=True, nodes=11), launch_of_scoring(recipe, tmp_path))
 
 
 # What the driver is told

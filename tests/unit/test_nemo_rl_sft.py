@@ -185,38 +185,16 @@ def test_sft_wants_its_own_driver(stage_of):
         ({"policy": {"train_global_batch_size": 24}}, "cannot be shared evenly by the 16 data-parallel replicas"),
         ({"sft": {"val_period": 2, "val_global_batch_size": 24}}, "sft.val_global_batch_size 24 cannot be shared"),
         ({"sft": {"val_period": 2, "val_global_batch_size": 16, "val_micro_batch_size": 2}}, "a multiple of 32"),
-        (
-            {"policy": {"sequence_packing": {"enabled": True}, "dynamic_batching": {"enabled": True}}},
-            "dynamic_batching is on too",
-        ),
-        (
-            {
-                "policy": {
-                    "sequence_packing": {"enabled": True},
-                    "dtensor_cfg": {"enabled": True, "context_parallel_size": 2},
-                }
-            },
-            "Automodel packs neither",
-        ),
-        (
-            {
-                "policy": {
-                    "sequence_packing": {"enabled": False},
-                    "megatron_cfg": {"enabled": True, "context_parallel_size": 2},
-                }
-            },
-            "which Megatron wants",
-        ),
         ({"gate": [{"metric": "final_validation_loss", "max": 2}]}, "but nothing validates"),
         ({}, None),
         ({"sft": {"val_period": 2, "val_global_batch_size": 32}}, None),
     ],
 )
-def test_batches_packing_and_validation_must_fit(stage_of, settings, says):
+def test_batches_and_validation_must_fit(stage_of, settings, says):
     stage = stage_of(**settings)
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
     context = StageContext(**vars(runtime_of(stage.recipe, "sft", site)), stage=stage)
-    each = (checks.check_parallelism, checks.check_packing, checks.check_checkpoints)
+    each = (checks.check_parallelism, checks.check_checkpoints)
     found = [finding.says for check in each for finding in check(context)]
     assert len(found) == (says is not None)
     assert says is None or says in found[0]

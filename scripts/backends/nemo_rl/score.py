@@ -11,8 +11,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.recipe import check_parallelism
 from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import Launch
 from scripts.backends.nemo_rl.releases import release_of
@@ -30,7 +28,6 @@ from scripts.rows.jsonl import environment_of, read_rows
 from scripts.rows.prompts import prompt_for_reading
 from scripts.slurm.client import Job, own_job
 from scripts.stage.consistency import exported_model
-from scripts.stage.stage import Stage
 from scripts.stage.tables import ROLLOUTS, read_table
 
 TRAJECTORIES = "trajectory_collection.jsonl"
@@ -83,7 +80,7 @@ def collect(launch: Launch, job: Job, requests: list[RolloutTask], folder: Path)
     log, status = cluster.driver_log() or cluster.log, cluster.process.returncode
     if not in_time:
         raise UserError(
-            f"{stage}: no scores before the job's time limit; raise resources.runtime or evaluation.nodes, or see "
+            f"{stage}: no scores before the job's time limit; raise resources.runtime, or see "
             f"whether it stood still: {log}"
         )
     raise UserError(
@@ -95,7 +92,7 @@ def scoring_launch(
     recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path
 ) -> Launch:
     """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
-    stage, model = recipe.evaluation.stage_while_scoring(recipe, name), export.with_name("model").resolve()
+    stage, model = recipe.settings_of(name), export.with_name("model").resolve()
     collecting = stage.model_copy(update={"overrides": [*stage.overrides, *COLLECTION]})
     return Launch(
         runtime=Runtime(name, collecting, release_of(recipe.release), site),
@@ -107,14 +104,6 @@ def scoring_launch(
         max_num_steps=1,
         seed=recipe.seed_of(name),
     )
-
-
-def check_nodes(recipe: Recipe, launch: Launch) -> None:
-    """UserError when the nodes of the scoring do not fit the stage's parallelism."""
-    context = StageContext(**vars(launch.runtime), stage=Stage(recipe, launch.logs, launch.runtime.name))
-    if found := list(check_parallelism(context)):
-        says = "\n  ".join(finding.says for finding in found)
-        raise UserError(f"{context.name}: evaluation.nodes does not fit its parallelism: {says}")
 
 
 def is_comparable(parent_eval: Path | None, rows: dict[str, Any], decoding: dict[str, Any]) -> bool:
@@ -148,7 +137,6 @@ def main() -> None:
     site, folder, split = load_site(arguments.site, recipe), arguments.folder.absolute(), arguments.validation
     tasks = folder / "rows.jsonl"
     launch = scoring_launch(recipe, name, site, arguments.export, split, folder, tasks)
-    check_nodes(recipe, launch)
     exported_model(arguments.export)
     requests, left_out = write_tasks(split, launch.runtime, tasks)
     for environment, rows in left_out.items():

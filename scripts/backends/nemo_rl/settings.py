@@ -116,11 +116,10 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 class NemoRlEvaluation(EvaluationBase):
     """What NeMo-RL is to evaluate besides training; each costs GPU hours of its own."""
 
+    gone: ClassVar[dict[str, str]] = {"nodes": "leave it out; a stage is scored on the nodes that train it"}
+
     held_out: bool = Field(
         False, description="Score each stage's export on its blend's validation rows, by the driver that trained it."
-    )
-    nodes: PositiveInt | None = Field(
-        None, description="cluster.num_nodes while scoring; none: the stage's own. What generates keeps its share."
     )
 
     def scores(self, name: str, stage: StageSettings) -> bool:
@@ -130,31 +129,9 @@ class NemoRlEvaluation(EvaluationBase):
     def check_in(self, recipe: "Recipe") -> None:
         """PydanticCustomError where no stage can be scored."""
         if not any(isinstance(stage, NemoRlSettings) for stage in recipe.stages.values()):
-            raise invalid("held_out and nodes are for NeMo-RL", "evaluation")
+            raise invalid("held_out is for NeMo-RL", "evaluation")
         if self.held_out and not recipe.scored_stages():
             raise invalid("no stage of GRPO on Gym's environments, whose driver scores", "evaluation")
-
-    def stage_while_scoring(self, recipe: "Recipe", name: str) -> StageSettings:
-        """A stage on the nodes that its scoring gets; ValueError when they are too few for it.
-
-        Judges keep their nodes; the others are shared between training (whose policy generation takes its weights from)
-        and generation as in the stage.
-        """
-        stage, release = recipe.settings_of(name), release_of(recipe.release)
-        if self.nodes is None:
-            return stage
-        cluster = stage.cluster
-        judges = cluster.judges_within(release)
-        left = self.nodes - judges
-        generation = cluster.generation_nodes and max(
-            1, min(left - 1, round(left * cluster.generation_nodes / (cluster.num_nodes - judges)))
-        )
-        if left - generation < 1:
-            raise ValueError(
-                f"{self.nodes} leave no node to hold the policy of {name} ({judges} of them are its judges')"
-            )
-        small = cluster.model_copy(update={"num_nodes": self.nodes, "generation_nodes": generation})
-        return stage.model_copy(update={"cluster": small}).on_its_nodes(release)
 
 
 STAGES = dict.fromkeys(("sft", "grpo", "dpo", "mpo"), NemoRlSettings)

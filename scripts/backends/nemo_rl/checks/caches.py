@@ -1,20 +1,13 @@
 """Caches that a NeMo-RL stage shares with other nodes and other runs: half-made, locked for ever, on a wrong disk."""
 
-import errno
-import fcntl
 import os
-import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.protocol import Finding
 
-STALE_SECONDS = 3 * 3600  # a file of a model is fetched within minutes
-MOST_LOCKS = 5
-LOCK_ERRORS = (errno.EACCES, errno.EAGAIN, errno.ENOSYS)
 NODE_CACHES = {
     "TRITON_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
     "TORCHINDUCTOR_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
@@ -55,22 +48,6 @@ def check_hub(context: StageContext) -> Iterator[Finding]:
         )
 
 
-def check_locks(context: StageContext) -> Iterator[Finding]:
-    """A lock that outlived its owner makes every later download or import wait, or fail."""
-    hub, configs = _hub(context), context.environment.get("MEGATRON_CONFIG_LOCK_DIR")
-    patterns = {hub: "hub/.locks/**/*.lock", configs: ".megatron_config_lock_*.lock"}
-    patterns.pop(None, None)
-    stale = (
-        path for folder, pattern in patterns.items() for path in sorted(Path(folder).glob(pattern)) if _is_stale(path)
-    )
-    for path in islice(stale, MOST_LOCKS):
-        yield context.warning(
-            58,
-            f"{path}: is locked for more than {STALE_SECONDS // 3600} hours; if nothing is downloading or importing "
-            "any more, delete it, or everything that needs it waits or fails",
-        )
-
-
 def check_node_caches(context: StageContext) -> Iterator[Finding]:
     """Some caches are made for one node and break where several write them."""
     shared = [context.nemo_rl.cache, str(context.stage.results.absolute()), *context.nemo_rl.checkouts.values()]
@@ -88,19 +65,3 @@ def check_node_caches(context: StageContext) -> Iterator[Finding]:
 def _hub(context: StageContext) -> str | None:
     """Where models of the hub are cached."""
     return context.site.environment.get("HF_HOME") or os.environ.get("HF_HOME")
-
-
-def _is_stale(lock: Path) -> bool:
-    """Whether it is old and held: by a process or, where the disk knows no flock, by being there."""
-    try:
-        if time.time() - lock.stat().st_mtime < STALE_SECONDS:
-            return False
-        file = lock.open("rb")
-    except OSError:
-        return False
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno in LOCK_ERRORS
-    return False

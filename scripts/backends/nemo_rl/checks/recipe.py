@@ -9,8 +9,9 @@ from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.backends.protocol import Finding
 from scripts.records import Manifest, read_record
-from scripts.rows.examples import PAIR_OF_TEXTS, RANKED, form_of
+from scripts.rows.examples import PAIR_OF_TEXTS, RANKED
 from scripts.rows.jsonl import read_rows
+from scripts.rows.kinds import KINDS
 
 VALIDATION_LOSS = "final_validation_loss"
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
@@ -129,31 +130,13 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
         yield context.error(18, f"{generating} generating GPUs are no multiple of vLLM's tensor_parallel_size {tensor}")
 
 
-def check_packing(context: StageContext) -> Iterator[Finding]:
-    """Which of a trainer's settings packed rows go with."""
-    packs, batches = (context.setting(f"policy.{name}.enabled") for name in ("sequence_packing", "dynamic_batching"))
-    splits = context.parallel_size("context") > 1
-    wrong = {
-        "policy.dynamic_batching is on too; switch one of them off": packs and batches,
-        "Automodel packs neither for models that see nor with context_parallel_size above 1; switch it off": packs
-        and context.trains_by_dtensor
-        and (splits or "vlm" in context.settings.entry),
-        "it is off, which Megatron wants for context_parallel_size above 1; switch it on": packs is False
-        and splits
-        and not context.trains_by_dtensor,
-    }
-    for why, is_wrong in wrong.items():
-        if is_wrong:
-            yield context.error(18, f"policy.sequence_packing: {why}")
-
-
 def check_preferences(context: StageContext) -> Iterator[Finding]:
     """The reader of preferences must be that of the rows' form, as the first of them has it."""
     split, name = context.stage.train_split, context.setting("data.train.dataset_name")
     readers = {"PreferenceDataset": RANKED, "BinaryPreferenceDataset": PAIR_OF_TEXTS}
     if context.settings.reward != "pairs" or name not in readers or not split.exists():
         return
-    form = next(form_of(row) for _, _, row in read_rows(split))
+    form = next(KINDS["preferences"].form(row) for _, _, row in read_rows(split))
     if form != readers[name]:
         yield context.error(
             23,
