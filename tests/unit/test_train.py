@@ -353,31 +353,24 @@ def test_a_driver_finds_its_job_and_can_be_asked_to_stop_and_nothing_of_it_stays
     before = sorted(job.run.iterdir())
     (job.run / "cluster.0ld").mkdir()
 
-    def driver(job_file):
-        sent = read_job(Path(job_file))
+    def driver(place):
+        sent = read_job(place / "job.json")
         assert sent.nodes == 2
         assert not sent.stop.is_due(1, 1)
         job.stop.ask("SIGTERM")
         assert sent.stop.is_due(1, 1)
         (job.run / "saving").mkdir()
-        return 0
+
+    def lost(place):
+        raise CutOffError("rank 1 on node2 is gone")
 
     train_apart(job, driver)
     assert job.stop.reason == "SIGTERM"
     assert sorted(job.run.iterdir()) == before
-    train_apart(job, lambda command: 75)  # asked to stop, it is unfinished and not failed
-    with pytest.raises(UserError, match="rlvr1: training on 2 nodes ended with status 1; the reason is above"):
-        train_apart(replace(job, stop=StopRequest()), lambda command: 1)
-    assert sorted(job.run.iterdir()) == before
-
-
-def test_a_driver_that_lost_a_rank_says_so_and_the_training_counts_as_cut_off(job):
-    def driver(job_file):
-        Path(job_file).with_name("cut_off").write_text("rank 1 on node2 is gone")
-        return 75
-
+    train_apart(job, lost)  # asked to stop, it is unfinished and not failed
     with pytest.raises(CutOffError, match="rank 1 on node2 is gone"):
-        train_apart(job, driver)
+        train_apart(replace(job, stop=StopRequest()), lost)
+    assert sorted(job.run.iterdir()) == before
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import sys
 import pytest
 import yaml
 
+from scripts.backends.trl.placing import left_by_server
 from scripts.backends.trl.settings import PACKAGES
 from scripts.backends.trl.versions import check_versions, problem_of
-from scripts.backends.trl.vllm_server import left_by_server
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.pins import pinned_versions

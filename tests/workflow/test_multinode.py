@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
 from scripts.backends.trl.algorithms import Dtensor  # noqa: E402
-from scripts.backends.trl.cluster import in_processes, train_apart  # noqa: E402
+from scripts.backends.trl.cluster import in_processes, raise_outcome, train_apart  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import CutOffError, UserError  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
@@ -298,24 +297,23 @@ def wait_until(what: str, happens, seconds: float = 60) -> None:
 
 
 class Driver:
-    """Runs the driver as `scripts.slurm` would; what it printed is in `said`."""
+    """Runs the driver as `ray symmetric-run` does; what the first rank printed is in `said`."""
 
-    def __init__(self, cluster: Cluster, meanwhile=lambda process: None) -> None:
+    def __init__(self, cluster: Cluster, meanwhile=lambda: None) -> None:
         self.address, self.meanwhile = cluster.address, meanwhile
 
-    def __call__(self, job_file: str) -> int:
-        command = [sys.executable, "-m", "scripts.backends.trl.driver", job_file]
+    def __call__(self, place: Path) -> None:
+        command = [sys.executable, "-m", "scripts.backends.trl.driver", place / "job.json"]
         environment = os.environ | {"RAY_ADDRESS": self.address}
-        with subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        ) as process:
+        with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
             try:
-                self.meanwhile(process)
-                self.said = process.communicate(timeout=300)[0]
+                self.meanwhile()
+                process.wait(timeout=300)
             except BaseException:
                 process.kill()
                 raise
-        return process.returncode
+        self.said = (place / "output").read_text() if (place / "output").exists() else ""
+        raise_outcome(place, place)
 
 
 def test_ray_trains_the_same_weights_and_says_no_more_than_one_process(stages, cluster):
@@ -330,25 +328,23 @@ def test_ray_trains_the_same_weights_and_says_no_more_than_one_process(stages, c
     assert job.stop.reason is None
 
 
-def test_a_terminated_driver_of_two_processes_on_each_of_two_nodes_saves_its_step(stages, cluster):
+def test_two_processes_on_each_of_two_nodes_save_their_step_when_asked_to_stop(stages, cluster):
     job = replace(stages.job("sft", "sft.ray", 100_000, nodes=2), processes=2)
     log = job.run / "metrics.jsonl"
 
-    def terminate(process):
+    def ask():
         wait_until("a step", log.exists, seconds=180)
-        process.send_signal(signal.SIGTERM)
+        job.stop.ask("SIGTERM")
 
-    driver = Driver(cluster, terminate)
+    driver = Driver(cluster, ask)
     train_apart(job, driver)
     (saved,) = (job.run / "checkpoints").iterdir()
     assert job.stop.reason == "SIGTERM" and int(saved.name.removeprefix("step_")) == logged(job.run)[-1]["step"]
-    assert driver.said.strip() == "SIGTERM: saving at the end of this step", driver.said
     assert len(list(saved.glob("rng_state_*.pth"))) == 4
     assert sorted(path.name for path in job.run.iterdir()) == ["checkpoints", "metrics.jsonl"]
 
 
 def test_a_cluster_with_too_few_nodes_is_refused_at_once(stages, cluster):
     driver = Driver(cluster)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="needs 4 nodes with 1 CPUs each, but the Ray cluster at"):
         train_apart(stages.job("rlvr1", "grpo.four", 3, nodes=4, **stages.parent), driver)
-    assert "needs 4 nodes with 1 CPUs each, but the Ray cluster at" in driver.said

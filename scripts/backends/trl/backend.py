@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
-from scripts.backends.trl.cluster import check_shares, in_processes, on_cluster, train_apart
-from scripts.backends.trl.devices import devices_of, offloads
+from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart
 from scripts.backends.trl.memory import sentence
+from scripts.backends.trl.placing import check_shares, devices_of, is_served, left_by_server, offloads
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
-from scripts.backends.trl.vllm_server import is_served, left_by_server, serving
+from scripts.backends.trl.vllm_server import serving
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site

@@ -1,152 +1,223 @@
-"""Backend `trl` in several processes, from the side of the one that holds the stage: it starts them and waits.
+"""Start the processes that train a stage, and wait for them: torchrun on one node, Ray on several.
 
-On one node torchrun starts them, on several a driver (`scripts.backends.trl.driver`) on a Ray cluster. What they share
-lies in a directory of this attempt alone, and is gone after it::
+The processes share a directory of this attempt::
 
-    run/cluster.<token>/job.json    what to train
-    run/cluster.<token>/stop        a request to stop, and why
-    run/cluster.<token>/output      what the first rank prints
-    run/cluster.<token>/rank_N      the host of a rank
-    run/cluster.<token>/failed_N    why a rank failed
-    run/cluster.<token>/cut_off     which rank was lost, when the status is 75
-    run/cluster.<token>/ray/        Ray Train's own storage
+    run/cluster.<token>/job.json      the job
+    run/cluster.<token>/stop          a request to stop, with its reason
+    run/cluster.<token>/failed_N      why rank N failed
+    run/cluster.<token>/output        lines that rank 0 prints, on several nodes
+    run/cluster.<token>/outcome.json  how Ray's driver ended, on several nodes
 """
 
+import ipaddress
 import os
 import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
+
+import psutil
 
 from scripts.backends.protocol import Allocation, TrainingJob, write_job
-from scripts.backends.trl.rank_errors import RankError, explain
-from scripts.backends.trl.settings import TrlSettings
-from scripts.backends.trl.training import TrlConfig
 from scripts.errors import CutOffError, UserError
-from scripts.files import read_json, write_text
-from scripts.processes import PARENT
-from scripts.slurm.ray_cluster import run_on_cluster
+from scripts.files import read_json
+from scripts.processes import PARENT, end_session
+from scripts.recipe.site import Slurm
+from scripts.slurm.client import Job, client_environment, retry_unreachable, show, step_command
 
-Run = Callable[[str], int]
+Run = Callable[[Path], None]
+NO_RAY = re.compile(r"Failed to start Ray|Timed out waiting|already started|Command failed|Error: ")
 
 
 def train_apart(job: TrainingJob, run: Run) -> None:
-    """Train a stage in `job.ranks` other processes.
+    """Train a stage in `job.ranks` other processes, which `run` starts for the attempt's directory.
 
-    `run` gets the path of job.json, starts what trains it from the repository's root, lets it print, and returns its
-    exit status. A stop requested of `job.stop` meanwhile reaches the ranks, and why they stopped is in `job.stop`
-    afterwards. UserError when it failed, CutOffError when it lost a rank (status 75), unless a stop was requested: then
-    its nodes may have been taken from under it, and the newest checkpoint says how far it came.
+    A stop that is requested of `job.stop` reaches the ranks, and a rank's reason to stop is in `job.stop` afterwards.
+    Errors of `run` pass, unless a stop was requested: the nodes may have been taken away then, and the newest
+    checkpoint says how far the training came.
     """
     for left in job.run.glob("cluster.*"):
         shutil.rmtree(left, ignore_errors=True)
-    place = job.run / f"cluster.{secrets.token_hex(4)}"
+    place = (job.run / f"cluster.{secrets.token_hex(4)}").absolute()
     place.mkdir()
+    failure = None
     try:
         with job.stop.shared(place / "stop"):
             write_job(place / "job.json", job)
-            status = run(str((place / "job.json").absolute()))
-        reason = place / "cut_off"
-        cut_off = reason.read_text(encoding="utf-8") if reason.exists() else f"status {status}"
+            try:
+                run(place)
+            except UserError as error:
+                failure = error
     finally:
         shutil.rmtree(place, ignore_errors=True)
         shutil.rmtree(job.run / "saving", ignore_errors=True)
-    if status == os.EX_TEMPFAIL and job.stop.reason is None:
-        raise CutOffError(cut_off)
-    if status != 0 and job.stop.reason is None:
-        where = f"on {job.nodes} nodes" if job.nodes > 1 else f"in {job.processes} processes"
-        raise UserError(f"{job.stage}: training {where} ended with status {status}; the reason is above")
-
-
-def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: int, ranks: int) -> None:
-    """UserError when a step of this resolved config cannot be shared out evenly among so many processes.
-
-    Every process trains the same number of rows; completions of one prompt stay together, being rewarded together.
-    """
-    each = "nodes" if ranks == nodes else "processes"
-    setting = "resources.nodes" if ranks == nodes else "resources.nodes or the site's processes"
-    shared = {"policy.train_global_batch_size": config.policy.train_global_batch_size}
-    if config.algorithm == "grpo":
-        shared["grpo.num_prompts_per_step"] = config.grpo.num_prompts_per_step
-    for key, value in shared.items():
-        if value is not None and value % ranks:
-            fits = ", ".join(str(count) for count in range(1, value + 1) if value % count == 0)
-            raise UserError(
-                f"{stage}: {key} is {value}, which {ranks} {each} cannot share evenly; set {setting} for one of "
-                f"{fits}, or {key} to a multiple of {ranks} (which is another stage, trained anew)"
-            )
-    share, micro = config.rows_per_update // ranks, settings.policy.train_micro_batch_size
-    if micro is not None and share % min(micro, share):
-        raise UserError(
-            f"{stage}: policy.train_micro_batch_size is {micro}, but {share} rows of an update fall to each of "
-            f"{ranks} {each}, which is no multiple of it"
-        )
+    if failure and job.stop.reason is None:
+        raise failure
 
 
 def in_processes(job: TrainingJob) -> Run:
-    """What trains in processes of this node, by torchrun, which ends them all when one fails."""
+    """Return what trains in processes of this node, by torchrun, which ends all when one fails."""
 
-    def run(job_file: str) -> int:
-        command = [sys.executable, "-m", "scripts.backends.trl.process", str(job.processes), job_file]
+    def run(place: Path) -> None:
+        command = [sys.executable, "-m", "scripts.backends.trl.ranks", str(job.processes), str(place / "job.json")]
         environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         environment[PARENT] = str(os.getpid())
         torchrun = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
-        return _explained(Path(job_file).parent, torchrun)
+        if torchrun.returncode == 0:
+            return
+        if failures := [RankError(*read_json(file)) for file in place.glob("failed_*")]:
+            raise explain({error.rank: error for error in failures}, place)
+        killed = re.search(r"exitcode: -(\d+)\) local_rank: (\d+)", torchrun.stderr)
+        if killed is None:
+            raise UserError(f"{job.stage}: torchrun ended with status {torchrun.returncode}:\n{torchrun.stderr}")
+        name = signal.Signals(int(killed[1])).name
+        raise CutOffError(f"rank {killed[2]} was killed ({name}), by somebody or by the system for lack of memory")
 
     return run
 
 
-def _explained(place: Path, torchrun: subprocess.CompletedProcess) -> int:
-    """The status of processes that torchrun started; why they failed, if they did, is printed or in `cut_off`."""
-    if torchrun.returncode == 0:
-        return 0
-    failures: dict[int, Exception] = {}
-    for file in place.glob("failed_*"):
-        error = RankError(*read_json(file))
-        failures[error.rank] = error
-    if not failures:
-        killed = re.search(r"exitcode: -(\d+)\) local_rank: (\d+)", torchrun.stderr)
-        if killed is None:
-            print(torchrun.stderr, file=sys.stderr)
-            return 1
-        name = signal.Signals(int(killed[1])).name
-        write_text(
-            place / "cut_off",
-            f"rank {killed[2]} was killed ({name}), by somebody or by the system for lack of memory",
-        )
-        return os.EX_TEMPFAIL
-    error = explain(failures, place)
-    if isinstance(error, CutOffError):
-        write_text(place / "cut_off", str(error))
-        return os.EX_TEMPFAIL
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    return 1
-
-
 def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
-    """What runs a driver on a Ray cluster over the Slurm job's nodes.
+    """Return what trains on all nodes of a Slurm job: one job step of `ray symmetric-run`, whose head runs the driver.
 
-    Its logs lie in ``<stage>/logs/ray-<job id>``, those of the job's second allocation in ``ray-<job id>-2``.
-    What Ray of an earlier allocation still runs, on a host that had lost the network, is told to stop.
+    Ray's output goes to ``<stage>/logs/ray-<job>/ray-<node>.log``. Ray's symmetric-run begins and ends with `ray stop`,
+    so a node holds one Ray cluster of a user at a time.
     """
     slurm_job, site = allocation.job, allocation.site
     if slurm_job is None or site is None or site.slurm is None:
         raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
     again = f"-{slurm_job.restarts + 1}" if slurm_job.restarts else ""
-    logs = job.run.parent / "logs" / f"ray-{slurm_job.id}{again}"
-    for earlier in {*logs.parent.glob(f"ray-{slurm_job.id}"), *logs.parent.glob(f"ray-{slurm_job.id}-*")} - {logs}:
-        (earlier / "stop").touch()
-    slurm, cpus = site.slurm, job.threads * job.processes  # no more, so that Ray puts as many ranks on every node
+    logs = (job.run.parent / "logs" / f"ray-{slurm_job.id}{again}").absolute()
 
-    def ready(seconds: float) -> None:
-        print(f"{job.stage}: Ray runs on {', '.join(slurm_job.nodes)} after {seconds:.1f} s", flush=True)
-
-    def run(job_file: str) -> int:
-        driver = [sys.executable, "-m", "scripts.backends.trl.driver", job_file]
-        return run_on_cluster(driver, slurm_job, slurm, cpus, logs, ready)
+    def run(place: Path) -> None:
+        shutil.rmtree(logs, ignore_errors=True)
+        logs.mkdir(parents=True)
+        command, environment = symmetric_run(job, slurm_job, site.slurm, place / "job.json", logs)
+        (place / "output").touch()
+        with (logs / "step.log").open("w") as log, (place / "output").open(encoding="utf-8") as lines:
+            step = subprocess.Popen(  # noqa: S603
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+            try:
+                while step.poll() is None:
+                    time.sleep(0.2)
+                    _relay(lines)
+            finally:
+                end_session(step, grace=10)
+            _relay(lines)
+        raise_outcome(place, logs)
 
     return run
+
+
+def symmetric_run(
+    job: TrainingJob, slurm_job: Job, slurm: Slurm, job_file: Path, logs: Path
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command of the job step and its environment, with a token that Ray's clients must bear."""
+    address = f"{head_address(slurm_job.nodes[0], slurm)}:{slurm.ports.gcs}"
+    driver = ["env", f"RAY_ADDRESS={address}", sys.executable, "-m", "scripts.backends.trl.driver", str(job_file)]
+    command = [
+        *step_command(slurm_job, slurm_job.nodes, slurm.gpus_per_node, str(logs / "ray-%N.log")),
+        *("--wait=15", "sh", "-c", 'ray stop --force > /dev/null 2>&1; exec "$@"', "sh"),
+        *("ray", "symmetric-run", f"--address={address}", f"--min-nodes={job.nodes}"),
+        *(f"--num-gpus={slurm.gpus_per_node}", f"--num-cpus={job.threads * job.processes}", "--disable-usage-stats"),
+        *(f"--min-worker-port={slurm.ports.workers_min}", f"--max-worker-port={slurm.ports.workers_max}"),
+        *([f"--object-store-memory={slurm.object_store_mb * 1_000_000}"] if slurm.object_store_mb else []),
+        *("--", *driver),
+    ]
+    environment = client_environment() | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT": str(slurm.ray_start_seconds),
+    }
+    return command, environment
+
+
+def head_address(node: str, slurm: Slurm) -> str:
+    """Return the address of this host, the job's first node, to which Ray on the other nodes connects."""
+    if slurm.network is not None:
+        own = [address.address for addresses in psutil.net_if_addrs().values() for address in addresses]
+        for candidate in own:
+            try:
+                if ipaddress.ip_address(candidate) in slurm.network:
+                    return candidate
+            except ValueError:
+                continue
+        raise UserError(f"{node}: no address in the site's slurm.network {slurm.network}; it has {', '.join(own)}")
+    name = retry_unreachable(lambda: show("node", node)).get("NodeAddr", node)
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise UserError(f"{node}: its address {name} is unknown here ({error})") from None
+
+
+def _relay(lines: TextIO) -> None:
+    print(lines.read(), end="", flush=True)
+
+
+def raise_outcome(place: Path, logs: Path) -> None:
+    """Raise the error that the driver left; CutOffError with a line of Ray's logs where the driver left nothing."""
+    outcome = place / "outcome.json"
+    if outcome.exists():
+        says, is_cut_off = read_json(outcome)
+        if says is not None:
+            raise (CutOffError if is_cut_off else UserError)(says)
+        return
+    found = []
+    for log in sorted(logs.glob("*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        node = log.stem.removeprefix("ray-")
+        found += [f"{node}: {line.strip()}; see {log}" for line in lines if NO_RAY.search(line)]
+    found.sort(key=lambda line: "Failed to start Ray" not in line)
+    raise CutOffError(found[0] if found else f"Ray's job step ended without a reason; see {logs}")
+
+
+class RankError(Exception):
+    """What ended a rank: a message that a person is meant to read, or else the traceback.
+
+    `cut_off`: the message tells of something from outside, and the next attempt may go well. `follows`: another rank
+    is gone, and what is told of this one follows from that.
+    """
+
+    def __init__(
+        self, rank: int, host: str, text: str, for_user: bool, cut_off: bool = False, follows: bool = False
+    ) -> None:
+        super().__init__(rank, host, text, for_user, cut_off, follows)
+        self.rank, self.host, self.text, self.for_user = rank, host, text, for_user
+        self.cut_off, self.follows = cut_off, follows
+
+
+def explain(failures: dict[int, Exception], place: Path) -> UserError:
+    """What went wrong, by rank, told once: the cause rather than what followed from it on the other ranks.
+
+    What is no RankError says that the process is gone; ``rank_N`` in `place` names the host of a rank.
+    """
+    explained = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and cause.for_user}
+    gone = {rank: cause for rank, cause in failures.items() if not isinstance(cause, RankError)}
+    own = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and not cause.follows}
+    rank, cause = min((explained or gone or own or failures).items())
+    if rank in explained:
+        return (CutOffError if cause.cut_off else UserError)(f"{cause.text} (rank {rank} on {cause.host})")
+    if rank in gone:
+        return CutOffError(
+            f"rank {rank} on {_host_of(rank, place)} is gone, killed or out of memory: {_in_short(cause)}"
+        )
+    return UserError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")
+
+
+def _host_of(rank: int, place: Path) -> str:
+    file = place / f"rank_{rank}"
+    return file.read_text(encoding="utf-8") if file.exists() else "an unknown host"
+
+
+def _in_short(error: Exception) -> str:
+    """Of what Ray says of a lost process, the sentences that say how."""
+    found = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(error), re.MULTILINE)
+    return found[0] if found else str(error)

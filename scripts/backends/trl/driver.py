@@ -1,30 +1,27 @@
-"""Train a stage of backend `trl` on a Ray cluster; RAY_ADDRESS says where that is.
+"""Train a stage of backend `trl` on the Ray cluster at RAY_ADDRESS.
 
-Exit status: 0 trained, or stopped on request with its step saved; 1 failed, with one message that says why; 75 lost a
-rank's process or a judge, which is told in `cut_off` beside job.json.
+The outcome is left in ``outcome.json`` beside job.json: a message (null: trained, or stopped with the step saved) and
+whether the next attempt may go well, as after the loss of a node.
 """
 
-import argparse
-import io
-import logging
 import os
 import socket
 import sys
-import threading
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+import psutil
 import ray
+import ray.train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from scripts.backends.protocol import TrainingJob, read_job
-from scripts.backends.trl.process import collectives_of
-from scripts.backends.trl.rank_errors import explain
-from scripts.backends.trl.worker import train_on_this_node
-from scripts.errors import CutOffError, UserError, run_program
-from scripts.files import write_text
+from scripts.backends.trl.cluster import RankError, explain
+from scripts.backends.trl.ranks import collectives_of, train_as_rank
+from scripts.errors import CutOffError, UserError
+from scripts.files import write_json
 from scripts.recipe.yaml_file import installation
 
 RAY_SETTINGS = {
@@ -38,54 +35,26 @@ RAY_SETTINGS = {
 
 
 def drive(job_file: Path) -> None:
-    """Train the job on the cluster and print what its first rank prints; UserError when a rank or a node fails."""
+    """Train the job on the cluster; UserError when a rank fails, CutOffError when a rank, a node or Ray is lost."""
     job = read_job(job_file)
-    job.stop.listen()
-    _reach(os.environ.get("RAY_ADDRESS", ""))
     os.environ.update(RAY_SETTINGS)
-    logging.getLogger("ray.train").setLevel(logging.CRITICAL)
     python_path = os.pathsep.join(filter(None, [str(installation()), os.environ.get("PYTHONPATH")]))
-    ray.init(
-        runtime_env={
-            "env_vars": {"PYTHONPATH": python_path, "TOKENIZERS_PARALLELISM": "false"},
-            "worker_process_setup_hook": "scripts.backends.trl.worker.use_interface_of_ray",
-        },
-        logging_level=logging.CRITICAL,
-        log_to_driver=False,
-    )
-    with redirect_stdout(_MainThreadOnly(sys.stdout)), redirect_stderr(_MainThreadOnly(sys.stderr)):
-        try:
-            job.stop.listen()  # again, since Ray has put its own handlers
-            _check_cluster(ray.nodes(), job)
-            _fit(job, job_file)
-        finally:
-            ray.shutdown()
-
-
-class _MainThreadOnly(io.TextIOBase):
-    """Drops what other threads print: Ray's remarks, which are in its logs, and of which the cause is said below."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        if threading.current_thread() is threading.main_thread():
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
-def _reach(address: str) -> None:
-    """UserError when nothing answers at the cluster's address; Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"RAY_ADDRESS is {address!r}: no Ray cluster answers there ({error}); start one, and give its host:port"
-        ) from None
+        ray.init(
+            runtime_env={
+                "env_vars": {"PYTHONPATH": python_path, "TOKENIZERS_PARALLELISM": "false"},
+                "worker_process_setup_hook": "scripts.backends.trl.driver.use_interface_of_ray",
+            },
+            log_to_driver=False,
+        )
+        _check_cluster(ray.nodes(), job)
+        _trainer(job, job_file).fit()
+    except UserError:
+        raise
+    except Exception as error:
+        raise cause_of(error, job_file.parent) from None
+    finally:
+        ray.shutdown()
 
 
 def _check_cluster(nodes: list[dict[str, Any]], job: TrainingJob) -> None:
@@ -108,35 +77,6 @@ def _amounts(resources: dict[str, float]) -> str:
     return " and ".join(f"{amount:.0f} {name}s" for name, amount in resources.items())
 
 
-def _fit(job: TrainingJob, job_file: Path) -> None:
-    """Run Ray Train in a thread, so that signals are heard at once, and relay the first rank's lines meanwhile."""
-    output, failures = job_file.with_name("output"), []
-
-    def fit() -> None:
-        try:
-            _trainer(job, job_file).fit()
-        except Exception as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=fit, daemon=True)
-    output.touch()
-    with output.open(encoding="utf-8") as lines:
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.2)
-            _relay(lines)
-        _relay(lines)
-    for error in failures:
-        raise _cause_of(error, job_file.parent) from None
-
-
-def _cause_of(error: Exception, place: Path) -> UserError:
-    failures = getattr(error, "worker_failures", None)
-    return (
-        explain(failures, place) if failures else UserError(f"Ray Train: {getattr(error, 'controller_failure', error)}")
-    )
-
-
 def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
     return TorchTrainer(
         train_on_this_node,
@@ -156,24 +96,41 @@ def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
     )
 
 
-def _relay(lines: TextIO) -> None:
-    text = lines.read()
-    if text:
-        print(text, end="", flush=True)
+def train_on_this_node(settings: dict[str, str]) -> None:
+    """Train as the rank that Ray Train made this process; ``settings["job"]`` is the path of job.json."""
+    rank, job_file = ray.train.get_context().get_world_rank(), Path(settings["job"])
+    if not job_file.exists():
+        message = f"{job_file}: not there; results/ must be shared by all nodes of a stage"
+        raise RankError(rank, socket.gethostname(), message, for_user=True)
+    output = job_file.parent / "output" if rank == 0 else Path(os.devnull)
+    with output.open("a", encoding="utf-8", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+        train_as_rank(rank, read_job(job_file), job_file.parent)
 
 
-def main() -> int:
+def use_interface_of_ray() -> None:
+    """Let gloo use the network interface by which Ray knows this node, not the one that the host name points to."""
+    address = ray.util.get_node_ip_address()
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(own.address == address for own in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def cause_of(error: Exception, place: Path) -> UserError:
+    """Return the failed rank's error; CutOffError where Ray itself failed."""
+    failures = getattr(error, "worker_failures", None)
+    return explain(failures, place) if failures else CutOffError(f"Ray: {getattr(error, 'controller_failure', error)}")
+
+
+def main() -> None:
     """Command line of the driver."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.backends.trl.driver", description=__doc__.split("\n")[0])
-    parser.add_argument("job", type=Path, help="job.json, beside which the ranks leave what they print")
-    job_file = parser.parse_args().job.absolute()
+    job_file = Path(sys.argv[1]).absolute()
+    says, is_cut_off = None, False
     try:
         drive(job_file)
-    except CutOffError as error:
-        write_text(job_file.with_name("cut_off"), str(error))
-        return os.EX_TEMPFAIL
-    return 0
+    except UserError as error:
+        says, is_cut_off = str(error), isinstance(error, CutOffError)
+    write_json(job_file.with_name("outcome.json"), [says, is_cut_off])
 
 
 if __name__ == "__main__":
-    run_program(main)
+    main()

@@ -16,12 +16,12 @@ from trl import GRPOConfig, GRPOTrainer
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.callback import ENVIRONMENT_PREFIX, REWARD_SECONDS, UNJUDGED, UnjudgedAlarm
 from scripts.backends.trl.grpo_trainer import LeaveOneOutTrainer, MeasuringTrainer
+from scripts.backends.trl.placing import is_served
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.sampling import end_responses, sampling_arguments
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
 from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.vllm import load_by_reload, prepare_engine, vllm_arguments
-from scripts.backends.trl.vllm_server import is_served
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
 from scripts.rewards.episode import Episode, episode_response

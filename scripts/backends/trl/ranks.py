@@ -1,8 +1,29 @@
-"""The processes that train together; a process that trains alone is rank 0 of 1."""
+"""The processes that train a stage together: torchrun over those of one node, and what each does, there and under Ray.
 
+``python -m scripts.backends.trl.ranks PROCESSES JOB.json`` starts torchrun. It leaves signals to the processes, which
+take them as requests to stop, and ends with the process that holds the stage.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from scripts.backends.protocol import TrainingJob, read_job
+from scripts.backends.trl.cluster import RankError
+from scripts.backends.trl.placing import offloads
+from scripts.errors import CutOffError, UserError
+from scripts.files import write_json
+from scripts.processes import end_with_parent
+from scripts.stage.stop import SIGNALS
 
 
 def rank() -> int:
@@ -28,3 +49,74 @@ def as_rank_0_says(value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
+
+
+def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
+    """Train as this rank; RankError says why it failed. `place` is the directory of the attempt."""
+    host = socket.gethostname()
+    try:
+        (place / f"rank_{rank}").write_text(host, encoding="utf-8")
+        job.settings.spare_bitsandbytes()
+        import_module("scripts.backends.trl.train").train_rank(job)
+    except UserError as error:
+        raise RankError(rank, host, str(error), for_user=True, cut_off=isinstance(error, CutOffError)) from None
+    except Exception as error:
+        follows = "gloo" in str(error) or "NCCL" in str(error)
+        if follows:
+            time.sleep(3)  # whoever watches is to hear of the other rank first
+        raise RankError(rank, host, traceback.format_exc(), for_user=False, follows=follows) from None
+
+
+def collectives_of(job: TrainingJob) -> str:
+    """What the processes talk by; shares that wait in the node's memory are gathered and counted there."""
+    if job.accelerator == "cpu":
+        return "gloo"
+    return "cpu:gloo,cuda:nccl" if offloads(job) else "nccl"
+
+
+def _leave_stopping_to_the_holder(place: Path) -> None:
+    """Take no signal as a request to stop, which comes by `job.stop`; torchrun's ends this one after another failed."""
+
+    def end(*_: Any) -> None:
+        if any(place.glob("failed_*")):
+            os._exit(1)
+
+    for number in SIGNALS:
+        signal.signal(number, end)
+
+
+def _train(job_file: Path) -> None:
+    """Train as the rank that torchrun made this process; why it failed is left in ``failed_N`` beside job.json."""
+    rank, job = int(os.environ["RANK"]), read_job(job_file)
+    _leave_stopping_to_the_holder(job_file.parent)
+    if rank != 0:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    if job.accelerator == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(collectives_of(job))
+    try:
+        train_as_rank(rank, job, job_file.parent)
+    except RankError as error:
+        if not error.follows:
+            write_json(job_file.with_name(f"failed_{rank}"), list(error.args))
+        os._exit(1)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Command line of torchrun, and of the processes that it starts."""
+    *processes, job_file = sys.argv[1:]
+    end_with_parent()
+    if not processes:
+        _train(Path(job_file))
+        return
+    from torch.distributed.run import main as torchrun  # noqa: PLC0415 - only where torchrun starts
+
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    options = ["--standalone", f"--nproc-per-node={processes[0]}", "--signals-to-handle=SIGUSR2"]
+    torchrun([*options, "-m", "scripts.backends.trl.ranks", job_file])
+
+
+if __name__ == "__main__":
+    main()

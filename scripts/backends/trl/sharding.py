@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.devices import offloads
+from scripts.backends.trl.placing import offloads
 from scripts.backends.trl.ranks import rank
 
 

@@ -25,8 +25,9 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.placing import is_served
 from scripts.backends.trl.ranks import rank
-from scripts.backends.trl.vllm_server import ENGINE_SETTINGS, WAITING, WEIGHTS, is_served
+from scripts.backends.trl.vllm_server import ENGINE_SETTINGS, WAITING, WEIGHTS
 from scripts.errors import CutOffError
 from scripts.files import read_json
 

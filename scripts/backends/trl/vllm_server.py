@@ -17,12 +17,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob
-from scripts.backends.trl.settings import TrlSettings
+from scripts.backends.trl.placing import gpus_of_server
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
-from scripts.processes import PARENT
+from scripts.processes import PARENT, end_session
 from scripts.slurm.client import step_command
-from scripts.slurm.ray_cluster import end_session
 
 ENGINE_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -33,34 +32,6 @@ WAITING = "vllm.json"
 WEIGHTS = "vllm.weights"
 START_SECONDS = 1800
 SHOWN = 15
-
-
-def is_served(settings: TrlSettings) -> bool:
-    """Whether a vLLM server samples the rollouts of a stage."""
-    return settings.samples_by_vllm and not settings.policy.generation.colocated.enabled
-
-
-def left_by_server(stage: str, settings: TrlSettings, nodes: int, processes: int, on_gpus: bool) -> tuple[int, int]:
-    """The nodes and processes on each that train beside a vLLM server, if there is one; UserError where none would."""
-    if not is_served(settings):
-        return nodes, processes
-    gpus = gpus_of_server(settings) if on_gpus else 0
-    if settings.policy.generation.colocated.resources.num_nodes:
-        nodes -= 1
-    else:
-        processes -= gpus
-    if nodes < 1 or processes < 1:
-        raise UserError(
-            f"{stage}: vLLM takes {'the only node' if nodes < 1 else f'{gpus} GPUs'} (policy.generation.colocated), "
-            "which leaves nothing to train on; give the stage more nodes, or vLLM less"
-        )
-    return nodes, processes
-
-
-def gpus_of_server(settings: TrlSettings) -> int:
-    """The GPUs that a vLLM server has to itself."""
-    generation = settings.policy.generation
-    return generation.colocated.resources.gpus_per_node or generation.vllm_cfg.tensor_parallel_size
 
 
 @contextmanager
