@@ -54,7 +54,6 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.sft",
     "scripts.backends.trl.sharding",
     "scripts.backends.trl.vllm",
-    "scripts.backends.trl.vllm_worker",
     "scripts.backends.nemo_rl.safetensors",
     "scripts.model.load",
     "scripts.model.merge",

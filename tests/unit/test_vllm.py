@@ -101,7 +101,9 @@ def test_a_server_takes_gpus_of_the_node_or_a_node_of_the_stage(recipe_with):
     assert left(1, 8, colocated=served, vllm_cfg={"tensor_parallel_size": 2}) == (1, 6)
     assert left(1, 8, colocated=served | {"resources": {"gpus_per_node": 4}}) == (1, 4)
     assert left(2, 8, colocated=served | {"resources": {"num_nodes": 1}}) == (1, 8)
-    assert left(1, 1, on_gpus=False, colocated=served) == (1, 1)
+    assert left(1, 1, on_gpus=False) == (1, 1)
+    with pytest.raises(UserError, match=r"vLLM is served on GPUs alone; leave out policy.generation.colocated"):
+        left(1, 1, on_gpus=False, colocated=served)
     with pytest.raises(UserError, match=r"vLLM takes 1 GPUs .* which leaves nothing to train on"):
         left(1, 1, colocated=served)
 

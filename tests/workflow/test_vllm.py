@@ -8,12 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
 
 import pandas as pd
-import psutil
 import pytest
 
 from scripts.backends.trl.settings import PACKAGES
@@ -79,59 +75,6 @@ def test_an_interrupted_training_ends_with_the_same_bits(trained):
     assert sha256_file(run / weights) == sha256_file(straight / weights)
     resumed = metrics_of(run / "metrics.jsonl")
     assert list(resumed.index) == list(range(1, STEPS + 1)) and resumed["gen_kl_error"].max() < ROUNDING
-
-
-def test_a_served_vllm_samples_for_the_same_stage_and_ends_with_it_however_it_ends(trained):
-    """The same identity: served on a CPU, where weights go by a file. Killed are the server, then what trains."""
-    recipe = trained.root / "config/recipes/served.yaml"
-    served = "{backend: vllm, colocated: {enabled: false}, max_new_tokens: 12}"
-    recipe.write_text((ROOT / "tests/vllm.yaml").read_text().replace("{backend: vllm, max_new_tokens: 12}", served))
-    shutil.rmtree(trained.root / "hand", ignore_errors=True)
-    results = trained.untrained("rlvr1")
-    run, log = results / "rlvr1/run", results / "rlvr1/logs/vllm_server.log"
-    command = [PYTHON, "-m", "scripts.train.run", "--recipe", recipe, "--results", results, "--stage", "rlvr1"]
-
-    def servers() -> list[psutil.Process]:
-        own = f"--model={results.resolve()}"
-        seen = [process for process in psutil.process_iter() if any(own in word for word in words_of(process))]
-        return seen + [child for process in seen for child in process.children(recursive=True)]
-
-    def begin() -> subprocess.Popen:
-        return subprocess.Popen(command, cwd=trained.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-    training = begin()
-    wait_until(lambda: (run / "metrics.jsonl").exists() and len(metrics_of(run / "metrics.jsonl")), training)
-    for process in servers():
-        process.kill()
-    says = training.communicate()[0]
-    assert training.returncode == os.EX_TEMPFAIL and f"is gone, killed or out of memory; see {log}" in says
-    assert list((run / "checkpoints").glob("step_*")) and not servers()
-
-    training = begin()
-    wait_until((run / "vllm.json").exists, training)
-    left = servers()
-    training.kill()
-    training.communicate()
-    assert left and not psutil.wait_procs(left, timeout=20)[1]
-
-    assert subprocess.run(command, cwd=trained.root, check=False).returncode == 0
-    metrics = metrics_of(run / "metrics.jsonl")
-    assert list(metrics.index) == list(range(1, STEPS + 1)) and not servers()
-    assert metrics["gen_kl_error"].between(0, ROUNDING, inclusive="neither").all()
-    assert (metrics["kl"].iloc[1:] > 1000 * metrics["gen_kl_error"].iloc[1:]).all()
-    assert not (run / "vllm.json").exists() and not (run / "vllm.weights").exists()
-
-
-def words_of(process: psutil.Process) -> list[str]:
-    with suppress(psutil.Error):
-        return process.cmdline()
-    return []
-
-
-def wait_until(holds: Callable[[], object], training: subprocess.Popen) -> None:
-    while not holds():
-        assert training.poll() is None, training.communicate()[0]
-        time.sleep(0.5)
 
 
 IDS = """

@@ -41,7 +41,12 @@ def left_by_server(stage: str, settings: TrlSettings, nodes: int, processes: int
     """The nodes and processes on each that train beside a vLLM server, if there is one; UserError where none would."""
     if not is_served(settings):
         return nodes, processes
-    gpus = gpus_of_server(settings) if on_gpus else 0
+    if not on_gpus:
+        raise UserError(
+            f"{stage}: vLLM is served on GPUs alone; leave out policy.generation.colocated, or set the site's "
+            "accelerator: cuda"
+        )
+    gpus = gpus_of_server(settings)
     if settings.policy.generation.colocated.resources.num_nodes:
         nodes -= 1
     else:

@@ -11,15 +11,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import requests
 import torch
 from requests.adapters import HTTPAdapter
-from safetensors.torch import save_file
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -27,7 +24,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.placing import is_served
 from scripts.backends.trl.ranks import rank
-from scripts.backends.trl.vllm_server import ENGINE_SETTINGS, WAITING, WEIGHTS
+from scripts.backends.trl.vllm_server import ENGINE_SETTINGS, WAITING
 from scripts.errors import CutOffError
 from scripts.files import read_json
 
@@ -63,8 +60,7 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
             "vllm_enable_sleep_mode": cfg.enable_sleep_mode,
         }
     server = read_json(job.run / WAITING)
-    by_file = job.run / WEIGHTS if job.accelerator == "cpu" else None
-    vllm_generation.VLLMClient = partial(ServerClient, log=server["log"], weights=by_file)
+    vllm_generation.VLLMClient = partial(ServerClient, log=server["log"])
     if rank() == 0:
         threading.Thread(target=_end_with, args=(server["url"], server["log"]), daemon=True).start()
     return options | {
@@ -75,25 +71,28 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
 
 
 def load_by_reload(generation: VLLMGeneration) -> None:
-    """Let a colocated engine load weights as it loads a checkpoint's; TRL loads them into layers that may be packed."""
-    from scripts.backends.trl.vllm_worker import reload  # noqa: PLC0415 - only where vLLM is installed
+    """Let a colocated engine on a CPU load weights as a checkpoint's: its layers compute from packed copies.
+
+    vLLM leaves the copy of tied embeddings as it was, so that one is packed again.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding  # noqa: PLC0415
 
     def load() -> None:
         runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner
-        reload(runner, weights_iterator=generation._iter_named_params())
+        runner.reload_weights(weights_iterator=generation._iter_named_params())
+        for layer in runner.get_model().modules():
+            if isinstance(layer, VocabParallelEmbedding):
+                layer.quant_method.process_weights_after_loading(layer)
         generation.llm.reset_prefix_cache()
 
     generation.sync_weights = load
 
 
 class ServerClient(VLLMClient):
-    """TRL's client of a server that this stage started: when it is gone, so it is for good.
+    """TRL's client of the stage's own server; a server that is gone ends the attempt."""
 
-    Without a GPU, which vLLM's transfer of weights needs, they go by a file.
-    """
-
-    def __init__(self, *arguments: Any, log: str, weights: Path | None, **options: Any) -> None:
-        self._log, self._weights = log, weights
+    def __init__(self, *arguments: Any, log: str, **options: Any) -> None:
+        self._log = log
         super().__init__(*arguments, **options)
         self.session.mount("http://", HTTPAdapter(pool_maxsize=64))
 
@@ -102,23 +101,6 @@ class ServerClient(VLLMClient):
             return super()._post(url, **options)
         except requests.ConnectionError:
             raise CutOffError(_gone(self.base_url, self._log)) from None
-
-    def init_communicator(self, device: Any = 0) -> None:
-        """Prepare the transfer of weights."""
-        if self._weights is None:
-            super().init_communicator(device)
-
-    def update_named_params(
-        self, metadata: list[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
-    ) -> None:
-        """Give the server the weights that are trained."""
-        if self._weights is None:
-            super().update_named_params(metadata, named_params)
-            return
-        self._weights.mkdir(exist_ok=True)
-        save_file({name: weights.contiguous() for name, weights in named_params}, self._weights / "model.safetensors")
-        call = {"method": "reload_from", "args": [str(self._weights.resolve())]}
-        self._post(f"{self.base_url}/collective_rpc", json=call)
 
 
 def _gone(url: str, log: str) -> str:

@@ -5,7 +5,6 @@ Where the ranks find it is in ``run/vllm.json`` meanwhile; it prints into ``<sta
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,7 +28,6 @@ ENGINE_SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 WAITING = "vllm.json"
-WEIGHTS = "vllm.weights"
 START_SECONDS = 1800
 SHOWN = 15
 
@@ -40,7 +38,7 @@ def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
 
     UserError where it does not start.
     """
-    gpus = gpus_of_server(job.settings) if job.accelerator == "cuda" else 0
+    gpus = gpus_of_server(job.settings)
     port, group_port = _free_port(), _free_port()
     prefix, host, environment = [], "127.0.0.1", {PARENT: str(os.getpid())}
     log = job.run.parent / "logs" / "vllm_server.log"
@@ -50,7 +48,7 @@ def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
         host = allocation.job.nodes[-1]
         prefix = step_command(allocation.job, (host,), gpus, str(log.resolve()))
         del environment[PARENT]
-    elif gpus:
+    else:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(job.processes)))
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[job.processes - gpus : job.processes])
     url, described = f"http://{host}:{port}", job.run / WAITING
@@ -72,7 +70,6 @@ def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
     finally:
         end_session(server, grace=10)
         described.unlink(missing_ok=True)
-        shutil.rmtree(job.run / WEIGHTS, ignore_errors=True)
 
 
 def _options(job: TrainingJob, host: str, port: int, gpus: int) -> list[str]:
@@ -87,17 +84,12 @@ def _options(job: TrainingJob, host: str, port: int, gpus: int) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": -1,
         "uvicorn-log-level": "warning",
+        "weight-transfer-config": json.dumps({"backend": "nccl"}),
+        "tensor-parallel-size": cfg.tensor_parallel_size,
+        "data-parallel-size": gpus // cfg.tensor_parallel_size,
+        "gpu-memory-utilization": cfg.gpu_memory_utilization or 0.9,
     }
-    if gpus:
-        options |= {
-            "weight-transfer-config": json.dumps({"backend": "nccl"}),
-            "tensor-parallel-size": cfg.tensor_parallel_size,
-            "data-parallel-size": gpus // cfg.tensor_parallel_size,
-            "gpu-memory-utilization": cfg.gpu_memory_utilization or 0.9,
-        }
-    else:
-        options["worker-extension-cls"] = "scripts.backends.trl.vllm_worker.ReloadingWorker"
-    eager = ["--enforce-eager"] if cfg.enforce_eager or not gpus else []
+    eager = ["--enforce-eager"] if cfg.enforce_eager else []
     return ["--enable-scale-out", *eager, *(f"--{name}={value}" for name, value in options.items())]
 
 
