@@ -1,4 +1,4 @@
-"""Passwords, tokens and keys that stand where they do not belong: found by their form or by the name they bear."""
+"""Find passwords, tokens and keys in text and settings, by form or by name."""
 
 import re
 from collections.abc import Iterator
@@ -29,19 +29,19 @@ _NO_VALUE = re.compile(r"(?i:|empty|none|null|true|false|dummy\w*|[\"']{2}|(?<!\
 
 
 def credential_in(text: str) -> str | None:
-    """What kind of credential a text holds; None: none that is known by its form."""
+    """Return the kind of a text's credential, or None."""
     return next((kind for kind, form in _FORMS.items() if re.search(form, text)), None)
 
 
 def without_credentials(text: str) -> str:
-    """A text with stars instead of each credential that is known by its form."""
+    """Return the text with stars in place of credentials."""
     return _ANY.sub("***", text)
 
 
 def find_credentials(value: Any, *location: str) -> Iterator[tuple[list[str], str]]:
-    """Where settings hold a credential, be it a key, and of which kind.
+    """Yield the location and kind of each credential in settings, keys included.
 
-    Besides by its form it is known by its name: a variable or setting that is called a token, key or password.
+    A variable or setting named token, key or password counts whatever the value's form.
     """
     if isinstance(value, dict):
         for key, part in value.items():

@@ -1,4 +1,4 @@
-"""The exceptions that a user is meant to read, and how a program ends with them."""
+"""Errors for users, and the end of a program."""
 
 import grp
 import os
@@ -14,9 +14,9 @@ from scripts.credentials import without_credentials
 
 
 class UserError(Exception):
-    """Something a person can put right: the message says what, where (file, line, key) and what to do.
+    """A mistake that a person can mend; the message says what, where (file, line, key) and the remedy.
 
-    It holds no credential, whatever was quoted in it.
+    Credentials in quoted text become stars.
     """
 
     def __init__(self, message: object) -> None:
@@ -24,20 +24,20 @@ class UserError(Exception):
 
 
 class CutOffError(UserError):
-    """Something from outside ended the work (a kill, a lost node): the next attempt may go well."""
+    """An interruption from outside (a kill, a lost node); the next attempt may succeed."""
 
 
 class ExhaustedError(CutOffError):
-    """The data ended before the step that was aimed at; the next attempt aims at one that can be reached."""
+    """The data ended before the planned step; the next attempt aims at a reachable step."""
 
 
 def shortened(text: str, length: int) -> str:
-    """A text of at most so many characters, for a message; dots stand for what is left out."""
+    """Return a text of at most `length` characters, cut with dots."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def explain_refusal(error: OSError) -> str:
-    """What the system refused to do with a file; where others may not use it, whose it is, its mode and what to do."""
+    """Return the system's refusal in words; for a permission the owner, the mode and the remedy."""
     path = Path(os.path.realpath(str(error.filename)))
     if not isinstance(error, PermissionError):
         return f"{error.filename}: {error.strerror}"
@@ -75,9 +75,9 @@ def _group(number: int) -> str:
 
 
 def run_program(main: Callable[[], int | None]) -> None:
-    """Run a command-line program; a UserError ends it with one message, without a traceback.
+    """Run a command-line program; a UserError ends the program with one message and status 1.
 
-    The status is then 1, and 75 (EX_TEMPFAIL) for a CutOffError.
+    The status is 75 (EX_TEMPFAIL) for a CutOffError.
     """
     try:
         status = main()
@@ -87,7 +87,7 @@ def run_program(main: Callable[[], int | None]) -> None:
         sys.exit(os.EX_TEMPFAIL)
     except UserError as error:
         sys.exit(f"error: {error}")
-    except BrokenPipeError:  # whoever read the output wants no more of it
+    except BrokenPipeError:  # the reader of the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     except OSError as error:

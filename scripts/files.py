@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and their fingerprints."""
+"""Atomic files and directories, and hashes."""
 
 import errno
 import hashlib
@@ -18,7 +18,7 @@ from scripts.processes import is_marked_running, process_mark
 
 
 def amount(count: float) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes for people."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.1f} {unit}"
@@ -26,7 +26,7 @@ def amount(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time for people: in seconds, minutes, or hours and minutes."""
+    """Return a duration for people: seconds, minutes, or hours and minutes."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 100 * 60:
@@ -35,23 +35,23 @@ def duration(seconds: float) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON text that is equal for equal values: sorted keys, no spaces, no NaN."""
+    """Return canonical JSON: sorted keys, no spaces, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def sha256_text(text: str) -> str:
-    """Hex SHA-256 of a text in UTF-8."""
+    """Return the hex SHA-256 of a text in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256_file(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fsync_directory(path: Path) -> None:
-    """Make the names in a directory durable (a rename is safe only after this)."""
+    """Make the names in a directory durable, as a rename needs."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -61,11 +61,9 @@ def fsync_directory(path: Path) -> None:
 
 @contextmanager
 def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
-    """Open files for writing that appear under their names together, when the block ends well, or not at all.
+    """Open files for writing; all appear under the final names when the block ends well, none otherwise.
 
-    The content is written beside each file under a hidden temporary name, synced and renamed; when the block
-    raises, the temporary files are removed and what stood there before is untouched. A disk that is full or
-    read-only is a UserError.
+    UserError for a full or read-only disk.
     """
     with explain_write_errors(paths[0]), ExitStack() as stack:
         temporaries = [stack.enter_context(_temporary(path)) for path in paths]
@@ -82,7 +80,7 @@ def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
 
 @contextmanager
 def explain_write_errors(path: Path) -> Iterator[None]:
-    """A disk that is full or read-only, or a refusal, met while the block writes a file, is a UserError."""
+    """Turn a full disk, a read-only disk or a refusal inside the block into a UserError."""
     try:
         yield
     except OSError as error:
@@ -94,10 +92,7 @@ def explain_write_errors(path: Path) -> Iterator[None]:
 
 
 def check_readable(directory: Path) -> None:
-    """UserError where this user may not read a file of a directory: whose it is, its mode, what to do.
-
-    Libraries say of such a file that it is not there.
-    """
+    """UserError for a file of a directory without read permission; libraries would call the file missing."""
     for path in directory.iterdir():
         if path.is_file() and not os.access(path, os.R_OK):
             raise UserError(explain_refusal(PermissionError(errno.EACCES, "not readable", str(path))))
@@ -105,10 +100,7 @@ def check_readable(directory: Path) -> None:
 
 @contextmanager
 def filled_by_program(target: Path) -> Iterator[Path]:
-    """Yield a free name beside `target` for another program to write to; the file becomes `target` by one rename.
-
-    When the block raises, the file is removed and what stood at `target` before is untouched.
-    """
+    """Yield a free name beside `target` for another program's output; one rename puts the output in place."""
     with _temporary(target) as fresh:
         yield fresh
         _settle(fresh)
@@ -118,7 +110,7 @@ def filled_by_program(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_directory(beside: Path) -> Iterator[Path]:
-    """Yield an empty hidden directory beside a path; it is removed at the end, or by the next call after a kill."""
+    """Yield an empty hidden directory beside a path, removed at the end or by the next call after a kill."""
     with _temporary(beside) as directory:
         directory.mkdir()
         yield directory
@@ -126,10 +118,9 @@ def temporary_directory(beside: Path) -> Iterator[Path]:
 
 @contextmanager
 def replace_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory to fill; it becomes `target` by one rename when the block ends well.
+    """Yield an empty directory to fill; one rename makes the directory `target` when the block ends well.
 
-    A directory that stood at `target` is moved aside first and removed last, so a reader sees the old one, for
-    an instant none, then the new one, and never a mixture.
+    An old `target` is moved aside first and removed last, so readers never see a mixture.
     """
     with temporary_directory(target) as fresh:
         yield fresh
@@ -146,7 +137,7 @@ def replace_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """Yield a hidden name beside a path; what stands there is removed at the end, or by the next call after a kill."""
+    """Yield a hidden name beside a path; the file is removed at the end or by the next call after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path.parent, path.name)
     temporary = hidden_name(path)
@@ -157,12 +148,12 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 def hidden_name(path: Path) -> Path:
-    """A hidden name beside a path that says which process on which host made it."""
+    """Return a hidden name beside a path, marked with host and process."""
     return path.with_name(f".{path.name}.{process_mark()}.{secrets.token_hex(4)}.tmp")
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove the temporary files, of one name or of all, that killed processes of this host left in a folder."""
+    """Remove the temporary files of killed processes of this host in a folder; `name`: of one file only."""
     here = re.escape(process_mark().rsplit(".", 2)[0])
     pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.({here}\.\d+\.\d+)\.[0-9a-f]+\.tmp")
     for entry in folder.iterdir():
@@ -185,12 +176,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a small record atomically: keys in the given order, two spaces, a final newline."""
+    """Write a small record atomically, with keys in the given order."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
-    """Read a record that Stagecoach wrote; UserError with the place when it is missing or damaged."""
+    """Return a file's JSON; UserError for a missing or damaged file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -200,7 +191,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_tail(path: Path, size: int = 1 << 16) -> list[str]:
-    """The whole lines within the last `size` bytes of a text file, however long it is; none when it is not there."""
+    """Return the whole lines in the last `size` bytes of a text file; none for a missing file."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - size)
@@ -212,7 +203,7 @@ def read_tail(path: Path, size: int = 1 << 16) -> list[str]:
 
 
 def link_or_copy(source: Path | str, target: Path | str) -> None:
-    """Hard-link a file where the file system can, copy it where it cannot."""
+    """Hard-link a file, or copy the file where the file system refuses."""
     try:
         os.link(os.path.realpath(source), target)
     except OSError:
@@ -220,10 +211,7 @@ def link_or_copy(source: Path | str, target: Path | str) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Make the files and names below a directory durable, and let the umask say who may read them.
-
-    Links are not followed.
-    """
+    """Make the files and names below a directory durable, with the umask's modes; links are not followed."""
     for folder, _, names in os.walk(directory):
         for name in names:
             if not Path(folder, name).is_symlink():
@@ -232,10 +220,7 @@ def sync_tree(directory: Path) -> None:
 
 
 def _settle(path: Path) -> None:
-    """Make a file that a program wrote durable, and as open as the umask lets a new file be.
-
-    Libraries that write to a temporary file first (safetensors) leave it to its owner alone.
-    """
+    """Make a program's file durable, with the umask's mode (safetensors leaves files to the owner alone)."""
     with path.open("rb") as file:
         state = os.fstat(file.fileno())
         wanted = state.st_mode | 0o666 & ~umask()
@@ -245,16 +230,13 @@ def _settle(path: Path) -> None:
 
 
 def umask() -> int:
-    """What this process keeps from the mode of new files; read without setting it, which would be every thread's."""
+    """Return the process's umask, read without a moment of another umask in other threads."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(re.search(r"^Umask:\s*(\d+)$", status, re.MULTILINE)[1], 8)
 
 
 def describe_files(directory: Path, known: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
-    """Each regular file below a directory, by relative path: its size in bytes and its SHA-256, sorted by path.
-
-    Those that are `known`, described already, are not read again.
-    """
+    """Return size in bytes and SHA-256 of each file below a directory, by relative path; `known` files are not read."""
     paths = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*")) if path.is_file()}
     known = known or {}
     return {

@@ -1,4 +1,4 @@
-"""The backends that are installed: every package in scripts/backends."""
+"""The installed backends: every package in scripts/backends."""
 
 import pkgutil
 from functools import cache
@@ -11,11 +11,11 @@ PACKAGE = "scripts.backends"
 
 @cache
 def backend_names() -> tuple[str, ...]:
-    """Their names."""
+    """Return the backends' names."""
     packages = pkgutil.iter_modules([str(Path(__file__).with_name("backends"))])
     return tuple(package.name for package in packages if package.ispkg)
 
 
 def backend_module(name: str, part: str) -> ModuleType:
-    """One module of a backend's package."""
+    """Return a module of a backend's package."""
     return import_module(".".join([PACKAGE, name, part]))

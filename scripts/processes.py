@@ -1,4 +1,4 @@
-"""Which process is meant, and whether it still runs: its id alone says neither, for ids are used again."""
+"""Identify processes by id and start time, since ids are used again."""
 
 import ctypes
 import os
@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 PARENT = "STAGECOACH_PARENT"
-"""The variable by which a process is told the id of the one that starts it."""
+"""The environment variable with the parent's process id."""
 _PR_SET_PDEATHSIG = 1
 _MARK = re.compile(r"(.+)\.(\d+)\.(\d+)\.(\d+)")
 
 
 def process_start(pid: int) -> int | None:
-    """Clock ticks after boot at which a process started; None when there is none to be seen (or only its zombie)."""
+    """Return the start of a process in clock ticks after boot; None for no process or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -26,9 +26,9 @@ def process_start(pid: int) -> int | None:
 
 
 def is_running(pid: int, start: int | None) -> bool:
-    """Whether the process of this host and id that started then still runs.
+    """Tell whether the process with an id and start time runs on this host.
 
-    Where /proc hides the processes of other users (hidepid), any of theirs with that id is taken for it.
+    Where /proc hides other users' processes (hidepid), any process with the id counts.
     """
     if (found := process_start(pid)) is not None:
         return found == start
@@ -42,18 +42,18 @@ def is_running(pid: int, start: int | None) -> bool:
 
 
 def pid_namespace() -> str:
-    """What tells apart containers of one host, whose process ids mean different processes."""
+    """Return the process namespace, different in each container of a host."""
     return str(Path("/proc/self/ns/pid").readlink())
 
 
 def process_mark() -> str:
-    """This process for the name of a file: host, process namespace, id and start."""
+    """Return the current process as part of a file name: host, namespace, id, start."""
     namespace = re.sub(r"\D", "", pid_namespace())
     return f"{socket.gethostname()}.{namespace}.{os.getpid()}.{process_start(os.getpid())}"
 
 
 def is_marked_running(mark: str) -> bool | None:
-    """Whether the process of a mark still runs; None where this process cannot see that, or the mark is none."""
+    """Tell whether a mark's process runs; None for another host or namespace, or no mark."""
     match = _MARK.fullmatch(mark)
     if match is None or process_mark().rsplit(".", 2)[0] != f"{match[1]}.{match[2]}":
         return None
@@ -61,10 +61,10 @@ def is_marked_running(mark: str) -> bool | None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel end this process when the one that started it is gone, which it may be already."""
+    """Let the kernel end the current process with the parent; exit at once where the parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[PARENT]):
-        sys.exit("what started this process is gone")
+        sys.exit("the parent process is gone")
     os.environ[PARENT] = str(os.getpid())
 
 

@@ -1,7 +1,7 @@
-"""The records that Stagecoach writes, as types, and how each is read: damage is one message and never a traceback.
+"""Types and readers of records; damage is one message and never a traceback.
 
-Here are those that several modules read; another stands beside its reader. A type names the keys that readers use. Keys
-that it does not name are kept, so that records of earlier and of later commits are read alike.
+Records with one reader stand beside the reader. A type names the keys in use and keeps unknown keys, so records of
+earlier and later commits are read alike.
 """
 
 import json
@@ -18,7 +18,7 @@ Record = TypeVar("Record")
 
 
 class File(TypedDict):
-    """Size and hash of a file; the hash of a large one may not be known."""
+    """Size and hash of a file; a large file may lack the hash."""
 
     bytes: Count
     sha256: str | None
@@ -34,7 +34,7 @@ class SourceFile(File):
 
 
 class Origin(TypedDict):
-    """Who served a blend, at which revision and, where it was composed, what became of the published rows."""
+    """The source and revision of a blend, with counts of composed rows."""
 
     source: str
     revision: str
@@ -80,7 +80,7 @@ class Manifest(TypedDict):
 
 
 class Facts(TypedDict):
-    """The hashes of all that may change a stage's weights."""
+    """The hashes of everything that may change a stage's weights."""
 
     config: str
     train_split: str
@@ -96,7 +96,7 @@ class RunIdentity(Facts):
 
 
 class Data(TypedDict):
-    """What a stage was trained on."""
+    """The training data of a stage."""
 
     blend: str
     source: Dataset | None
@@ -122,7 +122,7 @@ class Image(TypedDict):
 
 
 class Span(TypedDict):
-    """The first and last of the steps that this code and image trained."""
+    """The first and last step trained by a code and an image."""
 
     steps: tuple[int, int]
     code: Code | None
@@ -130,7 +130,7 @@ class Span(TypedDict):
 
 
 class DataEnded(TypedDict):
-    """A stage whose data ended before its planned step."""
+    """An end of the data before the planned step."""
 
     planned: Count
     rows_skipped: Count
@@ -138,7 +138,7 @@ class DataEnded(TypedDict):
 
 
 class ModelSource(TypedDict):
-    """Where a pretrained model is from; `content` is its export's."""
+    """The origin of a pretrained model; `content` is the export's."""
 
     name: str
     revision: str | None
@@ -146,14 +146,14 @@ class ModelSource(TypedDict):
 
 
 class NamedTemplate(TypedDict):
-    """The chat template that a recipe names for a stage."""
+    """A chat template named in a recipe."""
 
     name: str
     sha256: str
 
 
 class Origins(TypedDict, total=False):
-    """Where a checkpoint comes from."""
+    """The origins of a checkpoint."""
 
     facts: Facts
     seed: int | None
@@ -167,7 +167,7 @@ class Origins(TypedDict, total=False):
 
 
 class Parent(Origins):
-    """What a checkpoint's record tells of the stage that it starts from."""
+    """A checkpoint's note of a parent."""
 
     stage: str
     step: Count
@@ -187,7 +187,7 @@ class CheckpointRecord(Origins):
 
 
 class ExportRecord(TypedDict):
-    """hf/record.json; `source` where it is that of a pretrained model, `merged` where adapters were merged into it."""
+    """hf/record.json; `source` for a pretrained model, `merged` for merged adapters."""
 
     source: NotRequired[ModelSource]
     merged: NotRequired[dict[str, Any]]
@@ -200,7 +200,7 @@ class ExportRecord(TypedDict):
 
 
 class ReachedStep(TypedDict):
-    """How far an attempt gets; see scripts.stage.reach."""
+    """The last reachable step; see scripts.stage.reach."""
 
     step: Count
     is_end: bool
@@ -240,7 +240,7 @@ class Evaluation(TypedDict):
 
 
 class Benchmark(TypedDict):
-    """The score on a benchmark; the change, where the parent was asked the same."""
+    """A benchmark's score, with the change from a parent on the same questions."""
 
     score: float
     samples: Count
@@ -269,7 +269,7 @@ class Gate(TypedDict):
 
 
 class JudgedCriterion(TypedDict):
-    """A criterion of a gate and what it came to."""
+    """A criterion of a gate with the outcome."""
 
     metric: str
     environment: str | None
@@ -294,10 +294,10 @@ class Criteria(TypedDict):
 
 
 class Candidate(TypedDict):
-    """What a choice was made among; a score is null where it has none, the interval where too few rows bear one.
+    """A candidate of a choice; the score is null without scores, the interval with too few rows.
 
-    `difference` is the score less that of the first candidate, null for that one itself and for those `left_out`,
-    which says why. `tied`: the difference is explained by chance.
+    `difference` is the score less the first candidate's, null for the first and for the `left_out` (with the reason).
+    `tied`: chance explains the difference.
     """
 
     name: str
@@ -313,7 +313,7 @@ class Candidate(TypedDict):
 
 
 class Choice(TypedDict):
-    """choice.json: the chosen, best first, and the candidates in the order of their scores, those left out last."""
+    """choice.json: the chosen, best first, and the candidates by score, the left out last."""
 
     stage: str
     by: str
@@ -322,7 +322,7 @@ class Choice(TypedDict):
 
 
 class ShownTokens(TypedDict):
-    """Some tokens of a row one after the other: their texts, and their ids where all are there."""
+    """Consecutive tokens of a row: texts, and ids where complete."""
 
     name: str
     is_learnt: bool
@@ -331,7 +331,7 @@ class ShownTokens(TypedDict):
 
 
 class ShownRow(TypedDict):
-    """The tokens of a row as a stage trains on it."""
+    """The tokens of a training row."""
 
     line: Count
     tokens: Count
@@ -340,7 +340,7 @@ class ShownRow(TypedDict):
 
 
 class Tokens(TypedDict):
-    """The tokens of a split's rows, as the preflight counted them; those of before say less."""
+    """The preflight's counts of a split's tokens; older records have fewer."""
 
     longest_seen: NotRequired[Count]
     too_long: NotRequired[Count]
@@ -350,7 +350,7 @@ class Tokens(TypedDict):
 
 
 class TokensOfSplits(TypedDict):
-    """The tokens of the splits' rows, and how many the stage reads of one."""
+    """The counts of the splits' tokens, and the length limit of a row."""
 
     limit: Count
     train: Tokens
@@ -358,7 +358,7 @@ class TokensOfSplits(TypedDict):
 
 
 class Preflight(TypedDict):
-    """preflight.json; `rows_not_shown` says why there are no `rows`."""
+    """preflight.json; `rows_not_shown` is the reason for missing `rows`."""
 
     epochs: NotRequired[Count]
     rows: NotRequired[list[ShownRow]]
@@ -382,7 +382,7 @@ ADVICE = {
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """A record that Stagecoach wrote; UserError with the file, what is wrong and what to do where it is damaged."""
+    """Return a record; UserError with file, damage and remedy."""
     try:
         return parse_record(read_bytes(path), kind)
     except FileNotFoundError:
@@ -394,7 +394,7 @@ def read_record(path: Path, kind: type[Record]) -> Record:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file; FileNotFoundError where nothing is there, UserError where it cannot be read."""
+    """Return a file's content; FileNotFoundError, or UserError for an unreadable file."""
     try:
         if path.exists() and not path.is_file():
             raise UserError(f"{path}: not a file but a {'folder' if path.is_dir() else 'device or pipe'}; move it away")
@@ -406,28 +406,28 @@ def read_bytes(path: Path) -> bytes:
 
 
 def parse_record(text: bytes, kind: type[Record]) -> Record:
-    """The JSON value of a record, all of its keys; ValueError or RecursionError where it is none of this kind."""
+    """Return a record's JSON value with all keys; ValueError or RecursionError for another kind."""
     value = msgspec.json.decode(text)
     msgspec.convert(value, kind)
     return value
 
 
 def read_if_there(path: Path, kind: type[Record]) -> Record | None:
-    """A record; None where there is none."""
+    """Return a record, or None for a missing file."""
     return read_record(path, kind) if path.exists() or path.is_symlink() else None
 
 
 def read_lines(path: Path, kind: type[Record]) -> Iterator[Record]:
-    """The records in a file of JSON lines, or none where there is none; see `parse_lines`."""
+    """Yield the records of a file of JSON lines; see `parse_lines`."""
     if path.exists():
         yield from parse_lines(read_bytes(path).decode(errors="replace").splitlines(), kind)
 
 
 def parse_lines(lines: Iterable[str], kind: type[Record]) -> Iterator[Record]:
-    """The records in lines of JSON. A line that a kill cut, or that is damaged, is passed over."""
+    """Yield the records in lines of JSON; cut or damaged lines are skipped."""
     for line in lines:
         try:
-            value = json.loads(line)  # which reads NaN, as a diverging step logs it
+            value = json.loads(line)  # reads NaN, as logged by a diverging step
             msgspec.convert(value, kind)
         except DAMAGE:
             continue

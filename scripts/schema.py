@@ -1,4 +1,4 @@
-"""Write what is derived from models and pins: JSON schemas for editors, config/README.md, conda environments."""
+"""Write the files derived from models and pins: JSON schemas, config/README.md, conda environments."""
 
 import html
 import json
@@ -22,7 +22,7 @@ ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl"), "wa
 
 
 def schema_text(name: str) -> str:
-    """The JSON schema of one of the models, as its file's text."""
+    """Return a model's JSON schema as text."""
     schema = MODELS[name].model_json_schema()
     if name == "recipe":
         _allow_defaults(schema)
@@ -30,7 +30,7 @@ def schema_text(name: str) -> str:
 
 
 def _allow_defaults(schema: dict[str, Any]) -> None:
-    """A stage need not say what ``defaults`` says for its algorithm; the defaults have the stages' own keys."""
+    """Let ``defaults`` bear the keys of stages, and stages lack keys that ``defaults`` may give."""
     definitions = schema["$defs"]
     backends = sorted(STAGES.values(), key=len, reverse=True)
     stages = {
@@ -63,7 +63,7 @@ def _allow_defaults(schema: dict[str, Any]) -> None:
 
 
 def environment_text(name: str) -> str:
-    """A conda environment with the pins of envs/*.txt that rules of this environment need."""
+    """Return a conda environment with the pins of envs/*.txt."""
     pins = []
     for part in ENVIRONMENTS[name]:
         lines = (installation() / "envs" / f"{part}.txt").read_text(encoding="utf-8").splitlines()
@@ -75,7 +75,7 @@ def environment_text(name: str) -> str:
 
 
 def page_with_tables(page: str) -> str:
-    """A page of settings, with the table of each model that it has marks for made anew."""
+    """Return a page of settings with fresh tables between the marks."""
 
     def table(mark: re.Match[str]) -> str:
         schema = MODELS[mark[2]].model_json_schema()
@@ -86,7 +86,7 @@ def page_with_tables(page: str) -> str:
 
 
 def _rows(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """A row for each key of a model and, below it, those of the models within."""
+    """Yield a row for each key of a model and of nested models."""
     for key, value in schema["properties"].items():
         default = json.dumps(value.get("default")) if key not in schema.get("required", ()) else "required"
         about = html.escape(value.get("description", ""), quote=False).replace("|", "\\|")
@@ -96,7 +96,7 @@ def _rows(schema: dict[str, Any], definitions: dict[str, Any], prefix: str = "")
 
 
 def derived_files() -> dict[Path, str]:
-    """Every derived file with the text that it should have."""
+    """Return every derived file with the right text."""
     root = installation()
     settings = root / "config/README.md"
     schemas = {root / "config/schema" / f"{name}.schema.json": schema_text(name) for name in MODELS}
