@@ -126,7 +126,7 @@ def programs(tree: Workflow) -> list[Program]:
                 set(fields.get("input", "").split(", ")),
                 set(fields["output"].split(", ")),
                 fields["log"],
-                dict(it.partition("=")[::2] for it in fields["resources"].split(", ")),
+                dict(it.partition("=")[::2] for it in fields.get("resources", "").split(", ")),
                 re.search(r"^Shell command: (.+)$", block, re.MULTILINE)[1],
                 group if rule[1] else "",
             )
@@ -152,7 +152,7 @@ def scripts(chain: list[Program], place: Path) -> list[tuple[list[str], str]]:
         lines += [f"bash -euo pipefail -c {shlex.quote(program.command)}", "wait"]
         resources = program.resources
         options = [f"--{flag}={resources[name]}" for name, flag in OPTIONS.items() if resources.get(name)]
-        if int(resources["cpus_per_task"]) > 0:
+        if int(resources.get("cpus_per_task", -1)) > 0:  # the dry run leaves out what Slurm is not asked for
             options.append(f"--cpus-per-task={resources['cpus_per_task']}")
         made.append(([*options, *resources.get("slurm_extra", "").split()], "\n".join(lines) + "\n"))
         local = []
@@ -238,7 +238,15 @@ def main() -> None:
     """Print the tables; status 1 when the bound is broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=3)
-    repetitions = parser.parse_args().repetitions
+    parser.add_argument("--smoke", action="store_true", help="only the batch scripts that would be submitted")
+    arguments = parser.parse_args()
+    repetitions = arguments.repetitions
+    if arguments.smoke:
+        with tempfile.TemporaryDirectory(prefix="handover-") as directory:
+            tree = prepare(Path(directory) / "template")
+            for options, text in scripts(programs(tree), tree.root):
+                print(f"sbatch {' '.join(options)}: {text.count('bash -euo')} programs")
+        return
     measured: dict[str, list[list[Handover]]] = {way: [] for way in WAYS}
     loads = []
     with tempfile.TemporaryDirectory(prefix="handover-") as directory:

@@ -7,12 +7,19 @@ import argparse
 import json
 from pathlib import Path
 
+ATTEMPT = {"from": 0, "to": 4, "time": 0, "ended": 60, "outcome": "published"}
+SMOKE = {"rlvr": {"planned": 5, "reach": {}, "attempts": [ATTEMPT], "record": {"step": 4}}}
+
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("report", type=Path)
-    stages = json.loads(parser.parse_args().report.read_text())
+    parser.add_argument("report", type=Path, nargs="?")
+    parser.add_argument("--smoke", action="store_true", help="the table of one made-up stage")
+    arguments = parser.parse_args()
+    if not arguments.smoke and arguments.report is None:
+        parser.error("name the report that tests/slurm/test_nemo_rl_real.py left")
+    stages = SMOKE if arguments.smoke else json.loads(arguments.report.read_text())
     print("| stage | attempt | from step | to step | aimed at | ended | minutes |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for stage, told in stages.items():

@@ -26,6 +26,7 @@ from scripts.backends.nemo_rl.upstream import DEADLINE, any_launch, stated, unkn
 from scripts.recipe.load import load_whole_recipe  # noqa: E402
 from scripts.recipe.recipe import Recipe  # noqa: E402
 
+VARIABLES = ("STAGECOACH_NEMO_RL", "STAGECOACH_NEMO_RL_PYTHON")
 LATER = {"main": "v0.7.0"}
 RESOLVE = ROOT / "tests/nemo_rl/cpu/resolve.py"
 
@@ -94,7 +95,14 @@ def _ask(checkout: Path, python: Path, questions: list[dict[str, Any]]) -> list[
 
 def main() -> int:
     """Print the table."""
-    checkouts, python = (Path(os.environ[f"STAGECOACH_NEMO_RL{name}"]).absolute() for name in ("", "_PYTHON"))
+    if "--smoke" in sys.argv[1:]:
+        loaded = recipes()
+        said = [hydra_overrides(any_launch(name, recipe, ROOT)) for recipe in loaded for name in stages_of(recipe)]
+        print(f"recipes: {len(loaded)}, stages: {len(said)}, overrides: {sum(map(len, said))}; no release was asked")
+        return 0
+    if missing := [name for name in VARIABLES if name not in os.environ]:
+        sys.exit(f"error: set {' and '.join(missing)} (CONTRIBUTING.md), or try --smoke")
+    checkouts, python = (Path(os.environ[name]).absolute() for name in VARIABLES)
     found = [one for release in load_releases() for one in resolve(release, checkouts, python)]
     print("| recipe | release | stages | overrides | unknown keys | stages refused | values compared | differ |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
