@@ -56,7 +56,7 @@ class Workflow:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers"):
+        for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers", "demo"):
             source = ROOT / part
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, root / part)
