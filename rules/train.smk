@@ -2,7 +2,9 @@
 from scripts.slurm.orphans import orphan_of
 from scripts.stage.attempts import attempts_of
 from scripts.stage.estimate import estimate
-from scripts.stage.settled import is_trained, steps_left
+from scripts.stage.state import States
+
+STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), max_age=2.0)
 
 
 def site_of_preflight(wildcards):
@@ -81,7 +83,7 @@ def publishes_only(wildcards):
     stage = stage_of(wildcards)
     # What is there by name was then no sound checkpoint.
     was_in_vain = any(attempt["outcome"] == "waited" for attempt in attempts_of(stage.paths.run, CALL)[-1:])
-    return int((is_trained(stage) and not was_in_vain) or waits_for(wildcards) > 0)
+    return int((STATES.of(stage.name).is_trained and not was_in_vain) or waits_for(wildcards) > 0)
 
 
 def of_training(name):
@@ -100,7 +102,7 @@ TRAINING = {name: of_training(name) for name in training_resources(SITE, next(it
 def allocations_of(wildcards):
     """How many allocations a stage is expected to need; shown by a dry run."""
     stage = stage_of(wildcards)
-    return max(1, estimate(SITE, stage, steps_left(stage)).allocations)
+    return max(1, estimate(SITE, stage, STATES.of(stage.name).left).allocations)
 
 
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,

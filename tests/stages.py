@@ -16,6 +16,7 @@ from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
 from scripts.stage.identity import identity_of
+from scripts.stage.rule_settings import settings_files
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from tests.conftest import SHORT
@@ -104,10 +105,17 @@ def ready_stage(recipe: Recipe, results: Path, name: str, rows: list[dict[str, A
         split.write_text("".join(json.dumps(row) + "\n" for row in rows))
     described = {"rows": len(rows), "sha256": sha256_file(stage.train_split)}
     write_json(stage.manifest, {"train": described, "validation": described})
+    note_made(recipe, results, stage.settings.blend)
     if stage.parent:
         write_json(stage.parent.paths.record, checkpoint_record(stage.parent.name))
         write_json(stage.parent.paths.gate, {"stage": stage.parent.name, "verdict": "pass"})
     return stage
+
+
+def note_made(recipe: Recipe, results: Path, blend: str) -> None:
+    """Note, as the rule does, that a blend's splits were made from the recipe's settings."""
+    settings = settings_files(recipe, results)[results / f"settings/fill/{blend}.json"]
+    settings.made_from.write_text(settings.text)
 
 
 def checkpoint_record(stage: str, step: int = 1, files: dict[str, int] | None = None, **more: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import argparse
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from scripts.backends.protocol import backend_of, backends_in
@@ -25,7 +25,6 @@ from scripts.stage.estimate import (
     estimate,
     hours_text,
 )
-from scripts.stage.settled import steps_left
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
 
@@ -66,19 +65,19 @@ class Planned:
         return ", ".join(reasons) or ("never trained" if state.state == "new" else "")
 
 
-def planned_stages(project: Project) -> list[Planned]:
-    """The plan of every stage, parents first."""
-    recipe, site, results = project.recipe, project.site, project.results
-    plan = []
+def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
+    """Return the plan of these stages, parents first."""
+    recipe, site, plan = project.recipe, project.site, []
     for name, state in project.states().items():
-        resources = site.resources_of(name, recipe.stages[name])
-        plan.append(Planned(state, estimate(site, Stage(recipe, results, name), state.left), resources.runtime))
+        if name in stages:
+            left = estimate(site, Stage(recipe, project.results, name), state.left)
+            plan.append(Planned(state, left, site.resources_of(name, recipe.stages[name]).runtime))
     return plan
 
 
 def plan_text(project: Project) -> str:
     """The plan as a table with its totals, what its hours rest on, and what is set aside."""
-    plan = planned_stages(project)
+    plan = planned_stages(project, project.recipe.stages)
     lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_long_rows(project), *_aside(plan)]
     for backend in backends_in(project.recipe):
         if parameters := backend.parameters(project.recipe):
@@ -91,8 +90,7 @@ def plan_text(project: Project) -> str:
 
 def dry_run_text(project: Project, jobs: set[str]) -> str:
     """The plan of the stages and checkpoints whose training a call of Snakemake plans, and whether Slurm is here."""
-    stages = {*map(project.recipe.stage_trained, jobs)}
-    plan = [stage for stage in planned_stages(project) if stage.state.stage in stages]
+    plan = planned_stages(project, {*map(project.recipe.stage_trained, jobs)})
     lines = _totals(project, plan) if plan else ["no stage trains"]
     if project.site.slurm and not shutil.which("sbatch"):
         lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {project.site.name} trains through")
@@ -229,20 +227,15 @@ def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
     )
 
 
-def check_budget(project: Project, stages: Iterable[str] | None = None) -> None:
-    """UserError when what is to train is expected to need more GPU-hours than the site's budget.
+def check_budget(project: Project, stages: Collection[str] | None = None) -> None:
+    """Raise UserError where training is expected to need more GPU-hours than the site's budget.
 
-    `stages` are those that this call of Snakemake is to train (default: all); what lies in a run directory already, be
-    it another run's, costs nothing. Their config.yaml must be what the recipe says now.
+    `stages` names the stages and checkpoints that this call of Snakemake trains (default: all).
     """
     if project.over_budget:
         return
-    recipe, site = project.recipe, project.site
-    asked = {*recipe.stages} if stages is None else {*map(recipe.stage_trained, stages)}
-    to_train = {
-        stage.name: estimate(site, stage, steps_left(stage)) for stage in project.stages() if stage.name in asked
-    }
-    if words := beyond_budget(site, {name: left for name, left in to_train.items() if left.steps != 0}):
+    asked = {*project.recipe.stages} if stages is None else {*map(project.recipe.stage_trained, stages)}
+    if words := beyond_budget(project.site, _to_train(planned_stages(project, asked))):
         raise UserError(words)
 
 

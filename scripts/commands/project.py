@@ -9,7 +9,7 @@ from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState, all_states
+from scripts.stage.state import StageState, States
 
 OPTIONS = ("config", "recipe", "site", "run", "seed", "model", "start")
 
@@ -30,8 +30,8 @@ class Project:
 
     def states(self) -> dict[str, StageState]:
         """The state of every stage, parents first."""
-        jobs = latest_jobs(self.results) if self.site.slurm else None
-        return all_states(self.recipe, self.results, jobs, self.root)
+        jobs = latest_jobs(self.results) if self.site.slurm else {}
+        return States(self.recipe, self.results, self.root, jobs).all()
 
 
 def project_of(arguments: argparse.Namespace) -> Project:

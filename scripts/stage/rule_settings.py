@@ -111,7 +111,7 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
     data, settings = results / "data", _of_data(recipe, results / "data")
     source, record = settings["source"], read_if_there(data / "source/record.json", SourceRecord)
     if record is None or not source.differ():
-        fetched = {*recipe.blends} if record is None else set()
+        fetched = set()  # a source that is gone is fetched again for a blend without splits alone
     elif source.made_from.exists():
         before, now = json.loads(source.made_from.read_text(encoding="utf-8")), json.loads(source.text)
         is_whole = before | {"blends": {}} != now | {"blends": {}}

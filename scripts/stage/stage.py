@@ -96,8 +96,12 @@ class Stage:
 
     @property
     def planned(self) -> int | None:
-        """The step at which it is done; None while nobody knows how many rows there are."""
-        planned, checkpoint = self.config.planned_step(self.rows), self.recipe.checkpoints.get(self.name)
+        """Return the step at which the stage is done; None while its rows are unknown."""
+        return self.planned_of(self.rows)
+
+    def planned_of(self, rows: int | None) -> int | None:
+        """Return the planned step for a number of training rows (None: unknown)."""
+        planned, checkpoint = self.config.planned_step(rows), self.recipe.checkpoints.get(self.name)
         return min(planned, checkpoint.step) if checkpoint and planned is not None else planned
 
     @cached_property

@@ -1,9 +1,12 @@
-"""What a stage's files tell: whether it is fresh, how far it is trained, what would train.
+"""Tell where stages stand, from files alone: the same answer for rules, plan, status, budget and report.
 
-Neither Slurm nor a checkpoint's content is read: a job hashes what it goes on from, and passes over what is damaged.
+Neither Slurm nor a checkpoint's content is read: a training job hashes the checkpoint it resumes from.
 """
 
-from dataclasses import dataclass, replace
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
 from scripts.recipe.settings import leaves
-from scripts.records import CheckpointRecord, RunIdentity, read_if_there, read_record
+from scripts.records import CheckpointRecord, Choice, RunIdentity, read_if_there, read_record
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
 from scripts.stage.attempts import read_attempts
@@ -19,22 +22,17 @@ from scripts.stage.consistency import damage_of_blend, damage_of_stage
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.reach import last_step
+from scripts.stage.rule_settings import data_to_be_made
 from scripts.stage.rundir import identity_in, newest_step
-from scripts.stage.settled import chosen_identity
 from scripts.stage.stage import Stage
-from scripts.stage.twin import of_same_settings, training_twin, twin_checkpoints
+from scripts.stage.twin import training_twin, twin_checkpoints
 
-FACTS = {
-    "train_split": "training split",
-    "validation_split": "validation split",
-    "parent_export": "parent",
-    "parent_adapter": "parent's adapters",
-}
+FACTS = {"train_split": "training split", "validation_split": "validation split", "parent_export": "parent"}
 
 
 @dataclass(frozen=True)
 class SetAside:
-    """A run directory that was set aside, and the step it reached."""
+    """Name a run directory that was set aside, and its newest step."""
 
     path: Path
     step: int
@@ -42,15 +40,13 @@ class SetAside:
 
 @dataclass(frozen=True)
 class StageState:
-    """Where one stage stands.
+    """Describe where a stage stands.
 
-    `state` is fresh (published, nothing changed), waiting (its parent or data have to be made first), training, resumes
-    (steps of this very identity lie in a run directory), stale (it was published, but
-    something that may change its weights did), damaged (one of its records is, so nothing is done until that is mended)
-    or new. `planned` is None while nobody knows how many rows there are; `end` is the step at which the stage is done
-    where its data end before that, and `skipped` says so. `run` is the run directory that bears this identity (a
-    twin's, where that has a newer checkpoint), `start` the step of its newest checkpoint, `changed` what differs from
-    what the run directory trained; `trains_other`: who trains it trains something else.
+    `state`: fresh (published, nothing changed), waiting (its parent, data or model is made first), training, resumes
+    (checkpoints of its identity are there), stale (published before a change of settings, data or parent), damaged (a
+    record is) or new. `planned` is None while the rows are unknown. `start` is the newest step of its identity, in
+    `run`; `end` replaces the planned step where the data end before, and `skipped` says so. `changed` lists differences
+    from the training in ``<stage>/run``; with `trains_other` the process at work trains another identity.
     """
 
     stage: str
@@ -67,16 +63,21 @@ class StageState:
     aside: tuple[SetAside, ...] = ()
 
     @property
+    def last(self) -> int | None:
+        """Return the step at which the stage is done."""
+        return self.planned if self.end is None else self.end
+
+    @property
     def left(self) -> int | None:
-        """Steps still to train; None while the planned step is not known."""
+        """Return the steps still to train; None while the planned step is unknown."""
         if self.state in ("fresh", "damaged"):
             return 0
         return None if self.last is None else max(0, self.last - self.start)
 
     @property
-    def last(self) -> int | None:
-        """The step at which the stage is done."""
-        return self.planned if self.end is None else self.end
+    def is_trained(self) -> bool:
+        """Whether a training job would only publish."""
+        return self.last is not None and 0 < self.start >= self.last
 
     @property
     def publishes_again(self) -> bool:
@@ -84,58 +85,94 @@ class StageState:
         return self.state == "resumes" and self.left == 0
 
 
-def all_states(
-    recipe: Recipe, results: Path, jobs: dict[str, LatestJob] | None = None, root: Path | None = None
-) -> dict[str, StageState]:
-    """The state of every stage, parents first; what descends from a stage that will train waits for it.
+@dataclass
+class States:
+    """States of a recipe's stages and checkpoints, computed when asked for, parents first.
 
-    `jobs` is what Slurm last said of each stage's job, `root` the folder with the results of all runs.
+    `root` holds the results of all runs, `jobs` Slurm's last word on each stage's job. States older than `max_age`
+    seconds are computed again.
     """
-    states: dict[str, StageState] = {}
 
-    def published(name: str) -> str | None:
-        """The identity of what a stage, checkpoint or choice has published, where that is what the recipe says now."""
-        stage = Stage(recipe, results, name)
-        if name in recipe.choices:
-            return chosen_identity(stage, published)
-        identity = states[recipe.stage_trained(name)].identity
-        return identity if stage.exported_identity == identity else None
+    recipe: Recipe
+    results: Path
+    root: Path | None = None
+    jobs: dict[str, LatestJob] = field(default_factory=dict)
+    max_age: float = math.inf
+    _known: dict[str, StageState] = field(default_factory=dict)
+    _since: float = -math.inf
 
-    for name in recipe.stage_order():
-        stage, parent = Stage(recipe, results, name, root=root), recipe.stages[name].parent
+    def all(self) -> dict[str, StageState]:
+        """Return the state of every stage, parents first."""
+        return {name: self.of(name) for name in self.recipe.stage_order()}
+
+    def of(self, name: str) -> StageState:
+        """Return the state of a stage or checkpoint."""
+        if not self._known or time.monotonic() - self._since > self.max_age:
+            self._known, self._since = {}, time.monotonic()
+            self._order, self._remade = self._stages(), data_to_be_made(self.recipe, self.results)
+        while name not in self._known:
+            each = next(self._order, name)
+            self._known[each] = self._state(each)
+        return self._known[name]
+
+    def published(self, name: str) -> str | None:
+        """Return the identity of an export; None where the recipe of today asks for another."""
+        if name not in self.recipe.choices:
+            identity = self._known[self.recipe.stage_trained(name)].identity
+            return identity if Stage(self.recipe, self.results, name).exported_identity == identity else None
+        choice = self.recipe.choices[name]
+        record = read_if_there(Stage(self.recipe, self.results, name).paths.choice, Choice)
+        if record is None or record["by"] != choice.by:
+            return None
+        chosen_from = {candidate["name"]: candidate["identity"] for candidate in record["candidates"]}
+        if chosen_from != {each: self.published(each) for each in choice.among}:
+            return None
+        return chosen_from[record["chosen"][0]]
+
+    def _stages(self) -> Iterator[str]:
+        return iter(self.recipe.stage_order())
+
+    def _state(self, name: str) -> StageState:
+        stage = Stage(self.recipe, self.results, name, root=self.root)
         try:
-            blocked = parent if parent is not None and published(parent) is None else None
             if problems := [*damage_of_stage(stage.paths), *damage_of_blend(stage.manifest)]:
                 raise UserError("; ".join(problems))
-            states[name] = stage_state(stage, blocked, (jobs or {}).get(name))
+            first, rows = self._first(stage), None if stage.settings.blend in self._remade else stage.rows
+            return _state_of(stage, stage.planned_of(rows), first, self.jobs.get(name))
         except UserError as error:
-            states[name] = StageState(name, "damaged", None, note=str(error))
-    return states
+            return StageState(name, "damaged", None, note=str(error))
+
+    def _first(self, stage: Stage) -> str:
+        """Return in words what is made before the stage has an identity; nothing if all is there."""
+        parent, export = stage.settings.parent, stage.parent_export_record
+        if parent is not None and self.published(parent) is None:
+            return f"{parent} comes first"
+        if not stage.manifest.exists():
+            return "its data come first"
+        if stage.settings.blend in self._remade:
+            return "its data are made anew first"
+        return "its model comes first" if export is not None and not export.exists() else ""
 
 
-def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | None = None) -> StageState:
-    """Where a stage stands; `blocked` names the parent whose export is not yet what it will be."""
+def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob | None) -> StageState:
+    """Return a stage's state; `first` is what is made before, `latest` Slurm's last word on its job."""
     run = stage.paths.run
     folders = (path for path in sorted(stage.paths.directory.glob("run.*")) if path.is_dir())
     aside = tuple(SetAside(path, newest_step(path)) for path in folders)
-    state = StageState(stage.name, "waiting", stage.planned, aside=aside)
     owner = holder(stage.paths.owner, latest)
-    if first := f"{blocked} comes" if blocked else _missing(stage):
-        alike = of_same_settings(stage)
-        hint = f", these settings are trained in {alike.parent}" if alike else ""
-        state = replace(state, note=f"{first} first{hint}")
+    state = StageState(stage.name, "waiting", planned, aside=aside, note=first)
+    if first:
         return _held(state, owner, run) if owner is not None else state
     own_run = stage.own_run
-    state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, newest_step(own_run), state.planned))
+    state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, newest_step(own_run), planned))
     if owner is not None:
         return _held(state, owner, run)
     record = read_if_there(stage.paths.record, CheckpointRecord)
     is_ours = record is not None and record["identity"] == stage.identity
-    if is_ours and (record["step"] == state.planned or "data_ended" in record):
+    if is_ours and (record["step"] == planned or "data_ended" in record):
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
-    twins = twin_checkpoints(stage, stage.identity, state.start)
-    if twins:
-        state = replace(state, run=twins[0][1], **_steps(twins[0][1], twins[0][0].step, state.planned))
+    if twins := twin_checkpoints(stage, stage.identity, state.start):
+        state = replace(state, run=twins[0][1], **_steps(twins[0][1], twins[0][0].step, planned))
     was_trained, notes = identity_in(run) is not None, []
     word = "resumes" if state.start else "new"
     if twins:
@@ -152,16 +189,8 @@ def stage_state(stage: Stage, blocked: str | None = None, latest: LatestJob | No
     return replace(state, state=word, changed=changed, note=", ".join(notes))
 
 
-def _missing(stage: Stage) -> str | None:
-    """What has to be made before the stage has an identity."""
-    if not stage.manifest.exists():
-        return "its data come"
-    export = stage.parent_export_record
-    return "its model comes" if export is not None and not export.exists() else None
-
-
 def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
-    """The record of the process that holds a stage, by its heartbeat and by what Slurm last said of its job."""
+    """Return the owner of a lock, alive by its heartbeat and by Slurm's last word on its job."""
     owner = read_owner(owner_file)
     if owner is None or not is_alive(owner_file, only_read=True):
         return None
@@ -171,13 +200,12 @@ def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
 
 
 def _held(state: StageState, owner: dict[str, Any], run: Path) -> StageState:
-    """The state of a stage that a process holds."""
     other = bool(state.identity) and state.run != run
     return replace(state, state="training", note=describe(owner), trains_other=other)
 
 
 def _steps(run: Path | None, start: int, planned: int | None) -> dict[str, Any]:
-    """From which of its checkpoints a run directory goes on, and where the stage ends if before the planned step."""
+    """Return the newest step, and the last one where the data end before the planned step."""
     if run is None or planned is None:
         return {}
     end = last_step(run, start, planned)
@@ -186,7 +214,7 @@ def _steps(run: Path | None, start: int, planned: int | None) -> dict[str, Any]:
 
 
 def _changes(stage: Stage) -> tuple[str, ...]:
-    """What differs between what the run directory trained and what the stage is now."""
+    """Return in words what differs between the stage and the training in its run directory."""
     run = stage.paths.run
     trained = read_record(run / "identity.json", RunIdentity)
     changed = [words for fact, words in FACTS.items() if trained.get(fact) != stage.facts.get(fact)]

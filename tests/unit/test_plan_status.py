@@ -29,10 +29,10 @@ from scripts.stage.provenance import parents_of
 from scripts.stage.publish import export_name
 from scripts.stage.reach import Reach, note_reach
 from scripts.stage.rundir import open_run_directory, seal_checkpoint
-from scripts.stage.settled import is_trained, steps_left
 from scripts.stage.stage import Stage
+from scripts.stage.state import StageState, States
 from tests.conftest import ROOT
-from tests.stages import checkpoint_record
+from tests.stages import checkpoint_record, note_made
 
 STAGES = ("sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
 
@@ -49,6 +49,7 @@ class Tree:
         for blend in self.recipe.blends:
             splits = {name: {"rows": 400, "sha256": f"{blend}-{name}"} for name in ("train", "validation")}
             write_json(self.results / "data" / blend / "manifest.json", splits)
+            note_made(self.recipe, self.results, blend)
         self.sync()
 
     @property
@@ -73,6 +74,9 @@ class Tree:
 
     def stage(self, name: str) -> Stage:
         return Stage(self.recipe, self.results, name)
+
+    def state(self, stage: str) -> StageState:
+        return States(self.recipe, self.results).of(stage)
 
     def directory(self, stage: str) -> Path:
         return self.results / stage
@@ -170,12 +174,12 @@ def test_fresh_with_the_last_steps_reward_and_kl(tree):
 def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what_was_skipped(tree):
     tree.publish("sft")
     run = tree.run("rlvr1", 4, 9)
-    assert steps_left(tree.stage("rlvr1")) == 3 and not is_trained(tree.stage("rlvr1"))
+    assert tree.state("rlvr1").left == 3 and not tree.state("rlvr1").is_trained
     note_reach(run, 9, Reach(11, is_end=True))
     assert tree.plan("rlvr1").split()[:7] == ["rlvr1", "resumes", "at", "step", "9", "2", "of"]
-    assert steps_left(tree.stage("rlvr1")) == 2
+    assert tree.state("rlvr1").left == 2
     note_reach(run, 9, Reach(9, is_end=True))
-    assert is_trained(tree.stage("rlvr1")) and steps_left(tree.stage("rlvr1")) == 0
+    assert tree.state("rlvr1").is_trained and tree.state("rlvr1").left == 0
     assert re.fullmatch(r"rlvr1 +trained +9/12 .* to be published, its data end at step 9 of 12", tree.status("rlvr1"))
     assert "published again" in tree.plan("rlvr1")
     stage = tree.stage("rlvr1")
@@ -398,6 +402,21 @@ def test_without_slurm_neither_shows_what_makes_no_sense_there(tree):
     assert lines[9] == "reckoned from the steps that rlvr1 logged" and len(lines) == 10
 
 
+def test_published_stages_whose_data_will_be_made_anew_wait_and_cost_all(tree):
+    tree.site(slurm=tree.site_values["slurm"] | {"budget_gpu_hours": 0.01})
+    tree.publish(*STAGES)
+    check_budget(tree.project)
+    tree.edit("rlvr2: {rows: 700,", "rlvr2: {rows: 700, holdout: 30,")
+    words = "its data are made anew first"
+    assert re.fullmatch(r"rlvr1 +fresh .*", tree.status("rlvr1"))
+    assert re.fullmatch(rf"rlvr2 +waiting( +-)+ +{words}", tree.status("rlvr2"))
+    assert re.search(rf"rlvr2 +trains +12 of 12 .* {words}$", tree.plan("rlvr2"))
+    assert re.search(r"rlvr3 +waiting .* rlvr2 comes first$", tree.status("rlvr3"))
+    assert not tree.state("rlvr2").is_trained
+    with pytest.raises(UserError, match=r"\(rlvr2 .*, rlvr3 .*, swe1 .* and 2 more\)"):
+        check_budget(tree.project)
+
+
 # --- the plan's numbers ---
 
 
@@ -468,7 +487,7 @@ def test_a_plan_of_nothing_is_all_zeros(tree):
 
 def test_the_files_rules_ask_count_the_steps_left_and_never_an_old_parents(tree):
     def left(stage):
-        return steps_left(tree.stage(stage)), is_trained(tree.stage(stage))
+        return tree.state(stage).left, tree.state(stage).is_trained
 
     assert left("sft") == (600, False) and left("rlvr1") == (12, False)
     tree.publish("sft")

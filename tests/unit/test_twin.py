@@ -25,9 +25,8 @@ from scripts.stage.owner import hold
 from scripts.stage.progress import read_log
 from scripts.stage.reach import Reach, note_reach, noted_reach
 from scripts.stage.rundir import checkpoints, damage_of, open_run_directory, seal_checkpoint
-from scripts.stage.settled import is_trained, steps_left
 from scripts.stage.stage import Stage
-from scripts.stage.state import stage_state
+from scripts.stage.state import StageState, States
 from scripts.stage.status import status_of
 from scripts.stage.stop import StopRequest
 from scripts.train.run import UNFINISHED, Attempt, train_stage
@@ -44,6 +43,11 @@ SMALL = RECIPE.model_copy(
         }
     }
 )
+
+
+def state_of(stage: Stage) -> StageState:
+    """The state of a stage as its files say now."""
+    return States(stage.recipe, stage.results, stage.root).of(stage.name)
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +114,7 @@ def train(stage: Stage, monkeypatch, last: int = 4, **attempt) -> tuple[int, lis
 def test_what_another_run_trained_to_the_end_is_published_here_and_stays_when_that_run_goes(runs, monkeypatch):
     a, b = runs("a"), runs("b")
     theirs = fill(a, 2, 4)
-    assert is_trained(b) and steps_left(b) == 0
+    assert state_of(b).is_trained and state_of(b).left == 0
     assert train(b, monkeypatch, publish_only=True) == (0, [])
     run = b.paths.run
     weights = checkpoint(run, 4) / "policy/weights/__0_0.distcp"
@@ -152,7 +156,7 @@ def test_nothing_is_taken_that_is_no_newer_or_another_identity_or_beyond_what_is
     identity = read_json(theirs / "identity.json")
     write_json(theirs / "identity.json", identity | {"identity": "0" * 16})
     shutil.rmtree("results/b")
-    assert steps_left(c) == 4 and train(c, monkeypatch) == (0, [0])
+    assert state_of(c).left == 4 and train(c, monkeypatch) == (0, [0])
     assert train(replace(runs("d"), root=None), monkeypatch) == (0, [0])
 
 
@@ -220,7 +224,7 @@ def test_steps_that_are_to_be_kept_come_along_and_without_one_only_what_lies_bef
     shutil.rmtree("results/a")
     shutil.rmtree("results/b")
     d = replace(runs("b"), recipe=b.recipe)
-    assert stage_state(d).start == 1 and train(d, monkeypatch) == (0, [1])
+    assert state_of(d).start == 1 and train(d, monkeypatch) == (0, [1])
 
 
 def test_a_stage_of_another_name_a_sample_and_what_was_set_aside_count_and_links_to_a_run_do_not(runs):
@@ -245,25 +249,25 @@ def test_a_stage_of_another_name_a_sample_and_what_was_set_aside_count_and_links
 def test_plan_and_status_say_where_it_was_trained_and_who_trains_it_now(runs):
     a, b = runs("a"), runs("b")
     fill(a, 3)
-    state = stage_state(b)
+    state = state_of(b)
     assert (state.state, state.start, state.left, state.note) == ("resumes", 3, 1, "trained in results/a/sft")
     with hold(a.paths.owner):
-        note = stage_state(b).note
+        note = state_of(b).note
         assert note.startswith(f"trained in results/a/sft, results/a/sft: process {os.getpid()} on ")
         assert note.endswith(" trains the same")
     save(a.paths.run, 4)
-    state = stage_state(b)
+    state = state_of(b)
     assert state.publishes_again
     assert status_of(state, b.paths).note == "to be published, trained in results/a/sft"
     b.manifest.unlink()
-    assert stage_state(b).note == "its data come first, these settings are trained in results/a/sft"
+    assert state_of(b).note == "its data come first"
 
 
 def test_where_the_data_of_asynchronous_training_end_is_taken_over_as_well(runs, monkeypatch):
     theirs, b = fill(runs("a"), 3), runs("b")
     note_reach(theirs, 3, Reach(3, is_end=True))
-    assert is_trained(b)
-    assert (stage_state(b).end, stage_state(b).left) == (3, 0)
+    assert state_of(b).is_trained
+    assert (state_of(b).end, state_of(b).left) == (3, 0)
     open_run_directory(b.paths.run, b.identity, b.facts, b.config)
     assert twin.adopt(b, None).step == 3
     assert noted_reach(b.paths.run, 3) == Reach(3, is_end=True)
@@ -320,13 +324,13 @@ def test_a_thousand_run_directories_are_read_in_a_moment_and_what_is_damaged_is_
     Path("results/r1/s1/run/identity.json").chmod(0)
     fill(runs("a"), 4)
     began = time.perf_counter()
-    assert is_trained(b)
+    assert state_of(b).is_trained
     assert time.perf_counter() - began < 2
 
 
 def test_a_folder_of_results_that_is_not_there_or_not_readable_holds_no_twins(runs):
     b = replace(runs("b"), root=Path("none"))
-    assert twin.twins_of(b, b.identity) == [] and not is_trained(b)
+    assert twin.twins_of(b, b.identity) == [] and not state_of(b).is_trained
 
 
 def test_a_checkpoint_of_nemo_rl_is_taken_over_with_its_folders_though_not_every_file_is_hashed(runs):

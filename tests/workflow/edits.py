@@ -17,14 +17,21 @@ DOCUMENT = Path(__file__).parents[2] / "docs/edits.md"
 class Edit:
     """An edit of the finished short chain (rlvr1 and rlhf both start from sft) and the stages that then really train.
 
-    `is_alike`: another edit, or another test, takes the same way, so a short run asks for this one's plan alone.
+    `planned` are the stages that dry run, plan, status and budget expect to train where these are more: data made anew
+    may turn out the same. `is_trained`: also a short run trains after this edit.
     """
 
     name: str
     apply: Callable[[Any], None]
     trains: frozenset[str]
     why: str
-    is_alike: bool = False
+    is_trained: bool = False
+    more: frozenset[str] = frozenset()
+
+    @property
+    def planned(self) -> frozenset[str]:
+        """The stages that are expected to train."""
+        return self.trains | self.more
 
 
 def _touch(workflow: Any) -> None:
@@ -97,6 +104,19 @@ EDITS = (
         "change one row of blend rlhf", _change_row, frozenset({"rlhf"}), "the split's content is part of its identity"
     ),
     Edit(
+        "hold out another row of blend rlvr1",
+        _edit("    rows: 80\n    holdout: 20", "    rows: 80\n    holdout: 21"),
+        frozenset({"rlvr1"}),
+        "the splits' content",
+        is_trained=True,
+    ),
+    Edit(
+        "change the source's seed",
+        _edit("source: {kind: synthetic", "source: {kind: synthetic, seed: 5"),
+        EVERYTHING,
+        "every blend's rows",
+    ),
+    Edit(
         "add a blend that no stage uses",
         _edit("blends:\n", "blends:\n  more: {rows: 30, holdout: 9, environments: [mcqa_simple_agent]}\n"),
         NOTHING,
@@ -107,30 +127,26 @@ EDITS = (
         _edit(RLVR1, RLVR1 + "policy: {optimizer: {lr: 2.0e-3}}, "),
         frozenset({"rlvr1"}),
         "config",
-        is_alike=True,
     ),
     Edit(
         "change lr of sft",
         _edit("lr: 1.0e-2", "lr: 1.1e-2"),
         EVERYTHING,
         "config, and the exports that the others start from",
-        is_alike=True,
     ),
-    Edit("change the seed of rlvr1", _edit(RLVR1, RLVR1 + "seed: 9, "), frozenset({"rlvr1"}), "config", is_alike=True),
+    Edit("change the seed of rlvr1", _edit(RLVR1, RLVR1 + "seed: 9, "), frozenset({"rlvr1"}), "config"),
     Edit("change the recipe's seed", _edit("seed: 3", "seed: 4"), EVERYTHING, "config"),
     Edit(
         "train rlvr1 on another blend",
         _edit("blend: rlvr1}", "blend: rlhf}"),
         frozenset({"rlvr1"}),
         "the split's content",
-        is_alike=True,
     ),
     Edit(
         "start rlhf from rlvr1",
         _edit(RLHF + "parent: sft", RLHF + "parent: rlvr1"),
         frozenset({"rlhf"}),
         "the export it starts from",
-        is_alike=True,
     ),
     Edit(
         "train rlvr1 by SFT",
@@ -152,7 +168,6 @@ EDITS = (
         _append("  branch: {algorithm: grpo, parent: sft, blend: rlvr1, seed: 8}"),
         frozenset({"branch"}),
         "the other branches are as they were",
-        is_alike=True,
     ),
     Edit(
         "remove rlhf",
@@ -167,14 +182,12 @@ EDITS = (
         _edit(RLVR1, RLVR1 + "grpo: {max_num_steps: 4}, "),
         frozenset({"rlvr1"}),
         "config",
-        is_alike=True,
     ),
     Edit(
         "make the model larger",
         _edit("intermediate_size: 64", "intermediate_size: 96"),
         EVERYTHING,
         "config of sft, and what follows from it",
-        is_alike=True,
     ),
     Edit(
         "change a gate's threshold",
@@ -228,20 +241,19 @@ def document() -> str:
     lines = [
         "# What trains again after which edit",
         "",
-        "Made from the test's own data (`python -m tests.workflow.edits`): the chain is `sft`, and from it both `rlvr1` and",
-        "`rlhf`; it has run once, then each edit is made to a copy of it and `snakemake` asked for all checkpoints again.",
-        "The stages named are those that really train, whatever Snakemake planned. `make test` asks for no more than the",
-        "plan of some that take the same way as another; `STAGECOACH_ALL_EDITS=1` makes it run them all.",
+        "The chain is `sft`, and from it both `rlvr1` and `rlhf`; it has run once, then each edit is made to a copy of it and",
+        "`snakemake` asked for all checkpoints again. *Planned* are the stages that train by the dry run, `stagecoach plan`,",
+        "`stagecoach status` and the site's budget, *trains* those that really did. A test holds every row",
+        "(`tests/workflow/test_edits.py`, which also makes this table: `python -m tests.workflow.edits`). `make test` trains",
+        "after some edits and asks for the plan after all; `STAGECOACH_ALL_EDITS=1` trains after all.",
         "",
-        "| edit | trains | why |",
-        "| --- | --- | --- |",
+        "| edit | planned | trains | why |",
+        "| --- | --- | --- | --- |",
     ]
-    return (
-        "\n".join(
-            [*lines, *(f"| {it.name} | {', '.join(sorted(it.trains)) or 'nothing'} | {it.why} |" for it in EDITS)]
-        )
-        + "\n"
-    )
+    for edit in EDITS:
+        planned, trains = (", ".join(sorted(stages)) or "nothing" for stages in (edit.planned, edit.trains))
+        lines.append(f"| {edit.name} | {planned} | {trains} | {edit.why} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

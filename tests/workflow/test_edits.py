@@ -1,48 +1,78 @@
-"""The table of edits: which stages really train after each, by the run directories' own account."""
+"""The table of edits: the stages that train after each, by jobs, plan, status, budget and run directories."""
 
 import os
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from scripts.commands.plan import check_budget, planned_stages
+from scripts.commands.project import Project
+from scripts.errors import UserError
+from scripts.recipe.load import load_config, load_recipe, load_site
+from scripts.recipe.site import Site
+from scripts.stage.paths import StagePaths
+from scripts.stage.status import status_of
 from tests.workflow.edits import DOCUMENT, EDITS, document
+
+BUDGET = {"name": "cluster", "threads": 2, "slurm": {"gpus_per_node": 1, "max_runtime": 60, "budget_gpu_hours": 1e-9}}
 
 
 def attempts(workflow) -> Counter:
-    """How often each stage has begun to train, over its run directory and those set aside."""
+    """How often each identity has begun to train."""
     counts: Counter = Counter()
-    for path in workflow.results.glob("*/run*/attempts.jsonl"):
-        counts[path.parts[-3]] += path.read_text().count('"begin"')
+    for path in workflow.results.parent.glob("**/attempts.jsonl"):
+        counts[path.resolve().parent] = path.read_text().count('"begin"')
     return counts
 
 
+def expected_to_train(workflow, targets: list[str]) -> dict[str, set[str]]:
+    """The stages that would train, by the dry run, the plan, the status and the budget, without any of Snakemake's."""
+    table = workflow.snakemake("--dry-run", *targets)
+    jobs = set(re.findall(r"^(\w+) +(?:trains|resumes)\b", table, re.M)) - {"rule"}
+    config = load_config(Path("config/config.yaml"), {})
+    recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
+    project = Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), False, Path(config.results))
+    states = project.states()
+    statuses = [status_of(state, StagePaths(project.results / name)) for name, state in states.items()]
+    try:
+        check_budget(Project(recipe, Site.model_validate(BUDGET), *(project.results, False, project.root)))
+        refused = ""
+    except UserError as error:
+        refused = str(error).partition("(")[2].partition(")")[0]
+    return {
+        "jobs": jobs,
+        "plan": {it.state.stage for it in planned_stages(project, recipe.stages) if it.estimate.steps != 0},
+        "status": {status.stage for status in statuses if status.state not in ("fresh", "trained")},
+        "budget": {name for name in recipe.stages if re.search(rf"\b{name} [≤≥<\d]", refused)},
+    }
+
+
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
-def test_exactly_the_stages_of_the_table_train(copied, edit):
+def test_jobs_plan_status_and_budget_agree_with_what_really_trains(copied, edit, monkeypatch):
     edit.apply(copied)
-    stages = re.findall(
-        r"^  (\w+): *(?:\{algorithm.*)?$",
-        (copied.root / "config/recipes/short.yaml").read_text().partition("stages:\n")[2],
-        re.M,
-    )
+    monkeypatch.chdir(copied.root)
+    stages = load_recipe(copied.root / "config/recipes/short.yaml").stages
     targets = [f"results/short/{stage}/ckpt" for stage in stages]
-    if edit.is_alike and not os.environ.get("STAGECOACH_ALL_EDITS"):
-        assert copied.planned(*targets) == edit.trains
+    before, kept = attempts(copied), {path: path.read_bytes() for path in weights(copied)}
+    found = expected_to_train(copied, targets)
+    assert found == {asked: {*edit.planned} for asked in ("jobs", "plan", "status", "budget")}
+    if not (edit.is_trained or os.environ.get("STAGECOACH_ALL_EDITS")):
         return
-    before = attempts(copied)
-    kept = {path: path.read_bytes() for path in copied.results.glob("*/run/checkpoints/*/model.safetensors")}
     output = copied.snakemake(*targets)
-    trained = {stage for stage, count in attempts(copied).items() if count > before[stage] or (stage not in before)}
-    assert trained == edit.trains
-    lost = [
-        path
-        for path, content in kept.items()
-        if not any(
-            other.read_bytes() == content for other in path.parents[3].glob("run*/checkpoints/*/model.safetensors")
-        )
-    ]
-    assert lost == [], "nothing trained may be lost by an edit"
+    begun = {path for path, count in attempts(copied).items() if count > before[path]}
+    trained = {stage for stage in stages if (copied.results / stage / "run").resolve() in begun}
+    assert trained == edit.trains and len(begun) == len(trained)
+    there = {path.read_bytes() for path in weights(copied)}
+    assert [path for path, content in kept.items() if content not in there] == [], "nothing trained may be lost"
     assert "Nothing to be done" in output or "Nothing to be done" in copied.snakemake("--dry-run", *targets)
+    assert not any(expected_to_train(copied, targets).values())
+
+
+def weights(workflow) -> list[Path]:
+    """The weights of all sealed checkpoints, wherever their stage trained."""
+    return [*workflow.results.parent.glob("**/checkpoints/*/model.safetensors")]
 
 
 def test_the_documents_table_is_the_tests_own():
