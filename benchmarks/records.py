@@ -40,7 +40,7 @@ def commands(results: Path, stages: dict[str, str]) -> dict[str, list[list[str]]
         "status": [["scripts.commands", "status"]],
         "snakemake -n": [["snakemake", "-n", "--nolock"]],
         "report": [
-            ["scripts.report.stage", "--stage", str(results / STAGE), "--manifest", manifest, *out],
+            ["scripts.report.stage_page", "--stage", str(results / STAGE), "--manifest", manifest, *out],
             ["scripts.report.environments", "--evaluations", *evaluations, *out],
             ["scripts.report.overview", "--results", str(results), "--stages", *parents, *out],
             ["scripts.report.summary", "--stages", *(str(results / name) for name in names), *out],

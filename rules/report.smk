@@ -78,7 +78,7 @@ rule stage_page:
     params:
         directory=subpath(output[0], parent=True),
     shell:
-        "python -m scripts.report.stage --stage {params.directory:q} --manifest {input.manifest:q} --output {output:q}"
+        "python -m scripts.report.stage_page --stage {params.directory:q} --manifest {input.manifest:q} --output {output:q}"
         " 2> {log:q}"
 
 

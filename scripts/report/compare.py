@@ -14,7 +14,7 @@ import pandas as pd
 from scripts.errors import UserError, run_program
 from scripts.files import canonical_json
 from scripts.records import Benchmarks, CheckpointRecord, Evaluation, ExportRecord, read_if_there, read_record
-from scripts.report import records
+from scripts.report import stage_files
 from scripts.report.chart import COLOURS
 from scripts.report.cost import Cost, cost_of
 from scripts.report.curves import Figure, figures_of, short_name
@@ -57,13 +57,13 @@ class TrainedStage:
     @classmethod
     def read(cls, stage: StagePaths) -> "TrainedStage":
         """Read a published stage; UserError for a damaged or missing file."""
-        metrics = records.metrics_of(stage)
+        metrics = stage_files.metrics_of(stage)
         return cls(
             record=read_record(stage.record, CheckpointRecord),
             row=summarise_stage(stage),
             metrics=metrics,
             cost=cost_of(stage.run, metrics["seconds"]),
-            settings=records.settings_of(stage),
+            settings=stage_files.settings_of(stage),
             evaluation=read_if_there(stage.evaluation, Evaluation),
             benchmarks=read_if_there(stage.benchmarks, Benchmarks),
             rewards=rewards_of(stage),
@@ -121,12 +121,12 @@ class ComparedStage:
     @cached_property
     def settings(self) -> list[tuple[str, list[Any]]]:
         """The settings with different values."""
-        return records.differing_settings([stage.settings for stage in self.stages.values()])
+        return stage_files.differing_settings([stage.settings for stage in self.stages.values()])
 
     @cached_property
     def held_out(self) -> list[Difference]:
         """The held-out scores, the mean first."""
-        table = records.scores_side_by_side([stage.evaluation for stage in self.stages.values()])
+        table = stage_files.scores_side_by_side([stage.evaluation for stage in self.stages.values()])
         first, *others = [stage.rewards for stage in self.stages.values()]
         differences = [_changes(first, rewards) for rewards in others]
         names = ["mean", *(name for name in table if name != "mean")] if table else []
@@ -140,9 +140,9 @@ class ComparedStage:
         ]
 
     @cached_property
-    def benchmarks(self) -> dict[str, list[records.Score | None]]:
+    def benchmarks(self) -> dict[str, list[stage_files.Score | None]]:
         """The scores on benchmarks by run."""
-        return records.scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
+        return stage_files.scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
 
 
 def rewards_of(stage: StagePaths) -> pd.DataFrame | None:

@@ -9,7 +9,7 @@ from typing import Any
 from scripts.errors import UserError, run_program
 from scripts.records import Benchmarks, Evaluation, Record, read_record
 from scripts.report.page import write_page
-from scripts.report.records import scores_side_by_side
+from scripts.report.stage_files import scores_side_by_side
 
 # Cividis, from low to high: safe for every colour vision, ordered in grey.
 COLOURS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102), (254, 232, 56))

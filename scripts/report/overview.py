@@ -11,11 +11,11 @@ from scripts.files import duration
 from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterion, read_if_there, read_record
 from scripts.report.chart import trend
 from scripts.report.cost import Cost, cost_of, total
+from scripts.report.improvement import Course, Lineage, verdict_of
 from scripts.report.page import number_text, write_page
-from scripts.report.records import criteria_of, is_trained, metrics_of, settings_of
 from scripts.report.selection import selection_sentences
+from scripts.report.stage_files import criteria_of, is_trained, metrics_of, settings_of
 from scripts.report.summary import summarise_stage
-from scripts.report.verdict import Course, Lineage, verdict_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
 

@@ -13,8 +13,8 @@ from scripts.files import open_atomically
 from scripts.records import CheckpointRecord, Evaluation, Gate, read_if_there, read_record
 from scripts.report.cost import cost_of
 from scripts.report.curves import short_name
-from scripts.report.records import metrics_of
 from scripts.report.selection import selection_sentences
+from scripts.report.stage_files import metrics_of
 from scripts.stage.paths import StagePaths
 
 

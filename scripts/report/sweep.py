@@ -15,8 +15,8 @@ from scripts.report.compare import TrainedStage
 from scripts.report.cost import total
 from scripts.report.curves import figures_of
 from scripts.report.page import write_page
-from scripts.report.records import AS_OF, Score, is_trained, scores_of
 from scripts.report.selection import selection_sentences
+from scripts.report.stage_files import AS_OF, Score, is_trained, scores_of
 from scripts.stage.paths import StagePaths
 
 

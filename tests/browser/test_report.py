@@ -13,10 +13,10 @@ import pytest
 from scripts.files import read_json
 from scripts.report.compare import write_comparison
 from scripts.report.environments import write_environments_page
+from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
-from scripts.report.stage import write_stage_page
+from scripts.report.stage_page import write_stage_page
 from scripts.report.sweep import write_sweep_page
-from scripts.report.verdict import Lineage
 from scripts.stage.paths import StagePaths
 from tests.report_files import rollout, write_manifest, write_stage
 

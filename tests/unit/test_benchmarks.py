@@ -13,7 +13,7 @@ from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, read_record
 from scripts.report.card import model_card
 from scripts.report.environments import write_environments_page
-from scripts.report.stage import write_stage_page
+from scripts.report.stage_page import write_stage_page
 from scripts.stage.paths import StagePaths
 from tests.conftest import ROOT, SHORT
 from tests.report_files import write_manifest, write_stage

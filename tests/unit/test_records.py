@@ -28,11 +28,11 @@ from scripts.records import (
 )
 from scripts.report.chain import read_chain
 from scripts.report.environments import readable, write_environments_page
+from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
-from scripts.report.stage import write_stage_page
+from scripts.report.stage_page import write_stage_page
 from scripts.report.summary import rows_of
 from scripts.report.tree import chain_text
-from scripts.report.verdict import Lineage
 from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model, judge_again, refuse_damage
 from scripts.stage.paths import StagePaths

@@ -21,13 +21,13 @@ from scripts.report.compare import compare, labels_of, read_run, write_compariso
 from scripts.report.cost import cost_of
 from scripts.report.curves import figures_of, short_name
 from scripts.report.environments import colour, write_environments_page
+from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
-from scripts.report.records import differing_settings, scores_of, scores_side_by_side
 from scripts.report.rollouts import marked, sample_rollouts
-from scripts.report.stage import write_stage_page
+from scripts.report.stage_files import differing_settings, scores_of, scores_side_by_side
+from scripts.report.stage_page import write_stage_page
 from scripts.report.summary import summarise_stage
 from scripts.report.sweep import read_variants, write_sweep_page
-from scripts.report.verdict import Lineage
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
 from tests import programs

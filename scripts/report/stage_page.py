@@ -9,7 +9,7 @@ import pandas as pd
 
 from scripts.errors import run_program
 from scripts.records import Benchmarks, Evaluation, Manifest, Preflight, read_if_there, read_record
-from scripts.report import records
+from scripts.report import stage_files
 from scripts.report.cost import cost_of
 from scripts.report.curves import columns_by_name, figures_of, short_name
 from scripts.report.page import write_page
@@ -21,10 +21,14 @@ from scripts.stage.tables import ROLLOUTS, read_table
 
 def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
     """Write the page of a trained stage; `manifest` is the blend's."""
-    settings, metrics, blend = records.settings_of(stage), records.metrics_of(stage), read_record(manifest, Manifest)
-    parent, scores = records.parent_of(stage), records.scores_of(read_if_there(stage.evaluation, Evaluation))
+    settings, metrics, blend = (
+        stage_files.settings_of(stage),
+        stage_files.metrics_of(stage),
+        read_record(manifest, Manifest),
+    )
+    parent, scores = stage_files.parent_of(stage), stage_files.scores_of(read_if_there(stage.evaluation, Evaluation))
     taken = read_if_there(stage.benchmarks, Benchmarks)
-    benchmarks = records.scores_of(taken)
+    benchmarks = stage_files.scores_of(taken)
     rollouts = read_table(stage.rollouts, ROLLOUTS).to_pandas() if stage.rollouts.exists() else None
     write_page(
         output,
@@ -32,15 +36,15 @@ def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
         row=summarise_stage(stage),
         cost=cost_of(stage.run, metrics["seconds"]),
         settings=settings,
-        changed=records.differing_settings([records.settings_of(parent), settings]) if parent else [],
+        changed=stage_files.differing_settings([stage_files.settings_of(parent), settings]) if parent else [],
         figures=list(figures_of({"": metrics})),
         steps_csv=_data_uri(metrics),
         scores=scores,
-        reach=records.reach_of(scores),
+        reach=stage_files.reach_of(scores),
         benchmarks=benchmarks,
-        benchmark_reach=records.reach_of(benchmarks),
+        benchmark_reach=stage_files.reach_of(benchmarks),
         benchmarked_by=taken.get("by") if taken else None,
-        criteria=records.criteria_of(stage),
+        criteria=stage_files.criteria_of(stage),
         samples=[] if rollouts is None else sample_rollouts(rollouts),
         rollouts=0 if rollouts is None else len(rollouts),
         data=composition(blend),
@@ -77,7 +81,7 @@ def composition(manifest: Manifest) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Command line of the stage's page."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.stage", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.report.stage_page", description=__doc__)
     parser.add_argument("--stage", type=Path, required=True, help="the stage's directory")
     parser.add_argument("--manifest", type=Path, required=True, help="the blend's manifest.json")
     parser.add_argument("--output", type=Path, required=True, help="HTML")

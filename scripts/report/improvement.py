@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from scripts.records import Choice, Evaluation
-from scripts.report.records import AS_OF, Score, scores_of
+from scripts.report.stage_files import AS_OF, Score, scores_of
 
 
 @dataclass(frozen=True)
