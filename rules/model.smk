@@ -23,5 +23,5 @@ rule pretrained:
         results=RESULTS,
         name=CONFIG.model or "",
     shell:
-        "python -m scripts.train.pretrained --recipe {resources.recipe:q} --model {resources.name:q}"
+        "python -m scripts.train.export --recipe {resources.recipe:q} --model {resources.name:q}"
         " --results {resources.results:q} 2> {log:q}"

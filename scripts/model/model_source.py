@@ -7,7 +7,7 @@ from scripts.errors import UserError
 from scripts.files import sha256_file, sha256_text, write_json
 from scripts.model.hugging_face import model_files
 from scripts.recipe.model import PretrainedModel
-from scripts.records import Count, read_if_there
+from scripts.records import read_if_there
 from scripts.rows.chat_format import chat_template_of, read_template
 
 SOURCE, SEEN = "source.json", "seen.json"
@@ -19,21 +19,6 @@ class SourceOfModel(TypedDict):
     model: dict[str, Any]
     changed: dict[str, str] | None
     chat_template: NotRequired[str]
-
-
-class SeenFile(TypedDict):
-    """Describe a file of a model's folder at its export."""
-
-    bytes: Count
-    modified: int
-    sha256: str
-
-
-class ModelFiles(TypedDict):
-    """Describe the content of model/seen.json."""
-
-    changed: dict[str, str] | None
-    files: dict[str, SeenFile]
 
 
 def sync_source(model: PretrainedModel, directory: Path) -> None:
@@ -81,7 +66,7 @@ def note_files(folder: Path, directory: Path, known: dict[str, Any]) -> None:
 
 def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
     """Return the hashes of a folder's files once they differ from the export's; None before."""
-    noted = read_if_there(directory / SEEN, ModelFiles)
+    noted = read_if_there(directory / SEEN, dict[str, Any])
     if noted is None or model.folder is None or not model.folder.is_dir():
         return None
     files = {}

@@ -1,19 +1,82 @@
-"""Export a published checkpoint in Hugging Face's format, for the next stage to start from."""
+"""Export in Hugging Face's format: a published checkpoint, or the recipe's pretrained model (no --stage)."""
 
+import argparse
 from pathlib import Path
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
 from scripts.backends.protocol import backend_of
-from scripts.errors import run_program
-from scripts.recipe.load import load_site
-from scripts.train.arguments import stage_of, stage_parser
+from scripts.data.hub import Snapshot, download, open_snapshot
+from scripts.errors import UserError, run_program
+from scripts.files import describe_files, link_or_copy, replace_directory
+from scripts.model.model_source import note_files
+from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.model import PretrainedModel
+from scripts.stage.paths import MODEL, StagePaths
+from scripts.stage.publish import export_name, publish_export, settle_export, weights_among
+from scripts.train.arguments import stage_of
+
+
+def export_pretrained(model: PretrainedModel, hf: Path) -> None:
+    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
+
+    The export's files are links to the model's folder or to the hub's cache, at the commit that the revision means now.
+    """
+    from scripts.model.pretrained import prepare_pretrained  # noqa: PLC0415 - it imports transformers
+
+    commit, exports = None, hf.parent / "exports"
+    exports.mkdir(parents=True, exist_ok=True)
+    with replace_directory(exports / ".incoming") as fresh:
+        if model.folder:
+            if not model.folder.is_dir():
+                raise UserError(f"model.name: {model.folder}: no such folder")
+            names = {path.name for path in model.folder.iterdir() if path.is_file()}
+            prepare_pretrained(model, fresh, names, lambda name: link_or_copy(model.folder / name, fresh / name))
+        else:
+            snapshot = _snapshot_of(model)
+            commit = snapshot.commit
+            try:
+                prepare_pretrained(
+                    model, fresh, snapshot.sizes, lambda name: link_or_copy(download(snapshot, name)[0], fresh / name)
+                )
+            except UserError as error:
+                if snapshot.is_whole:
+                    raise
+                raise UserError(
+                    f"{error}; the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE"
+                ) from None
+        files = describe_files(fresh)
+    settle_export(exports, files)
+    if model.folder:
+        note_files(model.folder, hf.parent, weights_among(files))
+    record = {"stage": MODEL, "step": 0, "identity": export_name(files)}
+    publish_export(record, files, hf, source={"name": model.name, "revision": commit})
+
+
+def _snapshot_of(model: PretrainedModel) -> Snapshot:
+    try:
+        validate_repo_id(model.name)
+    except HFValidationError:
+        kinds = "neither a folder (its path begins with / or ./) nor a repository of the hub"
+        raise UserError(f"model.name: {model.name}: {kinds}") from None
+    return open_snapshot(model.name, model.revision or "main", kind="model")
 
 
 def main() -> None:
     """Command line of the exporter."""
-    parser = stage_parser("export", __doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.train.export", description=__doc__)
+    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results")
+    parser.add_argument("--stage", help="the stage's name in the recipe; none: its pretrained model")
+    parser.add_argument("--model", nargs="?", help="the name of the model, instead of the recipe's")
     parser.add_argument("--site", type=Path, help="the site, where a converter runs on its nodes")
     parser.add_argument("--log", type=Path, help="what the converter prints")
     arguments = parser.parse_args()
+    if arguments.stage is None:
+        recipe = load_recipe(arguments.recipe, model=arguments.model or None)
+        export_pretrained(recipe.model, StagePaths(arguments.results / MODEL).export_record.parent)
+        return
     stage = stage_of(arguments)
     site = load_site(arguments.site, stage.recipe) if arguments.site else None
     log = arguments.log.absolute() if arguments.log else None

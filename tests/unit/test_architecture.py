@@ -40,7 +40,7 @@ MAY_IMPORT = {
 }
 NEED_TORCH_OR_RAY = {
     "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs
-    "scripts.train.pretrained",
+    "scripts.model.pretrained",
     "scripts.backends.trl.merge",
     "scripts.backends.trl.train",
     "scripts.backends.trl.callback",

@@ -4,12 +4,10 @@ import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants
 
-from scripts.data import fetcher
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.model import PretrainedModel
@@ -28,7 +26,7 @@ def folder(tmp_path_factory) -> Path:
 
 def export_pretrained(model: PretrainedModel, directory: Path) -> None:
     """The program, whose imports take seconds, in the process that needs it."""
-    from scripts.train.pretrained import export_pretrained
+    from scripts.train.export import export_pretrained
 
     export_pretrained(model, directory)
 
@@ -238,7 +236,6 @@ def test_of_a_repository_only_the_model_is_fetched_at_the_branchs_commit(served,
         ),
         ({}, {"offline": True}, "HF_HUB_OFFLINE is set, and the cache .* does not have it"),
         ({}, {"down": True}, "no connection .*check the network, the proxy and HF_ENDPOINT"),
-        ({}, {"free": 1000}, "are to come and 1.0 kB are free; make room"),
     ],
 )
 def test_what_keeps_a_model_from_coming_is_one_message(served, files, tmp_path, monkeypatch, change, says, message):  # noqa: F811
@@ -252,8 +249,6 @@ def test_what_keeps_a_model_from_coming_is_one_message(served, files, tmp_path, 
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     if says.pop("down", False):
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    if free := says.pop("free", None):
-        monkeypatch.setattr(fetcher, "disk_usage", lambda _: SimpleNamespace(free=free))
     with pytest.raises(UserError, match=message) as error:
         of_hub(tmp_path, **says)
     assert MINE not in str(error.value)

@@ -13,10 +13,10 @@ from snakemake import cli
 
 from scripts.commands.prepare import refuse_taken_folder
 from scripts.errors import UserError
+from scripts.model.pretrained import _check_one_template
 from scripts.processes import process_start
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.slurm.site_check import check_executor
-from scripts.train.pretrained import _check_one_template
 from tests.conftest import ROOT
 
 TINY = ROOT / "config/recipes/tiny.yaml"

@@ -1,125 +1,55 @@
-"""Export a recipe's pretrained model, for the stages without a parent to start from as others do from their parent's.
+"""Prepare a pretrained model as an export: whole, of a kind that trains, its tokenizer fit for a conversation."""
 
-The model is a folder, or a repository of the hub at a revision. The export's files are links to it, but for tokenizer
-and generation settings where the recipe says other ones.
-"""
-
-import argparse
 import fnmatch
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers import logging as transformers_logging
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from scripts.data.fetcher import Fetcher, Wanted
-from scripts.errors import UserError, run_program
-from scripts.files import describe_files, link_or_copy, read_json, replace_directory
+from scripts.errors import UserError
+from scripts.files import read_json
 from scripts.model.hugging_face import check_model, chosen_files, config_of
-from scripts.model.model_source import note_files
 from scripts.model.processor import check_end, check_template
-from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
-from scripts.recipe.source import HubSource
 from scripts.rows.chat_format import read_template
-from scripts.stage.paths import MODEL, StagePaths
-from scripts.stage.publish import export_name, publish_export, settle_export, weights_among
 
 DECODERS = [[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
+OTHER_KINDS = {
+    "adapter_config.json": "an adapter; merge it into its base (peft's merge_and_unload), and name the result",
+    "*.gguf": "a model in llama.cpp's format (GGUF), which is not trained; name what it was made from",
+    "*.bin": "its weights only as pickled *.bin; save_pretrained() them from transformers, and name that folder",
+    "consolidated*": "a model in its maker's own format; name the repository in Hugging Face's",
+}
 
 
-def export_pretrained(model: PretrainedModel, hf: Path) -> None:
-    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
+def prepare_pretrained(
+    model: PretrainedModel, folder: Path, names: Collection[str], bring: Callable[[str], None]
+) -> None:
+    """Fill a folder with a model's files, of which there are `names` and which `bring` brings by name.
 
-    UserError where the model is not whole, nothing that this backend trains, or its tokenizer cannot serve a
-    conversation; all but the first is found before the weights are fetched.
+    Raise UserError where the model is not whole, of no kind that backend trl trains, or without a usable tokenizer; all
+    but the first before the weights are brought.
     """
-    exports = hf.parent / "exports"
-    exports.mkdir(parents=True, exist_ok=True)
-    with replace_directory(exports / ".incoming") as fresh:
-        source = _Folder(model.folder, fresh) if model.folder else _Repository(model, fresh)
-        chosen = chosen_files(source.names)
-        _check_names(model.name, source.names, chosen)
-        weights = [name for name in chosen if name.endswith(".safetensors")]
-        source.bring([name for name in chosen if name not in weights])
-        _check_kind(model.name, fresh)
-        _settle_tokenizer(model, fresh)
-        source.bring(weights)
-        try:
-            check_model(fresh)
-            _check_loads(model.name, fresh)
-        except UserError as error:
-            raise UserError(f"{error}{source.advice}") from None
-        files = describe_files(fresh)
-    settle_export(exports, files)
-    if model.folder:
-        note_files(model.folder, hf.parent, weights_among(files))
-    record = {"stage": MODEL, "step": 0, "identity": export_name(files)}
-    publish_export(record, files, hf, source={"name": model.name, "revision": source.commit})
-
-
-class _Folder:
-    """The files of a model in a folder, as links."""
-
-    advice = ""
-    commit = None
-
-    def __init__(self, folder: Path, target: Path) -> None:
-        if not folder.is_dir():
-            raise UserError(f"model.name: {folder}: no such folder")
-        self.folder, self.target = folder, target
-        self.names = tuple(path.name for path in folder.iterdir() if path.is_file())
-
-    def bring(self, names: list[str]) -> None:
-        """Let the target have these files."""
-        for name in names:
-            link_or_copy(self.folder / name, self.target / name)
-
-
-class _Repository:
-    """The files of a model in a repository of the hub, fetched at the commit that its revision means now."""
-
-    def __init__(self, model: PretrainedModel, target: Path) -> None:
-        try:
-            validate_repo_id(model.name)
-        except HFValidationError:
-            raise UserError(
-                f"model.name: {model.name}: neither a folder (its path begins with / or ./) nor a repository of the hub"
-            ) from None
-        self.source = HubSource(kind="hub", repository=model.name, revision=model.revision or "main")
-        self.fetcher = Fetcher(target, "model")
-        self.names = self.fetcher.names(self.source)
-        snapshot = self.fetcher.snapshots[self.source]
-        self.commit = snapshot.commit
-        is_cached = not snapshot.is_whole
-        self.advice = "; the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE" * is_cached
-
-    def bring(self, names: list[str]) -> None:
-        """Let the target have these files."""
-        self.fetcher.fetch([Wanted(self.source, name, name) for name in names])
-
-
-def _check_names(name: str, names: Iterable[str], chosen: list[str]) -> None:
-    """UserError where the files are of no model in Hugging Face's format, with what they are of."""
-    if any(file.endswith(".safetensors") for file in chosen) and "config.json" in chosen:
-        return
-    kinds = {
-        "adapter_config.json": "an adapter; merge it into its base (peft's merge_and_unload), and name the result",
-        "*.gguf": "a model in llama.cpp's format (GGUF), which is not trained; name what it was made from",
-        "*.bin": "its weights only as pickled *.bin; save_pretrained() them from transformers, and name that folder",
-        "consolidated*": "a model in its maker's own format; name the repository in Hugging Face's",
-    }
-    found = next((says for pattern, says in kinds.items() if fnmatch.filter(names, pattern)), None)
-    if found:
-        raise UserError(f"model.name: {name}: holds {found}")
-    lacking = "config.json" if "config.json" not in chosen else "model.safetensors, nor an index and its shards"
-    raise UserError(f"model.name: {name}: no model in Hugging Face's format: it has no {lacking}")
+    chosen = chosen_files(names)
+    weights = [name for name in chosen if name.endswith(".safetensors")]
+    if not weights or "config.json" not in chosen:
+        found = next((says for pattern, says in OTHER_KINDS.items() if fnmatch.filter(names, pattern)), None)
+        lacking = "config.json" if "config.json" not in chosen else "model.safetensors, nor an index and its shards"
+        says = f"holds {found}" if found else f"no model in Hugging Face's format: it has no {lacking}"
+        raise UserError(f"model.name: {model.name}: {says}")
+    for name in chosen:
+        if name not in weights:
+            bring(name)
+    _check_kind(model.name, folder)
+    _settle_tokenizer(model, folder)
+    for name in weights:
+        bring(name)
+    check_model(folder)
+    _check_loads(model.name, folder)
 
 
 def _check_kind(name: str, folder: Path) -> None:
@@ -229,20 +159,3 @@ def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int], pad: 
             f"{name}: its tokenizer's pad token is {tokenizer.pad_token!r}, but {generation} has {token(pad)!r}; name "
             "the right one as model.pad_token"
         )
-
-
-def main() -> None:
-    """Command line of the program."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.train.pretrained", description=__doc__.split("\n")[0])
-    parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--model", nargs="?", help="the name of the model, instead of the recipe's")
-    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results")
-    arguments = parser.parse_args()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    recipe = load_recipe(arguments.recipe, model=arguments.model or None)
-    export_pretrained(recipe.model, StagePaths(arguments.results / MODEL).export_record.parent)
-
-
-if __name__ == "__main__":
-    run_program(main)
