@@ -2,9 +2,9 @@
 
     python benchmarks/mmpr.py > benchmarks/mmpr.md
 
-Writes an MMPR of random bytes to a temporary folder: 30,000 images of 20 KB in 30 subsets, and six rows an image. Runs the
-standard library's extraction, then the preparation with 1 and with 4 threads. Seconds are of the whole program; memory is
-the largest process's.
+Writes an MMPR of random bytes to a temporary folder: 30,000 images of 20 KB in 30 subsets, and six rows an image. Runs
+the standard library's extraction, then the preparation with 1 and with 4 threads. Seconds are of the whole
+program; memory is the largest process's.
 """
 
 import json

@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from fsspec.utils import glob_translate
+from huggingface_hub import DatasetCard
 
 from scripts.data.hub import near
 from scripts.data.published import FORMATS, format_of
@@ -31,36 +32,20 @@ KEYWORDS = {
     "evaluation": "test",
 }
 _SHARD = re.compile(r"(?P<split>[\w.-]+?)-(?P<part>\d{5})-of-(?P<parts>\d{5})(-\w+)?\.")
-_PARTS = re.compile(r"\*-of-(\d+)")
 _SEPARATORS = re.compile(r"[-._ 0-9]+")
-_FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
 
 
-def files_named(file: str | list[str], names: Collection[str] | None, where: str) -> list[list[str]]:
-    """The files that each name means: several where it is a glob, six where it holds ``*-of-00006``.
-
-    `names` are the files that there are; None: not known, and not needed while there is no glob.
-    """
-    return [_named(pattern, names, where) for pattern in _listed(file)]
+def files_named(file: str | list[str], names: Collection[str], where: str) -> list[list[str]]:
+    """Return the files of `names` that each file name or glob means."""
+    return [_named(pattern, names, where) for pattern in ([file] if isinstance(file, str) else file)]
 
 
-def needs_names(file: str | list[str] | None) -> bool:
-    """Whether the names of a source's files must be known to say which are meant."""
-    return file is None or any("*" in _PARTS.sub("", pattern) for pattern in _listed(file))
-
-
-def _listed(file: str | list[str]) -> list[str]:
-    return [file] if isinstance(file, str) else file
-
-
-def _named(file: str, names: Collection[str] | None, where: str) -> list[str]:
-    if file.count("*") == 1 and (count := _PARTS.search(file)):
-        return [file.replace("*", f"{part:05}") for part in range(int(count[1]))]
+def _named(file: str, names: Collection[str], where: str) -> list[str]:
     if "*" not in file:
         return [file]
     pattern = re.compile(glob_translate(file))
-    if not (found := sorted(name for name in names or () if pattern.fullmatch(name))):
-        raise UserError(f"{where}: no file is like {file}; {near(file, tuple(names or ()))}")
+    if not (found := sorted(name for name in names if pattern.fullmatch(name))):
+        raise UserError(f"{where}: no file is like {file}; {near(file, names)}")
     return _whole(found, where)
 
 
@@ -110,12 +95,10 @@ def _splits_of(names: Collection[str], card: str, subset: str | None, where: str
 
 
 def _configs(card: str, where: str) -> list[dict[str, Any]]:
-    front = _FRONT.match(card)
     try:
-        data = yaml.safe_load(front[1]) if front else {}
-    except yaml.YAMLError as error:
+        configs = DatasetCard(card, ignore_metadata_errors=True).data.get("configs")
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{where}: the head of its {CARD} is no YAML ({error}); say file") from None
-    configs = data.get("configs") if isinstance(data, dict) else None
     return [config for config in configs or [] if isinstance(config, dict)]
 
 

@@ -13,7 +13,7 @@ import msgspec
 from scripts.data.clean import Cleaner
 from scripts.data.compose import write_blend
 from scripts.data.conversations import Misfit
-from scripts.data.data_files import CARD, files_named, files_of_split, needs_names
+from scripts.data.data_files import CARD, files_named, files_of_split
 from scripts.data.fetcher import Fetcher, Wanted
 from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.published import batches_of
@@ -148,7 +148,7 @@ def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> l
     """The files of a part of a blend, those together that one name, or a split, means."""
     source = part.source or recipe.source
     whole, where = source.whole(), source.repository if isinstance(source, HubSource) else source.path
-    names = fetcher.names(whole) if needs_names(part.file) else ()
+    names = fetcher.names(whole)
     patterns = part.file
     if patterns is None and not (source.subset or source.split) and f"{name}.jsonl" in names:
         patterns = f"{name}.jsonl"

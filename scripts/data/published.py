@@ -7,6 +7,7 @@ import codecs
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pyarrow import csv
 from scripts.errors import UserError
 from scripts.recipe.strict import nearest
 from scripts.rows.blocks import LONGEST_LINE
-from scripts.rows.jsonl import RowError, decode_rows
+from scripts.rows.jsonl import RowError, row_or_error
 
 Row = dict[str, Any]
 FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
@@ -72,7 +73,7 @@ class Batch:
         UserError where a table has no such column, or no row of some lines.
         """
         if self.is_lines:
-            rows = [row for _, row in decode_rows(b"\n".join(self.content) + b"\n")]
+            rows = self._decoded
             if columns is None:
                 return rows
             self._know(columns, {name for row in rows if isinstance(row, dict) for name in row})
@@ -81,6 +82,10 @@ class Batch:
         names = self.names if columns is None else list(columns)
         values = [self.content.column(name).to_pylist() for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+    @cached_property
+    def _decoded(self) -> list[Row | RowError]:
+        return [row_or_error(line) for line in self.content]
 
     def _know(self, columns: Collection[str], names: Collection[str]) -> None:
         if unknown := next((name for name in columns if name not in names), None):

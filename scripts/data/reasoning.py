@@ -5,16 +5,10 @@ policy can answer without reasoning and after reasoning that was cut short. Whic
 their messages and a seed alone.
 """
 
-import argparse
 import hashlib
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from scripts.errors import UserError, run_program
-from scripts.files import open_atomically
-from scripts.rows.jsonl import read_rows
 
 if TYPE_CHECKING:  # pydantic takes as long to import as a small blend to fill
     from scripts.recipe.reasoning import Reasoning
@@ -77,35 +71,3 @@ def _truncate(trace: str, budgets: list[int], choice: int) -> str:
     if not exceeded:
         return trace
     return trace[: ends[exceeded[choice % len(exceeded)] - 1]] + trace[ends[-1] :]
-
-
-def main() -> None:
-    """Command line of reasoning control."""
-    from scripts.recipe.reasoning import Reasoning  # noqa: PLC0415
-
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.reasoning", description=__doc__.split("\n")[0])
-    parser.add_argument("--split", type=Path, required=True, help="demonstrations (JSONL)")
-    parser.add_argument("--output", type=Path, required=True, help="the same rows, some with less reasoning")
-    parser.add_argument("--seed", type=int, required=True, help="another seed, other rows")
-    for name, field in Reasoning.model_fields.items():
-        option = {"type": int, "nargs": "+"} if name == "budgets" else {"type": float}
-        parser.add_argument(f"--{name.replace('_', '-')}", default=field.default, help=field.description, **option)
-    arguments = parser.parse_args()
-    given = {name: getattr(arguments, name) for name in Reasoning.model_fields}
-    try:
-        reasoning = Reasoning(**given)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    changed = 0
-    with open_atomically(arguments.output) as (file,):
-        for number, line, row in read_rows(arguments.split):
-            if not isinstance(row.get("messages"), list) or not row["messages"]:
-                raise UserError(f"{arguments.split}:{number}: no messages; reasoning control is for demonstrations")
-            controlled = control_line(line, reasoning, arguments.seed)
-            changed += controlled is not line
-            file.write(controlled + b"\n")
-    print(f"{arguments.output}: {changed} rows with less reasoning")
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -5,7 +5,6 @@ an Arrow file that any number of processes then map into memory, to read single 
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
-from scripts.data.placeholders import TABLES, ExternalTable
+from scripts.data.placeholders import ExternalTable
 from scripts.data.source_record import differs_from_record, xxh3_file
 from scripts.errors import UserError
 
@@ -24,30 +23,29 @@ TEXT = pa.large_string()
 TEXTS = pa.schema({"question": TEXT, "answer": TEXT})
 
 
-@dataclass
+@dataclass(frozen=True)
 class ExternalTables:
     """The tables below `directory` (``<repository>/data/*.parquet``), unpacked below `unpacked` on first use.
 
-    `hashes` are the XXH3-128 that the files should have, by path from the folder above `directory`.
+    `hashes` are the XXH3-128 of the files, by path from the folder above `directory`.
     """
 
     directory: Path
     unpacked: Path
     hashes: Mapping[str, str] = field(default_factory=dict)
-    _open: dict[str, pa.Table] = field(default_factory=dict, init=False, repr=False)
 
     def lookup(self, table: ExternalTable, row: int) -> tuple[str | None, str | None]:
-        """Question and ground truth at a row (0-based, over the split's files joined in name order).
+        """Return question and ground truth at a row (from 0, over the split's files joined in name order).
 
-        IndexError, whose argument is the number of rows, for a row that the table does not have; UnicodeDecodeError
-        for a text that is not UTF-8.
+        IndexError, whose argument is the number of rows, for a row outside the table; UnicodeDecodeError for a text in
+        another encoding.
         """
-        if table.repository not in self._open:
-            path = self._path(table)
-            if not path.exists():
-                self._unpack(table)
-            self._open[table.repository] = _open_table(str(path))
-        texts = self._open[table.repository]
+        path = self._path(table)
+        if not path.exists():
+            with FileLock(f"{path}.lock"):
+                if not path.exists():
+                    _write(self._parquet_files(table), path)
+        texts = _open_table(str(path))
         if not 0 <= row < len(texts):
             raise IndexError(len(texts))
         return texts["question"][row].as_py(), texts["answer"][row].as_py()
@@ -55,28 +53,8 @@ class ExternalTables:
     def _path(self, table: ExternalTable) -> Path:
         return self.unpacked / f"{table.repository}.{table.split}".replace("/", "--")
 
-    def _unpack(self, table: ExternalTable) -> None:
-        """Write the table's file, or wait for the process that does and meanwhile unpack a table that waits."""
-        if not self._unpack_unless_locked(table):
-            for other in set(TABLES.values()):
-                if (self.directory / other.repository).is_dir():
-                    with suppress(UserError):  # the lookup that needs that table reports it
-                        self._unpack_unless_locked(other)
-            self._unpack_unless_locked(table, timeout=-1)
-
-    def _unpack_unless_locked(self, table: ExternalTable, timeout: float = 0) -> bool:
-        """Whether the table's file is there now; False: another process has its lock (-1: wait for it)."""
-        path = self._path(table)
-        try:
-            with FileLock(f"{path}.lock", timeout):
-                if not path.exists():
-                    _write(self._parquet_files(table), path)
-        except Timeout:
-            return False
-        return True
-
     def _parquet_files(self, table: ExternalTable) -> list[Path]:
-        """The table's files, each with its recorded hash."""
+        """Return the table's files, whose hashes are those recorded."""
         folder, split = self.directory / table.repository, table.split
         for pattern in (f"data/{split}-*", "data/*", f"{split}/*", f"default/{split}/*"):
             if files := sorted(folder.glob(f"{pattern}.parquet")):

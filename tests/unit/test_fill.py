@@ -182,7 +182,7 @@ def test_fill_resolves_both_tables_and_passes_other_rows_byte_for_byte(tables, w
         ({**AGENT, "_hf_placeholder": None}, "_hf_placeholder is not an object"),
         (placeholder(SKYWORK, 0, "") | {"dataset": [SKYWORK]}, "is not a known placeholder table"),
         (b'{"agent_ref": {"na', "not valid JSON"),
-        (b'{"agent_ref": {"name": "x"}, "a": "\xff"}', "not UTF-8 at byte"),
+        (b'{"agent_ref": {"name": "x"}, "a": "\xff"}', "not UTF-8"),
         (b"[1]", "a row must be a JSON object"),
         (b"[" * 100_000, "not valid JSON"),
         ({"id": 1}, "no agent_ref.name"),

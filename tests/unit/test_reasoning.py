@@ -8,7 +8,6 @@ from pydantic import ValidationError
 from scripts.data.reasoning import control, control_line
 from scripts.recipe.blend import Blend
 from scripts.recipe.reasoning import Reasoning
-from tests import programs
 
 STRIP = Reasoning(strip_share=1, truncate_share=0)
 TRUNCATE = Reasoning(strip_share=0, truncate_share=1, budgets=[2])
@@ -69,16 +68,6 @@ def test_the_shares_hold_and_follow_from_content_and_seed_alone():
     lines = [json.dumps(one, indent=1).replace("\n", " ").encode() for one in rows]
     assert [last(json.loads(control_line(line, reasoning, 1)))["content"] for line in lines] == outcomes
     assert [last(control(one, reasoning, 2))["content"] for one in rows] != outcomes
-
-
-def test_the_command_line(write_rows, tmp_path):
-    split, output = write_rows("in.jsonl", [row(TRACE), row("Three.")]), tmp_path / "out.jsonl"
-    options = ["--seed", "1", "--strip-share", "1", "--truncate-share", "0"]
-    done = programs.run("scripts.data.reasoning", "--split", split, "--output", output, *options)
-    assert done.stdout == f"{output}: 1 rows with less reasoning\n"
-    first, second = output.read_bytes().splitlines()
-    assert last(json.loads(first))["content"].startswith("<think></think>")
-    assert second == split.read_bytes().splitlines()[1]
 
 
 def test_mistaken_settings_are_refused():
