@@ -1,5 +1,5 @@
 # Scores of each export on the recipe's tasks, by lm-evaluation-harness.
-from scripts.recipe.evaluation import task_files
+from scripts.recipe.evaluation import files_of_task
 from scripts.recipe.yaml_file import installation
 
 TASKS = RECIPE.evaluation.task_list if RECIPE.evaluation else []
@@ -28,11 +28,11 @@ rule lm_eval:
         " --requirement {input:q} > {log:q} 2>&1 && touch {output:q}"
 
 
-# What the tasks ask, and their data sets, before any node is asked for: compute nodes often lack the network.
+# Fetches the tasks' data sets and checks their names before any node is asked for: compute nodes often lack the network.
 rule tasks:
     input:
         packages=ancient(f"{PACKAGES}/installed"),
-        files=task_files(RECIPE.evaluation),
+        files=sorted({file for task in TASKS for file in files_of_task(task)}),
     output:
         f"{RESULTS}/tasks.json",
     log:
@@ -84,6 +84,6 @@ rule score_tasks:
         packages=PACKAGES,
         store=f"{CONFIG.results}/benchmarks",
     shell:
-        "{resources.python:q} -m scripts.evaluate.harness --recipe {resources.recipe:q} --tasks {input.tasks:q}"
-        " --export {input.export:q} --parent {input.parent:q} --packages {resources.packages:q} --threads {threads}"
-        " --accelerator {resources.accelerator:q} --store {resources.store:q} --output {output:q} 2> {log:q} | tee -a {log:q}"
+        "{resources.python:q} -m scripts.evaluate.tasks --recipe {resources.recipe:q} --export {input.export:q}"
+        " --parent {input.parent:q} --packages {resources.packages:q} --threads {threads} --accelerator {resources.accelerator:q}"
+        " --store {resources.store:q} --output {output:q} 2> {log:q} | tee -a {log:q}"

@@ -1,82 +1,104 @@
-"""benchmarks.json: an export's scores on benchmarks beside those of what its stage started from.
+"""Scores of exports on benchmarks, read from the results.json and samples of lm-eval, and their paired changes.
 
-What a benchmark asked and what came back lies, a file for each export and question, in a store that all runs of a
-results folder share; so nothing is scored twice, and no score can be taken for another model's.
+What an export answered to a task lies in ``<store>/<content>/<key>/`` as lm-eval wrote it. `content` names the export
+and `key` the question, so all runs of a results folder share the store and a score is taken once.
 """
 
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from scripts.files import open_atomically, write_json
-from scripts.records import Benchmark, Benchmarks, ExportRecord, read_record
+from scripts.errors import UserError
+from scripts.files import read_json
+from scripts.records import Benchmark, Benchmarks
 from scripts.stage.bootstrap import Change, changes
-from scripts.stage.tables import read_table
 
 NORMAL_95 = 1.959964
 SAME = 1e-6
-SCORES = b"scores"
-DOCUMENTS = pa.schema(
-    [
-        pa.field("benchmark", pa.string()),
-        pa.field("task", pa.string(), metadata={"about": "the one of a group's that asks the document"}),
-        pa.field("document", pa.int64(), metadata={"about": "its place in the task's split, from 0"}),
-        pa.field("score", pa.float64(), metadata={"about": "null: the metric is no number a document"}),
-        pa.field("prompt", pa.string()),
-        pa.field("response", pa.string()),
-    ]
-)
-
-
-class Kept(NamedTuple):
-    """What the store holds of an export and a key: the entries by benchmark, and their documents."""
-
-    scores: dict[str, Benchmark]
-    documents: pa.Table
+Documents = dict[tuple[str, int, str], float]
+"""The score of each document by task, place in the task's split and hash."""
 
 
 def path_in(store: Path, content: str, key: str) -> Path:
-    """Where the store keeps what an export answered to the question of this key."""
-    return store / content / f"{key}.parquet"
+    """Return the folder of an export's answers to the question of this key."""
+    return store / content / key
 
 
-def keep(path: Path, scores: dict[str, Benchmark], documents: list[dict[str, Any]]) -> None:
-    """Put scores and documents into the store, as one file that is whole or not there."""
-    table = pa.Table.from_pylist(documents, schema=DOCUMENTS)
-    with open_atomically(path) as (file,):
-        pq.write_table(table.replace_schema_metadata({SCORES: json.dumps(scores)}), file)
+def read_scores(folder: Path, task: str, metric: str | None, key: str) -> dict[str, Benchmark]:
+    """Read the entries of a task, or of each task of a tag or group without a score, from lm-eval's results.json.
+
+    `metric` is the metric that counts, with its filter or without; None: the task's first.
+    """
+    (path,) = folder.rglob("results_*.json")
+    found = read_json(path)
+    results, configs = found["results"], found["configs"]
+    names = [task] if _numbers(results.get(task, {})) else [*configs]
+    return {name: _entry(found, name, metric, key, configs.get(name) or next(iter(configs.values()))) for name in names}
 
 
-def read_kept(path: Path) -> Kept:
-    """What the store keeps there; UserError where it is damaged."""
-    table = read_table(path, DOCUMENTS)
-    return Kept(json.loads(pq.read_metadata(path).metadata[SCORES]), table)
+def _entry(found: dict[str, Any], name: str, metric: str | None, key: str, config: dict[str, Any]) -> Benchmark:
+    result = found["results"][name]
+    metrics = _numbers(result)
+    wanted = next((each for each in metrics if metric in (None, each, each.split(",")[0])), None)
+    if wanted is None:
+        raise UserError(f"evaluation.tasks: {name} has no metric {metric or 'at all'}; it has {', '.join(metrics)}")
+    return {
+        **metrics[wanted],
+        "samples": result["sample_len"],
+        "metric": wanted,
+        "metrics": metrics,
+        "num_fewshot": found["n-shot"].get(name, 0),
+        "version": str(found["versions"].get(name)),
+        "chat_template": found["chat_template"] is not None,
+        "dataset": {"path": config.get("dataset_path"), "name": config.get("dataset_name")}
+        | {"split": config.get("test_split")},
+        "key": key,
+    }
 
 
-def write_benchmarks(export: Path, scores: dict[str, Benchmark], output: Path, **more: Any) -> None:
-    """Write benchmarks.json, with `more` keys; `export` is hf/record.json."""
-    record = read_record(export, ExportRecord)
-    known = {key: record[key] for key in ("stage", "step", "content")}
-    write_json(output, {**known, **more, "benchmarks": scores})
+def _numbers(result: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+    """Return score and standard error of each metric that is a number, by lm-eval's name: metric,filter."""
+    found = {}
+    for name, value in result.items():
+        if "," in name and "_stderr," not in name and _is_number(value):
+            error = result.get(name.replace(",", "_stderr,", 1))
+            found[name] = {"score": round(value, 6), "stderr": round(error, 6) if _is_number(error) else None}
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value)
+
+
+def read_documents(folder: Path, name: str, entry: Benchmark) -> Documents | None:
+    """Read the scores of a benchmark's documents; None where its score is not their mean."""
+    files = {path.stem.removeprefix("samples_").rsplit("_", 1)[0]: path for path in folder.rglob("samples_*.jsonl")}
+    number, _, answers = entry.get("metric", "").partition(",")
+    found = {}
+    for task in [name] if name in files else sorted(files):
+        for line in files[task].read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if row["filter"] == answers and _is_number(row.get(number)):
+                found[task, row["doc_id"], row["doc_hash"]] = float(row[number])
+    is_mean = found and abs(np.mean([*found.values()]) - entry["score"]) < SAME
+    return dict(sorted(found.items())) if is_mean else None
 
 
 def beside_parent(
     scores: dict[str, Benchmark], content: str, parent: Benchmarks | None, store: Path
 ) -> dict[str, Benchmark]:
-    """The scores with those before, and the changes with their intervals.
+    """Return the scores with the parent's and with the changes since the parent and since the chain's first export.
 
-    Only what the parent's export was asked by the same key is compared. `first` is the content of the first export of
-    the chain that was.
+    Only answers to the same question count. `first` is the content of the chain's first export that was asked it.
     """
     befores = {
         name: before
         for name, entry in scores.items()
-        if parent and (before := parent["benchmarks"].get(name)) and before.get("key") == entry["key"]
+        if parent and (before := parent["benchmarks"].get(name))
+        if all(before.get(key) == entry.get(key) for key in ("key", "metric"))
     }
     firsts = {name: before.get("first") or parent["content"] for name, before in befores.items()}
     from_parent = _changes(scores, content, dict.fromkeys(befores, parent and parent["content"]), store)
@@ -96,43 +118,22 @@ def beside_parent(
 def _changes(
     scores: dict[str, Benchmark], content: str, since: dict[str, str], store: Path
 ) -> dict[str, Change | None]:
-    """The changes since other exports, by their content: paired by document where the score is the documents' mean."""
-    paired, unpaired = {}, {}
+    """Return the changes since other exports' contents, paired by document; none where a score is not their mean."""
+    differences = {}
     for name, other in since.items():
-        path = path_in(store, other, scores[name]["key"])
-        if not path.exists():
+        entry, folder = scores[name], path_in(store, other, scores[name]["key"])
+        if not folder.exists():
             continue
-        before, after = read_kept(path), read_kept(path_in(store, content, scores[name]["key"]))
-        values = [document_scores(kept, name) for kept in (before, after)]
-        if values[0] is not None and values[1] is not None and len(values[0]) == len(values[1]):
-            paired[name] = values[1] - values[0]
-        else:
-            unpaired[name] = unpaired_change(before.scores[name], after.scores[name])
-    return unpaired | changes(paired)[0]
-
-
-def document_scores(kept: Kept, name: str) -> np.ndarray | None:
-    """The scores of a benchmark's documents, in their order; None where its score is not their mean."""
-    rows = kept.documents.sort_by([("task", "ascending"), ("document", "ascending")]).to_pandas()
-    values = rows.loc[rows["benchmark"] == name, "score"].to_numpy(float)
-    is_mean = len(values) and abs(values.mean() - kept.scores[name]["score"]) < SAME
-    return values if is_mean else None
-
-
-def unpaired_change(before: Benchmark, after: Benchmark, spread: float = NORMAL_95) -> Change | None:
-    """The change of two independent scores by their standard errors, which overstate it where the documents are one.
-
-    The interval reaches `spread` standard errors of the change to either side; None where a score has none.
-    """
-    errors = [entry.get("stderr") for entry in (before, after)]
-    if None in errors:
-        return None
-    value, half = after["score"] - before["score"], spread * math.hypot(*errors)
-    return {key: round(bound, 6) for key, bound in (("value", value), ("low", value - half), ("high", value + half))}
+        before = read_scores(folder, name, entry.get("metric"), entry["key"])[name]
+        documents = read_documents(folder, name, before)
+        now = read_documents(path_in(store, content, entry["key"]), name, entry)
+        if documents and now and documents.keys() == now.keys():
+            differences[name] = np.array([*now.values()]) - np.array([*documents.values()])
+    return changes(differences)[0]
 
 
 def interval_of(entry: Benchmark) -> Change | None:
-    """A score with its 95 % interval by the standard error; None where there is none."""
+    """Return a score with its 95 % interval by the standard error; None where it has none."""
     error = entry.get("stderr")
     if error is None:
         return None

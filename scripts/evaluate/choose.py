@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scripts.errors import UserError, run_program
-from scripts.evaluate.benchmarks import document_scores, interval_of, path_in, read_kept
+from scripts.evaluate.benchmarks import interval_of, path_in, read_documents
 from scripts.files import filled_by_program, replace_directory, write_json
 from scripts.recipe.expand import HELD_OUT_MEAN, WORST_CHANGE
 from scripts.records import Benchmarks, Candidate, Choice, Evaluation, ExportRecord, Gate, read_record
@@ -120,9 +120,10 @@ def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:
     if entry is None:
         raise LeftOut(f"it has no score on {task}")
     key, bounds = entry.get("key"), interval_of(entry) or {"low": None, "high": None}
-    path = path_in(store, record["content"], key) if store and key else None
-    documents = document_scores(read_kept(path), task) if path and path.exists() else None
-    means = resample({task: documents})[task] if documents is not None and len(documents) >= LEAST_ROWS else None
+    folder = path_in(store, record["content"], key) if store and key else None
+    documents = read_documents(folder, task, entry) if folder and folder.exists() else None
+    is_enough = documents and len(documents) >= LEAST_ROWS
+    means = resample({task: np.array([*documents.values()])})[task] if is_enough else None
     return Scored(entry["score"], bounds["low"], bounds["high"], key, means)
 
 

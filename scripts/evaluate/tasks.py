@@ -1,167 +1,155 @@
-"""The recipe's tasks of lm-evaluation-harness: loaded, their data sets fetched, and named by a key of all they ask.
+"""Score an export on the recipe's tasks by the command line of lm-evaluation-harness, a call a task.
 
-The key is a hash of the harness's version, the task's config with its functions, the documents, the examples and how
-they are put to the model. tasks.json holds the keys; a score is kept by the export's content and the key.
+Without an export, only fetch the tasks' data sets and check their names, before any node is asked for.
 """
 
 import argparse
-import hashlib
-import json
-import re
+import os
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cache
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import yaml
 
 from scripts.errors import UserError, run_program
-from scripts.files import sha256_file, sha256_text, write_json
-from scripts.recipe.evaluation import EvaluationBase, Task
+from scripts.evaluate.benchmarks import beside_parent, path_in, read_scores
+from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
+from scripts.model.shape import Shape
+from scripts.recipe.evaluation import EvaluationBase, Task, files_of_task
 from scripts.recipe.load import load_recipe
-from scripts.recipe.strict import nearest
+from scripts.records import Benchmarks, ExportRecord, read_record
+from scripts.rows.chat_format import ChatFormat
+from scripts.stage.consistency import MEGATRON, exported_model
 
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+LM_EVAL = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('lm_eval', run_name='__main__')"
 KEY = 16
-UNFIT = {
-    "UNSAFE_CODE": "runs code that the model writes, which lm-eval does not confine; leave it out",
-    "MULTIMODAL": "shows pictures or sounds, which are not evaluated here; leave it out",
-}
+CPU_BATCH = 8
+THINKING = "enable_thinking"
 
 
-class Asked(NamedTuple):
-    """A task of the recipe as lm-eval's manager has loaded it, its leaf tasks by name, and its key."""
-
-    task: Task
-    manager: Any
-    parts: list[Any]
-    leaves: dict[str, Any]
-    key: str
-
-
-def import_harness(packages: Path) -> str:
-    """Make lm-eval importable, from a folder of packages where this Python has none; its version."""
+def is_installed(package: str) -> str | None:
+    """Return the version of an installed package; None where there is none."""
     try:
-        return version("lm_eval")
+        return version(package)
     except PackageNotFoundError:
-        sys.path.append(str(packages))  # last: of what both have, this Python's own counts
-    try:
-        import_module("lm_eval.tasks")
-        return version("lm_eval")
-    except (ImportError, PackageNotFoundError) as error:
+        return None
+
+
+def harness_version(packages: Path) -> str:
+    """Return the version of lm-eval in this Python, or else in a folder of packages."""
+    sys.path.append(str(packages))  # last, so that this Python's own packages count
+    found = is_installed("lm_eval")
+    if found is None:
         raise UserError(
-            f"{sys.executable} cannot use lm-eval from {packages}: {error}; delete that folder, and Snakemake makes it "
-            "again for this Python; or install envs/lm-eval.txt into its environment"
-        ) from None
+            f"{packages}: no lm-eval there, nor in {sys.executable}; delete that folder, and call Snakemake"
+        )
+    return found
 
 
-def engine() -> str:
-    """The model class of lm-eval that this Python has: vllm, else hf."""
-    try:
-        version("vllm")
-    except PackageNotFoundError:
-        return "hf"
-    return "vllm"
-
-
-def load_tasks(evaluation: EvaluationBase, harness: str) -> dict[str, Asked]:
-    """The tasks of an evaluation by name; UserError for one that is not known or asks what lm-eval would not do."""
-    return {task.task: _load(task, evaluation, harness) for task in evaluation.task_list}
-
-
-@cache
-def _manager(folder: Path | None, with_defaults: bool = True) -> Any:
-    return import_module("lm_eval.tasks").TaskManager(include_path=folder, include_defaults=with_defaults)
-
-
-def _load(task: Task, evaluation: EvaluationBase, harness: str) -> Asked:
-    folder = Path(task.include_path).absolute() if task.include_path else None
-    own = folder and _manager(folder, with_defaults=False)
-    manager = own if own and task.task in own.all_subtasks else _manager(folder)
-    if task.task not in manager.all_tasks:
-        where = f" of lm-eval {harness}{f' or {folder}' if folder else ''}"
-        raise UserError(f"evaluation.tasks: no task{where} is named {task.task}{_hint(task.task, manager.all_tasks)}")
-    try:
-        loaded = manager.load([task.task])
-    except Exception as error:  # whatever a task's own file, or the fetching of its data set, raises
-        raise UserError(f"evaluation.tasks: {task.task}: {type(error).__name__}: {error}") from error
-    leaves = loaded["tasks"]
-    parts = [loaded["groups"][task.task]] if task.task in loaded["groups"] else [*leaves.values()]
-    for name, leaf in leaves.items():
-        for flag, why in UNFIT.items():
-            if getattr(leaf, flag, False):
-                raise UserError(f"evaluation.tasks: {task.task}: {name} {why}")
-        if task.num_fewshot and leaf.get_config("num_fewshot") == 0:
-            raise UserError(
-                f"evaluation.tasks: {task.task}: the file of {name} says num_fewshot: 0, which lm-eval keeps to; leave "
-                "num_fewshot out, or write a task of your own"
-            )
-        metrics = {
-            *leaf.aggregation(),
-            *(f"{metric},{each.name}" for metric in leaf.aggregation() for each in leaf._filters),
-        }
-        if task.metric not in (None, *metrics):
-            raise UserError(
-                f"evaluation.tasks: {task.task}: no metric of {name} is {task.metric}{_hint(task.metric, metrics)}"
-            )
-    return Asked(task, manager, parts, leaves, _key(task, evaluation, harness, leaves, folder))
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    """The nearest of names; all of them only where they are few."""
-    hint = nearest(name, known)
-    return hint if len(hint) < 300 else "; lm-eval ls tasks lists them"
-
-
-def _key(task: Task, evaluation: EvaluationBase, harness: str, leaves: dict[str, Any], folder: Path | None) -> str:
+def key_of(task: Task, evaluation: EvaluationBase, harness: str) -> str:
+    """Return the key of a question: lm-eval's version, the engine, the task's settings and the files of its folder."""
     settings = ("apply_chat_template", "fewshot_as_multiturn", "max_length", "chat_template_kwargs")
-    code = sorted(folder.rglob("*.py")) if folder else []
     whole = {
         "harness": harness,
-        "engine": engine(),
-        "task": task.model_dump(mode="json", exclude={"include_path"}),
+        "engine": "vllm" if is_installed("vllm") else "hf",
+        "task": task.model_dump(mode="json", exclude={"include_path", "metric"}),
         "settings": evaluation.model_dump(mode="json", include={*settings}),
-        "configs": {name: dict(leaf.dump_config()) for name, leaf in sorted(leaves.items())},
-        "documents": {name: _hash(leaf.eval_docs) for name, leaf in sorted(leaves.items())},
-        "examples": {name: _hash(_examples(leaf, task)) for name, leaf in sorted(leaves.items())},
-        "code": [sha256_file(path) for path in code],
+        "files": [sha256_file(Path(path)) for path in files_of_task(task)],
     }
-    return sha256_text(ADDRESS.sub("", _text(whole)))[:KEY]
+    return sha256_text(canonical_json(whole))[:KEY]
 
 
-def _examples(leaf: Any, task: Task) -> Iterable[Any]:
-    shots = task.num_fewshot if task.num_fewshot is not None else leaf.get_config("num_fewshot")
-    return (leaf.fewshot_docs() or ()) if shots else ()
+def settings_of(task: Task) -> dict[str, Any]:
+    """Return the settings of a task in lm-eval's words."""
+    given = task.model_dump(mode="json", include={"num_fewshot", "limit", "gen_kwargs", "include_path"})
+    return {"tasks": [task.task], "log_samples": True} | {key: value for key, value in given.items() if value}
 
 
-def _hash(documents: Iterable[Any]) -> str:
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(_text(document).encode())
-    return digest.hexdigest()
+def settings_of_model(folder: Path, accelerator: str, evaluation: EvaluationBase) -> dict[str, Any]:
+    """Return the settings of a model in lm-eval's words: in its saved type, on this node's GPUs or on the CPU."""
+    gpus = 0 if accelerator == "cpu" else torch.cuda.device_count()
+    if accelerator == "cuda" and not gpus:
+        raise UserError(f"the site's accelerator is cuda, but torch {torch.__version__} sees no GPU here")
+    variables = dict(evaluation.chat_template_kwargs)
+    model = {"pretrained": str(folder), "dtype": "auto", THINKING: variables.pop(THINKING, None)}
+    model |= {"chat_template_args": variables}
+    model |= {"max_length": evaluation.max_length} if evaluation.max_length else {}
+    with_template = evaluation.apply_chat_template and ChatFormat.of(folder).chat_template is not None
+    settings = {
+        "apply_chat_template": with_template,
+        "fewshot_as_multiturn": with_template and evaluation.fewshot_as_multiturn,
+    }
+    if is_installed("vllm"):
+        heads = Shape.of_folder(folder).heads
+        parallel = max(count for count in range(1, max(gpus, 1) + 1) if heads % count == 0 == max(gpus, 1) % count)
+        return settings | {
+            "model": "vllm",
+            "model_args": model | {"tensor_parallel_size": parallel},
+            "batch_size": "auto",
+        }
+    on = {"batch_size": "auto", "device": "cuda"} if gpus else {"batch_size": CPU_BATCH, "device": "cpu"}
+    return settings | {"model": "hf", "model_args": model | {"parallelize": gpus > 1}} | on
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
-
-
-def _described(asked: dict[str, Asked]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, each in asked.items():
-        documents = sum(len(leaf.eval_docs) for leaf in each.leaves.values())
-        yield name, {"key": each.key, "tasks": len(each.leaves), "documents": documents}
+def run_harness(settings: dict[str, Any], packages: Path, folder: Path) -> None:
+    """Call lm-eval, with its output on stderr and its files in a folder; UserError with its last line if it fails."""
+    config = folder / "lm-eval.yaml"
+    config.write_text(yaml.safe_dump(settings | {"output_path": str(folder)}), encoding="utf-8")
+    command, last = [sys.executable, "-c", LM_EVAL, str(packages), "run", "--config", str(config)], ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:  # noqa: S603
+        for line in process.stdout:
+            sys.stderr.write(line)
+            last = line.strip() or last
+    if process.returncode:
+        raise UserError(f"evaluation.tasks: {settings['tasks'][0]}: lm-eval ended with {process.returncode}: {last}")
 
 
 def main() -> None:
-    """Command line: tasks.json."""
+    """Command line: benchmarks.json of an export, or tasks.json."""
     parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.tasks", description=__doc__)
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--packages", type=Path, required=True, help="the folder of envs/lm-eval.txt's packages")
-    parser.add_argument("--output", type=Path, required=True, help="tasks.json")
+    parser.add_argument("--export", type=Path, help="hf/record.json of a stage or of the model")
+    parser.add_argument("--parent", type=Path, nargs="?", help="benchmarks.json of what the stage started from")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
+    parser.add_argument("--store", type=Path, help="the folder where answers are kept")
+    parser.add_argument("--output", type=Path, required=True, help="benchmarks.json; tasks.json without an export")
     arguments = parser.parse_args()
-    harness = import_harness(arguments.packages)
-    asked = load_tasks(load_recipe(arguments.recipe).evaluation, harness)
-    write_json(arguments.output, {"harness": harness, "engine": engine(), "tasks": dict(_described(asked))})
+    evaluation, harness = load_recipe(arguments.recipe).evaluation, harness_version(arguments.packages)
+    if arguments.export is None:
+        for task in evaluation.task_list:
+            with TemporaryDirectory() as name:
+                settings = settings_of(task) | {"model": "dummy", "device": "cpu", "limit": 1}
+                run_harness(settings, arguments.packages, Path(name))
+        write_json(arguments.output, {"harness": harness, "tasks": [task.task for task in evaluation.task_list]})
+        return
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    folder, record = exported_model(arguments.export), read_record(arguments.export, ExportRecord)
+    if (folder / MEGATRON).exists():
+        raise UserError(f"{folder}: only a link to Megatron's weights; lm-eval needs Hugging Face's format")
+    model, scores = settings_of_model(folder, arguments.accelerator, evaluation), {}
+    for task in evaluation.task_list:
+        key = key_of(task, evaluation, harness)
+        kept = path_in(arguments.store, record["content"], key)
+        if not kept.exists():
+            with replace_directory(kept) as fresh:
+                run_harness(settings_of(task) | model, arguments.packages, fresh)
+        found = read_scores(kept, task.task, task.metric, key)
+        for benchmark, entry in found.items():
+            error = "" if entry["stderr"] is None else f" ± {entry['stderr']:.4f}"
+            print(f"{record['stage']}: {benchmark} {entry['score']:.4f}{error} ({entry['metric']})", flush=True)
+        scores |= found
+    parent = read_record(arguments.parent, Benchmarks) if arguments.parent else None
+    known = {name: record[name] for name in ("stage", "step", "content")} | {
+        "by": f"lm-eval {harness}, {model['model']}"
+    }
+    benchmarks = beside_parent(scores, record["content"], parent, arguments.store)
+    write_json(arguments.output, {**known, "benchmarks": benchmarks})
 
 
 if __name__ == "__main__":

@@ -80,11 +80,9 @@ class EvaluationBase(Strict):
         """PydanticCustomError where it does not fit the rest of the recipe."""
 
 
-def task_files(evaluation: EvaluationBase | None) -> list[str]:
-    """The files in the folders of the recipe's own tasks, which Snakemake watches."""
-    tasks = evaluation.task_list if evaluation else []
-    folders = {Path(task.include_path).absolute() for task in tasks if task.include_path}
-    files = (path for folder in sorted(folders) for path in sorted(folder.rglob("*")))
+def files_of_task(task: Task) -> list[str]:
+    """Return the files in the folder of the recipe's own task."""
+    files = sorted(Path(task.include_path).absolute().rglob("*")) if task.include_path else []
     return [str(path) for path in files if path.is_file() and "__pycache__" not in path.parts]
 
 

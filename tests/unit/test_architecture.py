@@ -63,7 +63,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.evaluate.generate",
     "scripts.evaluate.turns",
     "scripts.evaluate.score",
-    "scripts.evaluate.harness",
+    "scripts.evaluate.tasks",
     "scripts.backends.trl.probe",
 }
 MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from scripts.errors import UserError
-from scripts.evaluate.benchmarks import beside_parent, keep, path_in, write_benchmarks
+from scripts.evaluate.benchmarks import beside_parent, path_in, read_documents, read_scores
 from scripts.evaluate.gate import judge
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
@@ -16,6 +16,7 @@ from scripts.report.environments import write_environments_page
 from scripts.report.stage_page import write_stage_page
 from scripts.stage.paths import StagePaths
 from tests.conftest import ROOT, SHORT
+from tests.lm_eval_files import write_answers
 from tests.report_files import write_manifest, write_stage
 
 BASE, SFT, RLVR = "a" * 16, "b" * 16, "c" * 16
@@ -23,23 +24,11 @@ BASE, SFT, RLVR = "a" * 16, "b" * 16, "c" * 16
 
 @pytest.fixture
 def score(tmp_path):
-    """Put an export's answers to a question into the store; benchmarks.json beside what came before."""
+    """Keep an export's answers as lm-eval writes them; benchmarks.json beside the parent's scores."""
 
-    def take(
-        content: str, values: list[float], parent: Benchmarks | None = None, key: str = "k", **entry
-    ) -> Benchmarks:
-        found = {
-            "score": float(np.mean(values)),
-            "samples": len(values),
-            "stderr": float(np.std(values, ddof=1) / len(values) ** 0.5),
-            "key": key,
-        }
-        scores = {"gsm8k": found | entry}
-        rows = [
-            {"benchmark": "gsm8k", "task": "gsm8k", "document": place, "score": value}
-            for place, value in enumerate(values)
-        ]
-        keep(path_in(tmp_path, content, key), scores, rows[::-1])
+    def take(content: str, values: list[float], parent: Benchmarks | None = None, key: str = "k", **told) -> Benchmarks:
+        write_answers(folder := path_in(tmp_path, content, key), {"gsm8k": values}, **told)
+        scores = read_scores(folder, "gsm8k", None, key)
         return {"stage": content[0], "content": content, "benchmarks": beside_parent(scores, content, parent, tmp_path)}
 
     return take
@@ -66,12 +55,25 @@ def test_what_was_asked_otherwise_is_not_compared(score):
     assert (found["before"], found["change"], found["change_from_first"]) == (None, None, None)
 
 
-def test_a_score_that_is_no_mean_of_documents_is_compared_by_its_standard_error(score):
-    before, after = ({"score": value, "stderr": 0.03} for value in (20.0, 20.05))
-    change = score(SFT, RIGHT, score(BASE, WRONG, **before), **after)["benchmarks"]["gsm8k"]["change"]
-    assert change == {"value": 0.05, "low": pytest.approx(0.05 - 0.083154), "high": pytest.approx(0.05 + 0.083154)}
-    none = score(SFT, RIGHT, score(BASE, WRONG, score=20.0, stderr=None), score=21.0)["benchmarks"]["gsm8k"]
-    assert none["before"] == 20.0 and none["change"] is None
+def test_a_score_that_is_no_mean_of_documents_or_of_other_documents_has_no_change(score):
+    found = score(SFT, RIGHT, score(BASE, WRONG, score=20.0), score=20.05)["benchmarks"]["gsm8k"]
+    assert (found["score"], found["before"], found["change"]) == (20.05, 20.0, None)
+    fewer = score(RLVR, RIGHT[1:], score(BASE, WRONG))["benchmarks"]["gsm8k"]
+    assert fewer["before"] == 0.5 and fewer["change"] is None
+
+
+def test_of_a_tag_each_task_counts_and_of_a_group_its_own_score(tmp_path):
+    by_task = {"one": RIGHT, "two": WRONG}
+    write_answers(tmp_path / "tag", by_task)
+    tag = read_scores(tmp_path / "tag", "mine", None, "k")
+    assert {name: entry["score"] for name, entry in tag.items()} == {"one": 0.75, "two": 0.5}
+    assert len(read_documents(tmp_path / "tag", "one", tag["one"])) == 40
+    write_answers(tmp_path / "group", by_task, group="mine")
+    (group,) = read_scores(tmp_path / "group", "mine", "acc", "k").values()
+    assert (group["score"], group["samples"], group["metric"]) == (0.625, 80, "acc,none")
+    assert len(read_documents(tmp_path / "group", "mine", group)) == 80
+    with pytest.raises(UserError, match=r"mine has no metric f1; it has acc,none"):
+        read_scores(tmp_path / "group", "mine", "f1", "k")
 
 
 def test_a_gate_judges_scores_and_changes_by_their_intervals(score):
@@ -133,13 +135,14 @@ def test_the_report_and_the_card_show_scores_with_their_errors(score, chain, tmp
     base, directory = score(BASE, WRONG), chain / "rlvr1"
     content = read_json(directory / "hf/record.json")["content"]
     dataset = {"path": "openai/gsm8k", "name": "main", "split": "test"}
-    record = score(content, [*RIGHT[:39], 0.0], base, metric="exact_match,strict-match", num_fewshot=5, dataset=dataset)
-    write_benchmarks(directory / "hf/record.json", record["benchmarks"], directory / "benchmarks.json", by="lm-eval")
+    record = score(content, [*RIGHT[:39], 0.0], base)
+    record["benchmarks"]["gsm8k"] |= {"metric": "exact_match,strict-match", "num_fewshot": 5, "dataset": dataset}
+    write_json(directory / "benchmarks.json", record | {"step": 1, "by": "lm-eval"})
     assert read_record(directory / "benchmarks.json", Benchmarks)["content"] == content
     card = model_card(directory / "hf")
     (result,) = [each for each in card.data.eval_results if each.dataset_type == "openai/gsm8k"]
     assert (result.metric_type, result.metric_value, result.dataset_config) == ("exact_match", 0.725, "main")
-    assert result.metric_args == {"stderr": pytest.approx(0.0715, abs=1e-3), "num_fewshot": 5}
+    assert result.metric_args == {"stderr": pytest.approx(0.0715, abs=1e-3), "num_fewshot": 5, "version": "3.0"}
     assert "| gsm8k | exact_match,strict-match | 5 | 40 | 0.500 | 0.725 ± 0.071 | +0.225 (" in card.text
 
     write_stage(tmp_path, "sft")

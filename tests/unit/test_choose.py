@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scripts.errors import UserError
 from scripts.evaluate import choose
-from scripts.evaluate.benchmarks import keep, path_in
+from scripts.evaluate.benchmarks import path_in
 from scripts.evaluate.choose import publish, rank
 from scripts.evaluate.results import evaluation_record, write_rollouts
 from scripts.files import read_json, write_json
@@ -29,6 +29,7 @@ from scripts.stage.bootstrap import changes, interval, resample
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS
 from tests.conftest import ROOT, SHORT
+from tests.lm_eval_files import write_answers
 from tests.stages import checkpoint_record
 
 A, B = "a_simple_agent", "b_simple_agent"
@@ -70,7 +71,7 @@ def make(results: Path, name: str, after: dict, before: dict | None = None, verd
 
 def benchmarked(paths: StagePaths, score: float, stderr: float | None = 0.1, key: str = "k") -> StagePaths:
     """The candidate with a score on the task `larger`."""
-    entry = {"score": score, "stderr": stderr, "samples": 40, "key": key}
+    entry = {"score": score, "stderr": stderr, "samples": 40, "key": key, "metric": "acc,none"}
     content = f"content-{paths.name}"
     write_json(paths.benchmarks, {"stage": paths.name, "content": content, "benchmarks": {"larger": entry}})
     return paths
@@ -166,10 +167,8 @@ def test_a_task_is_paired_by_document_where_they_are_kept_and_else_tells_nobody_
     better = [1.0] * 8 + documents[8:]
     made = []
     for name, scores in (("low", documents), ("high", better)):
-        paths = benchmarked(make(tmp_path, name, {A: [0] * 10}), sum(scores) / 40, stderr=0.08)
-        rows = [{"benchmark": "larger", "task": "larger", "document": i, "score": s} for i, s in enumerate(scores)]
-        keep(path_in(tmp_path / "store", f"content-{name}", "k"), read_json(paths.benchmarks)["benchmarks"], rows)
-        made.append(paths)
+        made.append(benchmarked(make(tmp_path, name, {A: [0] * 10}), sum(scores) / 40, stderr=0.08))
+        write_answers(path_in(tmp_path / "store", f"content-{name}", "k"), {"larger": scores})
     paired, alone = (rank(made, "larger", store)[1]["difference"] for store in (tmp_path / "store", None))
     assert paired["value"] == -0.1 and paired["low"] < -0.1 < paired["high"] <= 0
     assert alone is None and rank(made, "larger")[1]["tied"]
@@ -347,7 +346,7 @@ def test_the_overview_the_summary_and_the_card_say_what_was_chosen(chain):
     page = chain / "overview.html"
     sync_configs(load_recipe(SHORT), chain)
     write_overview(chain, Lineage(parents, sweep_of), page)
-    assert "rlvr1 has the highest score of 2 variants, none of which was chosen, so" in page.read_text()
+    assert "rlvr1 has the highest score of 2 variants, none of which was chosen: it flatters" in page.read_text()
     record = read_json(chain / "rlvr1/ckpt/record.json")
     best = {"name": "rlvr1", **{key: record[key] for key in ("identity", "step")}, "content": "0", "left_out": None}
     best |= {"score": 0.5, "low": None, "high": None, "difference": None, "tied": False}

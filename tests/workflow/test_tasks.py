@@ -7,12 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
+from scripts.errors import UserError
 from scripts.files import read_json
 from tests.conftest import ROOT, Workflow
 from tests.workflow.test_recorded import RECORDED
@@ -65,33 +64,30 @@ def tree(tmp_path_factory):
 
 @pytest.fixture
 def run(tree, monkeypatch, capsys):
-    """Run a program of the evaluation in the tree, in this process; what it printed."""
-    import datasets
-
-    from scripts.evaluate import harness, tasks
+    """Score a stage of the tree, beside another, by the program in this process; what it printed."""
+    from scripts.evaluate import tasks
 
     monkeypatch.chdir(tree.root)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tree.root / "cache")
+    for name, value in tree.environment.items():
+        monkeypatch.setenv(name, value)
 
     def call(*arguments: str) -> str:
-        program = tasks if arguments == TASKS else harness
         monkeypatch.setattr("sys.argv", ["program", *SHARED_ARGUMENTS, *arguments])
-        program.main()
+        tasks.main()
         return capsys.readouterr().out
 
     return call
 
 
 SHARED_ARGUMENTS = ("--recipe", "config/recipes/short.yaml", "--packages", ".lm-eval")
-TASKS = ("--output", "results/recorded/tasks.json")
 
 
-def scoring(stage: str, parent: str | None = None, output: str = "benchmarks.json") -> tuple[str, ...]:
+def scoring(stage: str, parent: str | None = None) -> tuple[str, ...]:
     """The arguments with which a stage is scored, beside another."""
     folder = f"results/recorded/{stage}"
     before = ("--parent", f"results/recorded/{parent}/benchmarks.json") if parent else ()
-    told = ("--tasks", TASKS[1], "--export", f"{folder}/hf/record.json", "--store", "results/benchmarks")
-    return (*told, *before, "--output", f"{folder}/{output}")
+    told = ("--export", f"{folder}/hf/record.json", "--store", "results/benchmarks")
+    return (*told, *before, "--output", f"{folder}/benchmarks.json")
 
 
 def counted(export: Path) -> float:
@@ -132,39 +128,46 @@ def test_a_task_is_scored_by_lm_eval_for_each_export_and_nothing_trains(tree, ru
     assert rlhf["change"]["low"] < rlhf["change"]["value"] < rlhf["change"]["high"]
 
 
-def test_another_task_is_scored_alone_also_after_a_kill_and_an_edited_file_again(tree, run):
-    store = tree.root / "results/benchmarks"
-    before = {path: path.stat().st_mtime_ns for path in store.rglob("*.parquet")}
-    assert len(before) == 2
-    tree.edit("  tasks: [", f"  tasks: [{{task: said, include_path: {tree.root / 'tasks'}, limit: 4}}, ")
-    tree.edit("tasks: [", f"tasks: [{{task: larger_too, include_path: {tree.root / 'tasks'}}}, ")
-    (tree.root / "tasks/larger_too.yaml").write_text((LARGER + SHARED).replace("task: larger", "task: larger_too"))
-    run(*TASKS)
+def test_another_task_is_scored_alone_also_after_a_kill_and_an_edited_folder_again(tree, run):
+    store, sft = tree.root / "results/benchmarks", tree.results / "sft/benchmarks.json"
+    another = tree.root / "more"
+    another.mkdir()
+    (another / "said.yaml").write_text(SAID + SHARED)
+    (another / "too.yaml").write_text((LARGER + SHARED).replace("task: larger", "task: larger_too"))
+    before = {path: path.stat().st_mtime_ns for path in store.rglob("*.json*")}
+    assert len(before) == 4, "results and samples of two exports"
+    more = f"{{task: larger_too, include_path: {another}}}, {{task: said, include_path: {another}, limit: 4}}"
+    tree.edit("  tasks: [", f"  tasks: [{more}, ")
+    program = [sys.executable, "-m", "scripts.evaluate.tasks", *SHARED_ARGUMENTS, *scoring("sft")]
+    sft.unlink()
+    running = subprocess.Popen(
+        program, cwd=tree.root, env=tree.environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert running.stdout.readline().startswith("sft: larger_too ")
+    os.killpg(running.pid, signal.SIGKILL)
+    running.communicate()
+    kept = {path: path.stat().st_mtime_ns for path in store.glob("*/[!.]*/**/*.json*")}
+    assert len(kept) == 6 and kept.items() >= before.items() and not sft.exists()
 
-    program = [sys.executable, "-m", "scripts.evaluate.harness", *SHARED_ARGUMENTS, *scoring("sft", output="killed")]
-    running = subprocess.Popen(program, cwd=tree.root, env=tree.environment, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (kept := {*store.rglob("*.parquet")} - before.keys()):
-        assert running.poll() is None and time.monotonic() < deadline
-        time.sleep(0.001)
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    assert len(kept) == 1 and not (tree.results / "sft/killed").exists()
-
-    printed = run(*scoring("sft"))
-    assert printed.startswith("sft: said ") and printed.count("sft: ") == 1
-    assert {path: path.stat().st_mtime_ns for path in before} == before
-    scores = read_json(tree.results / "sft/benchmarks.json")
+    run(*scoring("sft"))
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    scores = read_json(sft)
     said, too, larger = (scores["benchmarks"][name] for name in ("said", "larger_too", "larger"))
     assert too["score"] == larger["score"] and too["key"] != larger["key"] and said["samples"] == 4
-    rows = pq.read_table(store / scores["content"] / f"{said['key']}.parquet").to_pylist()
-    assert [row["document"] for row in rows] == [0, 1, 2, 3] and "Say 1." in rows[0]["prompt"]
-    assert said["score"] == sum(row["response"] == "1" for row in rows) / 4
+    (samples,) = (store / scores["content"] / said["key"]).rglob("samples_said_*.jsonl")
+    rows = [json.loads(line) for line in samples.read_text().splitlines()]
+    assert [row["doc_id"] for row in rows] == [0, 1, 2, 3] and "Say 1." in str(rows[0]["arguments"])
+    assert said["score"] == sum(row["filtered_resps"] == ["1"] for row in rows) / 4
 
-    task = tree.root / "tasks/said.yaml"
+    task = another / "said.yaml"
     task.write_text(task.read_text().replace("Say {{a}}.", "Tell {{a}}."))
-    planned = tree.planned_jobs(SFT)
-    assert planned.keys() == {"tasks", "score_tasks"}
-    run(*TASKS)
-    asked = read_json(tree.results / "tasks.json")["tasks"]
-    assert asked["larger"]["key"] == larger["key"] and asked["said"]["key"] != said["key"]
+    assert tree.planned_jobs(SFT).keys() == {"tasks", "score_tasks"}
+    run(*scoring("sft"))
+    again = read_json(sft)["benchmarks"]
+    assert again["larger"]["key"] == larger["key"] and again["said"]["key"] != said["key"]
+
+
+def test_a_task_that_lm_eval_does_not_know_is_one_message(tree, run):
+    tree.edit("  tasks: [", "  tasks: [gsm9k, ")
+    with pytest.raises(UserError, match=r"evaluation\.tasks: gsm9k: lm-eval ended with 1: .*gsm9k"):
+        run("--output", "results/recorded/tasks.json")
