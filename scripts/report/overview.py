@@ -119,7 +119,8 @@ def _verdicts(
     found = {verdict.last: (verdict, chain) for chain in chains if (verdict := verdict_of(chain, scored))}
     for verdict, chain in found.values():
         variants = sum(card == lineage.sweep_of.get(chain[-1]) for card in lineage.sweep_of.values())
-        unchosen = f"{chain[-1]} has the highest score of {variants} variants, none of which was chosen: it flatters."
+        unchosen = f"{chain[-1]} has the highest score of {variants} variants, none of which was chosen, so"
+        unchosen += " that score flatters."
         yield {
             "verdict": verdict,
             "selection": selection_sentences(results, chain) or ([unchosen] if variants else []),

@@ -98,6 +98,20 @@ def test_no_two_rooms_may_import_each_other():
     TopologicalSorter({room: rooms - {room} for room, rooms in MAY_IMPORT.items()}).prepare()
 
 
+def modules_imported(path: Path) -> set[str]:
+    """The modules of scripts/ that a module imports as it is loaded."""
+    found, names = set(), {module_name(other) for other in MODULES}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scripts"):
+            found |= {node.module} & names
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} & names
+    return found - {module_name(path)}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    TopologicalSorter({module_name(path): modules_imported(path) for path in MODULES}).prepare()
+
+
 def test_what_the_controller_runs_imports_without_torch_and_ray():
     names = [module_name(path) for path in MODULES if module_name(path) not in NEED_TORCH_OR_RAY]
     program = (
