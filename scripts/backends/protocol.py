@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.installed import backend_module
-from scripts.recipe.recipe import AnyStage, Recipe
+from scripts.recipe.recipe import AnyStage
 from scripts.recipe.resolve import own_environments, rows_of_manifest, training_config
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage import StageSettings, TrainingConfig
@@ -207,19 +207,10 @@ class Backend:
         """Return a sentence on the memory that a process needs ("": not reckoned), and whether it fits."""
         return "", True
 
-    def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
-        """The parameters that the recipe's stages of this backend are trained with, for the plan: heading and rows."""
-        return None
-
 
 def backend_of(name: str) -> Backend:
     """The backend of that name."""
     return backend_module(name, "backend").BACKEND
-
-
-def backends_in(recipe: Recipe) -> list[Backend]:
-    """The backends that train a recipe's stages."""
-    return [backend_of(name) for name in dict.fromkeys(stage.backend for stage in recipe.stages.values())]
 
 
 _STAGE = TypeAdapter(AnyStage)

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from scripts.backends.protocol import backend_of, backends_in
+from scripts.backends.protocol import backend_of
 from scripts.commands.project import Project, project_of
 from scripts.commands.status import aligned
 from scripts.errors import UserError
@@ -79,10 +79,6 @@ def plan_text(project: Project) -> str:
     """The plan as a table with its totals, what its hours rest on, and what is set aside."""
     plan = planned_stages(project, project.recipe.stages)
     lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_long_rows(project), *_aside(plan)]
-    for backend in backends_in(project.recipe):
-        if parameters := backend.parameters(project.recipe):
-            heading, rows = parameters
-            lines += ["", heading, *aligned(rows, left={0})]
     if project.recipe.note:
         lines += ["", f"note: {project.recipe.note}"]
     return "\n".join(lines)

@@ -1,33 +1,27 @@
 """Container images: what the config may say, that Dockerfiles are pinned and clean, and that no image is half-made.
 
-mksquashfs, unsquashfs, bash, hadolint and enroot are the real ones, each skipped where it is not installed. Where enroot
-is a stand-in, it writes down its command line and environment and leaves behind what the real one would.
+mksquashfs, bash and hadolint are the real ones, each skipped where it is not installed; enroot is a stand-in.
 """
 
-import gzip
 import hashlib
-import http.server
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from scripts.backends.nemo_rl.images import (
     HOST,
-    check,
+    Image,
     enroot_uri,
     image_of,
-    import_image,
     load_images,
     task_images,
+    verify,
     verify_squashfs,
 )
 from scripts.backends.nemo_rl.releases import load_releases
@@ -75,10 +69,6 @@ def quoted(text: str) -> str:
 def calls_of(path: Path) -> list[list[str]]:
     """The command lines that a recording program noted."""
     return [json.loads(line)[0] for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def leftovers(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name.endswith(".tmp"))
 
 
 # --- config ---
@@ -266,19 +256,15 @@ def test_enroots_own_names(reference, uri):
     assert enroot_uri(reference) == uri
 
 
-ENROOT = """
-if [ "$1" = digest ]; then echo {digest}; exit; fi
-touch "$ENROOT_TEMP_PATH/layer"
-cp {image} "$3"
-"""
-
-
-def test_an_import_is_recorded_by_digest(sqsh, program, tmp_path):
-    """enroot is a recording program that copies a real .sqsh; the real one is in the last test of these."""
-    calls = program("enroot", ENROOT.format(digest=DIGEST, image=sqsh))
-    programs.run("scripts.backends.nemo_rl.images", "import", "nemo-rl-v0.7.0", "--output", tmp_path / "x.sqsh")
-    record = json.loads((tmp_path / "x.sqsh.json").read_text())
-    content = sqsh.read_bytes()
+def test_a_file_is_recorded_by_digest_and_compared_from_then_on(sqsh, program, tmp_path):
+    """enroot is a recording program that knows a digest."""
+    calls = program("enroot", f"echo {DIGEST}")
+    (tmp_path / "images").mkdir()
+    file, content = tmp_path / "images/nemo-rl-v0.7.0.sqsh", sqsh.read_bytes()
+    sqsh.rename(file)
+    done = programs.run("scripts.backends.nemo_rl.images", "verify", file)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(Path(f"{file}.json").read_text())
     assert record == {
         "image": "nemo-rl-v0.7.0",
         "source": "docker://nvcr.io#nvidia/nemo-rl:v0.7.0",
@@ -286,102 +272,23 @@ def test_an_import_is_recorded_by_digest(sqsh, program, tmp_path):
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    assert (tmp_path / "x.sqsh").read_bytes() == content
-    assert [call[0] for call in calls_of(calls)] == ["digest", "import", "digest"]
-    done = programs.run("scripts.backends.nemo_rl.images", "check", tmp_path / "x.sqsh")
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "x.sqsh").write_bytes(content[:200_000] + bytes([content[200_000] ^ 1]) + content[200_001:])
+    assert calls_of(calls) == [["digest", record["source"]]]
+    assert verify(file, {}) == record
+    file.write_bytes(content[:200_000] + bytes([content[200_000] ^ 1]) + content[200_001:])
     with pytest.raises(UserError, match=r"is not what .* describes"):
-        check(tmp_path / "x.sqsh")
+        verify(file, {})
 
 
 @pytest.mark.parametrize(
-    ("enroot", "pin", "message"),
-    [
-        ('if [ "$1" = import ]; then echo half > "$3"; exit 1; fi', "", "enroot import failed with status 1"),
-        ('if [ "$1" = import ]; then echo half > "$3"; fi', "", "not a squashfs image"),
-        ('if [ "$1" = digest ]; then date +%N; else cp {image} "$3"; fi', "", "written anew while it was imported"),
-        (ENROOT.replace("{digest}", "sha256:other"), f"@{DIGEST}", "the registry has sha256:other; correct"),
-        ("true", "", "no such file"),
-    ],
+    ("name", "pin", "message"),
+    [("x", "sha256:" + "b" * 64, "the registry has sha256:aaa.*; correct the reference"), ("y", DIGEST, "no image y")],
 )
-def test_an_import_that_went_wrong_leaves_what_was_there(sqsh, program, tmp_path, enroot, pin, message):
-    program("enroot", enroot.replace("{image}", str(sqsh)))
-    output = tmp_path / "x.sqsh"
-    output.write_text("the old one")
+def test_another_digest_than_the_pinned_and_an_unknown_name_are_refused(sqsh, program, tmp_path, name, pin, message):
+    program("enroot", f"echo {DIGEST}")
+    file = sqsh.rename(tmp_path / f"{name}.sqsh")
     with pytest.raises(UserError, match=message):
-        import_image(f"docker://r.org#a:1{pin}", output)
-    assert output.read_text() == "the old one"
-    assert leftovers(tmp_path) == []
-
-
-def test_a_missing_enroot_says_where_to_import(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="enroot: not found in PATH; Import on a compute node"):
-        import_image("docker://r.org#a:1", tmp_path / "x.sqsh")
-
-
-def blob(content: bytes, kind: str) -> dict:
-    return {"mediaType": kind, "size": len(content), "digest": f"sha256:{hashlib.sha256(content).hexdigest()}"}
-
-
-class Registry(http.server.BaseHTTPRequestHandler):
-    """A registry that holds one image of one layer."""
-
-    tar = io.BytesIO()
-    with tarfile.open(fileobj=tar, mode="w") as archive:
-        entry = tarfile.TarInfo("hello.txt")
-        entry.size = 5
-        archive.addfile(entry, io.BytesIO(b"hello"))
-    layer = gzip.compress(tar.getvalue(), mtime=0)
-    config = json.dumps({"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers"}}).encode()
-    manifest = json.dumps(
-        {
-            "schemaVersion": 2,
-            "mediaType": "application/vnd.docker.distribution.manifest.v2+json",
-            "config": blob(config, "application/vnd.docker.container.image.v1+json"),
-            "layers": [blob(layer, "application/vnd.docker.image.rootfs.diff.tar.gzip")],
-        }
-    ).encode()
-    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
-
-    def do_GET(self) -> None:
-        held = {hashlib.sha256(content).hexdigest(): content for content in (self.layer, self.config)}
-        content = self.manifest if "/manifests/" in self.path else held.get(self.path.rpartition(":")[2])
-        self.send_response(200 if content else 404)
-        if content is self.manifest:
-            self.send_header("Content-Type", "application/vnd.docker.distribution.manifest.v2+json")
-            self.send_header("Docker-Content-Digest", self.digest)
-        self.send_header("Content-Length", str(len(content or b"")))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(content or b"")
-
-    do_HEAD = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-def test_a_real_enroot_imports_from_a_registry(tmp_path, monkeypatch):
-    """The whole import: enroot, mksquashfs and a registry of this test's own, over HTTP on this machine."""
-    if not shutil.which("enroot") or os.uname().machine != "x86_64":
-        pytest.skip("enroot is not installed")
-    for name, value in (("ALLOW_HTTP", "1"), ("CACHE_PATH", str(tmp_path / "cache")), ("TEMP_PATH", str(tmp_path))):
-        monkeypatch.setenv(f"ENROOT_{name}", value)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Registry)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        record = import_image(f"docker://127.0.0.1:{server.server_port}#team/tiny:1", tmp_path / "x.sqsh")
-        with pytest.raises(UserError, match="enroot import failed"):
-            import_image("docker://127.0.0.1:1#team/tiny:1", tmp_path / "z.sqsh")
-    finally:
-        server.shutdown()
-    assert record["digest"] == Registry.digest
-    command = ["unsquashfs", "-l", tmp_path / "x.sqsh"]
-    listed = subprocess.run(command, text=True, capture_output=True, check=True).stdout
-    assert "squashfs-root/hello.txt" in listed
-    assert not (tmp_path / "z.sqsh").exists() and leftovers(tmp_path) == []
+        verify(file, {"x": Image(purpose="", reference=f"r.org/a:1@{pin}")})
+    assert not Path(f"{file}.json").exists()
 
 
 # --- task images ---

@@ -4,38 +4,67 @@ import re
 
 import pytest
 
-from scripts.backends.nemo_rl.parameters import parameters_of
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import stages_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.upstream import ABSENT, stated, value_of
 from scripts.recipe.load import load_recipe, load_whole_recipe
 from tests.conftest import ROOT
 
 DOCUMENT = (ROOT / "docs/recipes.md").read_text()
 RECIPES = sorted(path for path in (ROOT / "config/recipes").glob("*.yaml") if load_recipe(path).release)
+KEYS = {
+    "prompts a step": ["grpo.num_prompts_per_step"],
+    "generations a prompt": ["grpo.num_generations_per_prompt"],
+    "batch": ["policy.train_global_batch_size"],
+    "sequence length": ["policy.max_total_sequence_length"],
+    "learning rate": ["policy.megatron_cfg.optimizer.lr", "policy.optimizer.kwargs.lr"],
+    "KL weight": [f"{section}.reference_policy_kl_penalty" for section in ("loss_fn", "dpo", "mpo")],
+    "vLLM TP": ["policy.generation.vllm_cfg.tensor_parallel_size"],
+    "save period": ["checkpointing.save_period"],
+}
+GROUPS = ("tensor_model", "pipeline_model", "context", "expert_model")
 
 
-def rows(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+def figures_of(stage: NemoRlSettings, release: str) -> dict[str, str]:
+    said = stated(stage, release_of(release))
+    found = {
+        label: next((said[key] for key in keys if said.get(key) is not None), None) for label, keys in KEYS.items()
+    }
+    epochs = stage.section.get("max_num_epochs", 1)
+    return {
+        "algorithm": stage.algorithm.upper(),
+        "nodes": str(stage.resources.nodes),
+        **{label: number(value) for label, value in found.items()},
+        "steps": str(stage.max_num_steps or ("one pass" if epochs == 1 else f"{epochs} passes")),
+        "TP / PP / CP / EP": " / ".join(size_of(stage, group) for group in GROUPS),
+        "config": stage.config.rpartition("/")[2],
+    }
+
+
+def size_of(stage: NemoRlSettings, group: str) -> str:
+    by_megatron = "megatron_cfg" in stage.policy
+    section, name = ("megatron_cfg", group) if by_megatron else ("dtensor_cfg", group.removesuffix("_model"))
+    size = value_of(stage.policy, f"{section}.{name}_parallel_size")
+    return "1" if size in (ABSENT, None) else str(size)
+
+
+def number(value: float | None) -> str:
+    """As short as it can be written: 1e-5, not 1e-05 or 0.00001."""
+    if not isinstance(value, float) or value >= 1e-3 or value == 0:
+        return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    digits, exponent = f"{value:e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipes_figures_are_the_documents(path):
     recipe = load_whole_recipe(path)
-    shown = {row[0]: row[1:] for row in rows(DOCUMENT.partition(f"\n## {path.stem}\n")[2].partition("\n## ")[0])}
-    stages = [name for column in shown[""] for name in column.split(", ")]
-    for label, *figures in parameters_of(recipe):
-        ours = {
-            name: re.split(r" [(✓]", cell)[0].strip("`")
-            for head, cell in zip(shown[""], shown[label], strict=True)
-            for name in head.split(", ")
-        }
-        said = {
-            name: figure
-            for names, figure in zip(parameters_of(recipe)[0][1:], figures, strict=True)
-            for name in names.split(", ")
-        }
-        assert label == "" or ours == said, label
-    nodes = {
-        name: int(cell.split()[0].strip(","))
-        for head, cell in zip(shown[""], shown["nodes"], strict=True)
-        for name in head.split(", ")
-    }
-    assert nodes == {name: recipe.stages[name].resources.nodes for name in stages}
+    section = DOCUMENT.partition(f"\n## {path.stem}\n")[2].partition("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    head, *rows = rows
+    for name, stage in stages_of(recipe).items():
+        column = next(place for place, names in enumerate(head) if name in names.split(", "))
+        shown = {row[0]: re.split(r",| [(✓]", row[column])[0].strip("`") for row in rows}
+        ours = figures_of(stage, recipe.release)
+        assert {label: shown[label] for label in ours} == ours

@@ -14,13 +14,11 @@ from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert, template_text
-from scripts.backends.nemo_rl.parameters import parameters_of
 from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.errors import UserError
-from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.stage import TrainingConfig
 from scripts.records import ShownRow, read_if_there
@@ -149,11 +147,6 @@ class NemoRl(Backend):
         variables = cluster_environment(launch, stage.paths.logs.absolute())
         command = variables.pop("COMMAND")
         return "\n".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "", command])
-
-    def parameters(self, recipe: Recipe) -> tuple[str, list[list[str]]] | None:
-        """Return heading and rows of what the stages are trained with; stages alike share a column."""
-        rows = [[*row, ""] for row in parameters_of(recipe)]
-        return f"trained by NeMo-RL {recipe.release} with:", rows
 
 
 def _driver() -> Any:

@@ -1,6 +1,6 @@
-"""Import a container image of config/images.yaml for Slurm, verify the file, or list the task images of SWE agents.
+"""Verify the .sqsh files of config/images.yaml, and list the task images of SWE agents.
 
-docs/images.md has the commands around this program: building an image, and pulling task images by Apptainer.
+docs/images.md has the commands that build, import and pull images.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pydantic import Field, StringConstraints
 
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.errors import UserError, run_program
-from scripts.files import filled_by_program, read_json, sha256_file, write_json
+from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.strict import Name, Strict, nearest
 from scripts.recipe.yaml_file import line_of, read_yaml, validate
 from scripts.rows.jsonl import environment_of, read_rows
@@ -25,10 +25,6 @@ CONFIG = Path("config/images.yaml")
 HOST = r"[a-z0-9-]+(?:\.[a-z0-9-]+)+(?::[0-9]+)?/"
 REFERENCE = rf"^({HOST})?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*:[A-Za-z0-9_][\w.-]*(?:@sha256:[0-9a-f]{{64}})?$"
 SUPERBLOCK = struct.Struct("<4s4I6H8Q")
-ADVICE = (
-    "Import on a compute node, not on a login node whose memory, threads and home are small; set ENROOT_CACHE_PATH and "
-    "ENROOT_TEMP_PATH to a large local disk; for nvcr.io put the key into enroot's .credentials (docs/images.md)"
-)
 AGENTS = ("swe_agents_train", "swe_agents_val")
 INSTANCE = re.compile(r"[A-Za-z0-9_.-]+__[A-Za-z0-9_.-]+-[A-Za-z0-9_.]+")
 
@@ -79,36 +75,16 @@ def enroot_uri(reference: str) -> str:
     return f"docker://{repository}" if host == "docker.io" else f"docker://{host}#{repository}"
 
 
-def import_image(uri: str, output: Path) -> dict[str, Any]:
-    """Import an image as a .sqsh file, whole or absent; return the file's record.
-
-    UserError when enroot fails, the file is no whole squashfs, or the registry's digest changes or is not the pinned.
-    """
-    if shutil.which("enroot") is None:
-        raise UserError(f"enroot: not found in PATH; {ADVICE}, or install it (github.com/NVIDIA/enroot)")
-    pinned, digest = uri.partition("@")[2], registry_digest(uri)
-    if pinned and digest and pinned != digest:
-        raise UserError(f"{uri}: the registry has {digest}; correct the reference")
-    with filled_by_program(output) as fresh:
-        done = subprocess.run(["enroot", "import", "--output", str(fresh), uri], check=False)  # noqa: S607
-        if done.returncode:
-            raise UserError(f"enroot import failed with status {done.returncode}; its output says why. {ADVICE}")
-        if registry_digest(uri) != digest:
-            raise UserError(f"{uri}: was written anew while it was imported; import it again")
-        size = verify_squashfs(fresh)
-        return {"source": uri, "digest": digest or pinned or None, "bytes": size, "sha256": sha256_file(fresh)}
-
-
 def registry_digest(uri: str) -> str | None:
-    """Ask the registry for an image's digest; None for local Docker and for an enroot before 4.0."""
-    if not uri.startswith("docker://"):
+    """Ask the registry for an image's digest; None for local Docker, without enroot, and for an enroot before 4.0."""
+    if not uri.startswith("docker://") or shutil.which("enroot") is None:
         return None
     done = subprocess.run(["enroot", "digest", uri], text=True, capture_output=True, check=False)  # noqa: S607
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def verify_squashfs(path: Path) -> int:
-    """Return the bytes of a whole .sqsh file; UserError where the file is none, cut short or damaged."""
+    """Return the bytes of a whole .sqsh file; UserError where it is missing, cut short or damaged."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -126,12 +102,27 @@ def verify_squashfs(path: Path) -> int:
     return size
 
 
-def check(output: Path) -> None:
-    """UserError when a .sqsh file differs from the record beside it."""
-    record = Path(f"{output}.json")
-    expected = read_json(record)
-    if verify_squashfs(output) != expected["bytes"] or sha256_file(output) != expected["sha256"]:
-        raise UserError(f"{output}: is not what {record} describes; delete both and import it again")
+def verify(file: Path, images: dict[str, Image]) -> dict[str, Any]:
+    """Compare a whole .sqsh file with the record beside it, or write the record of a file that has none; return it.
+
+    UserError where the file is damaged or another than recorded, or the registry's digest is not the pinned one.
+    """
+    size, record = verify_squashfs(file), Path(f"{file}.json")
+    found = {"bytes": size, "sha256": sha256_file(file)}
+    if record.exists():
+        known = read_json(record)
+        if known | found != known:
+            raise UserError(f"{file}: is not what {record} describes; delete both and import it again")
+        return known
+    if file.stem not in images:
+        raise UserError(f"{CONFIG}: has no image {file.stem}{nearest(file.stem, images)}")
+    uri = enroot_uri(images[file.stem].reference)
+    pinned, digest = uri.partition("@")[2], registry_digest(uri)
+    if pinned and digest and pinned != digest:
+        raise UserError(f"{uri}: the registry has {digest}; correct the reference")
+    known = {"image": file.stem, "source": uri, "digest": digest or pinned or None} | found
+    write_json(record, known)
+    return known
 
 
 def task_images(splits: Iterable[Path]) -> dict[str, str]:
@@ -178,23 +169,15 @@ def main() -> None:
     """Command line of the images."""
     parser = argparse.ArgumentParser(prog="python -m scripts.backends.nemo_rl.images", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    fetch = commands.add_parser("import", help="import an image by enroot, with a record beside the file")
-    fetch.add_argument("name", help=f"of an image in {CONFIG}")
-    fetch.add_argument("--output", type=Path, help="(default: images/NAME.sqsh)")
-    commands.add_parser("check", help="compare a .sqsh file with its record").add_argument("file", type=Path)
+    whole = commands.add_parser("verify", help="compare .sqsh files with their records; write those that are missing")
+    whole.add_argument("files", type=Path, nargs="+", help="images/NAME.sqsh, NAME being an image's")
     tasks = commands.add_parser("tasks", help="print file name and image of each task image, a line each")
     tasks.add_argument("splits", type=Path, nargs="+", help="JSONL files whose rows name the instances")
     tasks.add_argument("--missing-in", type=Path, metavar="FOLDER", help="only those that the folder lacks")
     arguments = parser.parse_args()
-    if arguments.command == "import":
-        images, name = load_images(), arguments.name
-        if name not in images:
-            raise UserError(f"{CONFIG}: has no image {name}{nearest(name, images)}")
-        output = arguments.output or Path(f"images/{name}.sqsh")
-        write_json(Path(f"{output}.json"), {"image": name} | import_image(enroot_uri(images[name].reference), output))
-    elif arguments.command == "check":
-        check(arguments.file)
-        print(f"{arguments.file}: is what its record describes")
+    if arguments.command == "verify":
+        for file in arguments.files:
+            print(f"{file}: {verify(file, load_images())['source']}")
     else:
         folder = arguments.missing_in
         for file, source in task_images(arguments.splits).items():
