@@ -1,12 +1,10 @@
-"""How many tokens a split's rows have, and which rows are too long for a stage.
+"""Measure rows in tokens, as the model's chat template renders them, and find rows that are too long for a stage.
 
-Counted is what the model's chat template makes of a row: of its prompt with its tools, of a demonstration's
-conversation, or of a preference's prompt with its longer answer; a picture is one token. Where there is no template, or
-it fails on a row, its texts alone are. Rows that have no more bytes than the limit has tokens need no counting to be
-short enough; the percentiles are those of about two thousand rows, chosen by their content.
+A prompt counts with its tools, a demonstration as a conversation, a preference with its longer answer, a picture as one
+token; without a working template the row's texts count. A row of fewer bytes than the limit has tokens is short enough
+uncounted; percentiles come from about two thousand rows, sampled by content.
 """
 
-import argparse
 import json
 import math
 import os
@@ -23,7 +21,7 @@ from huggingface_hub import try_to_load_from_cache
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.model import scratch
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows.blocks import Block, blocks_of
@@ -31,7 +29,7 @@ from scripts.rows.chat_format import chat_template_of, compiled_template
 from scripts.rows.jsonl import decode_row
 from scripts.rows.kinds import KINDS
 from scripts.rows.messages import texts_of
-from scripts.rows.parallel import default_workers, in_order
+from scripts.rows.parallel import in_order
 from scripts.rows.prompts import Messages, as_chat
 
 SAMPLE = 2000
@@ -50,10 +48,10 @@ TOOLS = [
 
 @dataclass
 class Lengths:
-    """Tokens of some rows of a split; `too_long` are line numbers with the tokens there.
+    """Hold the lengths of a split's rows.
 
-    Of those that are too long, `answers_cut` keep nothing of their answer. `special` are lines whose texts hold what
-    the tokenizer takes for a special token.
+    `tokens` are of sampled rows, `too_long` line numbers with tokens; `answers_cut` counts long rows that keep nothing
+    of their answer, `special` lists lines whose texts hold special tokens.
     """
 
     rows: int = 0
@@ -64,16 +62,16 @@ class Lengths:
 
     @property
     def share(self) -> float:
-        """The share of the rows that is too long."""
+        """Return the share of too long rows."""
         return len(self.too_long) / max(1, self.rows)
 
     @property
     def longest(self) -> int:
-        """The most tokens that were counted in a row."""
+        """Return the most tokens counted in a row."""
         return max([*self.tokens, *(tokens for _, tokens in self.too_long)], default=0)
 
     def describe(self) -> dict[str, Any]:
-        """Percentiles of the tokens of a row, how many rows are too long, and how many hold special tokens."""
+        """Return percentiles of the tokens, and counts of long rows and of rows with special tokens."""
         percentiles = np.percentile(self.tokens, PERCENTILES, method="higher") if self.tokens else ()
         named = {f"p{name}": int(value) for name, value in zip(PERCENTILES, percentiles, strict=False)}
         return {
@@ -88,7 +86,7 @@ class Lengths:
 
 
 def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
-    """The tokenizer.json of a model in a folder or in the hub's cache of this machine; None where there is none.
+    """Return the path of a model's tokenizer.json, in its folder or the hub's cache; None where it is in neither.
 
     A model from scratch has `BYTES`.
     """
@@ -110,11 +108,10 @@ def token_lengths(
     workers: int = 1,
     chat_template: str | None = None,
 ) -> Lengths:
-    """The lengths of a split of about `rows` rows of a kind; too long is a row of more than `limit` tokens.
+    """Measure a split of about `rows` rows of a kind; rows of more than `limit` tokens are too long.
 
-    `tokenizer` is the path of a tokenizer.json, or `BYTES`; `chat_template` counts instead of the one beside it. A row
-    whose texts alone fill the limit is too long as well where there is no template, since every one adds something.
-    UserError names a line that is no row.
+    `tokenizer` is the path of a tokenizer.json, or `BYTES`; `chat_template` replaces the tokenizer's. Without a
+    template a row that fills the limit is too long too, since templates add tokens. UserError names a bad line.
     """
     if chat_template is None:
         chat_template = scratch.TOOLS_TEMPLATE if tokenizer == BYTES else chat_template_of(Path(tokenizer).parent)
@@ -131,13 +128,13 @@ def token_lengths(
 
 
 class TokenCounter(NamedTuple):
-    """A tokenizer (the path of a tokenizer.json, or `BYTES`) and the chat template before it."""
+    """Count tokens by a tokenizer (path of a tokenizer.json, or `BYTES`) behind a chat template."""
 
     tokenizer: str
     chat_template: str | None
 
     def count(self, messages: Messages, tools: list[Any] | None = None, asks: bool = False) -> int:
-        """The tokens of messages; `asks`: ready for the answer."""
+        """Count the tokens of messages; `asks` adds the generation prompt."""
         text = self._render(messages, tools, asks) or "\n".join(texts_of([messages, tools]))
         if self.tokenizer == BYTES:
             return len(re.sub("|".join(map(re.escape, scratch.SPECIALS)), "x", text).encode())
@@ -145,7 +142,7 @@ class TokenCounter(NamedTuple):
 
     @property
     def has_template(self) -> bool:
-        """Whether there is a template that can be rendered."""
+        """Whether the template renders."""
         return self._render(SHORTEST, None, asks=True) is not None
 
     def _render(self, messages: Messages, tools: list[Any] | None, asks: bool) -> str | None:
@@ -186,7 +183,7 @@ def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int, eve
 
 @lru_cache
 def _special_tokens(tokenizer: str) -> tuple[set[bytes], set[bytes]]:
-    """The special tokens of a tokenizer as JSON has them, after the first two bytes of each."""
+    """Return a tokenizer's special tokens as JSON writes them, after the first two bytes of each."""
     if tokenizer == BYTES:
         return set(), set()
     added = json.loads(Path(tokenizer).read_bytes()).get("added_tokens") or []
@@ -201,26 +198,3 @@ def _load(path: str) -> Tokenizer:
         return Tokenizer.from_file(path)
     except Exception as error:  # the library raises nothing narrower
         raise UserError(f"{path}: not a tokenizer of Hugging Face's tokenizers: {error}") from None
-
-
-def main() -> None:
-    """Command line of the counting."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.stage.lengths", description=__doc__.split("\n")[0])
-    parser.add_argument("--split", type=Path, nargs="+", required=True, help="JSONL files")
-    parser.add_argument("--kind", choices=KINDS, default="prompts")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json, or the folder that holds it")
-    parser.add_argument("--limit", type=int, required=True, help="tokens that a row may have")
-    parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
-    arguments = parser.parse_args()
-    tokenizer = arguments.tokenizer
-    tokenizer = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-    for split in arguments.split:
-        rows = sum(1 for _ in split.open("rb"))
-        found = token_lengths(split, arguments.kind, rows, str(tokenizer), arguments.limit, arguments.workers)
-        print(f"{split}: " + ", ".join(f"{name} {value}" for name, value in found.describe().items()))
-        for line, tokens in found.too_long:
-            print(f"{split}:{line}: {tokens} tokens")
-
-
-if __name__ == "__main__":
-    run_program(main)

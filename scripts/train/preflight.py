@@ -1,11 +1,12 @@
-"""Check a stage before anything is spent on it: its parent's gate, its batches, the disk, what trains it, its reward.
+"""Check a stage before it trains: its parent's gate, rows, disk, weights, chat format, row lengths and reward.
 
-Its blend's rows have been held against their contract before (scripts.data.check).
+Rows have been held against their contract before (scripts.data.check).
 """
 
 import math
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,61 +32,72 @@ SHOWN_ROWS = 3
 
 
 def check_stage(stage: Stage, site: Site | None = None, python: str = sys.executable) -> dict[str, Any]:
-    """The facts that were checked, as a small deterministic record; UserError lists everything that is wrong.
+    """Check a stage and return the checked facts as a small deterministic record; print warnings.
 
-    `site` says what memory there is, and where NeMo-RL's images, code and caches lie; `python`, which trains the stage,
-    is asked where vLLM samples. What is merely worth a look is printed.
+    `python` trains the stage. Raise UserError with every problem; problems told by small records come first, before
+    anything large is read.
     """
-    name, settings, blend = stage.name, stage.settings, stage.recipe.blends[stage.settings.blend]
-    problems = []
-    if stage.parent is not None and read_record(stage.parent.paths.gate, Gate)["verdict"] == "stop":
-        problems.append(_why_parent_stops(stage.parent))
+    settings, blend = stage.settings, stage.recipe.blends[stage.settings.blend]
+    _refuse(stage, list(_known_problems(stage)))
     if stage.parent_export is not None and stage.parent_export.exists():
         check_readable(stage.parent_export)
         check_handover(stage)
-    if stage.rows < settings.rows_per_step:
-        problems.append(
-            f"{stage.manifest}: {stage.rows} training rows are fewer than the {settings.rows_per_step} of one step; "
-            f"lower stages.{name}'s batch or its blend's holdout"
-        )
-    if lacking := shortage(stage):
-        problems.append(lacking)
+    problems = []
     try:
         check_splits(stage.manifest)
     except UserError as error:
         problems.append(str(error))
-    problems += backend_of(settings.backend).preflight(stage, site, python)
-    chat_format = backend_of(settings.backend).chat_format(stage)
+    backend = backend_of(settings.backend)
+    problems += backend.preflight(stage, site, python)
+    chat_format = backend.chat_format(stage)
     problems += changes_of_format(stage, chat_format)
     try:
-        shown = without_torch(backend_of(settings.backend).shown_rows, stage, SHOWN_ROWS)
+        shown = without_torch(backend.shown_rows, stage, SHOWN_ROWS)
     except UserError as error:
         problems.append(str(error))
     tokens = _token_lengths(stage, chat_format, problems) if blend.format == "jsonl" else None
-    if problems:
-        raise UserError(f"stage {name} is not ready to train:\n  " + "\n  ".join(problems))
+    _refuse(stage, problems)
     record = {
-        "stage": name,
+        "stage": stage.name,
         "train_rows": stage.rows,
         "rows_per_step": settings.rows_per_step,
         "max_num_steps": stage.planned,
         "epochs": math.ceil(stage.planned * settings.rows_per_step / stage.rows),
         "tokens": tokens,
     }
-    record |= {"rows_not_shown": shown} if isinstance(shown, str) else {"rows": [shortened_row(row) for row in shown]}
     if isinstance(shown, str):
-        print(f"{name}: its rows are not shown: {shown}", file=sys.stderr)
+        record["rows_not_shown"] = shown
+        print(f"{stage.name}: its rows are not shown: {shown}", file=sys.stderr)
     else:
+        record["rows"] = [shortened_row(row) for row in shown]
         print(text_of_rows(shown, str(stage.train_split), coloured=False), file=sys.stderr)
     if probe := getattr(settings, "probe", None):
         samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
         record["reward_probe"], faults = try_rewards(samples, probe)
-        report(name, faults, probe.action)
+        report(stage.name, faults, probe.action)
     return record
 
 
+def _known_problems(stage: Stage) -> Iterator[str]:
+    """Yield the problems that records tell: the parent's gate, too few rows, too little room on the disk."""
+    if stage.parent is not None and read_record(stage.parent.paths.gate, Gate)["verdict"] == "stop":
+        yield _why_parent_stops(stage.parent)
+    if stage.rows < (least := stage.settings.rows_per_step):
+        yield (
+            f"{stage.manifest}: {stage.rows} training rows are fewer than the {least} of one step; lower "
+            f"stages.{stage.name}'s batch or its blend's holdout"
+        )
+    if lacking := shortage(stage):
+        yield lacking
+
+
+def _refuse(stage: Stage, problems: list[str]) -> None:
+    if problems:
+        raise UserError(f"stage {stage.name} is not ready to train:\n  " + "\n  ".join(problems))
+
+
 def check_handover(stage: Stage) -> None:
-    """UserError where the export of another backend is not, whole, the model that the parent itself started from."""
+    """Raise UserError where another backend's export is not a whole model of the shape that the parent started from."""
     parent = stage.parent
     if parent is not None and parent.settings.backend != stage.settings.backend:
         start = parent.parent_export or getattr(stage.recipe.model, "folder", None)
@@ -93,11 +105,11 @@ def check_handover(stage: Stage) -> None:
 
 
 def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
-    """How a stage talks to its model otherwise than its parent did, a line; none where the recipe allows that."""
+    """Return in a line how a stage's chat format differs from its parent's; nothing where the recipe allows it."""
     if stage.settings.template_change:
         return []
     parent = stage.parent
-    # a parent that started from no export has trained with the tokenizer that it published
+    # without an export to start from, the parent trained with the tokenizer that it published
     before = parent and backend_of(parent.settings.backend).chat_format(parent)
     if before is None and stage.parent_export is not None and stage.parent_export.exists():
         before = ChatFormat.of(stage.parent_export)
@@ -111,7 +123,7 @@ def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
 
 
 def _why_parent_stops(parent: Stage) -> str:
-    """Which criteria stop, by how much, since when, and what to look at."""
+    """Describe the stopping criteria of a gate: value, first step, figure to look at."""
     paths = parent.paths
     lines = [f"{paths.gate}: the gate of {parent.name} says stop; mend the stage or its gate in the recipe"]
     for criterion in read_record(paths.criteria, Criteria)["criteria"]:
@@ -126,9 +138,9 @@ def _why_parent_stops(parent: Stage) -> str:
 
 
 def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> dict[str, Any] | None:
-    """Tokens of a row in each split; None where no tokenizer is at hand.
+    """Describe the row lengths of each split, in tokens; None where no tokenizer is at hand.
 
-    Rows that are too long, or hold special tokens, are warned of; too large a share of too long ones is a problem.
+    Warn of rows that are too long or hold special tokens; add a problem for too large a share of long rows.
     """
     name, limit, exported = stage.name, stage.config.longest_row, stage.parent_export
     is_there = exported is not None and (exported / "tokenizer.json").is_file()
@@ -155,7 +167,7 @@ def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[
 
 
 def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
-    """Print the first rows that are too long or hold special tokens, and how many there are."""
+    """Print the first rows that are too long or hold special tokens, and their number."""
     for line, tokens in found.too_long[:SHOWN]:
         print(f"warning: {name}: {path}:{line}: {tokens} tokens, the limit is {limit} (trap 32)", file=sys.stderr)
     if found.too_long:
@@ -172,10 +184,10 @@ def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
 
 
 def main() -> None:
-    """Command line of the preflight."""
+    """Check the stage of the command line."""
     parser = stage_parser("preflight", __doc__)
-    parser.add_argument("--site", type=Path, help="the site, which says what it trains on")
-    parser.add_argument("--python", default=sys.executable, help="the Python that trains the stage; default: this one")
+    parser.add_argument("--site", type=Path, help="the site that trains the stage")
+    parser.add_argument("--python", default=sys.executable, help="the Python that trains the stage (default: this one)")
     parser.add_argument("--output", type=Path, required=True, help="preflight.json")
     arguments = parser.parse_args()
     stage = stage_of(arguments)

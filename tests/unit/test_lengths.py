@@ -12,7 +12,6 @@ from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows import blocks
 from scripts.stage import lengths
 from scripts.stage.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
-from tests import programs
 from tests.pretrained import tokenizer
 
 SCRATCH = RandomModel(
@@ -172,13 +171,3 @@ def test_a_row_that_is_none_and_a_tokenizer_that_is_none_are_named(by_words, wri
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(UserError, match=r"other.json: not a tokenizer"):
         token_lengths(split, "prompts", 2, str(tmp_path / "other.json"), 1)
-
-
-def test_the_program_prints_percentiles_and_the_long_rows(by_words, write_rows, tmp_path):
-    split = write_rows("split.jsonl", [prompt(4), prompt(9)])
-    done = programs.run("scripts.stage.lengths", "--split", split, "--tokenizer", tmp_path, "--limit", 9)
-    assert done.stdout.splitlines()[1:] == [f"{split}:2: 9 tokens"]
-    assert (
-        "p50 9, p90 9, p99 9, longest_seen 9, rows_counted 2, too_long 1, too_long_share 0.5, answers_cut 0"
-        in done.stdout
-    )
