@@ -1,4 +1,4 @@
-"""What would go wrong with a recipe on a site, found before anything is submitted."""
+"""Check a recipe against a site before any job is submitted."""
 
 import argparse
 
@@ -11,7 +11,7 @@ from scripts.stage.stage import Stage
 
 
 def diagnose(project: Project) -> list[Finding]:
-    """Every finding, stages in order; those on the cluster itself only where Slurm's commands are at hand."""
+    """Return the findings, stages in order; findings on the cluster need Slurm's commands."""
     site, stages = project.site, project.stages()
     found = [finding for stage in stages for finding in backend_of(stage.settings.backend).findings(stage, site)]
     if site.slurm is not None:
@@ -26,14 +26,14 @@ def diagnose(project: Project) -> list[Finding]:
 
 
 def command_text(project: Project, name: str) -> str:
-    """The variables that ray.sub would get for a stage of NeMo-RL, and the driver's command."""
+    """Return the driver's command of a NeMo-RL stage, with its variables."""
     check_stage_name(project.recipe, name)
     stage = Stage(project.recipe, project.results, name)
     return backend_of(stage.settings.backend).command_text(stage, project.site)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings, or what NeMo-RL would be told of a stage."""
+    """Print the findings, or a stage's command; exit status 1: a finding would stop a job."""
     project = project_of(arguments)
     if arguments.stage:
         print(command_text(project, arguments.stage))

@@ -1,4 +1,4 @@
-"""The project that the config and a command's options name: a recipe, its site, and the folder of its results."""
+"""The project of a command: recipe, site and folder of results."""
 
 import argparse
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ OPTIONS = ("config", "recipe", "site", "run", "seed", "model", "start")
 
 @dataclass(frozen=True)
 class Project:
-    """What plan, status and doctor speak of."""
+    """Hold recipe, site and results; `root` holds the results of all runs."""
 
     recipe: Recipe
     site: Site
@@ -25,17 +25,17 @@ class Project:
     root: Path | None = None
 
     def stages(self) -> list[Stage]:
-        """Every stage, parents first."""
+        """Return every stage, parents first."""
         return [Stage(self.recipe, self.results, name, root=self.root) for name in self.recipe.stage_order()]
 
     def states(self) -> dict[str, StageState]:
-        """The state of every stage, parents first."""
+        """Return the state of every stage, parents first."""
         jobs = latest_jobs(self.results) if self.site.slurm else {}
         return States(self.recipe, self.results, self.root, jobs).all()
 
 
 def project_of(arguments: argparse.Namespace) -> Project:
-    """The project of a command's arguments, which stand in for what the config says."""
+    """Return the project that a command's arguments name; without an argument the config does."""
     given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     config = load_config(given.pop("config"), given)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)

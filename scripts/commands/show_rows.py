@@ -1,4 +1,4 @@
-"""Show rows as the stages train on them: the very tokens, and which of them are learnt."""
+"""Show rows of the training splits as tokens, the learnt tokens marked."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ from scripts.stage.shown import text_of_rows, without_torch
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the first rows of one stage, or of all; the exit status is 1 where a stage would refuse them."""
+    """Print the first rows of a stage, or of all; exit status 1: a stage would refuse a row."""
     project, status = project_of(arguments), 0
     if arguments.stage:
         check_stage_name(project.recipe, arguments.stage)
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not stage.train_split.exists():
             shown = f"{stage.train_split} is not there yet: snakemake {stage.manifest}"
         elif stage.parent_export_record is not None and not stage.parent_export_record.exists():
-            shown = f"what it starts from is not there yet: snakemake {stage.parent_export_record}"
+            shown = f"the export that it starts from is not there yet: snakemake {stage.parent_export_record}"
         else:
             try:
                 shown = without_torch(backend_of(stage.settings.backend).shown_rows, stage, arguments.rows)

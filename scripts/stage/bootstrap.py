@@ -1,10 +1,9 @@
-"""How sure a difference of held-out scores is: a paired bootstrap over the rows.
+"""Intervals of changes in held-out scores, by a paired bootstrap over rows.
 
-A row's difference (reward after less reward before) is one observation, so what both policies find hard or easy cancels
-out. Rows are resampled with replacement, within each environment by itself, and the interval lies between the
-percentiles of the resampled means (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Of n rows
-n - 1 are drawn, which makes the variance unbiased also where environments have few rows (Rao and Wu, Resampling
-Inference With Complex Survey Data, JASA 83, 1988).
+An observation is a row's reward after less its reward before, so rows hard for both policies cancel out. Rows are drawn
+with replacement within each environment; the interval lies between percentiles of the resampled means (Efron and
+Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13). Of n rows n - 1 are drawn, for an unbiased variance of
+small environments (Rao and Wu, Resampling Inference With Complex Survey Data, JASA 83, 1988).
 """
 
 from collections.abc import Mapping
@@ -21,12 +20,11 @@ Change = dict[str, float]
 
 
 def changes(differences: Mapping[str, np.ndarray]) -> tuple[dict[str, Change | None], Change | None]:
-    """The change of every environment and of the mean over the environments, from the rows' differences.
+    """Return the change of each environment, and of their mean, from the rows' differences.
 
-    A change is the mean difference (value) with the bounds of its 95 % interval (low, high). An environment's has
-    besides bounds that hold for all environments at once (joint_low, joint_high; Bonferroni): the ones to use where the
-    worst of them is picked out. None where there are fewer than 10 rows, of which the interval would be too narrow; for
-    the mean also where an environment has a single row, which says nothing of its scatter.
+    A change has the mean difference (value) and the bounds of its 95 % interval (low, high). Environments have bounds
+    that hold for all at once too (joint_low, joint_high; Bonferroni), for picking the worst. None with fewer than 10
+    rows; for the mean also where an environment has a single row.
     """
     resampled = resample(differences)
     enough = [name for name, rows in differences.items() if len(rows) >= LEAST_ROWS]
@@ -41,17 +39,16 @@ def changes(differences: Mapping[str, np.ndarray]) -> tuple[dict[str, Change | N
 
 
 def resample(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The means of 2000 resamples of each environment's rows, (2000,); none of an environment with a single row.
+    """Return the means of 2000 resamples of each environment's rows, (2000,); an environment with a row is left out.
 
-    Where the environments and their numbers of rows are equal, the same rows are drawn: means of two policies on the
-    same held-out rows are pairs.
+    Equal environments with equal numbers of rows draw the same rows, so means of two policies are pairs.
     """
     generator = np.random.default_rng(SEED)
     return {name: _resampled_means(values, generator) for name, values in rows.items() if len(values) > 1}
 
 
 def interval(means: np.ndarray, compared: int = 1) -> tuple[float, float]:
-    """The bounds of resampled means that hold with 95 % for so many comparisons at once (Bonferroni)."""
+    """Return the 95 % bounds of resampled means, for `compared` comparisons at once (Bonferroni)."""
     confidence = 1 - (1 - CONFIDENCE) / max(1, compared)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return round(float(low), 6), round(float(high), 6)

@@ -1,7 +1,7 @@
-"""Where a checkpoint comes from: its data, and the code and image of the attempts whose steps are in it.
+"""Record a checkpoint's data, and the code and images of the attempts that trained its steps.
 
-All of it changes no weight, so it is recorded and never compared. Each attempt notes its code and image in the run
-directory; publishing the same checkpoint again, by whatever code, tells the same.
+None of these changes a weight: they are recorded and never compared. Attempts note code and image when they begin, so
+publishing a checkpoint again gives the same record.
 """
 
 import shutil
@@ -25,10 +25,9 @@ OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "pa
 
 
 def code_revision(root: Path | None = None) -> dict[str, Any]:
-    """Stagecoach's commit, whether its code differs from that (`dirty`), and the SHA-256 of its scripts' hashes.
+    """Return Stagecoach's commit, whether its code was changed since (`dirty`), and a SHA-256 over its scripts.
 
-    Of an installed package it is its `version`. Commit and `dirty` are None where there is neither
-    checkout nor package; the hash tells such trees apart too.
+    An installed package has a `version`. Without checkout and package, commit and `dirty` are None.
     """
     root = root or installation()
     hashes = {str(path.relative_to(root)): sha256_file(path) for path in sorted((root / "scripts").rglob("*.py"))}
@@ -45,12 +44,12 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
 
 
 def _as_recorded(sha256: str) -> str:
-    """A hash in the form of a package's RECORD (PEP 376)."""
+    """Return a hash as a package's RECORD writes it (PEP 376)."""
     return urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=")
 
 
 def git(root: Path, *arguments: str) -> str | None:
-    """What git says of a folder; None where there is no git, or no repository."""
+    """Return git's answer on a folder; None without git or repository."""
     program = shutil.which("git")
     if program is None:
         return None
@@ -63,9 +62,9 @@ def git(root: Path, *arguments: str) -> str | None:
 
 
 def trained_by(run: Path, step: int) -> list[dict[str, Any]]:
-    """The code and image that trained the steps up to this one, oldest first; `steps` are the first and the last.
+    """Return code and image of the attempts up to a step, oldest first; `steps` are the first and the last.
 
-    Neighbours of the same code and image are one.
+    Neighbouring attempts of the same code and image are merged.
     """
     spans: list[dict[str, Any]] = []
     for attempt, end in attempts_in(run, step):
@@ -78,10 +77,9 @@ def trained_by(run: Path, step: int) -> list[dict[str, Any]]:
 
 
 def record_of(stage: Stage, step: int) -> dict[str, Any]:
-    """What the record of a stage's checkpoint of a step tells, but for its files.
+    """Return the record of a stage's checkpoint, without its files.
 
-    `data_ended` is there where the data ended before the planned step: that step, the rows of the steps that are
-    missing, and at how many resumes they were skipped.
+    `data_ended` appears where the data ended early: planned step, rows of the missing steps, number of resumes.
     """
     return {
         "stage": stage.name,
@@ -100,7 +98,7 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
 
 
 def _chat_template(stage: Stage) -> dict[str, Any]:
-    """The chat template that a stage names: how, and the hash of its text."""
+    """Return name and hash of the chat template that a stage sets."""
     if stage.config.chat_template is None:
         return {}
     content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
@@ -108,7 +106,7 @@ def _chat_template(stage: Stage) -> dict[str, Any]:
 
 
 def _pretrained(stage: Stage) -> dict[str, Any]:
-    """The pretrained model that a stage without a parent starts from: where it is from, and its export's content."""
+    """Return source and content of the pretrained model that a first stage starts from."""
     record = stage.parent_export_record
     if stage.parent is not None or record is None:
         return {}
@@ -125,12 +123,12 @@ def _data_ended(stage: Stage, step: int) -> dict[str, Any]:
 
 
 def step_text(record: dict[str, Any]) -> str:
-    """A checkpoint's step, and of how many where its data ended before the planned one."""
+    """Return a checkpoint's step, with the planned step where its data ended early."""
     return f"{record['step']} of {record['data_ended']['planned']}" if "data_ended" in record else str(record["step"])
 
 
 def words_of_skipped(record: dict[str, Any]) -> str:
-    """What a record tells of data that ended before the planned step; nothing where they did not."""
+    """Describe the rows skipped where the data ended early, else nothing."""
     if not (ended := record.get("data_ended")):
         return ""
     resumes = ended["resumes"]
@@ -139,7 +137,7 @@ def words_of_skipped(record: dict[str, Any]) -> str:
 
 
 def _data_of(manifest: Path) -> dict[str, Any]:
-    """The blend, its dataset, the revisions of the tables that filled its placeholders, and its manifest's SHA-256."""
+    """Return the blend, its source, the revisions of its tables of placeholders, and its manifest's SHA-256."""
     splits, source = read_record(manifest, Manifest), manifest.parents[1] / "source/record.json"
     revisions = (read_if_there(source, SourceRecord) or {}).get("tables", {})
     tables = sorted({TABLES[name].repository for name in splits.get("placeholders", {}) if name in TABLES})
@@ -152,9 +150,9 @@ def _data_of(manifest: Path) -> dict[str, Any]:
 
 
 def parents_of(export: Path | None) -> list[dict[str, Any]]:
-    """The stage whose export this one starts from, with all that it comes from itself; none for a first stage.
+    """Return the stage behind an export, with its own ancestors; nothing for a first stage.
 
-    What the parent's own ckpt/record.json tells is taken over where it is of the exported checkpoint.
+    Facts of the parent's ckpt/record.json are copied where it is of the exported checkpoint.
     """
     if export is None:
         return []

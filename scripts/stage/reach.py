@@ -1,7 +1,6 @@
-"""How far a stage can still train: noted in its run directory for each checkpoint from which it may go on.
+"""Note how far a stage can train from each checkpoint, so that Snakemake, plan and status need not open checkpoints.
 
-NeMo-RL's asynchronous training loses rows at every resume, so its data can end before the planned step. What is noted
-is read where nothing may be asked of a checkpoint: by Snakemake, the plan and the status.
+NeMo-RL's asynchronous training loses rows at every resume, so the data can end before the planned step.
 """
 
 from dataclasses import asdict, dataclass
@@ -15,20 +14,20 @@ RECORD = "reach.json"
 
 @dataclass(frozen=True)
 class Reach:
-    """The step that an attempt trains up to; `is_end`: the data end there, before the planned step."""
+    """Name the step that an attempt trains to; with `is_end` the data end there, before the planned step."""
 
     step: int
     is_end: bool = False
 
 
 def noted_reach(run: Path, start: int) -> Reach | None:
-    """How far an attempt from the checkpoint of step `start` gets (0: without one); None: nothing is noted."""
+    """Return the noted reach of an attempt from step `start` (0: from none), or None."""
     noted = _noted(run).get(str(start))
     return Reach(noted["step"], noted["is_end"]) if noted else None
 
 
 def note_reach(run: Path, start: int, reach: Reach) -> None:
-    """Note how far an attempt from the checkpoint of step `start` gets."""
+    """Note the reach of an attempt from step `start`."""
     write_json(run / RECORD, _noted(run) | {str(start): asdict(reach)})
 
 
@@ -39,13 +38,13 @@ def adopt_reach(run: Path, other: Path, step: int) -> None:
 
 
 def forget_beyond(run: Path, start: int) -> None:
-    """Forget what was noted of later checkpoints than that of step `start`, which are made again."""
+    """Forget the reach of checkpoints after step `start`, which are trained again."""
     if noted := _noted(run):
         write_json(run / RECORD, {step: reach for step, reach in noted.items() if int(step) <= start})
 
 
 def last_step(run: Path, start: int, planned: int) -> int:
-    """The step that ends a stage whose newest checkpoint is of step `start`: where its data end, or the planned one."""
+    """Return the last step of a stage with newest step `start`: the end of its data, at most the planned step."""
     reach = noted_reach(run, start)
     return min(planned, reach.step) if reach and reach.is_end else planned
 

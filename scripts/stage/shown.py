@@ -1,4 +1,4 @@
-"""Rows as a stage trains on them, shown to people: the very tokens, and which of them are learnt."""
+"""Show rows of a stage as tokens, the learnt tokens marked."""
 
 import os
 import sys
@@ -21,10 +21,9 @@ RESET = "\x1b[0m"
 
 
 def without_torch(tell: Callable[..., Told], *arguments: Any) -> Told:
-    """What a call returns, made in a process without torch, in which tokenizers load in half a second.
+    """Call a function in a forked process without torch, where tokenizers load in half a second; return its result.
 
-    transformers would load torch, which they do not need. What this process does later may need it, so it is forked;
-    where torch is loaded already nothing is gained.
+    transformers would import torch, which tokenizers do not need. Where torch is loaded already, call it here.
     """
     if "torch" in sys.modules:
         return tell(*arguments)
@@ -38,7 +37,7 @@ def _hide_torch() -> None:
 
 
 def load_here(folder: Path, chat_template: str | None) -> Any:
-    """A model's tokenizer or processor with a chat template (None: its own), or as a text why it cannot be had here."""
+    """Return a model's tokenizer or processor with a chat template (None: its own), or the reason for its absence."""
     if not folder.exists():
         return f"{folder} is not there yet"
     if find_spec("transformers") is None:
@@ -52,7 +51,7 @@ def load_here(folder: Path, chat_template: str | None) -> Any:
 
 
 def shown_row(line: int, parts: Iterable[tuple[str, bool, list[int]]], tokenizer: Any) -> ShownRow:
-    """A row of these parts: the name of each, whether it is learnt, its token ids."""
+    """Return a row made of parts: name, whether learnt, token ids."""
     tokens: list[ShownTokens] = [
         {"name": name, "is_learnt": is_learnt, "ids": ids, "texts": _texts(ids, tokenizer)}
         for name, is_learnt, ids in parts
@@ -63,13 +62,13 @@ def shown_row(line: int, parts: Iterable[tuple[str, bool, list[int]]], tokenizer
 
 
 def runs(ids: list[int], labels: list[int], ignored: int) -> Iterator[tuple[str, bool, list[int]]]:
-    """The parts of a row by its labels."""
+    """Split a row into parts by its labels."""
     for is_learnt, pairs in groupby(zip(ids, labels, strict=True), lambda pair: pair[1] != ignored):
         yield "", is_learnt, [token for token, _ in pairs]
 
 
 def _texts(ids: list[int], tokenizer: Any) -> list[str]:
-    """The text of each token by itself; one that holds a piece of a character is named as the vocabulary names it."""
+    """Return the text of each token; for a piece of a character its name in the vocabulary."""
     names = tokenizer.convert_ids_to_tokens(ids)
     texts = [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids]
     return [
@@ -79,7 +78,7 @@ def _texts(ids: list[int], tokenizer: Any) -> list[str]:
 
 
 def shortened_row(row: ShownRow) -> ShownRow:
-    """A row without the ids, and of a long part no more than its beginning and end, for a record."""
+    """Return a row for a record: without token ids, long parts cut in the middle."""
     return row | {"parts": [_shortened(part) for part in row["parts"]]}
 
 
@@ -91,7 +90,7 @@ def _shortened(part: ShownTokens) -> ShownTokens:
 
 
 def text_of_rows(rows: Iterable[ShownRow], split: str, coloured: bool) -> str:
-    """Rows for a terminal: what is learnt on green, or between double brackets where there are no colours."""
+    """Return rows as text: learnt tokens on green, without colours between double brackets."""
     lines = []
     for row in rows:
         learnt = f"{row['learnt']} learnt" if row["learnt"] else "the response to them is learnt"
@@ -111,6 +110,6 @@ def _part(part: ShownTokens, coloured: bool) -> str:
 
 
 def _visible(text: str) -> str:
-    """A token's text on one line, with nothing in it that a terminal would obey."""
+    """Return a token's text on one line, without control characters."""
     text = text.replace("\n", "⏎")
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

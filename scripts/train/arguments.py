@@ -1,4 +1,4 @@
-"""The stage that a program's command line names."""
+"""The stage of a program's command line."""
 
 import argparse
 from pathlib import Path
@@ -8,7 +8,7 @@ from scripts.stage.stage import Stage
 
 
 def stage_parser(program: str, description: str | None) -> argparse.ArgumentParser:
-    """The command line of a program that works on one stage."""
+    """Return the command line of a program for a stage."""
     summary = (description or "").split("\n")[0]
     parser = argparse.ArgumentParser(prog=f"python -m scripts.train.{program}", description=summary)
     parser.add_argument("--recipe", type=Path, required=True)
@@ -18,7 +18,7 @@ def stage_parser(program: str, description: str | None) -> argparse.ArgumentPars
 
 
 def stage_of(arguments: argparse.Namespace) -> Stage:
-    """The stage, with the config that its config.yaml says."""
+    """Return the stage, with the config of its config.yaml."""
     recipe = load_recipe(arguments.recipe)
     check_stage_name(recipe, arguments.stage, f"{arguments.recipe}: ")
     return Stage(recipe, arguments.results, arguments.stage, is_written=True)
