@@ -1,1 +1,1 @@
-"""Rewards: one verifier for each environment, keyed by the agent name that a row bears."""
+"""Rewards: environments, NeMo-Gym's servers, the sandbox."""

@@ -1,9 +1,9 @@
-"""Locks the calling process up: what it runs from then on computes, reads its standard input and prints, no more.
+"""Lock the calling process up: from then on the process computes, reads standard input and prints, no more.
 
-Mechanisms of the Linux kernel, none of which needs a privilege: resource limits; a seccomp filter, which lets through
-what programs need to compute (`scripts.rewards.system_calls`); Landlock (5.13), which leaves only Python's own files to
-be read and, where the kernel knows how (6.12), no signal and no abstract socket to leave. They keep a model's code from
-harm and from cheating. They are no defence against an attack on the kernel itself.
+By mechanisms of the Linux kernel that need no privilege: resource limits; a seccomp filter, which lets through the
+system calls of computing (`scripts.rewards.system_calls`); Landlock (5.13), which leaves only Python's files to be read
+and, from Linux 6.12 on, no signal and no abstract socket to leave. They keep a model's code from harm and from
+cheating, and are no defence against an attack on the kernel.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ class _Program(ctypes.Structure):
 
 
 def unavailable() -> str | None:
-    """Why a process cannot be locked up on this machine, or None."""
+    """Say why a process cannot be locked up on this machine, or None."""
     if not sys.platform.startswith("linux"):
         return f"untrusted code is confined by the Linux kernel, and this is {platform.system()}"
     if platform.machine() not in ARCHITECTURES:
@@ -53,9 +53,9 @@ def unavailable() -> str | None:
 
 
 class Confinement:
-    """What is the same for every process that this one forks to be locked up, worked out beforehand.
+    """The locks of all processes that this process forks, worked out beforehand.
 
-    No file below the `hidden` folders can be read, though a folder of Python's libraries may contain them.
+    No file below the `hidden` folders can be read, even inside a folder of Python's libraries.
     """
 
     def __init__(self, hidden: list[Path], memory: int, output: int) -> None:
@@ -72,9 +72,9 @@ class Confinement:
         self._parent = os.getpid()
 
     def enter(self, cpu_seconds: int) -> None:
-        """Lock this process, which was forked for it, up for good; close all that it has open but its streams and 3.
+        """Lock this forked process up for good, and close every open file but the streams and 3.
 
-        It may use `cpu_seconds` of all its threads' time, and it dies with its parent. Raises OSError where the kernel
+        The process may use `cpu_seconds`, all threads together, and dies with its parent. OSError where the kernel
         refuses: then nothing may be run.
         """
         for kind, limit in (self._limits | {resource.RLIMIT_CPU: cpu_seconds}).items():
@@ -118,13 +118,13 @@ def _call(number: int, *arguments: int | ctypes.Array) -> int:
 
 
 def _capabilities() -> int:
-    """What this process may do beyond a plain user, as bits: nothing, unless it is root."""
+    """Return the capabilities of this process as bits: none, unless run by root."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("CapPrm:")[2].split()[0], 16)
 
 
 def _become_nobody(capabilities: int) -> None:
-    """Leave root nothing but to read its own files, and limits on threads that bind it."""
+    """Leave root only the reading of files, and become subject to limits on threads."""
     reading = capabilities & _CAPABILITIES_TO_READ
     _prctl(_PR_SET_KEEPCAPS, 1, 0)
     if reading:
@@ -153,7 +153,7 @@ def _landlock_version() -> int:
 
 
 def _ruleset(readable: list[Path]) -> int:
-    """A descriptor of Landlock's rules: all that this kernel's version of it can refuse is, but reading some paths."""
+    """Return a descriptor of Landlock's rules: refuse everything that this kernel can, but reading some paths."""
     version = _landlock_version()
     files = (1 << _LANDLOCK_FILE_RIGHTS.get(version, 16)) - 1
     handled = struct.pack("=Q", files)
@@ -172,7 +172,7 @@ def _ruleset(readable: list[Path]) -> int:
 
 
 def _readable(hidden: list[Path]) -> list[Path]:
-    """Python's and the system's libraries."""
+    """List Python's and the system's libraries."""
     room = Path(__file__).resolve().parents[1]
     folders = [Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)]
     folders += [Path(name) for name in (*sysconfig.get_paths().values(), "/usr", "/lib", "/lib64", room)]
@@ -184,7 +184,7 @@ def _readable(hidden: list[Path]) -> list[Path]:
 
 
 def _loadable(folder: Path) -> Iterator[Path]:
-    """What is loaded from a folder of a search path, which may be anyone's home."""
+    """List the modules in a folder of a search path, which may be anyone's home."""
     if folder.name in ("site-packages", "dist-packages"):
         yield folder
     elif folder.is_dir():
@@ -194,7 +194,7 @@ def _loadable(folder: Path) -> Iterator[Path]:
 
 
 def _outside(folder: Path, hidden: list[Path]) -> list[Path]:
-    """The folder, or what lies in it beside the hidden ones."""
+    """Return the folder, or its parts beside the hidden folders."""
     if not any(path.is_relative_to(folder) for path in hidden):
         return [folder]
     if folder in hidden:

@@ -1,7 +1,7 @@
-"""A rollout of several turns: the environment in which a policy calls tools, in TRL's protocol, and what became of it.
+"""A rollout of several turns, in which a policy calls an environment's tools by TRL's protocol.
 
-An environment's class has ``reset(**row)``, which may return text to be added to the prompt; its other public methods
-are the tools; ``get_reward()``, if it is there, says what the rollout has earned.
+An environment's class has ``reset(**row)``, which may return text for the prompt; further public methods are tools; an
+optional ``get_reward()`` returns the rollout's reward.
 """
 
 import inspect
@@ -22,10 +22,10 @@ TOOL_SECONDS = 10.0
 
 
 class Episode:
-    """An environment as TRL's trainer takes it; `episode_class` adds the tools.
+    """An environment for TRL's trainer; `episode_class` adds the tools.
 
-    Each rollout has an object of the environment's class to itself, made when it is reset, so nothing is left over from
-    another rollout, and a training that was resumed goes as one that was not. A tool that raises tells the policy why.
+    ``reset`` makes an object of the environment's class, so nothing is left over from an earlier rollout, and a resumed
+    training goes as an uninterrupted one. A tool that raises tells the policy why.
     """
 
     _kind: type
@@ -33,7 +33,7 @@ class Episode:
     _fault: Fault
 
     def reset(self, row: str, **_: Any) -> Any:
-        """Begin a rollout of a row, given as JSON; what is returned is added to the prompt."""
+        """Begin a rollout of a row, given as JSON; return text for the prompt, or None."""
         self._row, self._broken, self._late = json.loads(row), None, None
         self._object = self._asked("reset", self._kind)
         seen = self._asked("reset", partial(self._object.reset, **self._row))
@@ -42,20 +42,20 @@ class Episode:
         return seen
 
     def _reward(self) -> Any:
-        """What the rollout has earned; NotJudged where a tool did not return."""
+        """Return the rollout's reward; NotJudged where a tool did not return."""
         if self._late:
             raise NotJudged(self._late)
         return self._asked("get_reward", self._object.get_reward)
 
     def _asked(self, name: str, function: Callable[[], Any]) -> Any:
-        """What the environment's own code returns; UserError where it fails."""
+        """Call the environment's code; UserError where the code fails."""
         try:
             return _WORKER.call(function, self._seconds)
         except (Exception, SystemExit) as error:
             raise self._fault(name, error, self._row) from error
 
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
-        """What a tool returns; what its own code did wrong, whatever the policy asked for, is raised at the end."""
+        """Call a tool; the rollout's end raises a mistake of the tool's code, whatever the policy asked for."""
         if self._late:
             raise TimeoutError(self._late)
         try:
@@ -73,9 +73,9 @@ class Episode:
 
 
 def episode_class(kind: type, seconds: float, fault: Fault) -> type[Episode]:
-    """The class of episodes in an environment's class; no tool may take more than so many seconds.
+    """Make the class of episodes of an environment's class, whose tools may take `seconds`.
 
-    `fault` makes the error of a method that failed: by its name, what it did wrong, and the row.
+    `fault` makes the error of a failed method from its name, the error and the row.
     """
 
     def tool(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,30 +90,30 @@ def episode_class(kind: type, seconds: float, fault: Fault) -> type[Episode]:
 
 
 def tools_in(kind: type) -> dict[str, Callable[..., Any]]:
-    """The tools of an environment's class, by name, as TRL finds them."""
+    """Return the tools of an environment's class by name, as TRL finds tools."""
     methods = dict(inspect.getmembers(kind, inspect.isfunction))
     return {name: method for name, method in methods.items() if not name.startswith("_") and name not in PROTOCOL}
 
 
 def tools_of(episode: Episode) -> list[Callable[..., Any]]:
-    """The tools of a rollout."""
+    """Return the tools of a rollout."""
     return [getattr(episode, name) for name in tools_in(type(episode))]
 
 
 class EpisodeResponse(str):
-    """What a policy said last in a rollout with tools; its episode, and all messages since the prompt."""
+    """The last text of a policy in a rollout with tools, with the episode and all messages since the prompt."""
 
     episode: Episode
     messages: list[dict[str, Any]]
 
     @property
     def reward(self) -> Any:
-        """What the environment itself says that the rollout has earned; NotJudged where it cannot."""
+        """Return the environment's reward of the rollout; NotJudged where a tool did not return."""
         return self.episode._reward()
 
 
 def whole_text(response: str) -> str:
-    """A response for reading; of several turns all."""
+    """Write a response, with all turns, for reading."""
     if not isinstance(response, EpisodeResponse):
         return response
     lines = []
@@ -131,7 +131,7 @@ def whole_text(response: str) -> str:
 
 
 def episode_response(messages: list[dict[str, Any]], episode: Episode) -> EpisodeResponse:
-    """A rollout that has ended; UserError where the environment's own code failed in it."""
+    """Return a finished rollout; UserError where the environment's code failed."""
     if episode._broken is not None:
         raise episode._broken
     said = EpisodeResponse(messages[-1]["content"] if messages[-1]["role"] == "assistant" else "")
@@ -144,13 +144,13 @@ class TooLate(Exception):
 
 
 class _Worker:
-    """One thread that calls whatever environments have functions of; where one hangs, another takes its place."""
+    """A thread for the calls of environments; a new thread replaces a hung one."""
 
     def __init__(self) -> None:
         self._tasks: SimpleQueue | None = None
 
     def call(self, function: Callable[[], Any], seconds: float) -> Any:
-        """What the function returns or raises; TooLate when it does neither in time."""
+        """Call the function; TooLate when the function neither returns nor raises in time."""
         if self._tasks is None:
             self._tasks = SimpleQueue()
             threading.Thread(target=_work, args=(self._tasks,), daemon=True, name="environment").start()

@@ -1,7 +1,7 @@
-"""NeMo-Gym's resources servers as the verifiers of the rows of their agents: started here, or reached elsewhere.
+"""NeMo-Gym's resources servers as verifiers: started here, or reached elsewhere.
 
-A server that does not answer is an outage and stops the training step (`GymUnavailable`): a reward made up in its place
-would be learnt from. What it answers with an error is the fault of the row, or of a response that it cannot judge.
+A server that does not answer is an outage and stops the training step (`GymUnavailable`): the policy would learn from a
+made-up reward. An error in the answer is the fault of the row, or of a response that the server cannot judge.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
 from math import isfinite
@@ -48,15 +48,15 @@ RESPONSE = {
     "tools": [],
 }
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "NLTK_DATA", "HF_HOME")
-_jitter = random.Random()  # its own, since training repeats the numbers of the shared one
+_jitter = random.Random()  # training repeats the numbers of the shared one
 
 
 class GymUnavailable(CutOffError):
-    """A server of Gym's is gone, or does not answer; it may answer the next attempt."""
+    """A server of Gym is gone or silent; the next attempt may find it."""
 
 
 class Configured(NamedTuple):
-    """What Gym's YAML says of a server: its folder in resources_servers, and the agents whose rows it rewards."""
+    """A server in Gym's YAML: its folder in resources_servers, its file, its settings, and its agents."""
 
     folder: Path
     file: Path
@@ -65,31 +65,28 @@ class Configured(NamedTuple):
 
 
 def output_items(text: str) -> list[dict[str, Any]]:
-    """A policy's text as a model server hands it to Gym: what stands before its calls is a message."""
-    calls = parse_calls(text)
-    said = text
-    if calls:  # and before a list of calls is nothing
+    """Write a policy's text as a model server hands it to Gym: the text before calls is a message."""
+    calls, said = parse_calls(text), text
+    if calls:  # a list of calls has no text before it
         said = text.partition("<tool_call>")[0] if "<tool_call>" in text else ""
     content = [{"type": "output_text", "text": said, "annotations": []}]
     message = {"type": "message", "id": "message", "role": "assistant", "status": "completed", "content": content}
-    return [
-        *([message] if said or not calls else []),
-        *(
-            {
-                "type": "function_call",
-                "call_id": f"call_{place}",
-                "name": call.name,
-                "arguments": json.dumps(call.arguments),
-            }
-            for place, call in enumerate(calls)
-        ),
+    made = [
+        {
+            "type": "function_call",
+            "call_id": f"call_{place}",
+            "name": call.name,
+            "arguments": json.dumps(call.arguments),
+        }
+        for place, call in enumerate(calls)
     ]
+    return [message, *made] if said or not calls else made
 
 
 def agents_of(gym: Gym | None, python: str | Path) -> dict[str, str]:
-    """The server of each agent whose rows these servers reward; UserError where Gym does not say that.
+    """Return the server of each agent whose rows these servers reward; UserError where Gym names none, or two.
 
-    `python` is that of the environment that holds Gym; a relative path starts from the repository.
+    `python` runs the environment with Gym; a relative path starts from the repository.
     """
     found: dict[str, str] = {}
     for name in gym.servers if gym else ():
@@ -108,68 +105,63 @@ def agents_of(gym: Gym | None, python: str | Path) -> dict[str, str]:
 
 
 def configured(gym: Gym, name: str, python: str | Path) -> Configured:
-    """What the Gym of this Python says of a server; UserError where it is another one, or knows no such server."""
-    python = project_or_shipped(Path(python)).absolute()
-    installed = {
-        path.name.removeprefix("nemo_gym-").removesuffix(".dist-info")
-        for path in python.parents[1].glob("lib/python3*/site-packages/nemo_gym-*.dist-info")
-    }
+    """Read a server's YAML in the Gym of this Python; UserError for another version or an unknown server."""
+    root = project_or_shipped(Path(python)).absolute().parents[1]
+    found = root.glob("lib/python3*/site-packages/nemo_gym-*.dist-info")
+    installed = {path.name.removeprefix("nemo_gym-").removesuffix(".dist-info") for path in found}
     if gym.version not in installed:
         is_there = f"holds nemo-gym {', '.join(sorted(installed))}" if installed else "holds no nemo-gym"
         raise UserError(
-            f"gym.version is {gym.version}, but {python.parents[1]} {is_there}; make gym installs what "
-            "envs/nemo-gym.txt names, and the site's gym_python says where"
+            f"gym.version is {gym.version}, but {root} {is_there}; make gym installs what envs/nemo-gym.txt names, and "
+            "the site's gym_python says where"
         )
-    (root,) = python.parents[1].glob("lib/python3*/site-packages/resources_servers")
+    (servers,) = root.glob("lib/python3*/site-packages/resources_servers")
     folder, _, stem = name.partition("/")
-    files = sorted((root / folder / "configs").glob("*.yaml"))
-    file = root / folder / "configs" / f"{stem or folder}.yaml"
+    files = sorted((servers / folder / "configs").glob("*.yaml"))
+    file = servers / folder / "configs" / f"{stem or folder}.yaml"
     if not stem and len(files) == 1:
         (file,) = files
     if file not in files:
         known = ", ".join(f"{folder}/{found.stem}" for found in files) or "none of this folder"
         raise UserError(f"gym.servers: Gym {gym.version} has no {file}; it has {known}")
     parts = {key: part for key, part in yaml.safe_load(file.read_bytes()).items() if isinstance(part, dict)}
-    servers = {key: part["resources_servers"] for key, part in parts.items() if "resources_servers" in part}
-    config = next((server[folder] for server in servers.values() if folder in server), None)
+    served = {key: part["resources_servers"] for key, part in parts.items() if "resources_servers" in part}
+    config = next((part[folder] for part in served.values() if folder in part), None)
     if config is None:
         raise UserError(f"gym.servers: {file} configures no resources server of {folder}")
     agents = [
         key
         for key, part in parts.items()
         for agent in part.get("responses_api_agents", {}).values()
-        if folder in servers.get((agent.get("resources_server") or {}).get("name"), ())
+        if folder in served.get((agent.get("resources_server") or {}).get("name"), ())
     ]
-    return Configured(root / folder, file, config | gym.settings.get(name, {}), agents)
+    return Configured(servers / folder, file, config | gym.settings.get(name, {}), agents)
 
 
 class RunningServer:
-    """A server of Gym's, started at once and waited for when it is first asked."""
+    """A server of Gym, started at once and waited for at the first request."""
 
     def __init__(self, name: str, gym: Gym, reach: GymServer, python: str | Path) -> None:
         self._name, self._reach = name, reach
         self._has_sessions, self._outage, self._lock = True, None, Lock()
-        self._process = self._log = None
+        self._process = self._log = self._client = None
         if reach.base_url is None:
-            self._start(
-                configured(gym, name, python), gym.settings.get(name, {}), project_or_shipped(Path(python)).absolute()
-            )
+            self._start(configured(gym, name, python), gym.settings.get(name, {}), project_or_shipped(Path(python)))
 
     def _start(self, said: Configured, settings: dict[str, Any], python: Path) -> None:
         if "responses_api_models" in str(said.config) and said.config.get("should_use_judge", True):
             raise UserError(
                 f"gym.servers: {self._name} asks a model that only Gym itself serves ({said.file}); run it there and "
-                f"say gym_servers.{self._name}.base_url, or switch its judge "
-                "off where it has should_use_judge (gym.settings)"
+                f"say gym_servers.{self._name}.base_url, or switch its judge off where it has should_use_judge "
+                "(gym.settings)"
             )
-        self._described = said
+        self._requirements = said.folder / "requirements.txt"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the server lives
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         self._process = subprocess.Popen(  # noqa: S603
-            [python, "-P", "-m", "scripts.rewards.gym_server"],
-            # No credentials, for some servers run what a model wrote; no GPU, and no Ray that is up by chance.
+            [python.absolute(), "-P", "-m", "scripts.rewards.gym_server"],
+            # No credentials, for some servers run a model's programs; no GPU, and no Ray that is up by chance.
             env={
-                **inherited,
+                **{name: os.environ[name] for name in INHERITED if name in os.environ},
                 PARENT: str(os.getpid()),
                 "PYTHONPATH": str(installation()),
                 "CUDA_VISIBLE_DEVICES": "",
@@ -181,11 +173,10 @@ class RunningServer:
             start_new_session=True,
         )
         with self._process.stdin as asked, contextlib.suppress(BrokenPipeError):
-            what = {"folder": said.folder.name, "file": str(said.file), "settings": settings}
-            asked.write(json.dumps(what).encode())
+            asked.write(json.dumps({"folder": said.folder.name, "file": str(said.file), "settings": settings}).encode())
 
     def _started(self) -> str:
-        """Where it answers; UserError or GymUnavailable where it does not start."""
+        """Wait for the server's address; UserError or GymUnavailable where it does not start."""
         if self._reach.base_url is not None:
             return self._reach.base_url.rstrip("/")
         announced = select.poll()  # which takes any number of open files, as select.select does not
@@ -196,12 +187,11 @@ class RunningServer:
         if not line:
             self._process.wait()
             lacks = re.search(r"ModuleNotFoundError: (.*)", self._last_words(100))
-            if lacks is None:
-                raise UserError(f"Gym's server {self._name} does not start:\n{self._last_words()}")
             raise UserError(
-                f"Gym's server {self._name} does not start: {lacks[1]}; install what "
-                f"{self._described.folder / 'requirements.txt'} names beside nemo-gym into {self._process.args[0]}'s "
-                "environment"
+                f"Gym's server {self._name} does not start: {lacks[1]}; install what {self._requirements} names beside "
+                f"nemo-gym into {self._process.args[0]}'s environment"
+                if lacks
+                else f"Gym's server {self._name} does not start:\n{self._last_words()}"
             )
         started = json.loads(line)
         self._has_sessions = started["has_sessions"]
@@ -214,21 +204,21 @@ class RunningServer:
     @property
     def _http(self) -> httpx2.Client:
         with self._lock:
+            if self._client is None:
+                self._client = httpx2.Client(
+                    base_url=self._started(),
+                    timeout=httpx2.Timeout(self._reach.timeout, pool=None),
+                    limits=httpx2.Limits(max_connections=self._reach.max_concurrency),
+                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # responses share no session
+                )
             return self._client
 
-    @cached_property
-    def _client(self) -> httpx2.Client:
-        limits = httpx2.Limits(max_connections=self._reach.max_concurrency)
-        nobodys = CookieJar(DefaultCookiePolicy(allowed_domains=[]))  # sessions are not shared by responses
-        timeout = httpx2.Timeout(self._reach.timeout, pool=None)
-        return httpx2.Client(base_url=self._started(), timeout=timeout, limits=limits, cookies=nobodys)
-
     def wait(self) -> None:
-        """Return once it answers; UserError or GymUnavailable where it does not."""
+        """Return once the server answers; UserError or GymUnavailable where it does not."""
         self._tried("the start", lambda http: http.get("/"))
 
     def verify(self, row: Row, response: str) -> float:
-        """The reward of one response; VerifierError where the server fails on it, GymUnavailable where it is gone."""
+        """Return the reward of one response; VerifierError where the server fails on it."""
         answer = self._tried("a response", partial(self._verify, row, response))
         if answer.status_code != 200:
             raise VerifierError(
@@ -247,15 +237,16 @@ class RunningServer:
                 return seeded
             kept = SimpleCookie("; ".join(seeded.headers.get_list("set-cookie")))
             cookies = {"Cookie": "; ".join(f"{name}={value.coded_value}" for name, value in kept.items())}
-        body = row | {"response": RESPONSE | {"output": output_items(response)}}
-        return http.post("/verify", json=body, headers=cookies)
+        return http.post(
+            "/verify", json=row | {"response": RESPONSE | {"output": output_items(response)}}, headers=cookies
+        )
 
     def _tried(self, what: str, ask: Callable[[httpx2.Client], httpx2.Response]) -> httpx2.Response:
-        """An answer, after more tries where the connection to a server elsewhere is lost."""
+        """Return an answer; a lost connection to a server elsewhere is tried again."""
         http, tries = self._http, self._reach.max_retries + 1 if self._process is None else 1
         for number in range(tries):
             if self._outage is not None:
-                raise self._outage  # what else waits need not find out for itself
+                raise self._outage  # found by another request
             try:
                 answer = ask(http)
                 if answer.status_code not in GATEWAY_ERRORS:
@@ -270,8 +261,7 @@ class RunningServer:
                 time.sleep(min(FIRST_PAUSE * 2**number * _jitter.uniform(0.5, 1), LONGEST_PAUSE))
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                why, words = f"it ended with status {self._process.wait(1)}", self._last_words()
-                why += f"; its last words:\n{words}" if words else ""
+                why = f"it ended with status {self._process.wait(1)}; its last words:\n{self._last_words()}"
         self._outage = GymUnavailable(
             f"Gym's server {self._name} at {http.base_url} gives no answer: {why}\nno reward is made up for it: start "
             "again when it answers, and training resumes from the newest checkpoint"
@@ -279,14 +269,14 @@ class RunningServer:
         raise self._outage
 
     def close(self) -> None:
-        """End the server, if it was started here."""
+        """End a server that was started here."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
 def _says(answer: httpx2.Response) -> str:
-    """What an error says, of a row that is refused (422) which fields break which rule."""
+    """Shorten an error; of a refused row (422) to the fields and rules."""
     text = answer.text
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
         text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in answer.json()["detail"])

@@ -1,10 +1,9 @@
-"""Serve one of NeMo-Gym's resources servers on a free port of this machine, until the process that started it ends.
+"""Serve one of NeMo-Gym's resources servers on a free port of this machine, until the starting process ends.
 
-Runs in an environment that holds nemo-gym, so it imports of this project only what needs nothing else. Gym's own
-command starts a head server, Ray and an environment for each server besides, which one machine can do without.
-``python -P -m scripts.rewards.gym_server`` reads from standard input a JSON object with the YAML file that
-configures the server and what is said instead of its settings, and prints one: the port, and whether the server keeps
-sessions.
+Runs in an environment with nemo-gym, and imports of this project only modules without further needs. Gym's command
+starts a head server, Ray and an environment for each server besides, which one machine can do without.
+``python -P -m scripts.rewards.gym_server`` reads a JSON object from standard input (the folder, the YAML file, and
+settings in place of the file's) and prints a JSON object: the port, and whether the server keeps sessions.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ resources_servers.__path__ = [str(ROOT / "resources_servers")]
 
 
 def make_server(folder: str, config: dict[str, Any]) -> SimpleResourcesServer:
-    """A server of Gym's with this configuration, made as in its folder, where its modules and prompts lie."""
+    """Make a server with this configuration, from within its folder of modules and prompts."""
     here = ROOT / "resources_servers" / folder
     before = set(sys.modules)
     sys.path.insert(0, str(here))
@@ -60,13 +59,13 @@ def make_server(folder: str, config: dict[str, Any]) -> SimpleResourcesServer:
 
 
 def application(server: SimpleResourcesServer, folder: str) -> FastAPI:
-    """The web application of a server of this folder."""
+    """Return the web application of a server."""
     with contextlib.chdir(ROOT / "resources_servers" / folder):
         return server.setup_webserver()
 
 
 def end_group_with_this_process() -> None:
-    """Leave a process that kills this one's group once it is gone: Ray's daemons end by themselves after a minute."""
+    """Fork a process that kills this process's group afterwards: Ray's daemons would live on for a minute."""
     this = os.getpid()
     if os.fork() == 0:
         while os.getppid() == this:
@@ -75,7 +74,7 @@ def end_group_with_this_process() -> None:
 
 
 def main() -> None:
-    """Serve what standard input asks for; this process leads a session of its own."""
+    """Serve the server that standard input names; this process leads a session."""
     end_with_parent()
     end_group_with_this_process()
     asked = json.load(sys.stdin)

@@ -1,8 +1,8 @@
-"""Verifiable instructions by name: those of IFEval and those that its sequels for training added.
+"""Verifiable instructions by name, from IFEval and its sequels for training.
 
-The former are of Zhou et al., "Instruction-Following Evaluation for Large Language Models", arXiv:2311.07911, table 1;
-the latter of Pyatkin et al., "Generalizing Verifiable Instruction Following", arXiv:2507.02833, as NeMo-Gym names
-them. A checker takes the response and the instruction's arguments, and is linear in the response's length.
+IFEval: Zhou et al., "Instruction-Following Evaluation for Large Language Models", arXiv:2311.07911, table 1. Sequels:
+Pyatkin et al., "Generalizing Verifiable Instruction Following", arXiv:2507.02833, named as in NeMo-Gym. A checker takes
+the response and the instruction's arguments, and is linear in the response's length.
 """
 
 import json
@@ -71,7 +71,7 @@ def _in_language(response: str, wanted: str) -> bool:
 
 
 def _paragraphs(parts: list[str]) -> int | None:
-    """How many parts are not blank; None when a blank one stands between others."""
+    """Count the parts that are not blank; None when a blank part stands between two parts."""
     if any(not part.strip() for part in parts[1:-1]):
         return None
     return sum(bool(part.strip()) for part in parts)
@@ -156,7 +156,7 @@ def _quotation(response: str) -> bool:
 
 
 def _repeat_phrase(response: str, phrase: str, small_n: int) -> bool:
-    """The phrase stands there so many times, each time with at most one word changed, the last time with one."""
+    """Check for `small_n` copies of a phrase, each with at most one changed word, the last with exactly one."""
     words = phrase.split()
     start, end = f"{words[0]} ", f" {words[-1]}"
     found = [match.split() for line in response.split("\n") for match in _between(start, end, line)]
@@ -194,7 +194,7 @@ def _last_word(response: str, last_word: str) -> bool:
 
 
 def _counting_composition(response: str, n_sent: int, n_words: int) -> bool:
-    """Three paragraphs, each of so many sentences, each of so many tokens."""
+    """Check for three paragraphs of `n_sent` sentences of `n_words` tokens."""
     parts = [part for part in response.split("***") if part.strip()]
     if _paragraphs(response.split("***")) != 3:
         return False
@@ -290,7 +290,7 @@ INSTRUCTIONS: dict[str, Callable[..., bool]] = {
 
 
 def obeys(name: str, response: str, arguments: dict[str, Any] | None) -> bool:
-    """Whether a response obeys the instruction `name`; null arguments are left out.
+    """Check a response against the instruction `name`; null arguments are left out.
 
     KeyError for an unknown name; TypeError, ValueError or AttributeError for arguments that do not fit.
     """

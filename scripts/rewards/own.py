@@ -1,9 +1,9 @@
 """A user's own environment: one Python file, whose functions reward the rows that bear its name.
 
-``verify(row, response)`` scores one response, 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of one
-prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
-``good_answer(row)`` gives an answer that deserves the full reward. A class of TRL's protocol (see
-`scripts.rewards.episode`) has tools for several turns; where it has ``get_reward()``, that stands in for ``verify``.
+``verify(row, response)`` scores one response from 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of
+one prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
+``good_answer(row)`` gives an answer that deserves the full reward. A class of TRL's protocol
+(`scripts.rewards.episode`) has tools for several turns; its ``get_reward()`` stands in for ``verify``.
 The file is the user's code and runs in the process that asks for rewards.
 """
 
@@ -32,24 +32,20 @@ SHOWN = 60
 
 
 class OwnEnvironment:
-    """The functions of an environment's file; whatever they do wrong is a UserError that names the file and the row."""
+    """The functions of an environment's file; their mistakes are UserErrors that name the file and the row."""
 
     def __init__(self, name: str, path: Path, expected: str | None = None) -> None:
-        """Load the file; UserError when that fails, or its SHA-256 is not the expected one."""
+        """Load the file; UserError when loading fails, or the SHA-256 is not the expected one."""
         self._name, self._path = name, path
         module = self._load(expected)
         kind = self._class_of(module)
         self.reads_response = not hasattr(kind, "get_reward")
         self._functions = self._functions_of(module)
+        self.compares = "compare" in self._functions
         self.environment_factory = self._factory_of(kind) if kind else None
 
-    @property
-    def compares(self) -> bool:
-        """Whether all rollouts of a prompt are rewarded together."""
-        return "compare" in self._functions
-
     def verify(self, row: Row, response: str) -> float:
-        """The score of one response, 0 to 1; where the environment itself rewards, of nothing done if nothing was."""
+        """Score one response from 0 to 1; without an episode, ``get_reward()`` scores a rollout without a deed."""
         if self.reads_response:
             name, value = "verify", self._call("verify", row, response)
         else:
@@ -66,7 +62,7 @@ class OwnEnvironment:
         return episode._reward()
 
     def compare(self, row: Row, responses: list[str]) -> list[float]:
-        """The rewards of one prompt's rollouts, in their order."""
+        """Return the rewards of one prompt's rollouts, in order."""
         values = self._call("compare", row, list(responses))
         if isinstance(values, str) or not hasattr(values, "__iter__"):
             raise self._error("compare", f"returned {values!r} instead of a list of rewards", row)
@@ -76,7 +72,7 @@ class OwnEnvironment:
         return values
 
     def check(self, row: Row) -> str | None:
-        """Why the row cannot be rewarded, or None."""
+        """Say why the row cannot be rewarded, or None."""
         return self._text("check", row)
 
     def answer(self, row: Row) -> str | None:
@@ -91,12 +87,11 @@ class OwnEnvironment:
         if expected is not None and sha256(source).hexdigest() != expected:
             raise UserError(
                 f"environment {self._name}: {self._path} has changed since the stage was planned; start again to train "
-                "with what it says now"
+                "with the new text"
             )
         name = f"own_environment_{sha256(self._name.encode()).hexdigest()[:16]}"
         loader = SourceFileLoader(name, str(self._path))
-        module = module_from_spec(spec_from_loader(name, loader))
-        sys.modules[name] = module
+        module = sys.modules[name] = module_from_spec(spec_from_loader(name, loader))
         try:
             exec(loader.source_to_code(source, str(self._path)), module.__dict__)  # noqa: S102
         except (Exception, SystemExit) as error:
@@ -117,13 +112,13 @@ class OwnEnvironment:
         return functions
 
     def _class_of(self, module: ModuleType) -> type | None:
-        """The class of its rollouts; None where a response is one message."""
+        """Return the class of the rollouts; None where a response is one message."""
         classes = [
             kind
-            for kind in vars(module).values()
-            if isinstance(kind, type)
-            and kind.__module__ == module.__name__
-            and not kind.__name__.startswith("_")
+            for name, kind in vars(module).items()
+            if getattr(kind, "__module__", "") == module.__name__
+            and isinstance(kind, type)
+            and not name.startswith("_")
             and hasattr(kind, "reset")
         ]
         if len(classes) > 1:
@@ -137,14 +132,13 @@ class OwnEnvironment:
         tools = tools_in(kind)
         if not tools:
             raise self._refusal(f"class {kind.__name__} has no tool: no public method but {' and '.join(PROTOCOL)}")
-        for name, method in tools.items():
-            if inspect.iscoroutinefunction(method):
-                raise self._refusal(f"{kind.__name__}.{name} is async; make it a plain method")
         seconds = getattr(kind, "tool_timeout", TOOL_SECONDS)
         if not isinstance(seconds, Real) or not seconds > 0:
             raise self._refusal(f"{kind.__name__}.tool_timeout is {seconds!r} instead of a number of seconds")
         factory = episode_class(kind, float(seconds), self._fault)
-        for name in tools:
+        for name, method in tools.items():
+            if inspect.iscoroutinefunction(method):
+                raise self._refusal(f"{kind.__name__}.{name} is async; make it a plain method")
             try:
                 get_json_schema(getattr(factory(), name))
             except Exception as error:
@@ -155,14 +149,7 @@ class OwnEnvironment:
         try:
             return self._functions[name](row, *arguments)
         except (Exception, SystemExit) as error:
-            raise self._error(name, f"raised at {self._place_and_cause(error)}", row, VerifierError) from error
-
-    def _fault(self, name: str, error: BaseException | str, row: Row) -> UserError:
-        says = error if isinstance(error, str) else f"raised at {self._place_and_cause(error)}"
-        return self._error(name, says, row)
-
-    def _refusal(self, says: str) -> UserError:
-        return UserError(f"environment {self._name}: {self._path}: {says}")
+            raise self._fault(name, error, row, VerifierError) from error
 
     def _text(self, name: str, row: Row) -> str | None:
         value = self._call(name, row) if name in self._functions else None
@@ -175,13 +162,19 @@ class OwnEnvironment:
             raise self._error(name, f"returned {value!r}, which is no finite number", row)
         return float(value)
 
+    def _refusal(self, says: str) -> UserError:
+        return UserError(f"environment {self._name}: {self._path}: {says}")
+
+    def _fault(self, name: str, error: BaseException | str, row: Row, kind: type[UserError] = UserError) -> UserError:
+        says = error if isinstance(error, str) else f"raised at {self._place_and_cause(error)}"
+        return self._error(name, says, row, kind)
+
     def _error(self, name: str, says: str, row: Row, kind: type[UserError] = UserError) -> UserError:
-        question = " ".join(last_question(row).split())
-        asks = shortened(question, SHOWN)
+        asks = shortened(" ".join(last_question(row).split()), SHOWN)
         return kind(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
 
     def _place_and_cause(self, error: BaseException) -> str:
-        """Where in the file it was raised, and what."""
+        """Locate an error in the file, and name it."""
         what = "".join(traceback.format_exception_only(error)[-1:]).strip()
         if isinstance(error, SyntaxError) and error.filename == str(self._path):
             return f"{self._path}:{error.lineno}: {what}"

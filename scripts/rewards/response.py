@@ -8,22 +8,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """One call of a declared tool."""
+    """One call of a tool."""
 
     name: str
     arguments: dict[str, Any]
 
 
 def as_call(name: str, arguments: dict[str, Any]) -> str:
-    """A call of a tool as text, which `parse_calls` reads."""
+    """Write a call of a tool as text for `parse_calls`."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def parse_calls(text: str) -> list[FunctionCall]:
-    """The tool calls in a response, in order; none when the response is a message or a malformed call.
+    """Return the tool calls in a response, in order; none for a message or a malformed call.
 
     Two notations are read: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` anywhere in the text
-    (vLLM's parser "hermes"), and a response that is as a whole a list of calls with literal keyword arguments,
+    (vLLM's parser "hermes"), and a whole response that is a list of calls with literal keyword arguments,
     ``[name(key="value")]`` (vLLM's parser "pythonic"). Nothing is ever evaluated.
     """
     if blocks := _hermes_blocks(text):

@@ -1,8 +1,8 @@
-"""Runs a function on untrusted input, each call in a confined process of its own, on all cores.
+"""Run a function on untrusted input, each call in a confined process, on all cores.
 
 A few servers for each function (`scripts.rewards.sandbox_server`) fork a process for every call. A server never holds
-an input, since all that it forks could find it there: the caller writes it to a file in memory, sends the descriptor
-and reads itself, up to a limit, what the call left. The servers get none of our environment but the way to Python's
+an input, which every forked process could find there: the caller writes the input to a file in memory, sends the
+descriptor, and reads the results, up to a limit. The servers get none of our environment but the way to Python's
 libraries, and end with the process that started them.
 """
 
@@ -43,11 +43,10 @@ READY, RETURNED, RAISED = b"ready", b"returned ", b"raised "
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call went: `value` is what the function returned (JSON), `error` why it did not return.
+    """The end of a call: the returned `value` (JSON), or the `error`.
 
-    `ended` says how: it returned; it raised; its process died or was killed (memory, a signal, an early exit, more
-    output than was asked for); it took too long; or the call was lost, by what it was given or by its server, and says
-    nothing of the input.
+    `ended`: returned; raised; killed (by memory, a signal, an early exit, or too much output); timeout; lost, by the
+    arguments or the server, without a word on the input.
     """
 
     ended: Literal["returned", "raised", "killed", "timeout", "lost"]
@@ -57,10 +56,7 @@ class Outcome:
 
 
 class Sandbox:
-    """Calls of one function, named `module:function`; several threads may call at once.
-
-    `imports` names modules that its calls import, to be imported once.
-    """
+    """Calls of one function, named `module:function`, from any thread; `imports` names modules to import beforehand."""
 
     def __init__(self, function: str, *imports: str) -> None:
         self._command = [function, *imports]
@@ -69,9 +65,9 @@ class Sandbox:
             self._idle.put(None)
 
     def call(self, *arguments: Any, stdin: str = "", seconds: float = 10.0, size: int = MEBIBYTE) -> Outcome:
-        """Call the function in a confined process that lives `seconds` and leaves `size` bytes of each kind at most.
+        """Call the function in a confined process for `seconds`, with `size` bytes of output and of value at most.
 
-        Raises UserError where this machine cannot confine it, and nothing for what its input is or does.
+        UserError where this machine cannot confine a process; no input raises anything.
         """
         server = self._idle.get()
         try:
@@ -90,13 +86,13 @@ class Sandbox:
 
 
 def cores() -> int:
-    """How many of this machine's cores this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def sandbox(function: str, *imports: str) -> Sandbox:
-    """The sandbox of a function, the same for all who ask."""
+    """Return the sandbox of a function, shared by all callers."""
     return Sandbox(function, *imports)
 
 
@@ -168,12 +164,12 @@ def _home() -> list[Path]:
 
 
 def read_file(file: int, size: int) -> bytes:
-    """The first `size` bytes and one more, to tell that there are more."""
+    """Read `size` bytes, and one more as a sign of further bytes."""
     return os.pread(file, min(os.fstat(file).st_size, size + 1), 0)
 
 
 def _outcome(status: int, output: bytes, result: bytes, size: int) -> Outcome:
-    """What a process left that ended by itself; all of it is the input's word and no more than data."""
+    """Read the results of a process that ended by itself, as untrusted data."""
     text = output[:size].decode("utf-8", "replace")
     if max(len(output), len(result)) > size:
         return Outcome("killed", output=text, error=f"left more than {size} bytes")

@@ -1,8 +1,8 @@
-"""Forks a confined process for every call of one function: `python -m scripts.rewards.sandbox_server`, by the sandbox.
+"""Fork a confined process for every call of one function: `python -m scripts.rewards.sandbox_server`, by the sandbox.
 
-It imports the function's module once, and calls its `warm_up`, if it has one, for what every call would have to work
-out anew. The forked process reads what is given to the function, after `scripts.rewards.confine` has locked it up; this
-one knows of a call no more than its descriptors, its time and its exit status.
+The server imports the function's module once, and calls the module's `warm_up`, if any. The forked process reads the
+arguments after `scripts.rewards.confine` has locked the process up; the server knows of a call only descriptors, time
+and exit status.
 """
 
 import gc
@@ -28,7 +28,7 @@ FILE_SIZE = 64 * MEBIBYTE
 
 
 def serve(function: Callable[..., Any], connection: socket.socket, hidden: list[str]) -> None:
-    """Fork a confined process for each call that comes, until the caller is gone."""
+    """Fork a confined process for each call, until the caller is gone."""
     Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, the training is not what ends
     confinement = Confinement([Path(path) for path in hidden], MEMORY, FILE_SIZE)
     gc.freeze()
@@ -48,7 +48,7 @@ def serve(function: Callable[..., Any], connection: socket.socket, hidden: list[
 
 
 def _wait(child: int, connection: socket.socket, seconds: float) -> int | None:
-    """The child's exit status (minus the signal that killed it); None when it had to be killed for its time."""
+    """Return the child's exit status (minus a signal's number); None for a child killed for its time."""
     handle = os.pidfd_open(child)
     poll = select.poll()
     poll.register(handle, select.POLLIN)
@@ -62,7 +62,7 @@ def _wait(child: int, connection: socket.socket, seconds: float) -> int | None:
 
 
 def _why_not_confined(confinement: Confinement) -> bytes:
-    """Lock a process up and try what it may not: ready, or what went wrong."""
+    """Lock a process up and try forbidden acts; return READY or the failure."""
     report = os.memfd_create("report")
     if os.fork() == 0:
         try:
@@ -76,7 +76,7 @@ def _why_not_confined(confinement: Confinement) -> bytes:
             ):
                 with suppress(PermissionError):
                     forbidden()
-                    raise RuntimeError("it did not keep a process from what it must not do")
+                    raise RuntimeError("a forbidden act succeeded")
             os.write(3, READY)
         except BaseException as error:
             os.write(3, f"{type(error).__name__}: {error}".encode())
@@ -89,7 +89,7 @@ def _why_not_confined(confinement: Confinement) -> bytes:
 
 
 def _run_confined(function: Callable[..., Any], files: list[int], confinement: Confinement, seconds: float) -> None:
-    """In the child: never returns, and looks at nothing of the input before it is locked up."""
+    """Run the call in the child, whose input is looked at after the locks; never returns."""
     try:
         request = os.pread(files[0], os.fstat(files[0]).st_size, 0)
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -112,7 +112,7 @@ def _run_confined(function: Callable[..., Any], files: list[int], confinement: C
 
 
 def main() -> None:
-    """Serve the function that the command line names, after importing the modules named behind it."""
+    """Serve the function that the command line names, after importing the modules named behind."""
     for number in SIGNALS:  # sent to all of a job by Slurm, to have its step end well, which needs verdicts
         signal.signal(number, signal.SIG_IGN)
     hidden, function, *imports = sys.argv[1:]

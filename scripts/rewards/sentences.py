@@ -25,9 +25,9 @@ langdetect.DetectorFactory.seed = 0
 
 
 def split_sentences(text: str) -> list[str]:
-    """The pieces of a text that end with a full stop, a question or an exclamation mark, and what follows the last.
+    """Split a text after full stops, question and exclamation marks, except in abbreviations, initials and numbers.
 
-    Abbreviations, initials, numbers and domain names do not end one; two marks in a row have an empty piece between.
+    Two marks in a row have an empty piece between.
     """
     text = f" {text}  ".replace("\n", " ")
     text = _keep_inner_stops(re.sub(r"\.{2,}", lambda match: _INNER * len(match[0]) + _END, text))
@@ -38,7 +38,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def count_sentences(text: str) -> int:
-    """How many sentences a text has: each ends with a mark before white space, or with the text."""
+    """Count the sentences of a text: each ends with a mark before white space, or with the text."""
     words = _keep_inner_stops(f" {text} ").split()
     ends = [word.rstrip("\"'”’)]*_").endswith((".", "?", "!")) for word in words]
     return sum(ends) + (bool(ends) and not ends[-1])
@@ -51,15 +51,15 @@ def _keep_inner_stops(text: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """The words and marks of a text, near to the Penn Treebank's: don't is do and n't, a full stop is a token.
+    """Split a text into words and marks, nearly as the Penn Treebank: don't is do and n't, a full stop is a token.
 
-    A double quote is two single ones, which lean where it opens.
+    A double quote becomes two single ones, leaning at an opening.
     """
     return _TOKEN.findall(_OPENING_QUOTE.sub("``", text).replace('"', "''"))
 
 
 def language(text: str) -> str | None:
-    """The ISO 639-1 code of a text's language (zh-cn and zh-tw for Chinese); None when nothing in it tells."""
+    """Return the ISO 639-1 code of a text's language (zh-cn, zh-tw for Chinese); None for a text without features."""
     try:
         return langdetect.detect(text)
     except langdetect.LangDetectException:
@@ -67,6 +67,6 @@ def language(text: str) -> str | None:
 
 
 def languages() -> list[str]:
-    """The codes that `language` may return."""
+    """List the codes that `language` may return."""
     langdetect.detector_factory.init_factory()
     return langdetect.detector_factory._factory.get_lang_list()

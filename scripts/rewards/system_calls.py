@@ -1,7 +1,6 @@
-"""The system calls that untrusted code may make, as a seccomp filter: what is not named here is refused.
+"""The system calls of untrusted code, as a seccomp filter that refuses all others.
 
-The filter is written out in classic BPF, which the kernel loads without a privilege; a library (libseccomp) would be
-one more thing of the system that clusters do not have.
+Written in classic BPF, which the kernel loads without a privilege; many clusters lack libseccomp.
 """
 
 import os
@@ -51,7 +50,7 @@ Instruction = tuple[int, int, int, int]
 
 @cache
 def filter_program() -> bytes:
-    """The instructions for this machine's architecture: each a code, two jumps and an operand."""
+    """Return the instructions for this machine's architecture: each a code, two jumps and an operand."""
     column = list(ARCHITECTURES).index(platform.machine())
     allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE | EPERM)
 

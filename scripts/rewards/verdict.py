@@ -1,4 +1,4 @@
-"""What stands in for the reward of a response that no verifier could judge."""
+"""Responses that no verifier could judge, and the reward in their place."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ SHOWN = 300
 
 
 class NotJudged(Exception):
-    """A response that cannot be judged; says why."""
+    """A response cannot be judged; the message says why."""
 
 
 class VerifierError(UserError):
-    """A verifier failed: by its row, by its own code, or by a response that it was not made for."""
+    """A verifier failed: by its row, its code, or an unforeseen response."""
 
 
 class Unjudged(float):
-    """The reward of a response that could not be judged: 0, and why."""
+    """The reward of a response that could not be judged: 0, with the reason in `why`."""
 
     why: str
 
     def __new__(cls, why: str) -> "Unjudged":
-        """Zero, with a reason of one short line."""
+        """Make a zero with a reason of one short line."""
         reward = super().__new__(cls, 0.0)
         printable = why.encode("utf-8", "backslashreplace").decode()
         reward.why = shortened(" ".join(printable.split()), SHOWN)
@@ -30,12 +30,12 @@ class Unjudged(float):
 
 
 def described(error: Exception) -> str:
-    """An exception by its kind and words; a UserError says all by itself."""
+    """Describe an exception by kind and words; a UserError by its words alone."""
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 def value_of(outcome: Outcome) -> Any:
-    """What a confined call returned; NotJudged where it did not return."""
+    """Return the value of a confined call; NotJudged where the call did not return."""
     if outcome.ended != "returned":
         raise NotJudged(f"{outcome.ended}: {outcome.error}")
     return outcome.value

@@ -1,1 +1,1 @@
-"""One file an environment, found by `scripts.rewards.registry`: what its rows hold, and how responses are rewarded."""
+"""The environments, found by `scripts.rewards.registry`: contracts of rows and verifiers of responses."""

@@ -1,7 +1,7 @@
 """code_gen: the last code block of the response passes all unit tests (LiveCodeBench's format, arXiv:2403.07974).
 
-A program is Python. Every test runs it anew in a confined process (`scripts.rewards.sandbox`) of 10 seconds and 4 GiB,
-which is given the input alone: what it printed or returned is compared here with what is expected.
+Every test runs the Python program anew in a confined process (`scripts.rewards.sandbox`) of 10 seconds and 4 GiB. The
+process gets the input alone; outputs and returned values are compared outside.
 """
 
 import atexit
@@ -35,14 +35,14 @@ _PRELUDE = "".join(
 
 
 class UnitTests(Struct):
-    """What a program is run on, and what it must print or return."""
+    """Inputs of a program, and the outputs or returned values to expect."""
 
     inputs: Annotated[list[str], Meta(min_length=1)]
     outputs: list[str]
     fn_name: str | None = None
 
     def __post_init__(self) -> None:
-        """Each input has its output; arguments and results of a function are JSON."""
+        """Refuse inputs without outputs, and arguments or results of a function that are no JSON."""
         if len(self.inputs) != len(self.outputs):
             raise broken("outputs", f"has {len(self.outputs)} entries for {len(self.inputs)} inputs")
         if self.fn_name is not None:
@@ -65,12 +65,12 @@ class CodeGenRow(PromptRow, kw_only=True):
 
 
 def verify(row: dict[str, Any], response: str) -> float:
-    """1.0 if the program passes all of ``verifier_metadata.unit_tests``, else 0.0; it ends at the first that fails.
+    """Return 1.0 if the program passes all of ``verifier_metadata.unit_tests``, else 0.0.
 
-    Without ``fn_name`` a test is the standard input and the output that is expected, compared by lines, a line as
-    text or else as numbers. With it, a test is the arguments, one JSON value a line, and the value that the function
-    (or the method of a class ``Solution``) is to return. No code block or a ``<think>`` in the answer is 0.0, and so
-    is a program that fails, dies or takes too long; NotJudged where its process was lost.
+    Without ``fn_name`` a test is standard input and expected output, compared by lines, as text or else as numbers.
+    With ``fn_name``, a test is the arguments, one JSON value a line, and the value to expect of the function or the
+    method of a class ``Solution``. A missing code block or a ``<think>`` in the answer is 0.0, and so is a program
+    that fails, dies or takes too long. NotJudged where the process was lost.
     """
     code = last_code_block(response)
     if not code or "<think>" in response or "</think>" in response:
@@ -86,7 +86,7 @@ def verify(row: dict[str, Any], response: str) -> float:
 
 
 def last_code_block(response: str) -> str:
-    """The lines between the last two that have a fence of three backticks; empty without two of them."""
+    """Return the lines between the last two fences of three backticks; empty without two fences."""
     lines = response.split("\n")
     fences = [number for number, line in enumerate(lines) if "```" in line]
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else ""
@@ -113,7 +113,7 @@ def _call(function: str, *arguments: Any, expected: str, stdin: str = "") -> Out
 
 
 def same_output(output: str, expected: str) -> bool:
-    """Whether two outputs have the same lines, white space around them aside; lines of numbers go by value."""
+    """Compare two outputs line by line, white space aside; lines of numbers go by value."""
     output, expected = output.strip(), expected.strip()
     if output.count("\n") != expected.count("\n"):  # a text of nothing but line ends is not split
         return False
@@ -133,7 +133,7 @@ def _same_line(line: str, expected: str) -> bool:
 
 
 def same_value(value: Any, expected: Any) -> bool:
-    """Whether two JSON values are equal, or are (texts of) numbers that differ by 1e-5 of the expected one at most."""
+    """Compare two JSON values; numbers, or texts of numbers, may differ by 1e-5 of the expected value."""
     if value == expected or json.dumps(value) == json.dumps(expected):
         return True
     try:
@@ -154,7 +154,7 @@ def run_program(code: str) -> None:
 
 
 def call_function(code: str, name: str, arguments: list[Any]) -> Any:
-    """What a function of a program returns, or of its class Solution, as a JSON value."""
+    """Call a function of a program, or of a class Solution, and return a JSON value."""
     names = _execute(code)
     function = getattr(names["Solution"](), name) if "class Solution" in code else names[name]
     value = function(*arguments)

@@ -11,10 +11,7 @@ from scripts.rows.request import PromptRow, Text, broken
 
 
 class InstructionFollowingRow(PromptRow, kw_only=True):
-    """instruction_following: every instruction, or a share of them, is obeyed.
-
-    Gym's main branch also finds them in ``verifier_metadata``; the Gym of no release does.
-    """
+    """instruction_following: instructions by name, each with arguments."""
 
     id: int
     instruction_id_list: Annotated[list[Text], Meta(min_length=1)]
@@ -23,16 +20,16 @@ class InstructionFollowingRow(PromptRow, kw_only=True):
     grading_mode: Literal["binary", "fraction"] = "binary"
 
     def check_fields(self) -> None:
-        """There are as many arguments as instructions."""
+        """Refuse another number of arguments than of instructions."""
         given, asked = len(self.kwargs), len(self.instruction_id_list)
         if given != asked:
             raise broken("kwargs", f"has {given} entries for {asked} instructions")
 
 
 def verify(row: dict[str, Any], response: str) -> float:
-    """1.0 if every instruction is obeyed (``grading_mode`` fraction: the share obeyed), else 0.0; empty is 0.0.
+    """Return 1.0 if every instruction is obeyed (``grading_mode`` fraction: the share), else 0.0; empty is 0.0.
 
-    The fields may stand in ``verifier_metadata`` or, as in older rows, beside it.
+    The fields may stand in ``verifier_metadata`` or, as in older rows, beside ``verifier_metadata``.
     """
     if not response.strip():
         return 0.0
@@ -42,7 +39,7 @@ def verify(row: dict[str, Any], response: str) -> float:
 
 
 def check(row: dict[str, Any]) -> str | None:
-    """Why the row's instructions cannot be verified, or None."""
+    """Say why the row's instructions cannot be verified, or None."""
     names, arguments, mode = _task(row)
     if not isinstance(names, list) or not isinstance(arguments, list):
         return "instruction_id_list and kwargs are not both lists"

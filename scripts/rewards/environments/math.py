@@ -1,4 +1,4 @@
-"""math_with_judge: the response's answer is mathematically equal to the expected one, or a judge says so."""
+"""math_with_judge: the response's answer equals the expected answer, as Gym finds with should_use_judge false."""
 
 import logging
 import re
@@ -19,23 +19,23 @@ _BOXED_INTEGER = re.compile(r"\s*\\boxed\{\s*(-?\d{1,15})\s*\}\s*")
 
 
 class MathRow(PromptRow, kw_only=True):
-    """math_with_judge, and ns_tools where it hands on to it: the answer stays a string, "34" and never 34."""
+    """math_with_judge, and ns_tools with this verifier: the answer is a string, "34" and never 34."""
 
     question: str
     expected_answer: Text
 
 
 def verify(row: dict[str, Any], response: str) -> float:
-    """1.0 if math-verify finds in the response (boxed answers first) a value equal to ``expected_answer``, else 0.0.
+    """Return 1.0 if math-verify finds a value equal to ``expected_answer`` (boxed answers first), else 0.0.
 
-    NotJudged after 10 seconds: what sympy is asked to compute is the response's choice. An integer that is all of the
-    response needs no math-verify.
+    NotJudged after 10 seconds, since the response chooses the work of sympy. A response of one boxed integer needs no
+    math-verify.
     """
     return _verify(row["expected_answer"], response)
 
 
 def check(row: dict[str, Any]) -> str | None:
-    """Why no answer could be right or found to be, or None."""
+    """Say why no answer could be found right, or None."""
     return unavailable() if row["expected_answer"].strip() else "expected_answer is empty"
 
 
@@ -48,7 +48,7 @@ def _verify(expected: str, response: str) -> float:
 
 
 def equal(expected: str, response: str) -> float:
-    """1.0 if a value in the response equals the expected one, else 0.0; it may take for ever."""
+    """Return 1.0 if a value in the response equals the expected value, else 0.0; may never return."""
     import math_verify as library  # noqa: PLC0415 - sympy takes a while
 
     latex = library.LatexExtractionConfig()
@@ -58,14 +58,14 @@ def equal(expected: str, response: str) -> float:
 
 
 def warm_up() -> None:
-    """Compare what is usual, so that the tables of the parsers are filled."""
+    """Compare usual answers, so that the tables of the parsers are filled."""
     usual = ("2", "-1.5", r"\frac{1}{2}", r"\dfrac{3}{4}", r"2\sqrt{3}", "x^2+1", r"(1, 2]", r"\{1, 2\}", r"50\%")
     for answer in usual:
         equal(answer, rf"We get ${answer}$, so $x = {answer}$: \boxed{{{answer}}}.")
 
 
 def _bare(expected: str) -> str:
-    r"""Without the delimiters of ``\(...\)`` and ``$...$``, which may not stand in a box."""
+    r"""Take off ``\(...\)`` and ``$...$``, which may not stand in a box."""
     expected = expected.strip()
     if expected.startswith(r"\(") and expected.endswith(r"\)"):
         expected = expected[2:-2].strip()

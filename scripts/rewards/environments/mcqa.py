@@ -1,8 +1,7 @@
-"""mcqa: the letter that the response chooses is the expected one."""
+"""mcqa: the response chooses the expected letter."""
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, Literal
 
 import regex
@@ -20,18 +19,16 @@ _OTHER_SCRIPTS = str.maketrans(dict(zip("أبجدঅবডঢＡＢＣＤ", (f" 
 
 
 def verify(row: dict[str, Any], response: str) -> float:
-    """1.0 if the letter read from the response equals ``expected_answer``, else 0.0.
+    """Return 1.0 if the letter in the response equals ``expected_answer``, else 0.0.
 
-    ``template_metadata.output_regex`` (a pattern, or several to be tried in turn), where a row has one, says where
-    the choice is read: the last match is a letter or the text of an option. Where it finds none, and without it,
-    ``grading_mode`` says it: in the first box that holds one capital and no other letter (strict_single_letter_boxed,
-    the default); there or, where no such box holds an option's letter, in the first box, as the text of exactly one
-    option (lenient_boxed); after the first "Answer:", as nothing but a letter or an option's text
-    (lenient_answer_colon).
+    The last match of ``template_metadata.output_regex`` (one pattern, or several to be tried in turn) is a letter or
+    the text of an option. Without a pattern or a match, ``grading_mode`` decides:
+
+    - strict_single_letter_boxed (default): the first box that holds one capital and no other letter;
+    - lenient_boxed: the same or, where that box names no option, the text of exactly one option in the first box;
+    - lenient_answer_colon: after the first "Answer:", nothing but a letter or an option's text.
     """
-    options = _options(row)
-    text = response.strip()
-    chosen = None
+    options, text, chosen = _options(row), response.strip(), None
     for pattern in _patterns(row):
         chosen = chosen or _by_pattern(pattern, text, options)
     chosen = chosen or _MODES[row.get("grading_mode", _STRICT)](text, options)
@@ -39,14 +36,14 @@ def verify(row: dict[str, Any], response: str) -> float:
 
 
 def check(row: dict[str, Any]) -> str | None:
-    """Why no choice could be read or be right, or None."""
+    """Say why no choice could be read or be right, or None."""
     if row["expected_answer"].strip().upper() not in _options(row) and not _patterns(row):
         return f"expected_answer {row['expected_answer']!r} is the letter of no option"
-    try:
-        for pattern in _patterns(row):
-            compiled(pattern, re.IGNORECASE)
-    except ValueError as error:
-        return f"template_metadata.output_regex: {error}"
+    for pattern in _patterns(row):
+        try:
+            regex.compile(pattern, regex.IGNORECASE)
+        except (regex.error, RecursionError) as error:
+            return f"template_metadata.output_regex: {pattern!r} is no regular expression: {error}"
     return None
 
 
@@ -61,44 +58,15 @@ def _patterns(row: dict[str, Any]) -> list[str]:
 
 
 def _by_pattern(pattern: str, text: str, options: Options) -> str | None:
-    match = last_match(pattern, text, re.IGNORECASE)
-    if match is None:
+    try:
+        *_, match = regex.finditer(pattern, text, regex.IGNORECASE, timeout=REGEX_SECONDS)
+    except (TimeoutError, ValueError):  # too slow, or no match to unpack
         return None
     content = (match[1] or "") if match.re.groups else match[0]
     content = content.strip().translate(_OTHER_SCRIPTS).strip()
     if len(content) == 1 and content.isalpha():
         return content.upper()
     return _option_that_is(content, options)
-
-
-@lru_cache(maxsize=4096)
-def groups_of(pattern: str) -> int | str:
-    """How many groups a regular expression of Python's captures, or why it is none."""
-    try:
-        return re.compile(pattern).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        return str(error)
-
-
-@lru_cache(maxsize=4096)
-def compiled(pattern: str, flags: int = 0) -> regex.Pattern:
-    """The pattern, ready to match; ValueError says what is wrong with it."""
-    try:
-        return regex.compile(pattern, flags)
-    except (regex.error, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-
-
-def last_match(pattern: str, text: str, flags: int = 0) -> regex.Match | None:
-    """The pattern's last match in a text; None without one, or when looking for it takes longer than a second.
-
-    ValueError as from `compiled`.
-    """
-    try:
-        matches = list(compiled(pattern, flags).finditer(text, timeout=REGEX_SECONDS))
-    except TimeoutError:
-        return None
-    return matches[-1] if matches else None
 
 
 def _strict_boxed(text: str, options: Options) -> str | None:
@@ -144,23 +112,25 @@ _MODES: dict[str, Callable[[str, Options], str | None]] = {
 
 
 class Template(Struct):
-    """``template_metadata``: how this row's prompt asks for its answer."""
+    """``template_metadata``: regular expressions that find the answer."""
 
     output_regex: str | list[str] = []
 
-    def patterns(self) -> list[str]:
-        """Its regular expressions."""
-        return [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex
+    def groups(self) -> list[int]:
+        """Count the groups of each expression; refuse one that does not compile, which Gym takes for no answer."""
+        patterns = [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex
+        try:
+            return [re.compile(pattern).groups for pattern in patterns]
+        except (re.error, OverflowError, RecursionError) as error:
+            raise broken("output_regex", f"does not compile ({error})") from None
 
     def __post_init__(self) -> None:
-        """Gym takes a regular expression that does not compile for an answer that is not there."""
-        for pattern in self.patterns():
-            if isinstance(groups := groups_of(pattern), str):
-                raise broken("output_regex", f"does not compile ({groups})")
+        """Refuse expressions that do not compile."""
+        self.groups()
 
 
 class McqaRow(PromptRow, kw_only=True):
-    """mcqa: the chosen letter is the expected one."""
+    """mcqa: one of several options is right."""
 
     expected_answer: Text
     options: list[dict[str, str | None]] | None = None
@@ -170,13 +140,13 @@ class McqaRow(PromptRow, kw_only=True):
     uuid: str | None = None
 
     def check_fields(self) -> None:
-        """The expected letter is one of the options'; only a row with a regular expression of its own needs none."""
-        patterns = self.template_metadata.patterns() if self.template_metadata else []
-        if any(groups_of(pattern) > 1 for pattern in patterns):
+        """Refuse an expected letter without an option; a row with a regular expression needs no options."""
+        groups = self.template_metadata.groups() if self.template_metadata else []
+        if any(count > 1 for count in groups):
             raise broken("template_metadata.output_regex", "captures more than one group; Gym reads one")
         options = [pair for option in self.options or () for pair in option.items()]
         letters = {letter.upper() for letter, text in options if text is not None and len(letter) == 1}
-        if not letters and not patterns:
+        if not letters and not groups:
             raise broken("options", "has no letter with a text, so no answer can be right")
         if letters and self.expected_answer.strip().upper() not in letters:
             known = ", ".join(sorted(letters))

@@ -1,4 +1,4 @@
-"""structured_outputs: the response is one value that obeys the row's schema; in other formats than JSON Gym says so."""
+"""structured_outputs: the response is JSON that obeys the row's schema; Gym verifies the other formats."""
 
 import json
 from functools import lru_cache
@@ -23,11 +23,11 @@ _SLOW = ("attern", "uniqueItems", "contains", "$ref")  # by these a schema can k
 
 
 def verify(row: dict[str, Any], response: str) -> float:
-    """1.0 if the whole response is JSON that validates against ``schema_str``, else 0.0.
+    """Return 1.0 if the whole response is JSON that validates against ``schema_str``, else 0.0.
 
-    With ``response_mode: tool_call`` the value is the arguments of the one call that the response makes, of
-    ``tool_name`` where the row has one, or their ``tool_payload_key``. The schema (JSON Schema 2020-12) is made strict
-    first, as the environment does: of every object all declared properties are required and no others allowed.
+    With ``response_mode: tool_call`` the value is the arguments of the response's only call (of ``tool_name``, where
+    the row names a tool), or the ``tool_payload_key`` of the arguments. The schema (JSON Schema 2020-12) is made strict
+    first: every declared property of an object is required, and no further property allowed.
     """
     schema = row["schema_str"]
     if not response.strip():
@@ -51,7 +51,7 @@ def _is_call(row: dict[str, Any]) -> bool:
 
 
 def check(row: dict[str, Any]) -> str | None:
-    """Why the row's format or schema cannot be used here, or None."""
+    """Say why the row's format or schema cannot be used here, or None."""
     kind = row.get("schema_type", "json")
     if kind != "json" and not _is_call(row):
         return (
@@ -69,7 +69,7 @@ def _may_be_slow(schema: str) -> bool:
 
 
 def obeys(schema_text: str, text: str) -> float:
-    """1.0 if a text in JSON obeys a schema, else 0.0; it may take for ever, by the schema's regular expressions."""
+    """Return 1.0 if a text in JSON obeys a schema, else 0.0; the schema's regular expressions may never return."""
     try:
         return float(_validator(schema_text).is_valid(json.loads(text)))
     except (ValueError, RecursionError, Unresolvable):
@@ -96,7 +96,7 @@ SchemaType = Literal["null", "boolean", "object", "array", "number", "integer", 
 
 
 class Schema(Struct):
-    """A JSON schema, as far as a wrong one would fail every answer."""
+    """A JSON schema, as far as a mistake would fail every answer."""
 
     type: SchemaType | list[SchemaType] | None = None
     properties: "dict[str, Schema | bool]" = {}
@@ -135,7 +135,7 @@ class StructuredOutputsRow(PromptRow, kw_only=True):
     tool_union_mode: str | None = None
 
     def check_fields(self) -> None:
-        """The schema is one, and the tool that is to be called is offered."""
+        """Refuse a text that is no schema, and a tool that is not offered."""
         parse(self.schema_str, "schema_str", Schema)
         offered = {tool.name for tool in self.responses_create_params.tools}
         if self.response_mode == "tool_call" and self.tool_name and self.tool_name not in offered:
