@@ -1,7 +1,7 @@
-"""Check every row of a blend against the contract of its environment; all bad rows stand in one table.
+"""Check every row of a blend against the contract of the row's environment; list all bad rows in one table.
 
-With a bad row the status is 1 and no output appears. `--source` checks a blend as it is published, by hand: rows that
-are still to be filled in are counted, and line ends of Windows do not matter.
+With a bad row the status is 1 and no output appears. `--source` checks a published blend by hand: placeholder rows are
+counted, and line ends of Windows pass.
 """
 
 import argparse
@@ -29,7 +29,7 @@ LONGEST_PROBLEM = 200
 
 
 class BadRow(NamedTuple):
-    """A row that breaks its contract: where, its key (a line that is no row has none), environment, what is wrong."""
+    """A row that breaks a contract: line, key (empty for a broken line), environment, problem."""
 
     line: int
     key: str
@@ -39,10 +39,10 @@ class BadRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a blend's rows are held against.
+    """The contract of a blend's rows.
 
-    `form` is what all rows of preferences have, None: any; `is_published`: rows may still be placeholders, and lines
-    may end as on Windows.
+    `form` is the one form of all rows (scripts.rows.kinds), None for any. With `is_published`, rows may be placeholders
+    and lines may end as on Windows.
     """
 
     kind: RowKind = KINDS["prompts"]
@@ -52,7 +52,7 @@ class Rules:
     is_published: bool = False
 
     def problem_of(self, row: dict[str, Any], environment: str | None) -> str | None:
-        """What is wrong with a row; None: nothing."""
+        """Return the problem of a row; None for a good row."""
         if self.form not in (None, form := self.kind.form(row)):
             return f"$: is {form}, but the first row is {self.form}; a blend has one form"
         if not self.kind.is_rewarded:
@@ -65,7 +65,7 @@ class Rules:
 
 @dataclass
 class Tally:
-    """What was found in some rows: how many by environment, and the bad ones, the first of them in full."""
+    """Counts of some rows: by environment, allowed, bad; the first `SHOWN` bad rows in full."""
 
     rows: int = 0
     environments: Counter[str] = field(default_factory=Counter)
@@ -75,7 +75,7 @@ class Tally:
     bad: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, other: "Tally") -> None:
-        """Add the rows that follow."""
+        """Add the tally of the rows that follow."""
         room = SHOWN - len(self.shown)
         self.shown += [bad._replace(line=bad.line + self.rows) for bad in other.shown[:room]]
         self.rows += other.rows
@@ -92,12 +92,12 @@ class Tally:
 
 
 def _tidy(text: str) -> str:
-    """A text on one line of the table."""
+    """Shorten a text to one line of the table."""
     return shortened(" ".join(text.split()), LONGEST_PROBLEM)
 
 
 def _gist(problem: str) -> str:
-    """A problem without what differs from row to row: its path, or its words without the numbers."""
+    """Reduce a problem to its path, or to words without numbers, so that alike problems are counted together."""
     path, colon, _ = problem.partition(": ")
     return re.sub(r"\d+", "*", path if colon and path.startswith("$.") else problem)
 
@@ -135,7 +135,7 @@ def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally:
 
 
 def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tally]:
-    """Check files by blocks in several processes; UserError with the table of all bad rows if there are some."""
+    """Check files in several processes; UserError with the table of all bad rows, if any."""
     rules = replace(rules, form=_first_form(files[0], rules.kind))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
@@ -166,7 +166,7 @@ def _first_form(file: Path, kind: RowKind) -> str | None:
 
 
 def _table(tallies: dict[Path, Tally]) -> str:
-    """The bad rows, the first of them one by one, all of them by environment and problem where there are more."""
+    """Format the first bad rows one by one, and further ones by environment and problem."""
     bad = sum((tally.bad for tally in tallies.values()), Counter())
     found = [(f"{file}:{bad.line}", *bad[1:]) for file, tally in tallies.items() for bad in tally.shown][:SHOWN]
     total, rows = bad.total(), sum(tally.rows for tally in tallies.values())
@@ -193,7 +193,7 @@ def _columns(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
-    """The record of what was checked, small and the same for the same rows."""
+    """Return the record of the check, equal for equal rows."""
     return {
         "kind": rules.kind.name,
         "rows": sum(tally.rows for tally in tallies.values()),

@@ -1,8 +1,8 @@
-"""Rows of a blend that are there twice, or whose prompts overlap with a benchmark's, are left out and counted.
+"""Leave out duplicate rows, and rows whose prompts overlap with a benchmark's, and count them.
 
-Two rows are the same when their prompts are (`prompt`: the messages before the answer, with their tools and pictures),
-or all of them (`row`); runs of white space count as one. The first one stays. What is remembered of a row are 8 bytes;
-that a hash of 64 bits takes two different rows for the same has a chance of 3 in a million among ten million rows.
+Duplicates have equal prompts (`prompt`: the messages before the answer, with tools and pictures) or are equal in full
+(`row`), runs of white space counting as one; the first row stays. A row takes 8 bytes of memory; among ten million rows
+a hash of 64 bits confuses two with a chance of 3 in a million.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,14 +22,14 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 
 
 class Mark(NamedTuple):
-    """What the cleaner reads of a row: the hash it is deduplicated by, and the texts of its prompt's user messages."""
+    """A row for the cleaner: a hash for deduplication, and the texts of the prompt's user messages."""
 
     key: int | None
     texts: list[str]
 
 
 def mark_of(row: Row, kind: RowKind, by: Literal["prompt", "row"] | None) -> Mark:
-    """Return the mark of a row; processes that hold the decoded row make it."""
+    """Return the mark of a row, in the process that decoded the row."""
     if "_hf_placeholder" in row:
         prompt, texts = [[], row["_hf_placeholder"]], []
     else:
@@ -74,7 +74,7 @@ class Cleaner:
         return [number for at, number in enumerate(kept) if at not in found]
 
     def describe(self) -> dict[str, Any]:
-        """What was left out, for records: how many duplicates, and by benchmark how many rows, the first by name."""
+        """Return the counts for records: duplicates, and rows by benchmark, the first rows by name."""
         described: dict[str, Any] = {"duplicates": self.duplicates} if self.by is not None else {}
         if self.benchmarks:
             described["decontaminated"] = {
@@ -90,13 +90,13 @@ class Cleaner:
 
 
 class _Seen:
-    """Hashes that came before, 8 bytes each: sorted runs, of which one is at least twice as long as the next."""
+    """Earlier hashes, 8 bytes each, in sorted runs, each at least twice as long as the next."""
 
     def __init__(self) -> None:
         self.runs: list[np.ndarray] = []
 
     def are_new(self, hashes: np.ndarray) -> np.ndarray:
-        """Whether each is there for the first time; all are remembered."""
+        """Return whether each hash is new; remember all."""
         new = np.zeros(len(hashes), bool)
         ordered, first = np.unique(hashes, return_index=True)
         new[first] = True
@@ -112,7 +112,7 @@ class _Seen:
 
 
 def _plain(value: Any) -> Any:
-    """A value whose texts have one space where there is white space, and none around them."""
+    """Reduce white space in all texts of a value to single spaces, none at the ends."""
     if isinstance(value, str):
         return " ".join(value.split())
     if isinstance(value, list):

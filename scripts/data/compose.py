@@ -1,7 +1,6 @@
-"""The one pass from published files to a blend: rows are filtered, mapped, cleaned, mixed, and counted.
+"""Compose a blend from published files in one pass: filter, map, clean, mix and count the rows.
 
-A row that does not fit is named with its file, its place there and its column; then nothing is written, unless the
-recipe says ``drop_invalid``.
+A misfit is named by file, place and column; then nothing is written, unless the recipe says ``drop_invalid``.
 """
 
 import os
@@ -40,7 +39,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file that was fetched, by the name that messages and the record have of it."""
+    """A fetched file with its name in messages and records."""
 
     path: Path
     shown: str
@@ -48,7 +47,7 @@ class PublishedFile:
 
 @dataclass
 class Composed:
-    """What became of the rows of a batch: the lines of those kept with their indices, the problems of others."""
+    """The outcome of a batch: lines kept with index and mark, problems, counts."""
 
     before: str
     first: int
@@ -58,14 +57,14 @@ class Composed:
     filtered: int = 0
 
     def clean(self, cleaner: Cleaner) -> None:
-        """Leave out the lines that the cleaner does not keep."""
+        """Leave out the lines that the cleaner refuses."""
         places = [f"{self.before}{self.first + index}" for index, _, _ in self.lines]
         kept = cleaner.kept([mark for _, _, mark in self.lines], places.__getitem__)
         self.lines = [self.lines[number] for number in kept]
 
 
 def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callable[[Row], Mark] | None) -> Composed:
-    """The rows of a batch as lines of the blend, each by the first mapping whose filter it meets."""
+    """Make lines of the rows of a batch, each by the first mapping with a matching filter."""
     result, waiting = Composed(batch.before, batch.first), {*range(len(batch))}
     made: list[Made] = []
     for rows in mappings:
@@ -84,7 +83,7 @@ def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callab
 def _made(
     batch: Batch, rows: Rows, rules: Rules, mark: Callable[[Row], Mark] | None, chosen: set[int]
 ) -> Iterator[Made]:
-    """Yield each row's index and its line with its mark, its problem, or None for a blank line."""
+    """Yield each row's index and line with its mark, a problem instead of the line, or None for a blank line."""
     mappers: dict[tuple[str, ...], Mapper] = {}
     table = None if batch.is_lines else Mapper(rows, rules.kind.name, batch.names, is_table=True)
     for index, published in enumerate(batch.rows(table and table.needed)):
@@ -109,7 +108,7 @@ def _made(
 
 
 class _Waiting:
-    """Lines that wait in a temporary file, since they may be larger than the memory, for an order of their own."""
+    """Lines in a temporary file, perhaps larger than the memory, to be written in another order."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.sizes = file, array("L")
@@ -119,7 +118,7 @@ class _Waiting:
         self.file.writelines(lines)
 
     def lines(self, order: array) -> Iterator[bytes]:
-        """The lines of these numbers."""
+        """Yield the lines with these numbers."""
         self.file.flush()
         starts = array("L", accumulate(self.sizes, initial=0))
         return (os.pread(self.file.fileno(), self.sizes[number], starts[number]) for number in order)
@@ -132,11 +131,10 @@ def write_blend(
     cleaner: Cleaner | None = None,
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Write a blend as JSONL from the sets of files of each of its parts; what was counted.
+    """Write a blend as JSONL from the sets of files of each part; return the counts.
 
-    With `shuffle` the rows of a set stand in another order than in its files; those of several sources are mixed. The
-    order, and which rows of a share there are, hang on the rows and the blend's seed alone. UserError names the rows
-    that do not fit, or says that none is left.
+    `shuffle` reorders the rows of a set; rows of several sources are always mixed. Order and choice of rows follow from
+    the rows and the blend's seed alone. UserError names misfits, or says that no row is left.
     """
     name, mixes = output.stem, blend.shuffle or bool(blend.sources)
     rules = Rules(KINDS[blend.kind], frozenset(map(str, blend.environments)))
@@ -182,7 +180,7 @@ def write_blend(
 
 @dataclass
 class _Tally:
-    """What became of the rows of a part of a blend, which the recipe names `where`."""
+    """Counts of a part of a blend; `where` is the part's place in the recipe."""
 
     where: str
     drops: bool
@@ -197,7 +195,7 @@ class _Tally:
         return bool(self.invalid) and not self.drops
 
     def add(self, composed: Composed, cleaner: Cleaner | None) -> None:
-        """Count the rows of a batch, of which the cleaner keeps some."""
+        """Count the rows of a batch, and clean them."""
         self.read += composed.read
         self.filtered += composed.filtered
         self.invalid += len(composed.problems)
@@ -211,7 +209,7 @@ class _Tally:
 
 
 def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Iterator[Batch]:
-    """The batches of files one after the other, of Parquet with those columns alone that are needed."""
+    """Yield the batches of files in turn; of Parquet, only the needed columns."""
     for file in paths:
         wanted = {column for rows in mappings for column, _, _ in rows.filter}
         if (names := columns_of(file.path, file.shown)) is not None:
@@ -224,7 +222,7 @@ def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Ite
 
 
 def _chosen(part: Part, numbers: range, rng: random.Random, tally: _Tally) -> range | list[int]:
-    """The lines of a part that the blend takes."""
+    """Return the numbers of the part's lines in the blend."""
     wanted = part.rows or (max(1, round(part.share * len(numbers))) if part.share else len(numbers))
     if part.rows and part.rows > len(numbers) and not tally.refused:
         raise UserError(f"{tally.where}.rows: {part.rows} are wanted, but {len(numbers)} are there; lower it")
@@ -233,7 +231,7 @@ def _chosen(part: Part, numbers: range, rng: random.Random, tally: _Tally) -> ra
 
 
 def _refuse(tallies: list[_Tally]) -> None:
-    """UserError with the rows that do not fit and may not be left out, or where no row is left."""
+    """UserError for misfits that may not be dropped, or for a part without rows."""
     lines = []
     for tally in tallies:
         if tally.refused:

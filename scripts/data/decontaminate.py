@@ -1,11 +1,10 @@
 """Rows whose prompts overlap with a benchmark's, found by n-grams of words as Tulu 3 did.
 
 Lambert et al. 2024 (https://arxiv.org/abs/2411.15124, section on decontamination) and open-instruct's
-``decontamination/``: a word of a benchmark's instance is matched by a training prompt when it is part of an n-gram of
-the instance that the prompt holds as well; a prompt overlaps when more than a share of the instance's words are matched
-(8-grams and a half there). Each user message of a row is a prompt by itself. An instance of several texts scores their
-mean. Words are those of Elasticsearch's standard analyzer, near enough: runs of letters and digits without case or
-punctuation, an ideograph or kana by itself. A text of fewer words than an n-gram has cannot match.
+``decontamination/``: a prompt matches a word of a benchmark's instance inside a common n-gram, and overlaps if more
+than a share of the instance's words match (8-grams and a half there). Each user message is a prompt. An instance of
+several texts scores the mean. Words follow Elasticsearch's standard analyzer, nearly: runs of letters and digits
+without case or punctuation, each ideograph or kana alone. A text shorter than an n-gram cannot match.
 """
 
 import re
@@ -20,16 +19,16 @@ TABLE_BITS = 24
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, in lower case."""
+    """Return the words of a text in lower case."""
     text = text.lower()
     return text.translate(PUNCTUATION).split() if text.isascii() else WORD.findall(text)
 
 
 class Benchmark:
-    """The n-grams of a benchmark's instances, by which prompts that overlap with one are known.
+    """The n-grams of a benchmark's instances.
 
-    `instances` are the texts of each, as many in all; `vocabulary` gives words their numbers from 1, and is added to.
-    Memory is about 20 bytes a word of the instances.
+    `instances` are lists of texts, equally long; `vocabulary` numbers words from 1, and grows. Memory is about 20 bytes
+    a word.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Benchmark:
         self.is_there[self.hashes >> np.uint64(64 - TABLE_BITS)] = True
 
     def overlapping(self, hashes: np.ndarray, places: np.ndarray, prompts: np.ndarray) -> Iterator[int]:
-        """The prompts that overlap with an instance; `prompts` are those in which the n-grams at `places` begin."""
+        """Yield the prompts that overlap with an instance; `prompts` maps the places of n-grams to prompts."""
         likely = np.flatnonzero(self.is_there[hashes >> np.uint64(64 - TABLE_BITS)])
         first = np.searchsorted(self.hashes, hashes[likely], "left")
         last = np.searchsorted(self.hashes, hashes[likely], "right")
@@ -70,7 +69,7 @@ class Benchmark:
                 yield int(prompts[places[likely[part[0]]]])
 
     def _covers_an_instance(self, starts: np.ndarray) -> bool:
-        """Whether the n-grams that begin at these words have more than the share of an instance's words."""
+        """Whether the n-grams from these words cover more than the share of an instance's words."""
         texts, counts = np.unique(self.text_of[starts], return_counts=True)
         at_most = self._scores(texts, np.minimum(counts * self.ngram, self.lengths[texts]))
         if not (is_likely := at_most > self.overlap).any():  # as of a phrase that many instances share
@@ -80,7 +79,7 @@ class Benchmark:
         return bool((self._scores(*np.unique(self.text_of[covered], return_counts=True)) > self.overlap).any())
 
     def _scores(self, texts: np.ndarray, covered: np.ndarray) -> np.ndarray:
-        """The mean share of its texts' words that are covered, of each instance; those without a text here cover 0."""
+        """Return each instance's mean share of covered words; a text missing here covers none."""
         _, instance = np.unique(texts // self.texts, return_inverse=True)
         return np.bincount(instance, covered / self.lengths[texts]) / self.texts
 
@@ -89,7 +88,7 @@ _FACTORS = np.random.default_rng(0).integers(0, 1 << 63, 64, np.uint64) * np.uin
 
 
 def ngram_hashes(ids: np.ndarray, ngram: int) -> np.ndarray:
-    """A 64-bit hash of the words that begin at each place, of numbers that stand for words (uint64)."""
+    """Return a 64-bit hash of the n-gram from each place of a text of numbered words (uint64)."""
     count = max(0, len(ids) - ngram + 1)
     hashes = np.zeros(count, np.uint64)
     for place in range(ngram):
@@ -99,7 +98,7 @@ def ngram_hashes(ids: np.ndarray, ngram: int) -> np.ndarray:
 
 
 def overlaps(prompts: list[list[str]], benchmarks: dict[str, Benchmark], vocabulary: dict[str, int]) -> dict[int, list]:
-    """The rows that overlap with benchmarks, whose names they come with; of each row its prompts are given."""
+    """Return the names of overlapping benchmarks by row; `prompts` lists each row's prompts."""
     ids: list[int] = []
     ends: list[int] = []
     rows: list[int] = []

@@ -1,7 +1,6 @@
-"""The split files of a blend that a loader of NeMo-RL reads and splits by itself: lines that identify its rows.
+"""Split files of a blend of images, which a loader of NeMo-RL splits: lines that identify the rows.
 
-Whatever changes one of those rows, or how the loader splits them, changes these files and so their SHA-256 in the
-manifest, by which a stage knows its data.
+A change of a row, or of the loader's split, changes these files and so their SHA-256 in the manifest.
 """
 
 import argparse
@@ -23,7 +22,7 @@ Line = dict[str, Any]
 
 
 def start_blend(source: Path, published: Iterable[str], output: Path, marks: Iterable[str]) -> None:
-    """UserError when the source lacks a published file; else remove all that would make the output look complete."""
+    """Remove every file by which the output looks complete; UserError if the source lacks a published file."""
     if missing := [name for name in published if not (source / name).is_file()]:
         raise UserError(f"{source}: has no {', '.join(missing)}; fetch the blend again, or put it there")
     for name in (*FILES, *marks):
@@ -31,7 +30,7 @@ def start_blend(source: Path, published: Iterable[str], output: Path, marks: Ite
 
 
 def add_arguments(parser: argparse.ArgumentParser, source: str) -> None:
-    """The options that all preparations have; `source` says what its folder holds."""
+    """Add the options of a preparation; `source` describes its folder."""
     parser.add_argument("--source", type=Path, required=True, help=f"folder of {source}")
     parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
     parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
@@ -40,17 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser, source: str) -> None:
 
 
 def rows_to_read(train: int, most: int) -> int:
-    """How many rows a loader must read to train on `train` of them, when it holds out a tenth, but `most` at most."""
+    """Return how many rows a loader must read to train on `train`, holding out a tenth, at most `most`."""
     return train + min(most, -(-train // 9))
 
 
 def write_index(
     output: Path, record: Path, train: list[Line], validation: list[Line], rows: tuple[int, int], checked: Line
 ) -> None:
-    """Write both splits, ``check.json`` and, last, ``manifest.json``.
+    """Write both splits, ``check.json`` and, last, ``manifest.json``, without environments.
 
-    `rows` are those that the loader takes for training and for validation; `checked` is the rest of ``check.json``. No
-    environment of Gym rewards such rows, so the manifest names none.
+    `rows` counts the loader's training and validation rows; `checked` completes ``check.json``.
     """
     origin = origin_of(read_record(record, SourceRecord), output.name)
     sides = {}

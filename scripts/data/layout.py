@@ -1,7 +1,7 @@
-"""A blend's splits as other tools lay them out: ``train/``, ``val/`` and ``test/data.jsonl``, all links.
+"""A blend's splits in the layout of Nemotron's data preparation: links ``train/``, ``val/`` and ``test/data.jsonl``.
 
-Their ``manifest.json`` has the keys that Nemotron's data preparation writes and its trainers read, by
-``data.manifest_path``: absolute paths, and an empty one for a split that the blend has not.
+``manifest.json`` has the keys that Nemotron's trainers read by ``data.manifest_path``: absolute paths, empty for a
+split that the blend lacks.
 """
 
 import argparse
@@ -17,7 +17,7 @@ SIDES = {"train": "train", "val": "validation", "test": "test"}
 
 
 def lay_out(manifest: Path, output: Path) -> dict[str, Any]:
-    """Make `output` hold links to the splits that lie beside `manifest`, and a manifest, which is returned."""
+    """Link the splits beside `manifest` below `output`; write and return the manifest of the layout."""
     known = read_record(manifest, Manifest)
     sides = {name: known[side] for name, side in SIDES.items() if known.get(side, {}).get("rows")}
     described = {

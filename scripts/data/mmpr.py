@@ -1,8 +1,8 @@
-"""Lay OpenGVLab/MMPR out as NeMo-RL's MPO loader reads it, and check every row by the loader's own rules.
+"""Lay OpenGVLab/MMPR out as NeMo-RL's MPO loader reads it, and check every row by the loader's rules.
 
-The loader takes the folder above the meta file's as the base of the paths in it. It reads every subset's annotations,
-skips a row that has not exactly one image or whose image is not there, shuffles with seed 42, and holds out 2000 rows
-or a tenth. So the meta file lies in ``meta/``, beside ``MMPR/images`` and ``MMPR/annotations``, which it names.
+The loader resolves paths from the folder above the meta file's, hence ``meta/`` beside ``MMPR/images`` and
+``MMPR/annotations``. It skips a row with several images or a missing one, shuffles with seed 42, and holds out 2000
+rows or a tenth.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _images_below = lru_cache(maxsize=1)(files_below)
 
 @dataclass
 class Subset:
-    """One subset of the meta file, and what the loader does with its rows."""
+    """A subset of the meta file, and the loader's use of its rows."""
 
     subset: str
     root: str
@@ -45,18 +45,17 @@ class Subset:
 
 
 def held_out(kept: int) -> int:
-    """How many of the rows that the loader keeps it takes for validation."""
+    """Return the number of validation rows among the rows that the loader keeps."""
     return min(MMPR_HOLDOUT, kept // 10)
 
 
 def prepare_mmpr(
     source: Path, record: Path, output: Path, threads: int = 1, missing: float = 0.0, sample: int | None = None
 ) -> None:
-    """Make `output` hold the images, the annotations, the meta file and the index of the splits.
+    """Write images, annotations, meta file and the index of the splits below `output`.
 
-    `missing` is the largest share of rows whose image may be missing; `sample`, for a trial, how many rows to train on,
-    about as many of each subset, with no other images. UserError, and no manifest, when the data are incomplete or the
-    loader would not find them.
+    `missing` is the share of rows that may lack their image; `sample` a trial's training rows, spread over all subsets.
+    UserError, and no manifest, for incomplete data.
     """
     start_blend(source, IMAGE_FILES["mmpr"], output, (META,))
     meta = _rewritten(source / "meta.json")
@@ -94,7 +93,7 @@ def prepare_mmpr(
 
 
 def check_subsets(base: Path, meta: dict[str, dict[str, Any]], processes: int = 1) -> list[Subset]:
-    """Count, by the loader's rules and in several processes, what becomes of every row below `base`."""
+    """Count the rows below `base` by the loader's rules."""
     subsets = [Subset(name, entry["root"], entry["annotation"]) for name, entry in meta.items()]
     by_root = sorted(subsets, key=lambda subset: subset.root)  # so that a process lists a folder once
     checked = {subset.subset: subset for subset in in_order(partial(_check_subset, base), by_root, processes)}
@@ -102,7 +101,7 @@ def check_subsets(base: Path, meta: dict[str, dict[str, Any]], processes: int = 
 
 
 def _rewritten(path: Path) -> dict[str, dict[str, Any]]:
-    """The published meta file with the paths that the extracted folders have."""
+    """Return the published meta file with the paths of the extracted folders."""
     meta = read_json(path)
     if not isinstance(meta, dict) or not meta:
         raise UserError(f"{path}: must be an object of subsets; fetch it again")
@@ -117,7 +116,7 @@ def _rewritten(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _below(path: Any, folder: str) -> str | None:
-    """The part of a published path, which may begin on its authors' disks, from MMPR's folder of this name on."""
+    """Return the tail of a published path, often absolute on the authors' disks, from MMPR's `folder` on."""
     parts = PurePosixPath(path.replace("\\", "/")).parts if isinstance(path, str) else ()
     indices = [index for index, part in enumerate(parts) if part == folder]
     if not indices or ".." in parts:
@@ -127,7 +126,7 @@ def _below(path: Any, folder: str) -> str | None:
 
 
 def _sampled(base: Path, meta: dict[str, dict[str, Any]], rows: int) -> dict[str, dict[str, Any]]:
-    """The meta file of a trial: of every subset the same number of rows, its first ones, in files of their own."""
+    """Write the first rows of every subset, equally many, to new files; return their meta file."""
     sampled = {}
     with replace_directory(base / "MMPR/sample") as fresh:
         for name, entry in meta.items():
@@ -140,7 +139,7 @@ def _sampled(base: Path, meta: dict[str, dict[str, Any]], rows: int) -> dict[str
 
 
 def _images_of(base: Path, meta: dict[str, dict[str, Any]]) -> set[str]:
-    """The images that the annotations name, by their paths below ``MMPR/images``."""
+    """Return the images named by the annotations, relative to ``MMPR/images``."""
     return {
         posixpath.normpath(f"{entry['root']}/{image}").removeprefix("MMPR/images/")
         for entry in meta.values()
@@ -169,7 +168,7 @@ def _check_subset(base: Path, subset: Subset) -> Subset:
 
 
 def _rows(annotation: Path) -> Iterator[tuple[int, bytes, list[str]]]:
-    """The annotations' lines with their images; UserError for a row that the loader would stop at."""
+    """Yield the annotations' lines with their images; UserError for a row that would stop the loader."""
     with annotation.open("rb") as file:
         for number, line in enumerate(file, start=1):
             row = parse_row(line.rstrip(b"\r\n"), annotation, number)
@@ -185,7 +184,7 @@ def _rows(annotation: Path) -> Iterator[tuple[int, bytes, list[str]]]:
 
 
 def _judge(subsets: list[Subset], kept: int, missing: float, source: Path) -> None:
-    """UserError when more images are missing than may be, or too few rows are left."""
+    """UserError for too many missing images or too few rows."""
     rows = sum(subset.rows for subset in subsets)
     lost = sum(subset.missing_images for subset in subsets)
     if lost > missing * rows:

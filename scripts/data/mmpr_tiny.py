@@ -1,7 +1,7 @@
-"""Lay OpenGVLab/MMPR-Tiny out as NeMo-RL's loader reads it, and check that it will find every row's image.
+"""Lay OpenGVLab/MMPR-Tiny out as NeMo-RL's loader reads it, and check that every row's image is there.
 
-The loader joins its cache folder and the path of a row's first image, skips no row, and takes for validation the first
-rows: as many as are held out, or a tenth. It fetches nothing when ``.mmpr_ready`` is there.
+The loader joins its cache folder and the path of a row's first image, skips no row, and validates on the first rows:
+the holdout, or a tenth. With ``.mmpr_ready`` there, nothing is fetched.
 """
 
 import argparse
@@ -30,10 +30,10 @@ SHOWN = 10
 def prepare_mmpr_tiny(
     source: Path, record: Path, output: Path, holdout: int, threads: int = 1, sample: int | None = None
 ) -> None:
-    """Make `output` hold the images, the table, the loader's mark and the index of the splits.
+    """Write images, table, the loader's mark and the index of the splits below `output`.
 
-    `sample`, for a trial, is how many rows to train on: the table's first after those held out. UserError, and neither
-    mark nor manifest, when a row lacks what the loader takes from it.
+    `sample` is a trial's training rows, the first behind the holdout. UserError, and neither mark nor manifest, for a
+    row that would stop the loader.
     """
     start_blend(source, IMAGE_FILES["mmpr_tiny"], output, (READY, TABLE))
     images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
@@ -61,7 +61,7 @@ def prepare_mmpr_tiny(
 
 
 def _check_rows(table: Path, base: Path) -> tuple[int, int]:
-    """How many rows the table has, and how many of them name several images, of which the loader takes the first."""
+    """Return the number of rows, and of rows with several images; the loader takes the first image."""
     known = {f"{IMAGES}/{path}" for path in files_below(base / IMAGES)}
     rows = several = 0
     problems = []

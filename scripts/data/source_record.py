@@ -1,4 +1,4 @@
-"""The files of a downloaded source as its record.json describes them."""
+"""Files of a downloaded source, as record.json describes them."""
 
 import hashlib
 from pathlib import Path
@@ -10,7 +10,7 @@ from scripts.files import canonical_json, sha256_text
 
 
 def origin_of(record: dict[str, Any], blend: str) -> dict[str, str]:
-    """Return the origin of a blend for its manifest: name, revision and a hash of the files that it is made from."""
+    """Return the origin of a blend for its manifest: name, revision and a hash of the source files."""
     origin = record["blends"][blend]
     return {"name": origin["source"], "revision": origin["revision"], "content": content_of(record, blend)}
 
@@ -23,7 +23,7 @@ def content_of(record: dict[str, Any], blend: str) -> str:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """A file's size in bytes, its SHA-256, and its XXH3 of 128 bits, which a later reader checks at no cost."""
+    """Return a file's bytes, SHA-256, and XXH3-128, quick enough for later readers to check."""
     size, sha256, xxh3 = 0, hashlib.sha256(), xxhash.xxh3_128()
     with path.open("rb", buffering=0) as file:
         while chunk := file.read(1 << 20):
@@ -34,13 +34,13 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def xxh3_file(path: Path) -> str:
-    """Hex XXH3-128 of a file's bytes: no protection against forgery, but as quick as reading."""
+    """Return the hex XXH3-128 of a file: no protection against forgery, but as quick as reading."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
 
 
 def differs_from_record(path: Path) -> str:
-    """The message on a file whose hash is not the recorded one."""
+    """Return the message on a file whose hash differs from the record."""
     return (
         f"{path}: not the file that the source's record.json describes: damaged or changed since; fetch it again "
         "(snakemake --forcerun source), or make a changed copy the recipe's source (kind: folder)"
