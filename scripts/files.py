@@ -135,6 +135,21 @@ def replace_directory(target: Path) -> Iterator[Path]:
         fsync_directory(target.parent)
 
 
+def link_to(link: Path, target: Path) -> None:
+    """Make `link` a relative link to a file or folder by one rename; an older link is replaced."""
+    with _temporary(link) as fresh:
+        fresh.symlink_to(relative(target, link.parent))
+        fresh.replace(link)
+        fsync_directory(link.parent)
+
+
+def relative(target: Path, folder: Path) -> Path:
+    """Return the path of a file or folder as seen from a folder, through whatever links lie on the way."""
+    path = Path(os.path.relpath(target, folder))
+    lexical = (folder / path).resolve() == target.resolve()
+    return path if lexical else Path(os.path.relpath(target.resolve(), folder.resolve()))
+
+
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """Yield a hidden name beside a path; the file is removed at the end or by the next call after a kill."""

@@ -16,10 +16,12 @@ from scripts.recipe.load import load_recipe
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.provenance import code_revision, record_of
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
-from scripts.stage.rundir import identity_in, newest_checkpoint, open_run_directory, seal_checkpoint
+from scripts.stage.rundir import newest_checkpoint, seal_checkpoint
 from scripts.stage.stage import Stage
+from scripts.stage.store import identity_in
 from scripts.stage.tables import ROLLOUTS, write_metrics
 from tests.conftest import SHORT
+from tests.stages import open_folder
 
 STEPS = 3
 SHAPE = [8, 40]
@@ -50,8 +52,7 @@ def make_chain(results: Path, *stages: str) -> Path:
 def make_stage(results: Path, name: str, byte: int) -> None:
     """A trained, published, exported and scored stage."""
     stage = Stage(load_recipe(SHORT), results, name)
-    run, paths = stage.paths.run, stage.paths
-    open_run_directory(run, stage.identity, stage.facts, stage.config)
+    run, paths = open_folder(stage), stage.paths
     begin_attempt(run, 0, code=code_revision())
     saved = run / "saving"
     saved.mkdir()

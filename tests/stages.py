@@ -83,6 +83,12 @@ class Stages:
         )
 
 
+def open_folder(stage: Stage) -> Path:
+    """The folder in which a stage trains, made as a training makes it."""
+    with stage.opened() as run:
+        return run
+
+
 def as_of(stage: Stage, step: int | None) -> Stage:
     """The stage as of a step, its files beside the stage's; the stage itself where there is none."""
     if step is None:
@@ -91,9 +97,8 @@ def as_of(stage: Stage, step: int | None) -> Stage:
     checkpoint = CheckpointOf(stage=stage.name, step=step)
     found = replace(stage, recipe=stage.recipe.model_copy(update={"checkpoints": {name: checkpoint}}), name=name)
     found.paths.directory.mkdir(exist_ok=True)
-    for file in ("run", "config.yaml"):
-        if not (link := found.paths.directory / file).is_symlink():
-            link.symlink_to(f"../{stage.name}/{file}")
+    if not found.paths.config.is_symlink():
+        found.paths.config.symlink_to(f"../{stage.name}/config.yaml")
     return found
 
 

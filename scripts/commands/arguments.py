@@ -112,8 +112,10 @@ def command_parser() -> argparse.ArgumentParser:
     push.add_argument("--public", action="store_true", help="make a new repository public")
     discard = add(
         "discard",
-        "remove run directories that were set aside",
-        "Nothing else ever removes them; `stagecoach status` lists them.",
+        "remove trainings that no run links to",
+        "A training stays as long as a stage's run, ckpt or hf links to it. Nothing else ever removes one.",
     )
-    discard.add_argument("paths", type=given_path, nargs="+", help="run.<identity> directories")
+    discard.add_argument("paths", type=given_path, nargs="*", help="folders of results/store (default: all such)")
+    discard.add_argument("--dry-run", action="store_true", help="name them with their sizes, and remove nothing")
+    discard.add_argument("--config", type=given_path, default=CONFIG, help="default: %(default)s")
     return parser

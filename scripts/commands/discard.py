@@ -1,33 +1,39 @@
-"""Remove run directories that were set aside. Nothing else ever removes them."""
+"""Remove trainings that no run links to. Nothing else ever removes them."""
 
 import argparse
-import re
+import os
 import shutil
 from pathlib import Path
 
 from scripts.errors import UserError
 from scripts.files import amount
+from scripts.recipe.load import load_config
 from scripts.stage.disk import tree_bytes
-from scripts.stage.owner import describe, is_alive, read_owner
+from scripts.stage.owner import hold
+from scripts.stage.paths import owner_of
+from scripts.stage.store import unlinked
 
 
-def discard(path: Path) -> int:
-    """Remove one set-aside run directory; the bytes that this frees. UserError for anything that is not one."""
-    if not re.fullmatch(r"run\.[0-9a-f]{16}", path.name) or not (path / "identity.json").is_file():
+def discard(folder: Path, root: Path) -> int:
+    """Remove a folder of the store and return the bytes freed; UserError where a run links to it or trains in it."""
+    if os.path.realpath(folder) not in map(os.path.realpath, unlinked(root)):
         raise UserError(
-            f"{path}: not a run directory that was set aside (run.<identity>); stagecoach status lists them"
+            f"{folder}: no training below {root} that nothing links to; stagecoach discard --dry-run lists them"
         )
-    owner = path.with_name("owner.json")
-    if is_alive(owner):
-        raise UserError(f"{path}: {describe(read_owner(owner))} trains this stage; wait for it or stop it first")
-    size = tree_bytes(path)
-    doomed = path.with_name(f".{path.name}.removing")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
+    with hold(owner_of(folder)):
+        size = tree_bytes(folder)
+        doomed = folder.with_name(f".{folder.name}.removing")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
     return size
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Remove what was named."""
-    for path in arguments.paths:
-        print(f"{path}: removed, {amount(discard(path))} freed")
+    """Remove the named trainings, or all that no run links to."""
+    root = Path(load_config(arguments.config, {}).results)
+    freed = 0
+    for folder in arguments.paths or unlinked(root):
+        size = tree_bytes(folder) if arguments.dry_run else discard(folder, root)
+        print(f"{folder}: {amount(size)}{'' if arguments.dry_run else ' freed'}")
+        freed += size
+    print(f"{amount(freed)} {'would be freed' if arguments.dry_run else 'freed'}")

@@ -27,6 +27,7 @@ from scripts.stage.estimate import (
 )
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
+from scripts.stage.store import unlinked
 
 WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains"}
 WORDS |= {state: state for state in ("fresh", "damaged")}
@@ -76,9 +77,9 @@ def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
 
 
 def plan_text(project: Project) -> str:
-    """The plan as a table with its totals, what its hours rest on, and what is set aside."""
+    """The plan as a table with its totals, what its hours rest on, and what no run links to."""
     plan = planned_stages(project, project.recipe.stages)
-    lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_long_rows(project), *_aside(plan)]
+    lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_long_rows(project), *_unlinked(project)]
     if project.recipe.note:
         lines += ["", f"note: {project.recipe.note}"]
     return "\n".join(lines)
@@ -193,17 +194,13 @@ def _long_rows(project: Project) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _aside(plan: Iterable[Planned]) -> list[str]:
-    """What is set aside, with sizes, and how to remove it; nothing when nothing is."""
-    entries = [entry for stage in plan for entry in stage.state.aside]
-    if not entries:
+def _unlinked(project: Project) -> list[str]:
+    """Return a line on trainings that no run links to, nothing where there are none."""
+    found = unlinked(project.root or project.results)
+    if not found:
         return []
-    return [
-        "",
-        "set aside (comes back when that identity is asked for again):",
-        *(f"  {entry.path}  step {entry.step}  {amount(tree_bytes(entry.path))}" for entry in entries),
-        "to remove one: stagecoach discard PATH",
-    ]
+    size = amount(sum(map(tree_bytes, found)))
+    return ["", f"no run links to {len(found)} trainings of the store ({size}); to remove them: stagecoach discard"]
 
 
 def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:

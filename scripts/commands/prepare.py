@@ -17,6 +17,7 @@ from scripts.recipe.yaml_file import installation
 from scripts.slurm.ancient import correct_ancient
 from scripts.slurm.controller_lock import remove_dead_lock
 from scripts.slurm.orphans import export_orphans
+from scripts.stage.paths import STORE
 from scripts.stage.retries import Retries
 
 PINS = "envs/controller.txt"
@@ -64,6 +65,7 @@ def refuse_taken_folder(config: Config) -> None:
     folder = Path(config.results, config.run or "")
     is_stage = (folder / "config.yaml").is_file()
     is_ours = config.run in TAKEN_STAGES and folder.is_dir() and not any(folder.glob("*/config.yaml"))
+    is_ours = is_ours or config.run == STORE
     if config.run and (is_stage or is_ours):
         raise UserError(f"run={config.run}: {folder} holds what a run without a name made; choose another name")
 

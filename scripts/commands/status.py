@@ -11,15 +11,13 @@ from scripts.stage.status import StageStatus, status_of
 
 
 def status_text(project: Project) -> str:
-    """One line a stage, and below them what is set aside."""
+    """Return one line a stage."""
     states = project.states()
     jobs = latest_jobs(project.results) if project.site.slurm else {}
     statuses = [status_of(state, StagePaths(project.results / name), jobs.get(name)) for name, state in states.items()]
     rows = [_row(status, project.site) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
-    lines = aligned([head, *rows], left={0, 1, len(head) - 1})
-    aside = [f"  {entry.path}  step {entry.step}" for state in states.values() for entry in state.aside]
-    return "\n".join([*lines, *(["", "set aside (with sizes: stagecoach plan):", *aside] if aside else [])])
+    return "\n".join(aligned([head, *rows], left={0, 1, len(head) - 1}))
 
 
 def _row(status: StageStatus, site: Site) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from scripts.errors import UserError, run_program
 from scripts.evaluate.benchmarks import interval_of, path_in, read_documents
-from scripts.files import filled_by_program, replace_directory, write_json
+from scripts.files import filled_by_program, link_to, replace_directory, write_json
 from scripts.recipe.expand import HELD_OUT_MEAN, WORST_CHANGE
 from scripts.records import Benchmarks, Candidate, Choice, Evaluation, ExportRecord, Gate, read_record
 from scripts.stage.bootstrap import LEAST_ROWS, interval, resample
@@ -25,7 +25,7 @@ from scripts.stage.tables import ROLLOUTS, read_table
 
 HELD_OUT = (HELD_OUT_MEAN, WORST_CHANGE)
 ROW = ["environment", "split", "line", "prompt"]
-FOLDERS, LINKS, HIDDEN = ("ckpt", "hf"), ("exports", "run"), shutil.ignore_patterns(".*")
+FOLDERS, LINKS, HIDDEN = ("ckpt", "hf"), ("run", "exports"), shutil.ignore_patterns(".*")
 FILES = ("config.yaml", "metrics.parquet", "eval.json", "rollouts.parquet", "benchmarks.json", "gate.json")
 FILES += ("criteria.json",)
 
@@ -141,9 +141,9 @@ def publish(chosen: StagePaths, folder: Path, choice: Choice) -> None:
         if (chosen.directory / name).exists():
             with filled_by_program(folder / name) as fresh:
                 shutil.copyfile(chosen.directory / name, fresh)
-    for name in LINKS:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(Path("..", chosen.name, name))
+    for name in filter(lambda name: (chosen.directory / name).is_dir(), LINKS):
+        link = chosen.directory / name
+        link_to(folder / name, link.parent / link.readlink() if link.is_symlink() else link)
     write_json(StagePaths(folder).choice, choice)
 
 

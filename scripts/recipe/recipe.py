@@ -28,7 +28,7 @@ EVALUATIONS = [
     Evaluation,
     *(module.EVALUATION for module in _SETTINGS.values() if hasattr(module, "EVALUATION")),
 ]
-TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", "model", "settings"}, {"source", "filled"}
+TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", "model", "settings", "store"}, {"source", "filled"}
 ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
 
 

@@ -27,7 +27,6 @@ class Attempt(TypedDict):
     gpus: NotRequired[Count]
     code: NotRequired[Code | None]
     image: NotRequired[Image | None]
-    run: NotRequired[str]
 
 
 def begin_attempt(
@@ -58,22 +57,15 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
     _append(run, [{"event": "end", "step": step, "outcome": outcome, "time": time.time()}])
 
 
-def adopt_attempts(run: Path, other: Path) -> None:
-    """Note the attempts of another run directory and where they were made; they belong to no call here."""
-    entries = read_lines(other / "attempts.jsonl", Attempt)
-    _append(run, [{"run": str(other.parent), **entry, "call": 0} for entry in entries])
-
-
 def read_attempts(run: Path) -> list[dict[str, Any]]:
     """Each attempt with its first step and outcome (killed when it has no end), oldest first.
 
-    `time` is when it began and `ended` when it ended (None: killed), in seconds since the epoch. `run` is the folder of
-    the stage that it was made in, where that is another; None: here.
+    `time` is when it began and `ended` when it ended (None: killed), in seconds since the epoch.
     """
     attempts: list[dict[str, Any]] = []
     for entry in read_lines(run / "attempts.jsonl", Attempt):
         if entry["event"] == "begin":
-            kept = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image", "run")
+            kept = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image")
             begun = {"from": entry["step"], "outcome": "killed", "ended": None}
             attempts.append(begun | {key: entry.get(key) for key in kept})
         elif attempts:

@@ -30,10 +30,9 @@ from scripts.records import (
 )
 from scripts.stage.identity import identity_of
 from scripts.stage.paths import MODEL, StagePaths
-from scripts.stage.publish import export_name
+from scripts.stage.publish import MEGATRON, export_name
 from scripts.stage.rundir import step_of
 
-MEGATRON = "megatron"  # an earlier version's exports could be a link to policy/weights of the checkpoint
 HASHED_BYTES = 16 << 20
 EXPORTS = "Snakemake exports the checkpoint again"
 SPLITS = "delete both, and Snakemake splits again"

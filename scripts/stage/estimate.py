@@ -91,17 +91,13 @@ def _step_seconds(site: Site, stage: Stage, resources: Resources) -> tuple[float
 
 
 def measured_step_seconds(stage: Stage) -> float | None:
-    """Median seconds of the steps that the stage logged last, in its run directory or the newest one set aside.
+    """Median seconds of the steps that the stage logged last, where it trained last.
 
     Steps of another batch size count by their rows.
     """
-    logs = sorted(
-        stage.paths.directory.glob("run*/metrics.jsonl"),
-        key=lambda path: (path.parent.name == "run", path.stat().st_mtime),
-    )
-    for log in reversed(logs):
-        if seconds := step_seconds(recent_steps(log.parent)):
-            return seconds * stage.config.samples_per_step / _samples_per_step(log.parent, stage)
+    run = stage.paths.run
+    if seconds := step_seconds(recent_steps(run)):
+        return seconds * stage.config.samples_per_step / _samples_per_step(run, stage)
     return None
 
 

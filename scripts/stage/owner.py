@@ -52,16 +52,14 @@ def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
     A living process that holds it already is named, with its host and job, and waited for `timeout` seconds; UserError
     after that. A dead process's lock is taken over.
     """
-    owner_file.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(owner_file.parent, owner_file.name)
     announced, token, since = False, secrets.token_hex(8), time.monotonic()
     while not _take(owner_file, token):
         owner = read_owner(owner_file)
         holder = describe(owner)
         if time.monotonic() - since >= timeout:
-            raise UserError(f"{owner_file.parent}: {holder} trains here; wait for it or stop it, then start again")
+            raise UserError(f"{owner_file.parent}: {holder} is at work here; wait for it or stop it, then start again")
         if not announced:
-            print(f"{owner_file.parent}: {holder} trains here; waiting for it to end", flush=True)
+            print(f"{owner_file.parent}: {holder} is at work here; waiting for it to end", flush=True)
             announced = True
         time.sleep(1 if owner is None or owner.get("host") == socket.gethostname() else 5)
     stop = threading.Event()
@@ -173,7 +171,9 @@ def _is_local(owner: dict[str, Any]) -> bool:
 
 
 def _link(owner_file: Path, token: str) -> bool:
-    """Make the owner file, whole, if there is none."""
+    """Make the owner file, whole, if there is none; its folder may be discarded while it is waited for."""
+    owner_file.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(owner_file.parent, owner_file.name)
     mine = hidden_name(owner_file)
     record = {
         "host": socket.gethostname(),

@@ -8,6 +8,10 @@ MODEL = "model"
 """The folder, among those of the stages, of the recipe's pretrained model: its export, from which stages start."""
 
 
+STORE = "store"
+"""The folder, among those of the runs, of what all runs trained (scripts.stage.store)."""
+
+
 class Below:
     """A path below a stage's folder, and what is there."""
 
@@ -31,6 +35,7 @@ class StagePaths:
     ckpt = Below("ckpt", "The published checkpoint: record.json and weights, a link into the run directory.")
     record = Below("ckpt/record.json", "The published checkpoint's record.")
     export_record = Below("hf/record.json", "The record of the export in Hugging Face's format.")
+    weights = Below("ckpt/weights", "The published checkpoint's files, a link into the store.")
     export = Below("hf/model", "The exported model, a link to a folder named by its content.")
     metrics = Below("metrics.parquet", "One row a training step.")
     evaluation = Below("eval.json", "Held-out scores by environment.")
@@ -48,19 +53,33 @@ class StagePaths:
 
     @property
     def run(self) -> Path:
-        """The run directory, where it trains; a stage as of a step links to the stage's."""
+        """Return the folder in which the stage trained last: where ``run`` leads."""
         run = self.directory / "run"
-        return Path(os.path.normpath(self.directory / run.readlink())) if run.is_symlink() else run
+        while run.is_symlink():
+            run = _target(run)
+        return run
 
     @property
     def owner(self) -> Path:
-        """Which process trains in the run directory."""
-        return self.run.with_name("owner.json")
+        """Return the lock of that folder."""
+        return owner_of(self.run)
 
     def exported(self, content: str) -> Path:
-        """The folder of an exported model."""
-        return self.directory / "exports" / content
+        """Return the folder of an exported model, beside the one that ``hf/model`` links to."""
+        exports = _target(self.export).parent if self.export.is_symlink() else self.directory / "exports"
+        return exports / content
 
     def sibling(self, stage: str) -> "StagePaths":
         """The files of another stage of the same results."""
         return StagePaths(self.directory.with_name(stage))
+
+
+def owner_of(run: Path) -> Path:
+    """Return the lock of a training folder: within a folder of the store, beside a run directory of earlier commits."""
+    return run / "owner.json" if run.parent.name == STORE else run.with_name("owner.json")
+
+
+def _target(link: Path) -> Path:
+    """Return where a link leads, as a path like its own where ``..`` allows."""
+    target = Path(os.path.normpath(link.parent / link.readlink()))
+    return target if target.resolve() == link.resolve() else link.resolve()

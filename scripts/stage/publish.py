@@ -1,7 +1,6 @@
 """Publish what a stage trained: `ckpt/` with its record, `hf/` for the next stage. Renames and links, no copies."""
 
-import os
-import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,20 @@ from scripts.files import (
     describe_files,
     fsync_directory,
     link_or_copy,
+    relative,
     replace_directory,
     sha256_text,
+    sync_tree,
+    temporary_directory,
     write_json,
 )
 from scripts.model.hugging_face import INDEX, config_of, model_files
-from scripts.records import CheckpointRecord, Files, read_record
+from scripts.records import CheckpointRecord, ExportRecord, Files, read_if_there, read_record
 from scripts.rows.chat_format import write_template
 from scripts.stage.rundir import FILES, Checkpoint
 
+MEGATRON = "megatron"
+"""In an export that only stands for a checkpoint: a link to the checkpoint's ``policy/weights``."""
 EXPORT_PATTERNS = (
     "config.json",
     "generation_config.json",
@@ -33,49 +37,57 @@ EXPORT_PATTERNS = (
 
 
 def publish_checkpoint(checkpoint: Checkpoint, ckpt: Path, record: dict[str, Any]) -> None:
-    """Make `ckpt` hold ``record.json`` and ``weights``, a link to the checkpoint in the run directory.
+    """Make `ckpt` hold ``record.json`` and ``weights``, a link to the checkpoint in the store.
 
-    `record` is that of scripts.stage.provenance, to which the checkpoint's files are added. It holds no time and no
-    path, so publishing the same checkpoint twice gives equal bytes.
+    `record` is scripts.stage.provenance's, to which the checkpoint's files are added. It holds no time and no path, so
+    publishing a checkpoint twice gives equal bytes.
     """
+    files = read_record(checkpoint.path / FILES, Files)
     with replace_directory(ckpt) as fresh:
-        (fresh / "weights").symlink_to(os.path.relpath(checkpoint.path.resolve(), ckpt.parent.resolve() / ckpt.name))
-        write_json(fresh / "record.json", record | {"files": read_record(checkpoint.path / FILES, Files)})
+        (fresh / "weights").symlink_to(relative(checkpoint.path, ckpt))
+        write_json(fresh / "record.json", record | {"files": files})
+
+
+def exports_of(ckpt: Path) -> Path:
+    """Return the folder, beside the checkpoints, for exports of a published checkpoint."""
+    return (ckpt / "weights").resolve().parents[1] / "exports"
 
 
 def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_template: str | None = None) -> None:
-    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
+    """Make `hf` hold ``record.json`` and ``model``, a link to the exported model.
 
-    The directory's name is a hash of its files, so a path never means two different models. A file whose size or
-    hash is not what the checkpoint's record says is a UserError. What is no weight comes from the model that it is to
-    be `like`, where there is one; `chat_template` stands in for that model's.
+    Every file but the weights comes from the model `like` where one is given, with `chat_template` in place of its own.
+    UserError where a file's size or hash differs from the checkpoint's record.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
-    weights = ckpt / "weights"
+    weights, exports = ckpt / "weights", exports_of(ckpt)
     chosen = sorted(path for pattern in EXPORT_PATTERNS for path in weights.glob(pattern))
     if not any(path.suffix == ".safetensors" for path in chosen):
         raise UserError(f"{weights}: no *.safetensors; the checkpoint is damaged: delete it and train the stage again")
-    exports = hf.parent / "exports"
-    exports.mkdir(exist_ok=True)
-    with replace_directory(exports / ".incoming") as fresh:
+    with temporary_directory(exports / "incoming") as fresh:
         for path in chosen:
             link_or_copy(path, fresh / path.name)
         files = describe_files(fresh)
         for name, described in files.items():
             if described != record["files"].get(name):
-                raise UserError(
-                    f"{weights / name}: not the file that {ckpt / 'record.json'} lists (size or hash differs); the "
-                    "checkpoint is damaged: delete it, and training resumes from the one before"
-                )
+                raise UserError(damaged(weights / name, ckpt / "record.json"))
         if like is not None:
             take_settings(like, fresh, chat_template)
             files = describe_files(fresh, weights_among(files))
-    settle_export(exports, files)
-    publish_export(record, files, hf)
+        settle_export(fresh, exports, files)
+    publish_export(record, files, hf, exports)
+
+
+def damaged(file: Path, record: Path) -> str:
+    """Say that a checkpoint's file differs from its record, and what to do."""
+    return (
+        f"{file}: not the file that {record} lists (size or hash differs); the checkpoint is damaged: delete it, and "
+        "training resumes from the one before"
+    )
 
 
 def weights_among(files: dict[str, Any]) -> dict[str, Any]:
-    """The weights among described files, by far the largest."""
+    """Return the weights, by far the largest, among described files."""
     return {name: described for name, described in files.items() if name.endswith(".safetensors")}
 
 
@@ -101,29 +113,48 @@ def take_settings(model: Path, fresh: Path, chat_template: str | None = None) ->
         write_json(fresh / "config.json", {**config, key: dtype})
 
 
-def settle_export(exports: Path, files: dict[str, Any]) -> None:
-    """Let ``exports/.incoming``, which holds these files, be ``exports/<content>``."""
+def settle_export(fresh: Path, exports: Path, files: dict[str, Any]) -> None:
+    """Rename a folder of these files to ``exports/<content>``, unless another process was first."""
     target = exports / export_name(files)
-    if target.exists():
-        shutil.rmtree(exports / ".incoming")
-    else:
-        (exports / ".incoming").rename(target)
-        fsync_directory(exports)
+    if not target.exists():
+        sync_tree(fresh)
+        with suppress(OSError):  # not empty: another process was first
+            fresh.rename(target)
+        fsync_directory(target.parent)
 
 
 def export_name(files: dict[str, Any]) -> str:
-    """The name of an export's folder: a hash of what it holds."""
+    """Return the name of a folder of files: a hash of their names, sizes and hashes."""
     return sha256_text(canonical_json(files))[:16]
 
 
-def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path, **more: Any) -> None:
-    """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<name>/`` beside it.
+def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path, exports: Path, **more: Any) -> None:
+    """Make `hf` hold ``record.json`` and ``model``, a link to the exported model.
 
-    `record` is that of the checkpoint, `files` the description of the export's files, `more` what else to record.
+    `record` is the checkpoint's, `files` describes the export's files, `more` is recorded as well.
     """
-    content = export_name(files)
     exported = {key: record[key] for key in ("stage", "step", "identity")}
-    exported |= {"content": content, "files": files, **more}
+    _publish(exported | {"content": export_name(files), "files": files, **more}, hf, exports)
+
+
+def _publish(exported: dict[str, Any], hf: Path, exports: Path) -> None:
     with replace_directory(hf) as fresh:
-        (fresh / "model").symlink_to(Path("..", "exports", content))
+        (fresh / "model").symlink_to(relative(exports / exported["content"], hf))
         write_json(fresh / "record.json", exported)
+
+
+def note_export(exports: Path, checkpoint: Files, exported: ExportRecord) -> None:
+    """Record which export was made of a checkpoint of these files, unless it merely stands for the checkpoint."""
+    if exported["content"] != export_name(checkpoint):
+        record = {key: value for key, value in exported.items() if key != "adapter"}  # of earlier commits alone
+        write_json(exports / f"{export_name(checkpoint)}.json", record)
+
+
+def take_export(ckpt: Path, hf: Path) -> bool:
+    """Publish the export that another run or stage made of a checkpoint; False where there is none."""
+    record, exports = read_record(ckpt / "record.json", CheckpointRecord), exports_of(ckpt)
+    exported = read_if_there(exports / f"{export_name(record['files'])}.json", ExportRecord)
+    if exported is None or not (exports / exported["content"]).is_dir():
+        return False
+    _publish({**exported, "stage": record["stage"]}, hf, exports)
+    return True

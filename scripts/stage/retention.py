@@ -5,7 +5,8 @@ from pathlib import Path
 
 from scripts.recipe.stage import Checkpointing
 from scripts.stage.progress import read_log
-from scripts.stage.rundir import Checkpoint, checkpoints
+from scripts.stage.rundir import Checkpoint, checkpoints, finish_removals
+from scripts.stage.store import published_steps
 
 
 def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
@@ -20,18 +21,14 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
     found = checkpoints(run)
     newest = found[-checkpointing.keep_last_k :]
     kept = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]}
-    kept |= {*checkpointing.keep_steps} | _published(run)
+    kept |= {*checkpointing.keep_steps}
+    if any(checkpoint.step not in kept for checkpoint in found):
+        kept |= published_steps(run)
     removed = [checkpoint for checkpoint in found if checkpoint.step not in kept]
     for checkpoint in removed:
         renamed = checkpoint.path.rename(checkpoint.path.with_name(f"removing_{checkpoint.path.name}"))
         shutil.rmtree(renamed)
     return [checkpoint.step for checkpoint in removed]
-
-
-def finish_removals(run: Path) -> None:
-    """Remove what a kill left of checkpoints that were being removed."""
-    for leftover in (run / "checkpoints").glob("removing_*"):
-        shutil.rmtree(leftover)
 
 
 def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> list[Checkpoint]:
@@ -43,11 +40,3 @@ def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> l
     known = [checkpoint for checkpoint in found if values.get(checkpoint.step) is not None]
     known.sort(key=lambda checkpoint: (sign * values[checkpoint.step], checkpoint.step), reverse=True)
     return known[: checkpointing.keep_top_k]
-
-
-def _published(run: Path) -> set[int]:
-    """The step that ckpt/ beside the run directory links to, if it is one of this run's."""
-    link = run.with_name("ckpt") / "weights"
-    if not link.is_symlink():
-        return set()
-    return {checkpoint.step for checkpoint in checkpoints(run) if checkpoint.path.resolve() == link.resolve()}

@@ -1,5 +1,6 @@
 """A stage: what the recipe says of it, where its files lie, what it trains and how far that is."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.records import ExportRecord, Facts, read_if_there
 from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.paths import MODEL, StagePaths
-from scripts.stage.rundir import run_of
+from scripts.stage.store import folder_of, open_training
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Stage:
 
     What is read from files is read once; `reread` gives the stage as it is now. Where `is_written`, its config is what
     its config.yaml says, which a training job trains whatever became of the recipe meanwhile. `root` holds the results
-    of all runs, where the same may have been trained; None: nowhere else is looked.
+    of all runs, and the store of what they trained; None: `results` does.
     """
 
     recipe: Recipe
@@ -115,10 +116,23 @@ class Stage:
         return identity_of(self.facts)
 
     @property
-    def own_run(self) -> Path | None:
-        """The run directory that bears its identity, be it set aside; None: it has trained nothing yet."""
-        run = run_of(self.paths.run, self.identity)
-        return run if run.is_dir() else None
+    def trained_paths(self) -> StagePaths:
+        """Return the files of the stage that trains; a checkpoint of a stage has a folder of its own."""
+        return self.paths.sibling(self.recipe.stage_trained(self.name))
+
+    def folder_of(self, identity: str) -> Path:
+        """Return the folder that trains an identity, whether or not it exists yet."""
+        return folder_of(self.root or self.results, self.trained_paths, identity)
+
+    def opened(self, patience: float = 0.0) -> AbstractContextManager[Path]:
+        """Hold the folder that trains its identity, made where missing; wait `patience` seconds for another process."""
+        root, facts = self.root or self.results, self.facts
+        return open_training(root, self.paths, self.trained_paths, facts, self.config, patience)
+
+    @property
+    def training(self) -> Path:
+        """Return the folder that trains its identity, whether or not it exists yet."""
+        return self.folder_of(self.identity)
 
     @property
     def exported_identity(self) -> str | None:

@@ -20,22 +20,15 @@ from scripts.slurm.jobs import LatestJob
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_blend, damage_of_stage
 from scripts.stage.owner import describe, is_alive, read_owner
+from scripts.stage.paths import owner_of
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.reach import last_step
 from scripts.stage.rule_settings import data_to_be_made
-from scripts.stage.rundir import identity_in, newest_step
+from scripts.stage.rundir import newest_step
 from scripts.stage.stage import Stage
-from scripts.stage.twin import training_twin, twin_checkpoints
+from scripts.stage.store import identity_in
 
 FACTS = {"train_split": "training split", "validation_split": "validation split", "parent_export": "parent"}
-
-
-@dataclass(frozen=True)
-class SetAside:
-    """Name a run directory that was set aside, and its newest step."""
-
-    path: Path
-    step: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,6 @@ class StageState:
     changed: tuple[str, ...] = ()
     note: str = ""
     trains_other: bool = False
-    aside: tuple[SetAside, ...] = ()
 
     @property
     def last(self) -> int | None:
@@ -157,34 +149,28 @@ class States:
 def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob | None) -> StageState:
     """Return a stage's state; `first` is what is made before, `latest` Slurm's last word on its job."""
     run = stage.paths.run
-    folders = (path for path in sorted(stage.paths.directory.glob("run.*")) if path.is_dir())
-    aside = tuple(SetAside(path, newest_step(path)) for path in folders)
     owner = holder(stage.paths.owner, latest)
-    state = StageState(stage.name, "waiting", planned, aside=aside, note=first)
+    state = StageState(stage.name, "waiting", planned, note=first)
     if first:
         return _held(state, owner, run) if owner is not None else state
-    own_run = stage.own_run
+    own_run = stage.training if stage.training.is_dir() else None
     state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, newest_step(own_run), planned))
+    if own_run is not None and (here := holder(owner_of(own_run), latest)):
+        return replace(state, state="training", note=describe(here))
     if owner is not None:
         return _held(state, owner, run)
     record = read_if_there(stage.paths.record, CheckpointRecord)
     is_ours = record is not None and record["identity"] == stage.identity
     if is_ours and (record["step"] == planned or "data_ended" in record):
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
-    if twins := twin_checkpoints(stage, stage.identity, state.start):
-        state = replace(state, run=twins[0][1], **_steps(twins[0][1], twins[0][0].step, planned))
     was_trained, notes = identity_in(run) is not None, []
     word = "resumes" if state.start else "new"
-    if twins:
-        notes = [f"trained in {state.run.parent}"]
-    elif own_run is None:
+    if own_run is None:
         word = "stale" if record is not None or was_trained else "new"
     elif own_run != run:
-        word, notes = "resumes", [f"{own_run.name} comes back"]
+        word, notes = "resumes", [f"trained in {own_run}"]
     else:
         notes = [f"last attempt {attempt['outcome']}" for attempt in read_attempts(run)[-1:]]
-    if state.left and (busy := training_twin(stage, stage.identity)):
-        notes.append(busy)
     changed = _changes(stage) if was_trained and own_run != run else ()
     return replace(state, state=word, changed=changed, note=", ".join(notes))
 

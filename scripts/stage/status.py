@@ -13,7 +13,7 @@ from scripts.slurm.client import ENDED_BY_SLURM, ENDED_STATES, epoch
 from scripts.slurm.jobs import SLURM_LOGS, JobRecord, LatestJob
 from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.owner import read_owner
-from scripts.stage.paths import StagePaths
+from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.progress import recent_steps, step_seconds, tokens_per_second
 from scripts.stage.state import StageState
 
@@ -48,10 +48,10 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
     """What a stage is at; `latest` is what Slurm last said of its job."""
     if state.state == "damaged":
         return _at(state, state.state, 0, [], note=state.note)
-    run = paths.run if state.state == "training" else state.run
+    run = paths.run if state.trains_other else state.run
     attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"] if run else []
     if state.state == "training":
-        return _training(state, paths, attempts, latest.job if latest else None)
+        return _training(state, run or paths.run, attempts, latest.job if latest else None)
     if latest is not None and not _is_news(latest, paths, attempts):
         latest = None
     entries = recent_steps(run) if run else []
@@ -77,16 +77,14 @@ def _at_rest(
     return _at(state, state.state, 0, entries, note=_joined(_shortened(state.changed), _as_of(latest)))
 
 
-def _training(
-    state: StageState, paths: StagePaths, attempts: list[dict[str, Any]], job: JobRecord | None
-) -> StageStatus:
+def _training(state: StageState, run: Path, attempts: list[dict[str, Any]], job: JobRecord | None) -> StageStatus:
     """A stage that a process holds: where its attempt is, once it has begun one; `job`: the stage's newest."""
-    owner = read_owner(paths.owner) or {}
+    owner = read_owner(owner_of(run)) or {}
     since = owner.get("since", 0.0)
     begun = attempts[-1] if attempts and attempts[-1]["time"] >= since else None
-    entries = recent_steps(paths.run)
+    entries = recent_steps(run)
     step = begun["from"] if begun else state.start
-    if begun and entries and _changed_at(paths.run / "metrics.jsonl") >= begun["time"]:
+    if begun and entries and _changed_at(run / "metrics.jsonl") >= begun["time"]:
         step = entries[-1]["step"]
     seconds, pace = step_seconds(entries), tokens_per_second(entries)
     last = next((entry for entry in reversed(entries) if entry["step"] == step), {})

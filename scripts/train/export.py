@@ -1,6 +1,7 @@
 """Export in Hugging Face's format: a published checkpoint, or the recipe's pretrained model (no --stage)."""
 
 import argparse
+import math
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError
@@ -9,12 +10,24 @@ from huggingface_hub.utils import validate_repo_id
 from scripts.backends.protocol import backend_of
 from scripts.data.hub import Snapshot, download, open_snapshot
 from scripts.errors import UserError, run_program
-from scripts.files import describe_files, link_or_copy, replace_directory
+from scripts.files import describe_files, link_or_copy, temporary_directory
 from scripts.model.model_source import note_files
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.model import PretrainedModel
+from scripts.recipe.site import Site
+from scripts.records import CheckpointRecord, ExportRecord, read_record
+from scripts.stage.owner import hold
 from scripts.stage.paths import MODEL, StagePaths
-from scripts.stage.publish import export_name, publish_export, settle_export, weights_among
+from scripts.stage.publish import (
+    export_name,
+    exports_of,
+    note_export,
+    publish_export,
+    settle_export,
+    take_export,
+    weights_among,
+)
+from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of
 
 
@@ -26,8 +39,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
     from scripts.model.pretrained import prepare_pretrained  # noqa: PLC0415 - it imports transformers
 
     commit, exports = None, hf.parent / "exports"
-    exports.mkdir(parents=True, exist_ok=True)
-    with replace_directory(exports / ".incoming") as fresh:
+    with temporary_directory(exports / "incoming") as fresh:
         if model.folder:
             if not model.folder.is_dir():
                 raise UserError(f"model.name: {model.folder}: no such folder")
@@ -47,11 +59,11 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
                     f"{error}; the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE"
                 ) from None
         files = describe_files(fresh)
-    settle_export(exports, files)
+        settle_export(fresh, exports, files)
     if model.folder:
         note_files(model.folder, hf.parent, weights_among(files))
     record = {"stage": MODEL, "step": 0, "identity": export_name(files)}
-    publish_export(record, files, hf, source={"name": model.name, "revision": commit})
+    publish_export(record, files, hf, exports, source={"name": model.name, "revision": commit})
 
 
 def _snapshot_of(model: PretrainedModel) -> Snapshot:
@@ -61,6 +73,19 @@ def _snapshot_of(model: PretrainedModel) -> Snapshot:
         kinds = "neither a folder (its path begins with / or ./) nor a repository of the hub"
         raise UserError(f"model.name: {model.name}: {kinds}") from None
     return open_snapshot(model.name, model.revision or "main", kind="model")
+
+
+def export(stage: Stage, site: Site | None = None, log: Path | None = None) -> None:
+    """Export a stage's checkpoint, or publish the export that another run or stage made of it."""
+    ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
+    exports = exports_of(ckpt)
+    if take_export(ckpt, hf):
+        return
+    with hold(exports / "owner.json", math.inf):
+        if not take_export(ckpt, hf):
+            backend_of(stage.settings.backend).export(stage, site, log)
+            files = read_record(stage.paths.record, CheckpointRecord)["files"]
+            note_export(exports, files, read_record(stage.paths.export_record, ExportRecord))
 
 
 def main() -> None:
@@ -80,7 +105,7 @@ def main() -> None:
     stage = stage_of(arguments)
     site = load_site(arguments.site, stage.recipe) if arguments.site else None
     log = arguments.log.absolute() if arguments.log else None
-    backend_of(stage.settings.backend).export(stage, site, log)
+    export(stage, site, log)
 
 
 if __name__ == "__main__":

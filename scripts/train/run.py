@@ -1,9 +1,9 @@
-"""Train one stage: open its run directory, resume or start, and publish the planned step.
+"""Train one stage: open its folder of the store, resume or start there, and publish the planned step.
 
-Done means that the planned step's checkpoint is there, or the one after which no further step has data (an asynchronous
-stage loses rows at every resume). A run directory that already holds it under the same identity is published again
-without training. Within a Slurm job the training stops before the job's end and goes on in the next allocation. Exit
-status: 0 published; 75 unfinished, to be continued by the next attempt; 1 failed.
+A stage is done once the checkpoint of the planned step exists, or the checkpoint after which an asynchronous stage has
+no rows left. Whatever trained it, in whichever run, it is published without training. Within a Slurm job the training
+stops before the job's end and goes on in the next allocation. Exit status: 0 published; 75 unfinished, to be continued
+by the next attempt; 1 failed.
 """
 
 import math
@@ -13,20 +13,16 @@ from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
-from scripts.files import remove_leftovers
 from scripts.recipe.load import load_site
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
 from scripts.stage.consistency import check_splits, exported_model, of_export
-from scripts.stage.owner import hold
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.reach import Reach
-from scripts.stage.retention import finish_removals
-from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step, open_run_directory
+from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
-from scripts.stage.twin import adopt, training_twin
 from scripts.train.arguments import stage_of, stage_parser
 
 UNFINISHED = os.EX_TEMPFAIL
@@ -61,55 +57,42 @@ class Attempt:
 
 
 def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
-    """Bring a stage's run directory to its planned step and publish that step; the exit status."""
-    ckpt, run = stage.paths.ckpt, stage.paths.run
-    if ckpt.is_dir() and not any(ckpt.iterdir()):
-        ckpt.rmdir()
+    """Train a stage to its planned step, unless it is trained, and publish that step; return the exit status."""
     if stage.parent and (problems := list(of_export(stage.parent.paths))):
         raise UserError("\n".join(problems))
-    with hold(stage.paths.owner, attempt.patience):
-        open_run_directory(run, stage.identity, stage.facts, stage.config)
-        remove_leftovers(run)
-        finish_removals(run)
+    with stage.opened(attempt.patience) as run:
         backend_of(stage.config.backend).seal_finished(run)
-        newest = newest_checkpoint(run, stage.planned)
-        newest = adopt(stage, newest) or newest
-        step = newest.step if newest else 0
-        aim = _reach(stage, newest)
-        if newest is None or step < aim.step:
-            newest = _train(stage, newest, aim, attempt, stop)
+        newest = newest_checkpoint(run, stage.planned, content=False)
+        if newest is None or newest.step < _reach(stage, run, newest).step:
+            newest = _train(stage, run, attempt, stop)
             if newest is None:
                 return UNFINISHED
         else:
-            print(
-                f"{stage.name}: step {step} of identity {stage.identity} is already trained; publishing it", flush=True
-            )
+            print(f"{stage.name}: step {newest.step} of identity {run.name} is already trained; publishing", flush=True)
         if stage.reread().identity != stage.identity:
             raise UserError(
                 f"{stage.name}: its config, data or parent changed while it trained; what is trained is kept in {run}: "
                 "start again to train what the recipe says now"
             )
         record = record_of(stage, newest.step)
-        publish_checkpoint(newest, ckpt, record)
+        publish_checkpoint(newest, stage.paths.ckpt, record)
     words = [step_text(record), *filter(None, [words_of_skipped(record)])]
-    print(f"{stage.name}: published {ckpt} (step {', '.join(words)})", flush=True)
+    print(f"{stage.name}: published {stage.paths.ckpt} (step {', '.join(words)})", flush=True)
     return 0
 
 
-def _reach(stage: Stage, newest: Checkpoint | None) -> Reach:
-    """How far an attempt from the newest checkpoint gets."""
-    backend = backend_of(stage.config.backend)
-    return backend.reach_of(stage.config, stage.paths.run, newest, stage.planned, stage.rows)
+def _reach(stage: Stage, run: Path, newest: Checkpoint | None) -> Reach:
+    """Return how far an attempt from the newest checkpoint gets."""
+    return backend_of(stage.config.backend).reach_of(stage.config, run, newest, stage.planned, stage.rows)
 
 
-def _train(
-    stage: Stage, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
-) -> Checkpoint | None:
-    """Train up to the step of `aim`; the stage's last checkpoint, or None where it is to be continued.
+def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Checkpoint | None:
+    """Train on from the newest sound checkpoint; return the stage's last, or None where it is to be continued.
 
-    UserError where later steps are there already, which are trained from this one.
+    UserError where only later checkpoints are left, which are trained from the wanted one.
     """
-    run, planned, step = stage.paths.run, stage.config.planned_step(stage.rows), newest.step if newest else 0
+    newest, planned = newest_checkpoint(run, stage.planned), stage.config.planned_step(stage.rows)
+    step, aim = newest.step if newest else 0, _reach(stage, run, newest)
     if newest_step(run) > stage.planned:
         kept = ", ".join(str(checkpoint.step) for checkpoint in checkpoints(run))
         raise UserError(
@@ -127,14 +110,12 @@ def _train(
         print(f"{stage.name}: at step {step} of {planned}, the rest takes all its nodes; to be continued", flush=True)
         return None
     refuse_without_progress(run, attempt.call, step, attempt.log)
-    if busy := training_twin(stage, stage.identity):
-        print(f"{stage.name}: warning: {busy}, so that the same steps are trained twice at once", flush=True)
     start = f"resumes from step {step}" if newest else "starts"
     until = f", {'its data end at' if aim.is_end else 'at first to'} step {aim.step}" if aim.step < planned else ""
-    print(f"{stage.name}: {start}, planned step {planned}{until}, identity {stage.identity}", flush=True)
-    reached = _attempt(stage, newest, aim, attempt, stop)
+    print(f"{stage.name}: {start}, planned step {planned}{until}, identity {run.name}", flush=True)
+    reached = _attempt(stage, run, newest, aim, attempt, stop)
     step = reached.step if reached else 0
-    if reached is not None and step >= _reach(stage, reached).step:
+    if reached is not None and step >= _reach(stage, run, reached).step:
         return reached
     if step < aim.step and stop.reason is None:
         raise UserError(
@@ -147,10 +128,10 @@ def _train(
 
 
 def _attempt(
-    stage: Stage, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
+    stage: Stage, run: Path, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
 ) -> Checkpoint | None:
-    """Let the backend train, and note how the attempt began and ended; the newest checkpoint after it."""
-    backend, run = backend_of(stage.config.backend), stage.paths.run
+    """Let the backend train, and note how the attempt began and ended; return the newest checkpoint after it."""
+    backend = backend_of(stage.config.backend)
     resume_from = newest.path if newest else None
     job = TrainingJob.of(stage, aim.step, attempt.threads, stop, resume_from, attempt.nodes)
     image = backend.image_of(stage, attempt.allocation.site)
@@ -166,7 +147,7 @@ def _attempt(
         outcome = "lost"
         raise
     finally:
-        reached = newest_checkpoint(run, aim.step)
+        reached = newest_checkpoint(run, aim.step, content=False)
         step = reached.step if reached else 0
         if step == aim.step:
             outcome = "finished" if aim.is_end or aim.step == stage.planned else "unfinished"
@@ -192,11 +173,13 @@ def main() -> int:
     """Command line of the trainer."""
     parser = stage_parser("run", __doc__)
     parser.add_argument("--site", type=Path, help="the site, which says how to use a Slurm job's nodes")
-    parser.add_argument("--root", type=Path, help="the folder with all runs' results: what they trained is taken over")
+    parser.add_argument(
+        "--root", type=Path, help="the folder with all runs' results, which holds the store (default: --results)"
+    )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     parser.add_argument("--deadline", type=float, help="seconds since the epoch; default: the end of the Slurm job")
     parser.add_argument("--call", type=int, default=0, help="the call of the workflow that this attempt belongs to")
-    parser.add_argument("--wait", action="store_true", help="wait for a process that trains in the run directory")
+    parser.add_argument("--wait", action="store_true", help="wait for another process that trains the same")
     parser.add_argument("--after-job", type=int, default=0, help="wait until this Slurm job is gone; 0: for none")
     parser.add_argument("--publish-only", type=int, default=0, help="1: exit with 75 instead of training")
     parser.add_argument("--log", default=Attempt.log, help="where messages point for the log")

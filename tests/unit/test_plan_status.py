@@ -28,11 +28,11 @@ from scripts.stage.progress import recent_steps, step_seconds
 from scripts.stage.provenance import parents_of
 from scripts.stage.publish import export_name
 from scripts.stage.reach import Reach, note_reach
-from scripts.stage.rundir import open_run_directory, seal_checkpoint
+from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
 from tests.conftest import ROOT
-from tests.stages import checkpoint_record, note_made
+from tests.stages import checkpoint_record, note_made, open_folder
 
 STAGES = ("sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf")
 
@@ -58,7 +58,7 @@ class Tree:
 
     @property
     def project(self) -> Project:
-        return Project(self.recipe, load_site(self.site_path, self.recipe), self.results)
+        return Project(self.recipe, load_site(self.site_path, self.recipe), self.results, root=self.results.parent)
 
     def site(self, **values) -> None:
         self.site_values = {key: value for key, value in (self.site_values | values).items() if value is not None}
@@ -73,10 +73,10 @@ class Tree:
         sync_configs(self.recipe, self.results)
 
     def stage(self, name: str) -> Stage:
-        return Stage(self.recipe, self.results, name)
+        return Stage(self.recipe, self.results, name, root=self.results.parent)
 
     def state(self, stage: str) -> StageState:
-        return States(self.recipe, self.results).of(stage)
+        return States(self.recipe, self.results, self.results.parent).of(stage)
 
     def directory(self, stage: str) -> Path:
         return self.results / stage
@@ -84,8 +84,7 @@ class Tree:
     def run(self, stage: str, *steps: int) -> Path:
         """A run directory of what the stage is now, with sealed checkpoints and a log up to the last of these steps."""
         now = self.stage(stage)
-        run = now.paths.run
-        open_run_directory(run, now.identity, now.facts, now.config)
+        run = open_folder(now)
         for step in steps:
             saved = run / "saving" / f"checkpoint-{step}"
             saved.mkdir(parents=True)
@@ -134,7 +133,7 @@ class Tree:
         """A process on another host that holds a stage."""
         record = {"host": "node1", "pid": 5, "process_start": 1, "boot": "b", "pid_namespace": "n"}
         record |= {"slurm_job": "17", "since": time.time() - 60, "token": "t"} | changes
-        write_json(self.directory(stage) / "owner.json", record)
+        write_json(self.directory(stage) / "run/owner.json", record)
 
     def status(self, stage: str) -> str:
         return next(line for line in status_text(self.project).splitlines() if line.startswith(f"{stage} "))
@@ -246,7 +245,7 @@ def test_training_shows_step_reward_kl_time_left_nodes_and_job(tree):
 
 def test_training_of_an_sft_shows_its_loss(tree):
     tree.run("sft", 200)
-    with hold(tree.directory("sft") / "owner.json"):
+    with hold(tree.directory("sft") / "run/owner.json"):
         tree.attempt("sft", 200, None)
         tree.log("sft", [201])
         assert re.search(r"sft +training +201/600 +- +- +13 min +2 +- .*, loss 1.250$", tree.status("sft"))
@@ -281,7 +280,7 @@ def test_a_dead_owner_trains_nothing(tree):
     assert re.search(r"rlvr1 +unfinished +4/12 .* last attempt killed, job 17 NODE_FAIL as of", tree.status("rlvr1"))
     tree.owner("rlvr1", slurm_job="16")
     silent = time.time() - 400
-    os.utime(tree.directory("rlvr1") / "owner.json", (silent, silent))
+    os.utime(tree.directory("rlvr1") / "run/owner.json", (silent, silent))
     assert "unfinished" in tree.status("rlvr1")
 
 
@@ -362,17 +361,16 @@ def test_what_starts_from_an_export_not_yet_made_anew_waits(tree):
     assert re.search(r"rlvr1 +waiting .* sft comes first$", tree.status("rlvr1"))
 
 
-def test_what_was_set_aside_is_listed_and_comes_back(tree):
+def test_what_no_run_links_to_is_counted_and_found_again(tree):
     tree.publish("sft", "rlvr1")
-    old = json.loads((tree.directory("rlvr1") / "run/identity.json").read_text())["identity"]
+    old = tree.stage("rlvr1").training
     tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     tree.run("rlvr1", 4)
-    lines = status_text(tree.project).splitlines()
-    assert lines[-2:] == ["set aside (with sizes: stagecoach plan):", f"  results/tiny/rlvr1/run.{old}  step 12"]
-    assert re.search(rf"run\.{old}  step 12  \d+\.\d kB\nto remove one: stagecoach discard", plan_text(tree.project))
+    said = plan_text(tree.project).splitlines()[-1]
+    assert re.fullmatch(r"no run links to 1 trainings of the store \(\d+\.\d kB\); to remove .* discard", said)
     tree.edit("seed: 9,", "seed: 1,")
     (tree.directory("rlvr1") / "ckpt/record.json").unlink()
-    assert re.search(rf"rlvr1 +published again .* run.{old} comes back$", tree.plan("rlvr1"))
+    assert re.search(rf"rlvr1 +published again .* trained in {old}$", tree.plan("rlvr1"))
 
 
 def test_status_fits_a_screen_and_its_columns_align(tree):

@@ -36,9 +36,9 @@ from scripts.report.tree import chain_text
 from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model, judge_again, refuse_damage
 from scripts.stage.paths import StagePaths
-from scripts.stage.rundir import identity_in, open_run_directory
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
+from scripts.stage.store import identity_in, take_in
 from scripts.train.run import Attempt, train_stage
 from tests.conftest import ROOT, SHORT
 from tests.damages import damaged, damages, paths_within, replaced
@@ -186,12 +186,15 @@ def test_the_lineage_takes_a_damaged_parent_from_what_its_child_recorded(chain, 
 
 def test_a_run_directory_without_and_with_a_damaged_identity_gets_the_same_advice(chain):
     stage = Stage(RECIPE, chain, "rlvr1")
-    path, said = stage.paths.run / "identity.json", []
+    run, said = stage.paths.directory / "run", []
+    store, path = stage.paths.run, run / "identity.json"
     before = read_json(path)
+    run.unlink()
+    store.rename(run)  # as earlier commits had it
     path.write_text("{}")
     for _ in range(2):
         with pytest.raises(UserError, match=r"write the file again .* or move the directory away") as refusal:
-            open_run_directory(stage.paths.run, stage.identity, stage.facts, stage.config)
+            take_in(chain, stage.paths)
         said.append(str(refusal.value).partition(";")[2])
         path.unlink(missing_ok=True)
     assert said[0] == said[1]
@@ -247,7 +250,7 @@ def test_nothing_trains_from_an_export_that_is_not_the_recorded_one_and_the_run_
 
 def test_what_is_loaded_is_the_folder_that_the_facts_name_with_the_recorded_files(chain):
     stage, record = Stage(RECIPE, chain, "rlvr1"), chain / "sft/hf/record.json"
-    folder = chain / "sft/exports" / stage.facts["parent_export"]
+    folder = (chain / "sft/run/exports").resolve() / stage.facts["parent_export"]
     assert stage.parent_export == exported_model(record) == folder
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()

@@ -155,7 +155,7 @@ def test_a_dead_colleagues_run_directory_is_taken_over_and_a_living_ones_is_not(
         assert holder.stdout.readline() == "held\n" and path.stat().st_uid == BOB
         refused = python(ANN, program, str(path))
         holder.communicate("end")
-    assert re.fullmatch(rf"error: {folder}: process \d+ on .* trains here; wait for it or stop it, .*", refused)
+    assert re.fullmatch(rf"error: {folder}: process \d+ on .* is at work here; wait for it or stop it, .*", refused)
     assert not path.exists()
 
 

@@ -29,7 +29,7 @@ from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.retention import prune_checkpoints
-from scripts.stage.rundir import checkpoints, newest_checkpoint, open_run_directory, seal_checkpoint, step_of
+from scripts.stage.rundir import checkpoints, newest_checkpoint, seal_checkpoint, step_of
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
 from scripts.stage.tables import METRICS, write_metrics
@@ -55,8 +55,8 @@ def save(run: Path, step: int, weights: bytes = b"weights") -> Path:
 
 @pytest.fixture
 def run(tmp_path):
-    directory = tmp_path / "stage" / "run"
-    open_run_directory(directory, "one", FACTS, CONFIG)
+    directory = tmp_path / "store" / "one"
+    (directory / "checkpoints").mkdir(parents=True)
     return directory
 
 
@@ -137,24 +137,6 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
 # --- run directories ---
 
 
-def test_another_identity_sets_the_run_directory_aside_and_the_first_comes_back(run):
-    seal_checkpoint(save(run, 5), run, 5)
-    open_run_directory(run, "two", FACTS | {"config": "d"}, CONFIG)
-    assert newest_checkpoint(run) is None
-    assert newest_checkpoint(run.with_name("run.one")).step == 5
-    open_run_directory(run, "one", FACTS, CONFIG)
-    assert newest_checkpoint(run).step == 5
-    assert read_json(run.with_name("run.two") / "identity.json")["config"] == "d"
-
-
-def test_a_directory_that_nobody_owns_is_not_touched(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "weights").write_text("somebody's")
-    with pytest.raises(UserError, match=r"holds files but no identity.json"):
-        open_run_directory(tmp_path / "run", "one", FACTS, CONFIG)
-    assert (tmp_path / "run" / "weights").exists()
-
-
 def damage(path: Path, how: str) -> None:
     """Damage a checkpoint as a full disk, a careless copy or a failing disk does."""
     if how == "truncated":
@@ -210,7 +192,7 @@ def test_the_newest_and_the_best_and_the_published_checkpoint_are_kept(run):
     for step in rewards:
         seal_checkpoint(save(run, step), run, step)
     assert kept(run) == [5, 10, 15, 20, 25]
-    publish_checkpoint(checkpoints(run)[1], run.with_name("ckpt"), RECORD)
+    publish_checkpoint(checkpoints(run)[1], run.parents[1] / "stage/ckpt", RECORD)
     assert kept(run, keep_last_k=2, keep_top_k=2) == [5, 10, 15, 20, 25]
     assert kept(run, keep_last_k=1, keep_top_k=1, keep_steps=[15, 20], save_period=5) == [5, 10, 15, 20, 25]
     assert kept(run, keep_last_k=2, keep_top_k=1) == [5, 10, 20, 25]
@@ -444,7 +426,7 @@ def test_a_stage_trains_to_one_step_after_another_and_not_to_one_that_was_passed
     assert [(job.start, job.max_num_steps, job.planned) for job in train.jobs] == [(0, 1, 4), (1, 2, 4), (2, 4, 4)]
     assert [attempt["outcome"] for attempt in read_attempts(train.paths.run)] == ["finished"] * 3
     assert "sft.step-2: resumes from step 1, planned step 4, at first to step 2, identity" in capsys.readouterr().out
-    with pytest.raises(UserError, match="sft/run: step 3 was not kept, but steps 1, 2, 4; name one of these"):
+    with pytest.raises(UserError, match="step 3 was not kept, but steps 1, 2, 4; name one of these"):
         train(seal, 3)
     assert len(train.jobs) == 3 and newest_checkpoint(train.paths.run).step == 4
 
@@ -506,7 +488,7 @@ def test_a_split_that_is_not_the_manifests_is_not_trained_on(train):
 
 
 def publish(run: Path, weights: bytes = b"weights", step: int = 5) -> Path:
-    ckpt = run.with_name("ckpt")
+    ckpt = run.parents[1] / "stage/ckpt"
     checkpoint = seal_checkpoint(save(run, step, weights), run, step)
     publish_checkpoint(checkpoint, ckpt, RECORD | {"step": step})
     return ckpt
@@ -514,8 +496,10 @@ def publish(run: Path, weights: bytes = b"weights", step: int = 5) -> Path:
 
 def test_a_published_checkpoint_is_a_record_and_a_link_and_survives_a_move(run, tmp_path):
     publish(run)
-    run.parent.rename(tmp_path / "moved")
-    ckpt = tmp_path / "moved" / "ckpt"
+    (tmp_path / "moved").mkdir()
+    for folder in ("store", "stage"):
+        (tmp_path / folder).rename(tmp_path / "moved" / folder)
+    ckpt = tmp_path / "moved/stage/ckpt"
     record = read_json(ckpt / "record.json")
     assert (record["stage"], record["step"], record["identity"]) == ("rlvr1", 5, "one")
     assert record["files"]["model.safetensors"]["bytes"] == 7
@@ -530,25 +514,25 @@ def test_publishing_twice_gives_equal_bytes(run):
 
 
 def test_an_export_is_named_by_its_content_and_leaves_the_optimizer_out(run):
-    hf = run.with_name("hf")
+    hf = run.parents[1] / "stage/hf"
     export_checkpoint(publish(run), hf)
     first = read_json(hf / "record.json")
     assert sorted(first["files"]) == ["config.json", "model.safetensors"]
     assert (hf / "model").resolve().name == first["content"]
-    export_checkpoint(run.with_name("ckpt"), hf)
+    export_checkpoint(run.parents[1] / "stage/ckpt", hf)
     assert read_json(hf / "record.json") == first
     export_checkpoint(publish(run, b"others!", step=6), hf)
     second = read_json(hf / "record.json")["content"]
-    assert second != first["content"] and (run.with_name("exports") / first["content"]).is_dir()
+    assert second != first["content"] and ((run / "exports") / first["content"]).is_dir()
 
 
 def test_a_flipped_bit_is_found_before_the_next_stage_starts_from_it(run):
     ckpt = publish(run)
     (run / "checkpoints/step_5/model.safetensors").write_bytes(b"weightz")
     with pytest.raises(UserError, match=r"model.safetensors: not the file that .* lists"):
-        export_checkpoint(ckpt, run.with_name("hf"))
-    assert not run.with_name("hf").exists()
-    assert list(run.with_name("exports").iterdir()) == []
+        export_checkpoint(ckpt, run.parents[1] / "stage/hf")
+    assert not (run.parents[1] / "stage/hf").exists()
+    assert list((run / "exports").iterdir()) == []
 
 
 # --- metrics ---

@@ -6,7 +6,6 @@ runs in the Slurm job around this process and as the driver did: in its containe
 
 import json
 import math
-import secrets
 import shutil
 import sys
 from pathlib import Path
@@ -18,13 +17,13 @@ from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
 from scripts.errors import UserError
-from scripts.files import describe_files
+from scripts.files import describe_files, temporary_directory
 from scripts.model.hugging_face import PATTERNS, check_model
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, read_record
 from scripts.rows.chat_format import write_template
-from scripts.stage.publish import export_name, publish_export
+from scripts.stage.publish import exports_of, publish_export, settle_export
 from scripts.stage.stage import Stage
 
 DCP_CONVERTER = "examples/converters/convert_dcp_to_hf.py"
@@ -145,10 +144,9 @@ def complete(export: Path, model: Path) -> None:
 def convert(stage: Stage, site: Site, log: Path) -> None:
     """Make the stage's export hold ``record.json`` and ``model``, a link to the converted model beside it."""
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
-    hf = stage.paths.export_record.parent
-    incoming = hf.absolute().parent / "exports" / f".incoming.{secrets.token_hex(4)}"
-    incoming.parent.mkdir(exist_ok=True)
-    try:
+    exports = exports_of(stage.paths.ckpt)
+    with temporary_directory(exports / "incoming") as folder:
+        incoming = folder / "model"
         made = {}
         if trains_adapters(_policy(checkpoint)):
             made["merged"] = _merge(runtime, checkpoint, incoming, log)
@@ -161,12 +159,9 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
         check_model(incoming, like=model if model.is_absolute() else None)
         _settle_template(stage, incoming)
         files = describe_files(incoming)
-        target = incoming.parent / export_name(files)
-        if not target.exists():
-            incoming.rename(target)
-    finally:
-        shutil.rmtree(incoming, ignore_errors=True)
-    publish_export(read_record(stage.paths.record, CheckpointRecord), files, hf, **made)
+        settle_export(incoming, exports, files)
+    record = read_record(stage.paths.record, CheckpointRecord)
+    publish_export(record, files, stage.paths.export_record.parent, exports, **made)
 
 
 def template_text(named: str | None) -> str | None:

@@ -1,0 +1,201 @@
+"""The store of trainings: one folder for an identity, whichever run, recipe or sweep asks for it.
+
+::
+
+    <root>/store/<identity>/
+        identity.json           identity and facts
+        config.yaml             the resolved config
+        owner.json              the lock: which process trains here
+        checkpoints/step_N/     sealed checkpoints (scripts.stage.rundir)
+        saving/, cluster.*/     a checkpoint while it is written; files that an attempt's processes share
+        metrics.jsonl           one line a step, as logged; a resumed step is logged again
+        attempts.jsonl          what each attempt came to
+        reach.json              where the data end
+        exports/<content>/      exported models; exports/<checkpoint>.json records the export of a checkpoint
+
+``<stage>/run``, ``ckpt/weights`` and ``hf/model`` are relative links into the folder. A run directory of an earlier
+commit (a directory ``<stage>/run`` or ``run.<identity>``) is valid where it lies, and moves here when it trains on.
+"""
+
+import errno
+import glob
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from scripts.errors import UserError
+from scripts.files import fsync_directory, link_to, remove_leftovers, write_json, write_text
+from scripts.recipe.resolve import config_text
+from scripts.recipe.stage import TrainingConfig
+from scripts.records import ADVICE, CheckpointRecord, ExportRecord, Facts, Files, RunIdentity, read_if_there
+from scripts.stage.identity import identity_of
+from scripts.stage.owner import hold
+from scripts.stage.paths import STORE, StagePaths, owner_of
+from scripts.stage.publish import MEGATRON, note_export
+from scripts.stage.rundir import FILES, checkpoints, finish_removals, newest_step
+
+LINKS = ("run", "ckpt/weights", "hf/model", "hf/adapter")
+PLACES = ("*", "*/*", "*/sample-*/*")
+LOGS = ("metrics.jsonl", "attempts.jsonl", "reach.json")
+MOMENT = 60.0
+
+
+def identity_in(run: Path) -> str | None:
+    """Return the identity that a folder trains; None where it is missing or has no identity.json."""
+    record = read_if_there(run / "identity.json", RunIdentity)
+    return record["identity"] if record else None
+
+
+def folder_of(root: Path, paths: StagePaths, identity: str) -> Path:
+    """Return the folder that trains an identity, whether or not it exists yet.
+
+    `root` holds the results of all runs. A run directory of an earlier commit below `paths` is found where it lies.
+    """
+    folder = root / STORE / identity
+    if not folder.is_dir():
+        for run in (paths.run, paths.directory / f"run.{identity}"):
+            if run.parent.name != STORE and identity_in(run) == identity:
+                return run
+    return folder
+
+
+@contextmanager
+def open_training(
+    root: Path, paths: StagePaths, trained: StagePaths, facts: Facts, config: TrainingConfig, patience: float
+) -> Iterator[Path]:
+    """Hold the folder of the facts' identity, make it where it is missing, and link the stage's ``run`` to it.
+
+    `trained` is the stage whose run directory an earlier commit may have left; `paths` differs for a checkpoint of it.
+    Another process that trains here is waited for, `patience` seconds.
+    """
+    folder = _store(root) / identity_of(facts)
+    take_in(root, trained)
+    with hold(owner_of(folder), patience):
+        if identity_in(folder) is None:
+            (folder / "checkpoints").mkdir(exist_ok=True)
+            write_text(folder / "config.yaml", config_text(config.values()))
+            write_json(folder / "identity.json", {"identity": folder.name, **facts})
+        remove_leftovers(folder)
+        finish_removals(folder)
+        paths.directory.mkdir(parents=True, exist_ok=True)
+        link_to(paths.directory / "run", folder)
+        yield folder
+
+
+def _store(root: Path) -> Path:
+    """Return the store, made with the mode of the results' folder: who may add a run may add a training."""
+    store = root / STORE
+    if not store.is_dir():
+        store.mkdir(parents=True, exist_ok=True)
+        if (mode := stat.S_IMODE(root.stat().st_mode)) != stat.S_IMODE(store.stat().st_mode):
+            store.chmod(mode)
+    return store
+
+
+def links(root: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield all runs' links into the store, and their targets as ``<identity>/...``."""
+    store = Path(os.path.realpath(root / STORE))
+    for place in PLACES:
+        for name in LINKS:
+            for found in glob.iglob(f"{place}/{name}", root_dir=root):  # noqa: PTH207  (passes over the unreadable)
+                target = Path(os.path.realpath(root / found))
+                if target != store and target.is_relative_to(store):
+                    yield root / found, target.relative_to(store)
+
+
+def unlinked(root: Path) -> list[Path]:
+    """Return the folders of the store that no ``run``, ``ckpt`` or ``hf`` of any run links to."""
+    used = {target.parts[0] for _, target in links(root)}
+    earlier = [path for place in PLACES for path in root.glob(f"{place}/run.{'[0-9a-f]' * 16}")]
+    folders = [path for path in (root / STORE).glob("[!.]*") if path.name not in used]
+    return sorted(path for path in (*folders, *earlier) if path.is_dir() and not path.is_symlink())
+
+
+def published_steps(folder: Path) -> set[int]:
+    """Return the steps of a training folder that a ``ckpt`` of any run links to."""
+    root, name = folder.parent.parent, (folder.name, "checkpoints")
+    targets = {target.name for _, target in links(root) if target.parts[:2] == name}
+    return {checkpoint.step for checkpoint in checkpoints(folder) if checkpoint.path.name in targets}
+
+
+# --- trees of earlier commits, whose stages trained in a directory of their own ---
+
+
+def take_in(root: Path, paths: StagePaths) -> None:
+    """Rename a stage's run directories of earlier commits into the store, with its exports, and mend the links."""
+    if not _earlier(paths):
+        return _mend(root, paths)
+    with hold(paths.directory / "owner.json", MOMENT):  # the lock that an earlier commit's training holds
+        for run in _earlier(paths):
+            identity = identity_in(run)
+            if identity is not None:
+                _take(run, _store(root) / identity)
+            elif any(run.iterdir()):
+                raise UserError(f"{run}: holds files but no identity.json; {ADVICE[RunIdentity]}")
+            else:
+                run.rmdir()
+        return _mend(root, paths)
+
+
+def _earlier(paths: StagePaths) -> list[Path]:
+    """Return the run directories of earlier commits that lie in a stage's folder."""
+    runs = [paths.directory / "run", *sorted(paths.directory.glob("run.*"))]
+    return [run for run in runs if run.is_dir() and not run.is_symlink()]
+
+
+def _take(run: Path, folder: Path) -> None:
+    """Rename a run directory into the store; a folder that is there gets the checkpoints that it lacks."""
+    try:
+        run.rename(folder)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise UserError(f"{run}: lies on another file system than the store; mv {run} {folder}") from None
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    else:
+        return fsync_directory(folder.parent)
+    with hold(owner_of(folder), MOMENT):
+        if newest_step(run) > newest_step(folder):
+            for log in filter(Path.exists, (run / name for name in LOGS)):
+                log.replace(folder / log.name)
+        for checkpoint in checkpoints(run):
+            target = folder / "checkpoints" / checkpoint.path.name
+            target.parent.mkdir(exist_ok=True)
+            if not target.exists():
+                checkpoint.path.rename(target)
+        aside = (folder.with_name(f"{folder.name}.{number}") for number in count(1))
+        run.rename(next(path for path in aside if not path.exists()))
+    fsync_directory(folder.parent)
+
+
+def _mend(root: Path, paths: StagePaths) -> None:
+    """Let the links of a stage that an earlier commit published lead into the store; move its exports there."""
+    published, exported = (
+        read_if_there(paths.record, CheckpointRecord),
+        read_if_there(paths.export_record, ExportRecord),
+    )
+    for link, record in ((paths.weights, published), (paths.export, exported)):
+        if record and link.is_symlink() and link.readlink().parts[:2] == ("..", "run"):
+            target = root.joinpath(STORE, record["identity"], *link.readlink().parts[2:])
+            if target.is_dir():
+                link_to(link, target)
+    old = paths.directory / "exports"
+    folder = root / STORE / exported["identity"] if exported else None
+    if folder is None or not folder.is_dir() or not old.is_dir() or old.is_symlink():
+        return
+    exports = folder / "exports"
+    exports.mkdir(exist_ok=True)
+    for export in old.glob("[!.]*"):
+        if not export.is_symlink() and not (exports / export.name).exists():
+            export.rename(exports / export.name)
+    for export in filter(Path.is_dir, exports.glob("[!.]*")):
+        weights = export / MEGATRON
+        if weights.is_symlink() and weights.readlink().parts[:3] == ("..", "..", "run"):
+            link_to(weights, folder.joinpath(*weights.readlink().parts[3:]))
+        if not os.path.lexists(old / export.name):
+            link_to(old / export.name, export)
+    if files := read_if_there(folder / f"checkpoints/step_{exported['step']}" / FILES, Files):
+        note_export(exports, files, exported)
