@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.backends.protocol import TrainingJob  # noqa: E402
-from scripts.backends.trl.algorithms import Dtensor  # noqa: E402
+from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from tests.pretrained import save_pretrained  # noqa: E402

@@ -58,6 +58,7 @@ class TrainingJob:
     environments: dict[str, Path]
     processes: int = 1
     accelerator: str = "cpu"
+    directory: Path | None = None
     gym_python: str = GYM_PYTHON
 
     @classmethod
@@ -78,6 +79,7 @@ class TrainingJob:
             train_split=stage.train_split,
             parent_model=stage.parent_export,
             run=stage.paths.run,
+            directory=stage.paths.directory,
             resume_from=resume_from,
             max_num_steps=max_num_steps,
             threads=threads,
@@ -85,6 +87,11 @@ class TrainingJob:
             nodes=nodes,
             environments=own_environments(stage.recipe, stage.name),
         )
+
+    @property
+    def stage_directory(self) -> Path:
+        """Return the stage's folder, for logs and prepared rows; by default the folder around `run`."""
+        return self.directory or self.run.parent
 
     @property
     def rows(self) -> int | None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from scripts.backends.trl.settings import GrpoSettings
+from scripts.backends.trl.grpo import GrpoSettings
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.gym import Gym, GymServer

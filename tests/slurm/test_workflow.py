@@ -43,8 +43,8 @@ def test_the_chain_runs_to_its_report_and_a_stage_trains_on_two_hosts(trained, s
         (attempt,) = read_attempts(trained.results / stage / "run")
         assert (attempt["outcome"], attempt["nodes"]) == ("finished", nodes)
         assert attempt["host"].startswith("node"), "it ran on a host of the cluster"
-    (log,) = trained.results.glob("rlvr1/logs/ray-*/ray-node1.log")
-    assert "Running command on head node" in log.read_text()
+    logs = [log.read_text() for log in trained.results.glob("rlvr1/logs/ray-*/ray-node*.log")]
+    assert sum("Running command on head node" in log for log in logs) == 1 and len(logs) == 2
     assert {host: slurm.processes(host) for host in slurm.hosts} == {host: [] for host in slurm.hosts}
 
 

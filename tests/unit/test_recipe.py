@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
-from scripts.backends.trl.settings import PACKAGES
+from scripts.backends.trl.algorithm import PACKAGES
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config

@@ -24,7 +24,7 @@ SHAPE = RandomModel(
 
 
 def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_are_alike():
-    from scripts.backends.trl.grpo import environment_reward
+    from scripts.backends.trl.measuring import environment_reward
 
     greeting = json.dumps({"agent_ref": {"name": "genrm_simple_agent"}, "reference": "Hi Bob"})
     sum_ = json.dumps({"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "", "expected_answer": "2"})
@@ -40,7 +40,7 @@ def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_ar
 
 
 def test_what_cannot_be_judged_is_counted_and_a_rising_share_is_warned_of(capsys):
-    from scripts.backends.trl.grpo import environment_reward
+    from scripts.backends.trl.measuring import environment_reward
 
     row = {"agent_ref": {"name": "structured_outputs_simple_agent"}, "schema_type": "json"}
     row["schema_str"] = json.dumps({"properties": {"a": {"multipleOf": 0.5}}})
@@ -84,7 +84,7 @@ def test_only_the_assistants_tokens_are_learnt():
 def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_learnt():
     from datasets import Dataset
 
-    from scripts.backends.trl.sft import fill_last_batch
+    from scripts.backends.trl.sft_trainer import fill_last_batch
     from scripts.backends.trl.tokenization import DEMONSTRATIONS
 
     rows = [{"input_ids": [number, 7], "labels": [-100, 7], "pictures": []} for number in range(6)]

@@ -6,8 +6,8 @@ import sys
 import pytest
 import yaml
 
+from scripts.backends.trl.algorithm import PACKAGES
 from scripts.backends.trl.placing import left_by_server
-from scripts.backends.trl.settings import PACKAGES
 from scripts.backends.trl.versions import check_versions, problem_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
@@ -140,7 +140,7 @@ def _said(release: dict[str, str]) -> str:
 
 def test_equal_probabilities_are_no_mismatch_and_tokens_that_do_not_count_are_left_out():
     torch = pytest.importorskip("torch")
-    from scripts.backends.trl.vllm import mismatch
+    from scripts.backends.trl.measuring import mismatch
 
     sampler = torch.tensor([[-1.0, -2.0, math.nan], [-0.5, -9.0, -9.0]])
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]])

@@ -13,10 +13,10 @@ from safetensors.torch import load_file  # noqa: E402
 from transformers import TrainingArguments  # noqa: E402
 
 from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
-from scripts.backends.trl.algorithms import Dpo, Mpo  # noqa: E402
-from scripts.backends.trl.grpo_trainer import leave_one_out  # noqa: E402
+from scripts.backends.trl.dpo import Dpo, Mpo  # noqa: E402
+from scripts.backends.trl.dpo_trainer import losses  # noqa: E402
+from scripts.backends.trl.measuring import leave_one_out  # noqa: E402
 from scripts.backends.trl.placing import check_shares  # noqa: E402
-from scripts.backends.trl.preferences import losses  # noqa: E402
 from scripts.backends.trl.setup import shared_arguments  # noqa: E402
 from scripts.backends.trl.tokenization import Line, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402

@@ -10,7 +10,7 @@ pytest.importorskip("trl")
 
 import torch
 
-from scripts.backends.trl.grpo_trainer import MeasuringTrainer
+from scripts.backends.trl.measuring import MeasuringTrainer
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.train import train_rank

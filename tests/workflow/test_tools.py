@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 from trl.chat_template_utils import parse_response, qwen3_chat_template
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.grpo_trainer import MeasuringTrainer
+from scripts.backends.trl.measuring import MeasuringTrainer
 from scripts.backends.trl.train import train_rank
 from scripts.data.fill import fill_blend
 from scripts.errors import UserError

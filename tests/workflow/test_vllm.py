@@ -12,7 +12,7 @@ import sys
 import pandas as pd
 import pytest
 
-from scripts.backends.trl.settings import PACKAGES
+from scripts.backends.trl.algorithm import PACKAGES
 from scripts.backends.trl.versions import problem_of
 from scripts.files import sha256_file
 from scripts.recipe.pins import pinned_versions

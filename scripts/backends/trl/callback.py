@@ -1,7 +1,6 @@
 """What a trainer of backend `trl` does at each step: log, say where the stage stands, seal checkpoints, stop."""
 
 import json
-import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -10,33 +9,12 @@ from typing import Any
 from transformers import TrainerCallback, TrainingArguments
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks
-from scripts.backends.trl.vllm import MISMATCH
 from scripts.errors import UserError
-from scripts.evaluate.step_criteria import WINDOW, refuse_divergence
+from scripts.evaluate.step_criteria import refuse_divergence
 from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
-
-ENVIRONMENT_PREFIX = "environment/"
-UNJUDGED = "rewards/unjudged"
-ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
-LEAST_ALARM = 0.01
-LOG_NAMES = {
-    "reward": "reward_mean",
-    "reward_std": "reward_std",
-    "frac_reward_zero_std": "zero_variance_share",
-    "kl": "kl",
-    "completions/mean_length": "response_length_mean",
-    "completions/max_length": "response_length_max",
-    "completions/clipped_ratio": "truncation_rate",
-    "entropy": "entropy",
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "lr",
-    UNJUDGED: "unjudged_share",
-    "tools/call_frequency": "tool_call_frequency",
-    "tools/failure_frequency": "tool_failure_frequency",
-} | {name: name for name in MISMATCH}
 
 
 class StageCallback(TrainerCallback):
@@ -97,11 +75,11 @@ class StageCallback(TrainerCallback):
             return
         now, step = time.monotonic(), state.global_step // self.updates
         entry: dict[str, Any] = {"step": step, "seconds": now - self.step_started}
-        entry |= {ours: logs[theirs] for theirs, ours in LOG_NAMES.items() if theirs in logs}
+        entry |= {ours: logs[theirs] for theirs, ours in self.job.config.metrics.items() if theirs in logs}
         if "num_tokens" in logs:
             entry["tokens"], self.tokens = logs["num_tokens"] - self.tokens, logs["num_tokens"]
-        if self.job.config.algorithm == "grpo":
-            is_filtered = self.job.config.grpo.overlong_filtering
+        is_filtered = getattr(self.job.config.section, "overlong_filtering", None)
+        if is_filtered is not None:
             entry["masked_share"] = entry.get("truncation_rate") if is_filtered else 0.0
         entry["environment_rewards"] = {
             key.removeprefix(ENVIRONMENT_PREFIX): value
@@ -159,25 +137,3 @@ def _progress(entry: dict[str, Any], last: int, left: float) -> str:
         parts.append(f"loss {entry['loss']:.3f}")
     parts += [f"{entry['seconds']:.2f} s/step", f"{left:.0f} s left"]
     return ", ".join(parts)
-
-
-class UnjudgedAlarm:
-    """Warns of the first response of a training that cannot be judged, and whenever their share has doubled."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW)
-        self._warn_from = 0.0
-
-    def hear(self, unjudged: list[str], responses: int) -> None:
-        """Take in a step's responses: how many, and which could not be judged."""
-        self._steps.append((len(unjudged), responses))
-        share = sum(count for count, _ in self._steps) / sum(count for _, count in self._steps)
-        if not unjudged or share < self._warn_from:
-            return
-        self._warn_from = 2 * max(share, LEAST_ALARM)
-        print(
-            f"warning: {share:.1%} of the responses of the last {len(self._steps)} steps could not be judged and earn "
-            f"0; this step's first, to {unjudged[0]}",
-            file=sys.stderr,
-            flush=True,
-        )

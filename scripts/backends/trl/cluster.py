@@ -93,7 +93,7 @@ def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
     if slurm_job is None or site is None or site.slurm is None:
         raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
     again = f"-{slurm_job.restarts + 1}" if slurm_job.restarts else ""
-    logs = (job.run.parent / "logs" / f"ray-{slurm_job.id}{again}").absolute()
+    logs = (job.stage_directory / "logs" / f"ray-{slurm_job.id}{again}").absolute()
 
     def run(place: Path) -> None:
         shutil.rmtree(logs, ignore_errors=True)

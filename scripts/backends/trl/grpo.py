@@ -1,204 +1,267 @@
-"""Group relative policy optimisation, by TRL's GRPOTrainer; each group is rewarded by its row's environment."""
+"""Group relative policy optimisation: its settings, and how prompts are rendered."""
 
-import json
-import os
-import time
-from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import pyarrow.compute as pc
-from datasets import Dataset
-from transformers import set_seed
-from trl import GRPOConfig, GRPOTrainer
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.callback import ENVIRONMENT_PREFIX, REWARD_SECONDS, UNJUDGED, UnjudgedAlarm
-from scripts.backends.trl.grpo_trainer import LeaveOneOutTrainer, MeasuringTrainer
-from scripts.backends.trl.placing import is_served
-from scripts.backends.trl.rows import training_rows
-from scripts.backends.trl.sampling import end_responses, sampling_arguments
-from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
-from scripts.backends.trl.tokenization import PROMPTS, render_prompts
-from scripts.backends.trl.vllm import load_by_reload, prepare_engine, vllm_arguments
-from scripts.errors import UserError
-from scripts.evaluate.turns import prepare_for_tools
-from scripts.rewards.episode import Episode, episode_response
-from scripts.rewards.registry import environment_factory, reward_groups, tool_schemas
-from scripts.rewards.verdict import Unjudged
-from scripts.rows.prompts import open_picture, pictures_of, prompt_of
+from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.generation import Generation
+from scripts.backends.trl.policy import Policy, leave_out
+from scripts.recipe.gym import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
+from scripts.recipe.model import RandomModel
+from scripts.recipe.pins import pinned_versions
+from scripts.recipe.probe import Probe
+from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.recipe.strict import Strict, invalid
 
-Completion = str | list[dict[str, Any]]
-ONE_MESSAGE = ""
+if TYPE_CHECKING:
+    from scripts.recipe.recipe import Recipe
+    from scripts.recipe.site import Site
+
+ENVIRONMENT_PREFIX = "environment/"
+UNJUDGED = "rewards/unjudged"
+ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
+MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
 
 
-def make_trainer(job: TrainingJob) -> GRPOTrainer:
-    """The trainer of a stage of GRPO; prompts are taken in file order."""
-    grpo, policy = job.config.grpo, job.config.policy
-    model, processor = model_and_processor(job)
-    factories = {name: factory for name in job.environments if (factory := environment_factory(name))}
-    prepare = partial(
-        render_prompts,
-        processor=processor,
-        max_length=job.config.longest_prompt,
-        keep_to=job.config.data.max_input_seq_length,
-        variables=policy.tokenizer.chat_template_kwargs,
-        **({"tools": tool_schemas(factories)} if factories else {}),
+class GrpoPolicy(Policy):
+    """The policy of a reinforcement stage."""
+
+    train_global_batch_size: PositiveInt | None = Field(
+        None,
+        description="Completions an update; none: all of the step. Fewer make several updates a step, off policy from "
+        "the second on.",
     )
-    rows = training_rows(job, job.planned * grpo.num_prompts_per_step, PROMPTS, prepare)
-    if factories:
-        prepare_for_tools(processor)
-        factories[ONE_MESSAGE] = OneMessage
-        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    trainer_class = LeaveOneOutTrainer if grpo.use_leave_one_out_baseline else MeasuringTrainer
-    by_vllm = job.config.samples_by_vllm
-    if by_vllm:
-        prepare_engine()
-    trainer = trainer_class(
-        model=model,
-        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, job.train_split)],
-        args=_arguments(job),
-        train_dataset=_with_tools(rows) if factories else _with_pictures(rows, job.train_split),
-        processing_class=processor,
-        peft_config=adapters(job),
-        environment_factory=factories or None,
+    generation: Generation
+
+
+class PromptData(Strict):
+    """Which rows of the split are trained on."""
+
+    max_input_seq_length: PositiveInt | None = Field(
+        None, description="Rows whose prompt has more tokens are left out; none: a prompt that does not fit is refused."
     )
-    trainer.longest_prompt = job.config.longest_prompt
-    trainer.normalize_rewards = grpo.normalize_rewards
-    trainer.ends = end_responses(trainer, job.config)
-    trainer.filters_overlong = grpo.overlong_filtering
-    if by_vllm:
-        trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
-        if job.accelerator == "cpu" and not is_served(job.settings):
-            load_by_reload(trainer.vllm_generation)
-        set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
-    return trainer
 
 
-def _with_pictures(rows: Dataset, split: Path) -> Dataset:
-    """The rows; where they show pictures, with messages and images, as TRL takes them, made when a row is asked for."""
-    has_pictures = rows.data.column("has_pictures")
-    if not pc.any(has_pictures).as_py():
-        return rows
-    if (without := pc.index(has_pictures, False).as_py()) >= 0:
-        raise UserError(
-            f"{split}:{rows[without]['line']}: shows no picture, but other rows do, which TRL cannot mix; "
-            "give them a blend and a stage of their own"
+class Grpo(Strict):
+    """Group relative policy optimisation (arXiv:2402.03300), token-level loss (DAPO, arXiv:2503.14476)."""
+
+    num_prompts_per_step: PositiveInt
+    num_generations_per_prompt: Annotated[int, Field(ge=2)]
+    max_num_steps: PositiveInt
+    overlong_filtering: bool = Field(False, description="Take no gradient from responses cut at max_new_tokens.")
+    normalize_rewards: bool = Field(True, description="Divide a group's advantages by its standard deviation.")
+    use_leave_one_out_baseline: bool = Field(
+        False, description="Measure a response by the others of its group alone (arXiv:2402.14740)."
+    )
+
+
+class GrpoLoss(Strict):
+    """The clipped policy-gradient loss and its penalty."""
+
+    reference_policy_kl_penalty: float = Field(0.0, ge=0, description="Weight of the k3 KL estimate to the parent.")
+    ratio_clip_min: Annotated[float, Field(gt=0)] = 0.2
+    ratio_clip_max: Annotated[float, Field(gt=0)] = 0.28
+    ratio_clip_c: Annotated[float, Field(gt=1)] | None = Field(
+        None, description="Bound of the ratio where the advantage is negative (dual clip, arXiv:1912.09729)."
+    )
+    token_level_loss: bool = Field(
+        True, description="Mean over all tokens of an update (arXiv:2503.14476); false: over responses, each its mean."
+    )
+    sequence_level_importance_ratios: bool = Field(
+        False, description="One ratio a response, the geometric mean of its tokens' (GSPO, arXiv:2507.18071)."
+    )
+    use_importance_sampling_correction: bool = Field(
+        False, description="Weight the loss by the trainer's over vLLM's probability of what vLLM sampled."
+    )
+    truncated_importance_sampling_ratio: PositiveFloat | None = Field(
+        None, description="Bound of that weight (TIS, openreview xsonlP8DRV); none: unbounded."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "GrpoLoss":
+        if self.sequence_level_importance_ratios and self.token_level_loss:
+            raise invalid("sequence_level_importance_ratios is for token_level_loss: false; a token has no ratio then")
+        if self.ratio_clip_c is not None and self.ratio_clip_c <= 1 + self.ratio_clip_max:
+            raise invalid("ratio_clip_c must be greater than 1 + ratio_clip_max")
+        if self.truncated_importance_sampling_ratio is not None and not self.use_importance_sampling_correction:
+            raise invalid("truncated_importance_sampling_ratio is for use_importance_sampling_correction: true")
+        return self
+
+
+class GrpoTraining(TrlTraining):
+    """Reinforcement learning."""
+
+    trainer: ClassVar[str] = "scripts.backends.trl.grpo_trainer"
+    metrics: ClassVar[dict[str, str]] = (
+        TrlTraining.metrics
+        | {
+            "reward": "reward_mean",
+            "reward_std": "reward_std",
+            "frac_reward_zero_std": "zero_variance_share",
+            "kl": "kl",
+            "completions/mean_length": "response_length_mean",
+            "completions/max_length": "response_length_max",
+            "completions/clipped_ratio": "truncation_rate",
+            "tools/call_frequency": "tool_call_frequency",
+            "tools/failure_frequency": "tool_failure_frequency",
+            UNJUDGED: "unjudged_share",
+        }
+        | {name: name for name in MISMATCH}
+    )
+
+    algorithm: Literal["grpo"]
+    grpo: Grpo
+    data: PromptData = PromptData()
+    loss_fn: GrpoLoss = GrpoLoss()
+    policy: GrpoPolicy
+    gym: Gym | None = Field(None, description="None: the verifiers here reward the rows.")
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step consumes."""
+        return self.grpo.num_prompts_per_step
+
+    @property
+    def samples_by_vllm(self) -> bool:
+        """Whether vLLM samples the rollouts; otherwise the model that trains does."""
+        return self.policy.generation.backend == "vllm"
+
+    @property
+    def samples_per_step(self) -> int:
+        """Completions of one step."""
+        return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss has a KL penalty."""
+        return self.loss_fn.reference_policy_kl_penalty > 0
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that a prompt may have."""
+        return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of a prompt that is trained on."""
+        return self.data.max_input_seq_length or self.longest_prompt
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one step, whose rollouts may be trained on in several batches."""
+        return self.samples_per_step // self.rows_per_update
+
+    @property
+    def rows_per_update(self) -> int:
+        """Completions of one update."""
+        return self.policy.train_global_batch_size or self.samples_per_step
+
+    @property
+    def shared_by_processes(self) -> dict[str, int | None]:
+        """Return the batch of an update and the prompts of a step, whose groups are rewarded whole."""
+        return super().shared_by_processes | {"grpo.num_prompts_per_step": self.grpo.num_prompts_per_step}
+
+    def prepare(self, processor: Any) -> tuple[Any, partial]:
+        """Render prompts, with the tools of the rows' environments."""
+        from scripts.backends.trl.tokenization import PROMPTS, render_prompts  # noqa: PLC0415
+        from scripts.rewards.registry import tool_schemas  # noqa: PLC0415
+
+        tools = tool_schemas(self.environments)
+        return PROMPTS, partial(
+            render_prompts,
+            processor=processor,
+            max_length=self.longest_prompt,
+            keep_to=self.data.max_input_seq_length,
+            variables=self.policy.tokenizer.chat_template_kwargs,
+            **({"tools": tools} if tools else {}),
         )
 
-    def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        messages = [prompt_of(json.loads(text)) for text in batch["row"]]
-        return {
-            "prompt": [_without_pictures(prompt) for prompt in messages],
-            "images": [[open_picture(uri) for uri in pictures_of(prompt)] for prompt in messages],
-            "row": batch["row"],
-            "line": batch["line"],
-        }
+    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
+        """Return the prompt."""
+        from scripts.backends.trl.tokenization import token_ids  # noqa: PLC0415
 
-    return rows.with_transform(made)
+        return [("prompt", False, token_ids([row["prompt"]], processor)[0])]
 
-
-class OneMessage:
-    """The environment, for TRL, of rows whose own has no tools."""
-
-    def reset(self, **_: Any) -> None:
-        """Add nothing to the prompt."""
-
-
-def _with_tools(rows: Dataset) -> Dataset:
-    """The rows with messages and their environment's name, as TRL takes those of environments with tools."""
-
-    def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        fields = [json.loads(text) for text in batch["row"]]
-        names = [row["agent_ref"]["name"] for row in fields]
-        return {
-            "prompt": [prompt_of(row) for row in fields],
-            "environment": [name if environment_factory(name) else ONE_MESSAGE for name in names],
-            "row": batch["row"],
-            "line": batch["line"],
-        }
-
-    return rows.with_transform(made)
+    @model_validator(mode="after")
+    def _batches_add_up(self) -> "GrpoTraining":
+        stated = self.policy.train_global_batch_size
+        if stated is not None and self.samples_per_step % stated:
+            raise invalid(
+                f"policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
+                f"{self.samples_per_step} is no multiple of it; leave it out for one update a step"
+            )
+        if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
+            raise invalid(
+                "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length"
+            )
+        if self.policy.generation.paged and self.policy.precision != "float32":
+            raise invalid(
+                "policy.generation.paged is for policy.precision: float32; TRL would train in bfloat16 after it"
+            )
+        if (self.data.max_input_seq_length or 0) > self.longest_prompt:
+            raise invalid(
+                "data.max_input_seq_length is more than policy.max_total_sequence_length less "
+                f"policy.generation.max_new_tokens leave, which is {self.longest_prompt}"
+            )
+        return self
 
 
-def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose pictures are placeholders, into which TRL puts a row's images in order."""
-    return [
-        message
-        | {"content": [{key: value for key, value in part.items() if key != "image"} for part in message["content"]]}
-        if isinstance(message["content"], list)
-        else message
-        for message in messages
-    ]
+class GrpoConfig(TrlConfig, GrpoTraining):
+    """The resolved config of GRPO."""
 
 
-def _arguments(job: TrainingJob) -> GRPOConfig:
-    grpo, loss, policy = job.config.grpo, job.config.loss_fn, job.config.policy
-    is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
-    return GRPOConfig(
-        steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
-        num_generations=grpo.num_generations_per_prompt,
-        beta=loss.reference_policy_kl_penalty,
-        epsilon=loss.ratio_clip_min,
-        epsilon_high=loss.ratio_clip_max,
-        delta=loss.ratio_clip_c,
-        importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
-        loss_type="dapo" if loss.token_level_loss else "grpo",
-        scale_rewards="group" if is_scaled_by_trl else "none",
-        # TRL takes what ends at a text for cut; the trainer below does not.
-        mask_truncated_completions=grpo.overlong_filtering and not policy.generation.stop_strings,
-        num_iterations=1,
-        shuffle_dataset=False,
-        remove_unused_columns=False,
-        model_init_kwargs=start_options(job),
-        **sampling_arguments(job.config, job.accelerator),
-        **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
-        **shared_arguments(job),
-    )
+class GrpoSettings(TrlSettings, GrpoTraining):
+    """A stage of reinforcement learning."""
 
+    config_model: ClassVar[type[TrainingConfig]] = GrpoConfig
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
 
-def environment_reward(group_size: int, split: Path | None = None) -> Callable[..., list[float]]:
-    """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
+    gone: ClassVar[dict[str, str]] = JUDGES_GONE
 
-    It takes a step's completions (of this rank), their rows as JSON and these rows' lines in `split`, and logs each
-    group's mean reward under the name of its environment; TRL averages what is logged over the groups of all ranks. Of
-    the rewards it logs how long they took, and of the responses the share that could not be judged, with a warning.
-    """
-    alarm = UnjudgedAlarm()
+    gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
+    probe: Probe = Probe()
 
-    def reward(
-        completions: list[Completion],
-        row: list[str],
-        log_metric: Callable[[str, float], None],
-        line: Sequence[int] = (),
-        environments: Sequence[Any] = (),
-        **_: Any,
-    ) -> list[float]:
-        episodes = environments or [None] * len(row)
-        responses = [_response(*given) for given in zip(completions, episodes, strict=True)]
-        starts = range(0, len(row), group_size)
-        groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
-        started = time.monotonic()
-        rewards = reward_groups(groups, [f"{split}:{line[start]}" for start in starts] if line else ())
-        log_metric(REWARD_SECONDS, time.monotonic() - started)
-        for (fields, _), group in zip(groups, rewards, strict=True):
-            log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
-        values = [value for group in rewards for value in group]
-        unjudged = [
-            f"{split}:{line[place] if line else '?'}: {value.why}"
-            for place, value in enumerate(values)
-            if isinstance(value, Unjudged)
-        ]
-        log_metric(UNJUDGED, len(unjudged) / len(values))
-        alarm.hear(unjudged, len(values))
+    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+        """The versions that envs/trl.txt pins, or envs/vllm.txt where vLLM samples."""
+        return pinned_versions("vllm", (*self.packages, "vllm")) if self.samples_by_vllm else super().release_in(recipe)
+
+    def values_with_effect(self) -> dict[str, Any]:
+        """What it says that may change weights; what is said of vLLM only where vLLM samples."""
+        values = super().values_with_effect()
+        if self.gym is None:
+            del values["gym"]
+        if self.data == PromptData():
+            del values["data"]
+        leave_out(values["policy"]["generation"], self.policy.generation)
+        if not self.samples_by_vllm:
+            del values["policy"]["generation"]["backend"]
+            del values["loss_fn"]["use_importance_sampling_correction"]
+            del values["loss_fn"]["truncated_importance_sampling_ratio"]
         return values
 
-    return reward
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
+        super().check_in(recipe, name)
+        if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
+            raise invalid(
+                "vllm samples for models without vision only; make it transformers",
+                f"stages.{name}.policy.generation.backend",
+            )
 
+    @property
+    def needs_export(self) -> str | None:
+        """Why it cannot start from a fresh model; None where it can."""
+        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
 
-def _response(completion: Completion, episode: Any) -> str:
-    """What is rewarded of a completion, which TRL makes messages where the prompt is some."""
-    if isinstance(episode, Episode):
-        return episode_response(completion, episode)
-    return completion if isinstance(completion, str) else completion[0]["content"]
+    def python_on(self, site: "Site") -> str:
+        """The Python that trains it: one with vLLM where that samples."""
+        return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "GrpoSettings":
+        check_gym(self.gym, self.gym_servers)
+        if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
+            raise invalid("loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm")
+        return self

@@ -1,104 +1,183 @@
-"""TRL's GRPOTrainer where a stage measures more, ends responses elsewhere, or baselines otherwise."""
+"""Group relative policy optimisation by TRL's GRPOTrainer; the environments of a step's rows reward its groups."""
 
-import time
+import json
+import os
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import torch
-from trl import GRPOTrainer
+import pyarrow.compute as pc
+from datasets import Dataset
+from transformers import set_seed
+from trl import GRPOConfig, GRPOTrainer
 
-from scripts.backends.trl.callback import ROLLOUT_SECONDS
-from scripts.backends.trl.vllm import mismatch
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.grpo import GrpoConfig
+from scripts.backends.trl.measuring import LeaveOneOutTrainer, MeasuringTrainer, environment_reward
+from scripts.backends.trl.placing import is_served
+from scripts.backends.trl.rows import training_rows
+from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
+from scripts.backends.trl.vllm import load_by_reload, prepare_engine, vllm_arguments
 from scripts.errors import UserError
 from scripts.evaluate.generate import ResponseEnds
+from scripts.evaluate.turns import prepare_for_tools
+from scripts.rewards.registry import environment_factory
+from scripts.rows.prompts import open_picture, pictures_of, prompt_of
+
+ONE_MESSAGE = ""
 
 
-class MeasuringTrainer(GRPOTrainer):
-    """GRPO that logs how long a step's rollouts took and, where vLLM samples them, how far it differs from the trainer.
-
-    TRL weights the loss by the ratio of the two, which is taken back unless `corrects_sampling`: it measures nothing
-    where it does not correct.
-    """
-
-    corrects_sampling = False
-    filters_overlong = False
-    longest_prompt: int
-    ends: ResponseEnds
-
-    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
-        """Texts are in the chat template already, which prints a first token where the model wants one."""
-        if isinstance(prompts[0], str):
-            return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
-        tokenized = super()._tokenize_prompts(prompts)
-        longest = max(range(len(prompts)), key=lambda place: len(tokenized[0][place]))
-        if self.tools and len(tokenized[0][longest]) > self.longest_prompt:
-            raise UserError(
-                f"environment {self._batch_environments[longest]}: with what reset() adds, a prompt has "
-                f"{len(tokenized[0][longest])} tokens, but max_total_sequence_length less max_new_tokens leaves "
-                f"{self.longest_prompt}; raise policy.max_total_sequence_length, or let reset() add less (the prompt "
-                f"ends in {str(prompts[longest][-1]['content'])[-60:]!r})"
-            )
-        return tokenized
-
-    def _tool_call_loop(self, prompts: list[Any], *arguments: Any) -> tuple[Any, ...]:
-        """A response to a row whose environment has no tools is one message, its text whatever that looks like."""
-        _, responses, completions, *_ = arguments
-        for name, ids, completion in zip(self._batch_environments, responses, completions, strict=True):
-            if not self._env_tools[name]:
-                completion[0] = {"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}
-        return super()._tool_call_loop(prompts, *arguments)
-
-    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[list[list[int]], Any]:
-        responses, logprobs = super()._generate_single_turn(*arguments, **options)
-        if not self.use_vllm:
-            responses = [self.ends.without_padding(response) for response in responses]
-        return responses, logprobs
-
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        output = super()._generate(prompts)
-        self._is_cut = torch.tensor([self.ends.is_cut(ids) for ids in output[1]], device=self.accelerator.device)
-        share = self.accelerator.gather(self._is_cut).float().mean().item()
-        self._metrics["train"]["completions/clipped_ratio"][-1] = share
-        return output
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        started = time.monotonic()
-        output = super()._generate_and_score_completions(inputs)
-        self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
-        if self.filters_overlong and not self.mask_truncated_completions:
-            output["completion_mask"] = output["completion_mask"] * ~self._is_cut[:, None]
-            learnt = output["completion_mask"] * output.get("tool_mask", 1)
-            output["num_items_in_batch"] = self.accelerator.gather(learnt.sum()).sum()
-        if self.use_vllm:
-            sampled = output["completion_mask"] * output.get("tool_mask", 1)
-            measured = mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], sampled)
-            for name, value in measured.items():
-                self._metrics["train"][name].append(value)
-            if not self.corrects_sampling:
-                output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
-        return output
+def make_trainer(job: TrainingJob) -> GRPOTrainer:
+    """The trainer of a stage of GRPO; prompts are taken in file order."""
+    grpo = job.config.grpo
+    model, processor = model_and_processor(job)
+    factories = {name: factory for name in job.environments if (factory := environment_factory(name))}
+    rows = training_rows(job, job.planned * grpo.num_prompts_per_step, *job.config.prepare(processor))
+    if factories:
+        prepare_for_tools(processor)
+        factories[ONE_MESSAGE] = OneMessage
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    trainer_class = LeaveOneOutTrainer if grpo.use_leave_one_out_baseline else MeasuringTrainer
+    by_vllm = job.config.samples_by_vllm
+    if by_vllm:
+        prepare_engine()
+    trainer = trainer_class(
+        model=model,
+        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, job.train_split)],
+        args=_arguments(job),
+        train_dataset=_with_tools(rows) if factories else _with_pictures(rows, job.train_split),
+        processing_class=processor,
+        peft_config=adapters(job),
+        environment_factory=factories or None,
+    )
+    trainer.longest_prompt = job.config.longest_prompt
+    trainer.normalize_rewards = grpo.normalize_rewards
+    trainer.ends = end_responses(trainer, job.config)
+    trainer.filters_overlong = grpo.overlong_filtering
+    if by_vllm:
+        trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
+        if job.accelerator == "cpu" and not is_served(job.settings):
+            load_by_reload(trainer.vllm_generation)
+        set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
+    return trainer
 
 
-class LeaveOneOutTrainer(MeasuringTrainer):
-    """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
+def _with_pictures(rows: Dataset, split: Path) -> Dataset:
+    """The rows; where they show pictures, with messages and images, as TRL takes them, made when a row is asked for."""
+    has_pictures = rows.data.column("has_pictures")
+    if not pc.any(has_pictures).as_py():
+        return rows
+    if (without := pc.index(has_pictures, False).as_py()) >= 0:
+        raise UserError(
+            f"{split}:{rows[without]['line']}: shows no picture, but other rows do, which TRL cannot mix; "
+            "give them a blend and a stage of their own"
+        )
 
-    normalize_rewards = True
+    def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        messages = [prompt_of(json.loads(text)) for text in batch["row"]]
+        return {
+            "prompt": [_without_pictures(prompt) for prompt in messages],
+            "images": [[open_picture(uri) for uri in pictures_of(prompt)] for prompt in messages],
+            "row": batch["row"],
+            "line": batch["line"],
+        }
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        output["advantages"] = leave_one_out(output["advantages"], self.num_generations, self.normalize_rewards)
-        return output
+    return rows.with_transform(made)
 
 
-def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> torch.Tensor:
-    """Each reward less the mean of its group's others; divided by their standard deviation where that is not 0.
+class OneMessage:
+    """The environment, for TRL, of rows whose own has no tools."""
 
-    Rewards that are centred already give the same.
-    """
-    groups, others = rewards.double().view(-1, group_size), group_size - 1
-    mean = (groups.sum(1, keepdim=True) - groups) / others
-    advantages = groups - mean
-    if normalize and others > 1:
-        squares = (groups.square().sum(1, keepdim=True) - groups.square()) / others
-        deviation = ((squares - mean.square()).clamp(min=0) * others / (others - 1)).sqrt()
-        advantages = torch.where(deviation > 1e-6, advantages / (deviation + 1e-6), advantages)
-    return advantages.view(-1).to(rewards.dtype)
+    def reset(self, **_: Any) -> None:
+        """Add nothing to the prompt."""
+
+
+def _with_tools(rows: Dataset) -> Dataset:
+    """The rows with messages and their environment's name, as TRL takes those of environments with tools."""
+
+    def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        fields = [json.loads(text) for text in batch["row"]]
+        names = [row["agent_ref"]["name"] for row in fields]
+        return {
+            "prompt": [prompt_of(row) for row in fields],
+            "environment": [name if environment_factory(name) else ONE_MESSAGE for name in names],
+            "row": batch["row"],
+            "line": batch["line"],
+        }
+
+    return rows.with_transform(made)
+
+
+def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose pictures are placeholders, into which TRL puts a row's images in order."""
+    return [
+        message
+        | {"content": [{key: value for key, value in part.items() if key != "image"} for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
+
+
+def _arguments(job: TrainingJob) -> GRPOConfig:
+    grpo, loss, policy = job.config.grpo, job.config.loss_fn, job.config.policy
+    is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
+    return GRPOConfig(
+        steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
+        num_generations=grpo.num_generations_per_prompt,
+        beta=loss.reference_policy_kl_penalty,
+        epsilon=loss.ratio_clip_min,
+        epsilon_high=loss.ratio_clip_max,
+        delta=loss.ratio_clip_c,
+        importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
+        loss_type="dapo" if loss.token_level_loss else "grpo",
+        scale_rewards="group" if is_scaled_by_trl else "none",
+        # TRL takes what ends at a text for cut; the trainer below does not.
+        mask_truncated_completions=grpo.overlong_filtering and not policy.generation.stop_strings,
+        num_iterations=1,
+        shuffle_dataset=False,
+        remove_unused_columns=False,
+        model_init_kwargs=start_options(job),
+        **sampling_arguments(job.config, job.accelerator),
+        **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
+        **shared_arguments(job),
+    )
+
+
+def sampling_arguments(config: GrpoConfig, accelerator: str) -> dict[str, Any]:
+    """TRL's options, by which both samplers go, for a stage of this resolved config."""
+    generation = config.policy.generation
+    cache = {"max_memory_percent": 0.05} if accelerator == "cpu" else None  # of a node's memory; TRL's 0.5 of a GPU's
+    more: dict[str, Any] = {}
+    if generation.stop_strings:
+        more |= (
+            {"stop": generation.stop_strings, "skip_special_tokens": False}
+            if config.samples_by_vllm
+            else {"stop_strings": generation.stop_strings}
+        )
+    if generation.stop_token_ids and config.samples_by_vllm:
+        more["stop_token_ids"] = generation.stop_token_ids
+    return {
+        "max_completion_length": generation.max_new_tokens,
+        "temperature": generation.temperature,
+        "top_p": generation.top_p,
+        "top_k": generation.top_k or 0,
+        "min_p": generation.min_p,
+        "use_transformers_continuous_batching": generation.paged,
+        "transformers_continuous_batching_config": cache if generation.paged else None,
+        "generation_kwargs": more or None,
+        "max_tool_calling_iterations": generation.max_tool_calling_iterations,
+        "chat_template_kwargs": config.policy.tokenizer.chat_template_kwargs or None,
+    }
+
+
+def end_responses(trainer: GRPOTrainer, config: GrpoConfig) -> ResponseEnds:
+    """Let the trainer's sampler end responses where the stage says so besides the model's own end tokens."""
+    generation, tokenizer = config.policy.generation, trainer._tokenizer
+    trainer.eos_token_ids = [*trainer.eos_token_ids, *generation.stop_token_ids]
+    if not config.samples_by_vllm:
+        trainer.generation_config.eos_token_id = trainer.eos_token_ids
+        trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
+        if generation.stop_strings:
+            trainer.model.generate = partial(trainer.model.generate, tokenizer=tokenizer)
+    return ResponseEnds(tokenizer, {*trainer.eos_token_ids, tokenizer.pad_token_id}, generation.stop_strings)

@@ -6,8 +6,8 @@ from functools import wraps
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithms import Policy
-from scripts.backends.trl.training import TrlTraining
+from scripts.backends.trl.algorithm import TrlTraining
+from scripts.backends.trl.policy import Policy
 from scripts.errors import UserError
 from scripts.files import amount
 from scripts.model.shape import Shape

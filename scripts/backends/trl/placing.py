@@ -1,8 +1,7 @@
 """Place a stage: device, processes, the GPUs left beside a vLLM server, equal shares of a step."""
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.settings import TrlSettings
-from scripts.backends.trl.training import TrlConfig
+from scripts.backends.trl.algorithm import TrlConfig, TrlSettings
 from scripts.errors import UserError
 from scripts.recipe.site import Site
 
@@ -72,10 +71,7 @@ def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: in
     """
     each = "nodes" if ranks == nodes else "processes"
     setting = "resources.nodes" if ranks == nodes else "resources.nodes or the site's processes"
-    shared = {"policy.train_global_batch_size": config.policy.train_global_batch_size}
-    if config.algorithm == "grpo":
-        shared["grpo.num_prompts_per_step"] = config.grpo.num_prompts_per_step
-    for key, value in shared.items():
+    for key, value in config.shared_by_processes.items():
         if value is not None and value % ranks:
             fits = ", ".join(str(count) for count in range(1, value + 1) if value % count == 0)
             raise UserError(

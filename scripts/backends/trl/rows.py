@@ -40,14 +40,14 @@ LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
 
 def training_rows(job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> Dataset:
-    """The first `count` rows of the training split, or all when it has fewer, as columns on disk.
+    """Return the first `count` rows of the training split, or all of fewer, as columns on disk.
 
-    `prepare` makes some lines into rows of the schema, by keyword arguments alone: `processor`, and settings. For lines
-    that it leaves out the next are taken.
+    `prepare` makes rows of the schema from lines, by keyword arguments alone: `processor`, settings. Later rows
+    stand in for rows that it leaves out.
     """
     split = read_record(job.train_split.with_name("manifest.json"), Manifest)["train"]
     count = min(count, split["rows"])
-    folder = job.run.with_name("tokens")
+    folder = job.stage_directory / "tokens"
     file = folder / as_rank_0_says(_key(split["sha256"], count, prepare) if rank() == 0 else "") / "rows.arrow"
     if rank() == 0:
         for other in folder.glob("*"):

@@ -1,112 +1,87 @@
-"""Supervised fine-tuning on demonstrations, by TRL's SFTTrainer."""
+"""Supervised fine-tuning: its settings, and how rows become tokens."""
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-import torch
-from datasets import Dataset, concatenate_datasets
-from trl import SFTConfig, SFTTrainer
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+from pydantic import Field, PositiveInt
 
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.rows import training_rows
-from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
-from scripts.backends.trl.tokenization import DEMONSTRATIONS, tokenize_demonstrations
-from scripts.errors import UserError
-from scripts.rows.chat_format import tokenizer_of
-from scripts.rows.prompts import open_picture
+from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.policy import Policy, leave_out
+from scripts.recipe.stage import TrainingConfig
+from scripts.recipe.strict import Strict
 
 
-def make_trainer(job: TrainingJob) -> SFTTrainer:
-    """The trainer of a stage of SFT; rows are learnt in file order."""
-    policy = job.config.policy
-    batch = policy.train_global_batch_size
-    packs = job.settings.policy.sequence_packing.enabled
-    model, processor = model_and_processor(job)
-    if packs and tokenizer_of(processor) is not processor:
-        raise UserError(f"{job.stage}: policy.sequence_packing is for models without vision; set enabled to false")
-    prepare = partial(
-        tokenize_demonstrations,
-        processor=processor,
-        max_length=policy.max_total_sequence_length,
-        variables=policy.tokenizer.chat_template_kwargs,
-        assistant_only_loss=job.config.sft.assistant_only_loss,
-    )
-    rows = training_rows(job, job.planned * batch, DEMONSTRATIONS, prepare)
-    if job.ranks * shares_of(job)[1] > 1:
-        rows = fill_last_batch(rows, batch)
-    arguments = SFTConfig(
-        train_sampling_strategy="sequential",
-        shuffle_dataset=False,
-        max_length=None,  # the rows are cut already
-        padding_free=packs,
-        dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
-        model_init_kwargs=start_options(job),
-        **shared_arguments(job),
-    )
-    trainer = SFTTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        data_collator=None if tokenizer_of(processor) is processor else _PictureCollator(processor),
-        processing_class=processor,
-        peft_config=adapters(job),
-    )
-    if packs:
-        refuse_leaks(trainer, job.stage)
-    return trainer
+class SequencePacking(Strict):
+    """How the rows of a micro-batch lie in it. May change no weight but for rounding."""
 
-
-def refuse_leaks(trainer: SFTTrainer, stage: str) -> None:
-    """UserError where the model reads a row as if it went on from the one before it in a packed micro-batch.
-
-    Not tried where flash attention waits for a GPU, on which a sharded model is put only later.
-    """
-    model = trainer.model
-    attention, was_training = model.config._attn_implementation, model.training
-    if model.device.type != "cuda" and "flash" in attention:
-        return
-    read, why = [], "packed rows would see each other"
-    model.eval()
-    try:
-        for first in ([5, 6, 7], [8, 9, 10]):
-            batch = trainer.data_collator([{"input_ids": ids, "labels": ids} for ids in (first, [11, 12, 13])])
-            batch = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
-            with torch.no_grad():
-                read.append(model(**batch, use_cache=False).logits[0, len(first) :])
-        tolerance = 8 * torch.finfo(read[0].dtype).eps
-        if torch.allclose(*read, rtol=tolerance, atol=tolerance):
-            model.train(was_training)
-            return
-    except ValueError as error:
-        why = str(error)
-    raise UserError(
-        f"{stage}: a model of type {model.config.model_type} with attn_implementation {attention} cannot be trained "
-        f"with policy.sequence_packing ({why}); set its enabled to false"
+    enabled: bool = Field(
+        False,
+        description="One after the other without padding, none seeing another; false: padded to the longest. With "
+        "attn_implementation eager or sdpa the memory grows with the square of the micro-batch's tokens.",
     )
 
 
-class _PictureCollator:
-    """TRL's collator for text, and the pictures of those rows of a batch that have any."""
+class SftPolicy(Policy):
+    """The policy of a supervised stage."""
 
-    def __init__(self, processor: Any) -> None:
-        self.processor = processor
-        self.collate = DataCollatorForLanguageModeling(pad_token_id=processor.tokenizer.pad_token_id)
-
-    def __call__(self, rows: list[dict[str, list[Any]]]) -> dict[str, torch.Tensor]:
-        pictures = [open_picture(uri) for row in rows for uri in row["pictures"]]
-        batch = self.collate([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
-        if pictures:
-            batch["pixel_values"] = self.processor.image_processor(images=pictures, return_tensors="pt")["pixel_values"]
-        return batch
+    train_global_batch_size: PositiveInt = Field(description="Rows a step.")
+    sequence_packing: SequencePacking = SequencePacking()
 
 
-def fill_last_batch(rows: Dataset, batch: int) -> Dataset:
-    """The rows, and as many of which nothing is learnt as the last batch lacks to be shared evenly.
+class Sft(Strict):
+    """Supervised fine-tuning on the assistant's tokens, rows in file order."""
 
-    Without them the first rows of the split would be learnt twice an epoch, as one process never does.
-    """
-    filler = {"input_ids": rows[0]["input_ids"][:1], "labels": [-100], "pictures": []}
-    lacking = -len(rows) % batch
-    return concatenate_datasets([rows, Dataset.from_list([filler] * lacking, rows.features)]) if lacking else rows
+    PLACING: ClassVar[tuple[str, ...]] = ()
+    ADDED: ClassVar[tuple[str, ...]] = ("assistant_only_loss",)
+
+    max_num_steps: PositiveInt
+    assistant_only_loss: bool = Field(
+        False,
+        description="Learn every message of the assistant's; false: the last one alone. Needs {% generation %} in the "
+        "chat template, or a row that proves by its tokens where each begins and ends.",
+    )
+
+
+class SftTraining(TrlTraining):
+    """Supervised fine-tuning."""
+
+    trainer: ClassVar[str] = "scripts.backends.trl.sft_trainer"
+
+    algorithm: Literal["sft"]
+    sft: Sft
+    policy: SftPolicy
+
+    def prepare(self, processor: Any) -> tuple[Any, partial]:
+        """Tokenize demonstrations."""
+        from scripts.backends.trl.tokenization import DEMONSTRATIONS, tokenize_demonstrations  # noqa: PLC0415
+
+        return DEMONSTRATIONS, partial(
+            tokenize_demonstrations,
+            processor=processor,
+            max_length=self.max_length,
+            variables=self.policy.tokenizer.chat_template_kwargs,
+            assistant_only_loss=self.sft.assistant_only_loss,
+        )
+
+    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
+        """Return the runs of learnt and unlearnt tokens."""
+        from scripts.backends.trl.tokenization import IGNORED  # noqa: PLC0415
+        from scripts.stage.shown import runs  # noqa: PLC0415
+
+        return list(runs(row["input_ids"], row["labels"], IGNORED))
+
+
+class SftConfig(TrlConfig, SftTraining):
+    """The resolved config of supervised fine-tuning."""
+
+
+class SftSettings(TrlSettings, SftTraining):
+    """A stage of supervised fine-tuning."""
+
+    config_model: ClassVar[type[TrainingConfig]] = SftConfig
+
+    def values_with_effect(self) -> dict[str, Any]:
+        """Return the settings that may change weights."""
+        values = super().values_with_effect()
+        leave_out(values["sft"], self.sft)
+        return values

@@ -3,24 +3,14 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from scripts.backends.trl.tokenization import (
-    IGNORED,
-    Line,
-    lines_of,
-    render_prompts,
-    token_ids,
-    tokenize_demonstrations,
-    tokenize_pairs,
-)
+from scripts.backends.trl.tokenization import lines_of
 from scripts.files import read_json
 from scripts.recipe.resolve import own_environments
-from scripts.recipe.stage import TrainingConfig
 from scripts.records import ShownRow
-from scripts.rewards.registry import register, tool_schemas
+from scripts.rewards.registry import register
 from scripts.rows.chat_format import tokenizer_of
-from scripts.stage.shown import load_here, runs, shown_row
+from scripts.stage.shown import load_here, shown_row
 from scripts.stage.stage import Stage
 
 
@@ -49,8 +39,9 @@ def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
         check_template(key, tokenizer, key)
         check_end(key, tokenizer, _ends(folder), "name another one, or the right token as model.eos_token")
     rows: list[ShownRow] = []
+    _, prepare = config.prepare(processor)
     for line in lines_of(stage.train_split):
-        rows += [shown_row(line.number, parts, tokenizer) for parts in _parts(line, config, processor)]
+        rows += [shown_row(line.number, config.parts(row, processor), tokenizer) for row in prepare([line])]
         if len(rows) == count:
             break
     learnt = {token for row in rows for part in row["parts"] if part["is_learnt"] for token in part["ids"]}
@@ -67,21 +58,3 @@ def _ends(folder: Path | None) -> list[int]:
     settings = folder and folder / "generation_config.json"
     ends = read_json(settings).get("eos_token_id") if settings and settings.exists() else None
     return ends if isinstance(ends, list) else [ends] if ends is not None else []
-
-
-def _parts(line: Line, config: TrainingConfig, processor: Any) -> list[list[tuple[str, bool, list[int]]]]:
-    """The parts of a row; none where the stage leaves it out."""
-    policy = config.policy
-    options = {"max_length": policy.max_total_sequence_length, "variables": policy.tokenizer.chat_template_kwargs}
-    if config.algorithm == "sft":
-        assistant_only = config.sft.assistant_only_loss
-        found = tokenize_demonstrations([line], processor, **options, assistant_only_loss=assistant_only)
-        return [list(runs(row["input_ids"], row["labels"], IGNORED)) for row in found]
-    if config.algorithm == "grpo":
-        options |= {"max_length": config.longest_prompt, "tools": tool_schemas(config.environments or ())}
-        found = render_prompts([line], processor, **options, keep_to=config.data.max_input_seq_length)
-        return [[("prompt", False, token_ids([row["prompt"]], processor)[0])] for row in found]
-    found = tokenize_pairs([line], processor, **options, cuts=policy.truncation_mode == "keep_start")
-    return [
-        [(name, name != "prompt", row[f"{name}_ids"]) for name in ("prompt", "chosen", "rejected")] for row in found
-    ]

@@ -9,6 +9,7 @@ import logging
 import shutil
 import warnings
 from functools import partial
+from importlib import import_module
 
 import accelerate.accelerator
 import torch
@@ -16,7 +17,6 @@ from transformers import Trainer, set_seed
 from transformers import logging as transformers_logging
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl import grpo, preferences, sft
 from scripts.backends.trl.callback import StageCallback, rng_files
 from scripts.backends.trl.memory import telling_out_of_memory
 from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
@@ -27,13 +27,6 @@ from scripts.errors import UserError
 from scripts.files import sha256_text
 from scripts.model.load import load_model
 from scripts.rewards.registry import register, register_gym
-
-TRAINERS = {
-    "sft": sft.make_trainer,
-    "grpo": grpo.make_trainer,
-    "dpo": preferences.make_trainer,
-    "mpo": preferences.make_trainer,
-}
 
 
 @telling_out_of_memory
@@ -53,7 +46,7 @@ def train_rank(job: TrainingJob) -> None:
     _remove_half_saved(job)
     if is_sharded(job):
         accelerate.accelerator.AcceleratorState = ShardingState
-    trainer = TRAINERS[job.config.algorithm](job)
+    trainer = import_module(job.config.trainer).make_trainer(job)
     train_adapters_in_float32(trainer.model, job)
     trainer.create_model_card = lambda *arguments, **options: None
     if is_sharded(job):

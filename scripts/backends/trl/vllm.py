@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import requests
-import torch
 from requests.adapters import HTTPAdapter
 from trl.generation import vllm_generation
 from trl.generation.vllm_client import VLLMClient
@@ -29,7 +28,6 @@ from scripts.errors import CutOffError
 from scripts.files import read_json
 
 PATIENCE = 10.0
-MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
 
 
 def prepare_engine() -> None:
@@ -120,17 +118,3 @@ def _end_with(url: str, log: str) -> None:
     time.sleep(PATIENCE)
     print(f"error: {_gone(url, log)}", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """NeMo-RL's measures of how far trainer and sampler differ, by the names of ``metrics.parquet``.
-
-    Log-probabilities of the sampled tokens and the mask of those that count, each responses x tokens. Empty where no
-    token counts; one that vLLM gave no log-probability (nan) does not.
-    """
-    log_ratio = (trainer - sampler)[mask.bool() & ~sampler.isnan()].double()
-    if not log_ratio.numel():
-        return {}
-    ratio = log_ratio.exp()
-    measures = (log_ratio.abs().exp(), ratio - log_ratio - 1, ratio)
-    return {name: values.mean().item() for name, values in zip(MISMATCH, measures, strict=True)}

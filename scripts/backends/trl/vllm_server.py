@@ -41,7 +41,7 @@ def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
     gpus = gpus_of_server(job.settings)
     port, group_port = _free_port(), _free_port()
     prefix, host, environment = [], "127.0.0.1", {PARENT: str(os.getpid())}
-    log = job.run.parent / "logs" / "vllm_server.log"
+    log = job.stage_directory / "logs" / "vllm_server.log"
     if job.settings.policy.generation.colocated.resources.num_nodes:
         if allocation.job is None:
             raise UserError(f"{job.stage}: policy.generation.colocated.resources.num_nodes needs a Slurm job")

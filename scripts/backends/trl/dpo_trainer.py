@@ -1,6 +1,5 @@
 """Direct and mixed preference optimisation on pairs of answers, by TRL's DPOTrainer."""
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -8,11 +7,9 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithms import Dpo
+from scripts.backends.trl.dpo import Dpo
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, start_options
-from scripts.backends.trl.tokenization import PAIRS, tokenize_pairs
-from scripts.rows.chat_format import tokenizer_of
 
 
 class TokenizedPairsTrainer(DPOTrainer):
@@ -54,20 +51,12 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
     """The trainer of a stage of DPO or MPO; pairs are learnt in file order, less what fills no whole batch."""
     settings, policy = job.config.section, job.config.policy
     model, processor = model_and_processor(job)
-    longest = policy.max_total_sequence_length
-    prepare = partial(
-        tokenize_pairs,
-        processor=tokenizer_of(processor),
-        max_length=longest,
-        variables=policy.tokenizer.chat_template_kwargs,
-        cuts=policy.truncation_mode == "keep_start",
-    )
-    pairs = training_rows(job, job.planned * policy.train_global_batch_size, PAIRS, prepare)
+    pairs = training_rows(job, job.planned * policy.train_global_batch_size, *job.config.prepare(processor))
     loss_types, loss_weights = losses(settings)
     arguments = DPOConfig(
         train_sampling_strategy="sequential",
         dataloader_drop_last=True,
-        max_length=longest,
+        max_length=job.config.max_length,
         beta=settings.reference_policy_kl_penalty,
         loss_type=loss_types,
         loss_weights=loss_weights,

@@ -1,0 +1,166 @@
+"""An algorithm of backend `trl`: a subclass of `TrlTraining` with a config and settings (sft.py is the shortest)."""
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from scripts.backends.trl.policy import Policy, leave_out
+from scripts.errors import UserError
+from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.recipe.pins import pinned_versions
+from scripts.recipe.stage import StageSettings, Training, TrainingConfig
+from scripts.recipe.strict import invalid
+from scripts.recipe.tokenizer import OWN
+from scripts.rows.chat_format import read_template
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from scripts.recipe.recipe import Recipe
+
+PACKAGES = ("trl", "transformers", "torch", "accelerate")
+Parts = list[tuple[str, bool, list[int]]]
+
+
+class TrlTraining(Training):
+    """What all algorithms have in common."""
+
+    backend: Literal["trl"] = "trl"
+    policy: Policy
+
+    trainer: ClassVar[str]
+    """Module whose ``make_trainer(job)`` makes TRL's trainer."""
+    metrics: ClassVar[dict[str, str]] = {
+        "loss": "loss",
+        "grad_norm": "grad_norm",
+        "learning_rate": "lr",
+        "entropy": "entropy",
+    }
+    """Columns of metrics.parquet (scripts.stage.tables), by the names that TRL logs."""
+
+    @property
+    def samples_by_vllm(self) -> bool:
+        """Whether vLLM samples the rollouts; envs/vllm.txt is what such a stage trains with."""
+        return False
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of the training split that one step consumes."""
+        return self.policy.train_global_batch_size
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that it names, in a resolved config its text; None: that of what it starts from."""
+        named = self.policy.tokenizer.chat_template
+        return None if named == OWN else named
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a row's prompt and response together, at most."""
+        return self.policy.max_total_sequence_length
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimizer updates of one step."""
+        return 1
+
+    @property
+    def rows_per_update(self) -> int:
+        """Rows, pairs or completions of one update."""
+        return self.policy.train_global_batch_size
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Return the token sequences of a row: 2 of a preference pair."""
+        return 1
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the loss compares the policy with the model that the stage started from."""
+        return False
+
+    @property
+    def section(self) -> Any:
+        """Return the settings under the algorithm's name."""
+        return getattr(self, self.algorithm)
+
+    @property
+    def shared_by_processes(self) -> dict[str, int | None]:
+        """Return the settings, by key, that the number of processes must divide."""
+        return {"policy.train_global_batch_size": self.policy.train_global_batch_size}
+
+    def prepare(self, processor: Any) -> tuple["pa.Schema", partial]:
+        """Return the columns of the trainer's rows, and the function that makes rows of lines of a split."""
+        raise NotImplementedError
+
+    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
+        """Return a prepared row's parts, to be shown: name, whether it is learnt, tokens."""
+        raise NotImplementedError
+
+    def planned_step(self, train_rows: int | None) -> int:
+        """The step at which the stage is done, whatever the rows."""
+        return self.section.max_num_steps
+
+
+class TrlConfig(TrainingConfig):
+    """The resolved config of a stage; `model` is there where it has no parent."""
+
+    model: RandomModel | None = None
+
+
+class TrlSettings(StageSettings):
+    """What all stages have in common."""
+
+    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+        """The versions that envs/trl.txt pins."""
+        return pinned_versions("trl", self.packages)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages that decide its weights."""
+        lora, optimizer = self.policy.lora, self.policy.optimizer
+        in_bits = optimizer.name == "adamw_8bit" or (lora is not None and lora.quantization is not None)
+        return (*PACKAGES, *(["peft"] if lora else []), *(["bitsandbytes"] if in_bits else []))
+
+    def spare_bitsandbytes(self) -> None:
+        """Keep peft from importing it in this process, which takes a second, where the stage does not need it."""
+        if "bitsandbytes" not in self.packages:
+            sys.modules.setdefault("bitsandbytes", None)
+
+    def values_with_effect(self) -> dict[str, Any]:
+        """What it says that may change weights, but for rounding; what was added since is there where it is not off."""
+        values = super().values_with_effect()
+        if self.chat_template is not None:
+            values["policy"]["tokenizer"]["chat_template"] = read_template(self.chat_template)
+        leave_out(values["policy"]["tokenizer"], self.policy.tokenizer)
+        leave_out(values["policy"], self.policy)
+        leave_out(values["policy"]["optimizer"], self.policy.optimizer)
+        return values
+
+    def starts_from_export(self, recipe: "Recipe") -> bool:
+        """Whether it starts from an export, as which a pretrained model comes as well."""
+        return self.parent is not None or isinstance(recipe.model, PretrainedModel)
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
+        if self.needs_export and not self.starts_from_export(recipe):
+            advice = "give it a parent, or make the recipe's model a pretrained one"
+            raise invalid(f"{self.needs_export}; {advice}", f"stages.{name}")
+        if recipe.blends[self.blend].format != "jsonl":
+            raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
+
+    def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
+        """Return the stage; UserError where the chat template that it names is not there."""
+        if self.chat_template is not None:
+            try:
+                read_template(self.chat_template)
+            except UserError as error:
+                at = key("stages", name, "policy", "tokenizer", "chat_template")
+                raise UserError(f"{at}: {error}") from None
+        return self
+
+    @property
+    def needs_export(self) -> str | None:
+        """Why it cannot start from a fresh model; None where it can."""
+        return "policy.lora is laid over a model that was trained" if self.policy.lora else None

@@ -1,0 +1,133 @@
+"""Direct and mixed preference optimisation: their settings, and how pairs become tokens."""
+
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.policy import Policy
+from scripts.recipe.stage import TrainingConfig
+from scripts.recipe.strict import Strict, invalid
+from scripts.rows.chat_format import tokenizer_of
+
+
+class PreferencePolicy(Policy):
+    """The policy of a preference stage."""
+
+    train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
+    truncation_mode: Literal["keep_start"] | None = Field(
+        None, description="Keep the start of answers that do not fit after their prompt; none: they are refused."
+    )
+
+
+class Dpo(Strict):
+    """Direct preference optimisation (arXiv:2305.18290), pairs in file order."""
+
+    max_num_steps: PositiveInt
+    reference_policy_kl_penalty: PositiveFloat = Field(
+        0.05, description="beta: how dearly the policy pays for leaving its parent."
+    )
+    preference_loss_weight: float = Field(1.0, ge=0)
+    sft_loss_weight: float = Field(
+        0.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
+    )
+    preference_average_log_probs: bool = Field(
+        False, description="Divide an answer's log-probability by its length in the preference loss."
+    )
+
+    @model_validator(mode="after")
+    def _learns_something(self) -> "Dpo":
+        weights = [name for name in type(self).model_fields if name.endswith("_loss_weight")]
+        if not any(getattr(self, name) for name in weights):
+            raise invalid(f"nothing would be learnt: {', '.join(weights)} are all 0")
+        return self
+
+
+class Mpo(Dpo):
+    """Mixed preference optimisation (arXiv:2411.10442): which answer is better, how good each is, how it is made."""
+
+    preference_loss_weight: float = Field(0.8, ge=0)
+    bco_loss_weight: float = Field(
+        0.2, ge=0, description="Of the binary classifier loss (BCO, arXiv:2404.04656), without a reward shift."
+    )
+    sft_loss_weight: float = Field(
+        1.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
+    )
+
+
+class PreferenceTraining(TrlTraining):
+    """DPO and MPO: pairs of answers, a reference, one trainer."""
+
+    trainer: ClassVar[str] = "scripts.backends.trl.dpo_trainer"
+
+    policy: PreferencePolicy
+
+    @property
+    def sequences_per_row(self) -> int:
+        """Return 2: the chosen and the rejected answer."""
+        return 2
+
+    @property
+    def has_reference(self) -> bool:
+        """Both losses compare the policy with its parent."""
+        return True
+
+    def prepare(self, processor: Any) -> tuple[Any, partial]:
+        """Tokenize pairs."""
+        from scripts.backends.trl.tokenization import PAIRS, tokenize_pairs  # noqa: PLC0415
+
+        return PAIRS, partial(
+            tokenize_pairs,
+            processor=tokenizer_of(processor),
+            max_length=self.max_length,
+            variables=self.policy.tokenizer.chat_template_kwargs,
+            cuts=self.policy.truncation_mode == "keep_start",
+        )
+
+    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
+        """Return prompt, chosen and rejected answer."""
+        return [(name, name != "prompt", row[f"{name}_ids"]) for name in ("prompt", "chosen", "rejected")]
+
+
+class PreferenceSettings(TrlSettings):
+    """Settings of DPO and MPO."""
+
+    @property
+    def needs_export(self) -> str | None:
+        """Say why the stage cannot start from a fresh model."""
+        return f"{self.algorithm} departs from a reference, which a fresh model is not"
+
+
+class DpoTraining(PreferenceTraining):
+    """Direct preference optimisation."""
+
+    algorithm: Literal["dpo"]
+    dpo: Dpo
+
+
+class DpoConfig(TrlConfig, DpoTraining):
+    """The resolved config of DPO."""
+
+
+class DpoSettings(PreferenceSettings, DpoTraining):
+    """A stage of direct preference optimisation."""
+
+    config_model: ClassVar[type[TrainingConfig]] = DpoConfig
+
+
+class MpoTraining(PreferenceTraining):
+    """Mixed preference optimisation."""
+
+    algorithm: Literal["mpo"]
+    mpo: Mpo
+
+
+class MpoConfig(TrlConfig, MpoTraining):
+    """The resolved config of MPO."""
+
+
+class MpoSettings(PreferenceSettings, MpoTraining):
+    """A stage of mixed preference optimisation."""
+
+    config_model: ClassVar[type[TrainingConfig]] = MpoConfig

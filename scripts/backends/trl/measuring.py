@@ -1,0 +1,197 @@
+"""TRL's GRPOTrainer with rewards by environments, further measures, other response ends and baselines."""
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, MISMATCH, REWARD_SECONDS, ROLLOUT_SECONDS, UNJUDGED
+from scripts.errors import UserError
+from scripts.evaluate.generate import ResponseEnds
+from scripts.evaluate.step_criteria import WINDOW
+from scripts.rewards.episode import Episode, episode_response
+from scripts.rewards.registry import reward_groups
+from scripts.rewards.verdict import Unjudged
+
+LEAST_ALARM = 0.01
+Completion = str | list[dict[str, Any]]
+
+
+class MeasuringTrainer(GRPOTrainer):
+    """GRPO that logs how long a step's rollouts took and, where vLLM samples them, how far it differs from the trainer.
+
+    TRL weights the loss by the ratio of the two, which is taken back unless `corrects_sampling`: it measures nothing
+    where it does not correct.
+    """
+
+    corrects_sampling = False
+    filters_overlong = False
+    longest_prompt: int
+    ends: ResponseEnds
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
+        """Texts are in the chat template already, which prints a first token where the model wants one."""
+        if isinstance(prompts[0], str):
+            return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
+        tokenized = super()._tokenize_prompts(prompts)
+        longest = max(range(len(prompts)), key=lambda place: len(tokenized[0][place]))
+        if self.tools and len(tokenized[0][longest]) > self.longest_prompt:
+            raise UserError(
+                f"environment {self._batch_environments[longest]}: with what reset() adds, a prompt has "
+                f"{len(tokenized[0][longest])} tokens, but max_total_sequence_length less max_new_tokens leaves "
+                f"{self.longest_prompt}; raise policy.max_total_sequence_length, or let reset() add less (the prompt "
+                f"ends in {str(prompts[longest][-1]['content'])[-60:]!r})"
+            )
+        return tokenized
+
+    def _tool_call_loop(self, prompts: list[Any], *arguments: Any) -> tuple[Any, ...]:
+        """A response to a row whose environment has no tools is one message, its text whatever that looks like."""
+        _, responses, completions, *_ = arguments
+        for name, ids, completion in zip(self._batch_environments, responses, completions, strict=True):
+            if not self._env_tools[name]:
+                completion[0] = {"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}
+        return super()._tool_call_loop(prompts, *arguments)
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[list[list[int]], Any]:
+        responses, logprobs = super()._generate_single_turn(*arguments, **options)
+        if not self.use_vllm:
+            responses = [self.ends.without_padding(response) for response in responses]
+        return responses, logprobs
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        output = super()._generate(prompts)
+        self._is_cut = torch.tensor([self.ends.is_cut(ids) for ids in output[1]], device=self.accelerator.device)
+        share = self.accelerator.gather(self._is_cut).float().mean().item()
+        self._metrics["train"]["completions/clipped_ratio"][-1] = share
+        return output
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        started = time.monotonic()
+        output = super()._generate_and_score_completions(inputs)
+        self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
+        if self.filters_overlong and not self.mask_truncated_completions:
+            output["completion_mask"] = output["completion_mask"] * ~self._is_cut[:, None]
+            learnt = output["completion_mask"] * output.get("tool_mask", 1)
+            output["num_items_in_batch"] = self.accelerator.gather(learnt.sum()).sum()
+        if self.use_vllm:
+            sampled = output["completion_mask"] * output.get("tool_mask", 1)
+            measured = mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], sampled)
+            for name, value in measured.items():
+                self._metrics["train"][name].append(value)
+            if not self.corrects_sampling:
+                output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
+        return output
+
+
+class LeaveOneOutTrainer(MeasuringTrainer):
+    """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
+
+    normalize_rewards = True
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        output["advantages"] = leave_one_out(output["advantages"], self.num_generations, self.normalize_rewards)
+        return output
+
+
+def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> torch.Tensor:
+    """Each reward less the mean of its group's others; divided by their standard deviation where that is not 0.
+
+    Rewards that are centred already give the same.
+    """
+    groups, others = rewards.double().view(-1, group_size), group_size - 1
+    mean = (groups.sum(1, keepdim=True) - groups) / others
+    advantages = groups - mean
+    if normalize and others > 1:
+        squares = (groups.square().sum(1, keepdim=True) - groups.square()) / others
+        deviation = ((squares - mean.square()).clamp(min=0) * others / (others - 1)).sqrt()
+        advantages = torch.where(deviation > 1e-6, advantages / (deviation + 1e-6), advantages)
+    return advantages.view(-1).to(rewards.dtype)
+
+
+def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    """NeMo-RL's measures of how far trainer and sampler differ, by the names of ``metrics.parquet``.
+
+    Log-probabilities of the sampled tokens and the mask of those that count, each responses x tokens. Empty where no
+    token counts; one that vLLM gave no log-probability (nan) does not.
+    """
+    log_ratio = (trainer - sampler)[mask.bool() & ~sampler.isnan()].double()
+    if not log_ratio.numel():
+        return {}
+    ratio = log_ratio.exp()
+    measures = (log_ratio.abs().exp(), ratio - log_ratio - 1, ratio)
+    return {name: values.mean().item() for name, values in zip(MISMATCH, measures, strict=True)}
+
+
+def environment_reward(group_size: int, split: Path | None = None) -> Callable[..., list[float]]:
+    """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
+
+    It takes a step's completions (of this rank), their rows as JSON and these rows' lines in `split`, and logs each
+    group's mean reward under the name of its environment; TRL averages what is logged over the groups of all ranks. Of
+    the rewards it logs how long they took, and of the responses the share that could not be judged, with a warning.
+    """
+    alarm = UnjudgedAlarm()
+
+    def reward(
+        completions: list[Completion],
+        row: list[str],
+        log_metric: Callable[[str, float], None],
+        line: Sequence[int] = (),
+        environments: Sequence[Any] = (),
+        **_: Any,
+    ) -> list[float]:
+        episodes = environments or [None] * len(row)
+        responses = [_response(*given) for given in zip(completions, episodes, strict=True)]
+        starts = range(0, len(row), group_size)
+        groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
+        started = time.monotonic()
+        rewards = reward_groups(groups, [f"{split}:{line[start]}" for start in starts] if line else ())
+        log_metric(REWARD_SECONDS, time.monotonic() - started)
+        for (fields, _), group in zip(groups, rewards, strict=True):
+            log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
+        values = [value for group in rewards for value in group]
+        unjudged = [
+            f"{split}:{line[place] if line else '?'}: {value.why}"
+            for place, value in enumerate(values)
+            if isinstance(value, Unjudged)
+        ]
+        log_metric(UNJUDGED, len(unjudged) / len(values))
+        alarm.hear(unjudged, len(values))
+        return values
+
+    return reward
+
+
+def _response(completion: Completion, episode: Any) -> str:
+    """What is rewarded of a completion, which TRL makes messages where the prompt is some."""
+    if isinstance(episode, Episode):
+        return episode_response(completion, episode)
+    return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+class UnjudgedAlarm:
+    """Warns of the first response of a training that cannot be judged, and whenever their share has doubled."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW)
+        self._warn_from = 0.0
+
+    def hear(self, unjudged: list[str], responses: int) -> None:
+        """Take in a step's responses: how many, and which could not be judged."""
+        self._steps.append((len(unjudged), responses))
+        share = sum(count for count, _ in self._steps) / sum(count for _, count in self._steps)
+        if not unjudged or share < self._warn_from:
+            return
+        self._warn_from = 2 * max(share, LEAST_ALARM)
+        print(
+            f"warning: {share:.1%} of the responses of the last {len(self._steps)} steps could not be judged and earn "
+            f"0; this step's first, to {unjudged[0]}",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,0 +1,113 @@
+"""Settings of a policy, for every algorithm of backend `trl`: optimizer, adapters, precision, placement."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from scripts.recipe.reasoning import Share
+from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.tokenizer import Tokenizer
+
+
+def leave_out(values: dict[str, Any], settings: Strict) -> None:
+    """Take from a section's values the settings that only place work, and the added ones that are their default."""
+    stated = settings.model_dump(exclude_defaults=True)
+    for name in (*settings.PLACING, *(name for name in settings.ADDED if name not in stated)):
+        values.pop(name, None)
+
+
+class Optimizer(Strict):
+    """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
+
+    PLACING: ClassVar[tuple[str, ...]] = ()
+    ADDED: ClassVar[tuple[str, ...]] = ("name",)
+
+    lr: PositiveFloat
+    schedule: Literal["constant", "cosine", "linear"] = Field(
+        "constant", description="After the warm-up; cosine and linear end at 0."
+    )
+    lr_warmup_iters: int = Field(0, ge=0)
+    weight_decay: float = Field(0.0, ge=0)
+    adam_beta1: Share = 0.9
+    adam_beta2: Share = 0.999
+    clip_grad: float = Field(1.0, gt=0)
+    name: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit"] = Field(
+        "adamw_torch_fused",
+        description="8bit keeps its moments in 8 bits, by bitsandbytes on a GPU (not tried on one).",
+    )
+
+
+class Lora(Strict):
+    """Low-rank adapters (arXiv:2106.09685), by peft. The export has them merged."""
+
+    dim: PositiveInt = Field(8, description="Rank.")
+    alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    target_modules: list[str] = Field([], description="Names of the linear layers; none: all of them but the output's.")
+    exclude_modules: list[str] = Field([])
+    target_parameters: list[str] = Field(
+        [], description="Names of parameters that are no linear layer's, as mlp.experts.down_proj of fused experts."
+    )
+    from_parent: SkipJsonSchema[bool] = False  # stays: the identity of every stage with adapters contains it
+    quantization: Literal["nf4"] | None = Field(
+        None,
+        description="Hold the frozen weights in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes (not tried on a GPU, "
+        "but on a CPU).",
+    )
+
+    @field_validator("from_parent")
+    @classmethod
+    def _is_gone(cls, value: bool) -> bool:
+        if value:
+            raise invalid("is gone: an export has its adapters merged; leave the key out, and train new ones over it")
+        return value
+
+
+class Dtensor(Strict):
+    """How a model is laid over the processes that train it. May change no weight but for rounding."""
+
+    enabled: bool = Field(
+        False, description="FSDP2: each process holds a share of weights, gradients and moments; false: a copy of all."
+    )
+    cpu_offload: bool = Field(False, description="A GPU's shares wait in the node's memory (not tried on a GPU).")
+    reshard_after_forward: bool = Field(
+        True, description="Weights are gathered again for the backward pass; false: kept since the forward (ZeRO-2)."
+    )
+    activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
+
+    @model_validator(mode="after")
+    def _offloads_shares(self) -> "Dtensor":
+        if self.cpu_offload and not self.enabled:
+            raise invalid("cpu_offload is for enabled: true")
+        return self
+
+
+class Policy(Strict):
+    """What the policies of all algorithms have in common."""
+
+    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
+    """Settings that change no weight but for rounding."""
+    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode")
+    """Settings that a resolved config has only where they are not the default."""
+
+    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
+    train_micro_batch_size: PositiveInt | None = Field(
+        None, description="Rows that a process takes at once, the rest after them; none: all of its share of a batch."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What is computed in; the weights that are trained stay in float32."
+    )
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = Field(
+        None, description="None: what transformers takes for the model; flash_attention needs a GPU (not tried on one)."
+    )
+    dtensor_cfg: Dtensor = Dtensor()
+    lora: Lora | None = Field(None, description="None: all weights are trained.")
+    tokenizer: Tokenizer = Tokenizer()
+    optimizer: Optimizer
+
+    @model_validator(mode="after")
+    def _can_share_its_moments(self) -> "Policy":
+        if self.dtensor_cfg.enabled and self.optimizer.name == "adamw_8bit":
+            raise invalid("optimizer.name adamw_8bit keeps moments that dtensor_cfg.enabled cannot share out; drop one")
+        return self

@@ -1,0 +1,102 @@
+"""Supervised fine-tuning on demonstrations, by TRL's SFTTrainer."""
+
+from typing import Any
+
+import torch
+from datasets import Dataset, concatenate_datasets
+from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.rows import training_rows
+from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
+from scripts.errors import UserError
+from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.prompts import open_picture
+
+
+def make_trainer(job: TrainingJob) -> SFTTrainer:
+    """The trainer of a stage of SFT; rows are learnt in file order."""
+    batch = job.config.policy.train_global_batch_size
+    packs = job.settings.policy.sequence_packing.enabled
+    model, processor = model_and_processor(job)
+    if packs and tokenizer_of(processor) is not processor:
+        raise UserError(f"{job.stage}: policy.sequence_packing is for models without vision; set enabled to false")
+    rows = training_rows(job, job.planned * batch, *job.config.prepare(processor))
+    if job.ranks * shares_of(job)[1] > 1:
+        rows = fill_last_batch(rows, batch)
+    arguments = SFTConfig(
+        train_sampling_strategy="sequential",
+        shuffle_dataset=False,
+        max_length=None,  # the rows are cut already
+        padding_free=packs,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        model_init_kwargs=start_options(job),
+        **shared_arguments(job),
+    )
+    trainer = SFTTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows,
+        data_collator=None if tokenizer_of(processor) is processor else _PictureCollator(processor),
+        processing_class=processor,
+        peft_config=adapters(job),
+    )
+    if packs:
+        refuse_leaks(trainer, job.stage)
+    return trainer
+
+
+def refuse_leaks(trainer: SFTTrainer, stage: str) -> None:
+    """UserError where the model reads a row as if it went on from the one before it in a packed micro-batch.
+
+    Not tried where flash attention waits for a GPU, on which a sharded model is put only later.
+    """
+    model = trainer.model
+    attention, was_training = model.config._attn_implementation, model.training
+    if model.device.type != "cuda" and "flash" in attention:
+        return
+    read, why = [], "packed rows would see each other"
+    model.eval()
+    try:
+        for first in ([5, 6, 7], [8, 9, 10]):
+            batch = trainer.data_collator([{"input_ids": ids, "labels": ids} for ids in (first, [11, 12, 13])])
+            batch = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
+            with torch.no_grad():
+                read.append(model(**batch, use_cache=False).logits[0, len(first) :])
+        tolerance = 8 * torch.finfo(read[0].dtype).eps
+        if torch.allclose(*read, rtol=tolerance, atol=tolerance):
+            model.train(was_training)
+            return
+    except ValueError as error:
+        why = str(error)
+    raise UserError(
+        f"{stage}: a model of type {model.config.model_type} with attn_implementation {attention} cannot be trained "
+        f"with policy.sequence_packing ({why}); set its enabled to false"
+    )
+
+
+class _PictureCollator:
+    """TRL's collator for text, and the pictures of those rows of a batch that have any."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        self.collate = DataCollatorForLanguageModeling(pad_token_id=processor.tokenizer.pad_token_id)
+
+    def __call__(self, rows: list[dict[str, list[Any]]]) -> dict[str, torch.Tensor]:
+        pictures = [open_picture(uri) for row in rows for uri in row["pictures"]]
+        batch = self.collate([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
+        if pictures:
+            batch["pixel_values"] = self.processor.image_processor(images=pictures, return_tensors="pt")["pixel_values"]
+        return batch
+
+
+def fill_last_batch(rows: Dataset, batch: int) -> Dataset:
+    """The rows, and as many of which nothing is learnt as the last batch lacks to be shared evenly.
+
+    Without them the first rows of the split would be learnt twice an epoch, as one process never does.
+    """
+    filler = {"input_ids": rows[0]["input_ids"][:1], "labels": [-100], "pictures": []}
+    lacking = -len(rows) % batch
+    return concatenate_datasets([rows, Dataset.from_list([filler] * lacking, rows.features)]) if lacking else rows
