@@ -1,9 +1,8 @@
-"""Write a local stand-in for the hub: a recipe's blends and the two placeholder tables, as they are published.
+"""Write a local stand-in for the hub: a recipe's blends and the two placeholder tables, in the published layout.
 
-Rows follow NeMo-Gym's contract (``agent_ref``, ``responses_create_params``, the verifier's fields). A share of the
-math rows are ``_hf_placeholder`` rows into two parquet tables laid out as DAPO-Math-17k and Skywork-OR1 are.
-The last `holdout` rows of a blend bear prompts that no training row of any blend bears. A preference prefers the right
-answer to a spoilt one.
+Rows follow NeMo-Gym's contract (``agent_ref``, ``responses_create_params``, the verifier's fields). A share of the math
+rows are ``_hf_placeholder`` rows into two Parquet tables like DAPO-Math-17k and Skywork-OR1. The last `holdout` rows of
+a blend have prompts of no training row. A preference prefers the right answer to a spoilt one.
 """
 
 import argparse
@@ -37,7 +36,7 @@ SPOILT_SHARE = 0.85
 
 
 class _Tables:
-    """The external tables while they fill: each placeholder row refers to the row that is added for it."""
+    """The external tables being written, a row for each placeholder."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ("dapo", "skywork")}
@@ -64,12 +63,12 @@ class _Tables:
 
 
 def is_held_out(environment: Environment, prompt: str) -> bool:
-    """One prompt in ten, chosen by its hash, is only ever a validation row."""
+    """Whether a prompt, one in ten by hash, is reserved for validation."""
     return hashlib.sha256(f"{environment}\n{prompt}".encode()).digest()[0] < 26
 
 
 def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -> list[dict[str, Any]]:
-    """The rows of one blend, in training order."""
+    """Return the rows of a blend in training order."""
     if blend.kind == "preferences" and blend.pictures:
         raise UserError(f"blend {name}: synthetic preferences have no pictures; leave out blends.{name}.pictures")
     if blend.rows is None or blend.rows <= blend.holdout:
@@ -130,7 +129,7 @@ def _spoil(task: Task, environment: Environment, blend: Blend, rng: random.Rando
 
 
 def write_source(recipe: Recipe, directory: Path) -> dict[str, Any]:
-    """Write every blend, the tables and ``record.json`` below a directory; the record, with sizes and hashes."""
+    """Write all blends, tables and ``record.json`` below a directory; return the record."""
     tables = _Tables()
     written = []
     for name, blend in recipe.blends.items():

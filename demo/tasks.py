@@ -1,8 +1,7 @@
-"""Small tasks that a tiny byte-level model can learn, one family for each environment, in the published row schema.
+"""Small tasks for a tiny byte-level model, one family for each environment, in the published row schema.
 
-Every family has thousands of distinct prompts, a short answer that its environment's verifier accepts, and the
-fields that the verifier reads (the row contract of NeMo-Gym's resources servers). Two families have a picture to look
-at.
+A family has thousands of prompts, each with a short answer that the environment's verifier accepts and the fields that
+the verifier reads (the row contract of NeMo-Gym's resources servers). Two families show a picture.
 """
 
 import base64
@@ -25,10 +24,7 @@ TOOLS = {"ring": ("call", "name"), "hear": ("play", "song"), "seek": ("find", "i
 
 @dataclass(frozen=True)
 class Task:
-    """One prompt with an answer that earns the full reward, and the fields its environment's verifier reads.
-
-    `image` is a picture that the prompt speaks of, as a data URI.
-    """
+    """A prompt with an answer that earns the full reward, and the verifier's fields; `image` is a data URI."""
 
     prompt: str
     answer: str
@@ -38,7 +34,7 @@ class Task:
 
     @property
     def content(self) -> str | list[dict[str, str]]:
-        """The user's message: the prompt, after its picture where there is one."""
+        """The user's message: the picture, if any, and the prompt."""
         if self.image is None:
             return self.prompt
         picture = {"type": "input_image", "image_url": self.image, "detail": "auto"}
@@ -211,18 +207,16 @@ def make_task(environment: Environment, rng: random.Random, has_picture: bool = 
 
 
 def hallucinate(answer: str) -> str:
-    """The tool call of an answer, made to a tool that no prompt declares."""
+    """Redirect the tool call of an answer to an undeclared tool."""
     name, arguments = answer.removeprefix("[").split("(", 1)
     return f"[{UNDECLARED[name]}({arguments}"
 
 
 def spoil(environment: Environment, answer: str, rng: random.Random) -> str:
-    """A demonstration with one nameable fault: rambling on, a bare answer, stopping early, a wrong character.
+    """Return an answer with one fault: rambling on, bare (no box or first character), cut short, a wrong character.
 
-    A bare answer lacks its box or, where there is none, its first character.
-
-    Each family has a habit, a fault that most of its faulty demonstrations share. A model that imitates them can do
-    the task but often does it badly, which is what leaves reinforcement something to teach.
+    Most faulty demonstrations of a family share a habit, so that a model that imitates them has something to learn by
+    reinforcement.
     """
     family = FAMILIES[environment]
     others = [fault for fault in FAULTS if fault != family.habit]

@@ -1,4 +1,4 @@
-"""The messages of published rows, in the forms in which they come."""
+"""Messages of published rows, in all published forms."""
 
 import base64
 import io
@@ -17,14 +17,14 @@ PICTURES = ("image", "image_url", "input_image")
 
 
 class Misfit(ValueError):
-    """Why a published row is no row of the blend, and which column is to blame, where one is."""
+    """Why a published row is no row of the blend, and the column to blame, if any."""
 
     def __init__(self, problem: str, column: str | None = None) -> None:
         super().__init__(f"column {column}: {problem}" if column else problem)
 
 
 def as_text(value: Any, column: str) -> str:
-    """A column's value as a text that says something; a whole number is taken as its digits."""
+    """Return a column's non-empty text; a whole number becomes digits."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
@@ -35,7 +35,7 @@ def as_text(value: Any, column: str) -> str:
 
 
 def as_messages(value: Any, role: str, column: str) -> list[Message]:
-    """The messages of a column: one text, which `role` says, or messages with role and content, or ShareGPT's."""
+    """Return the messages of a column: a text of `role`, messages with role and content, or ShareGPT's."""
     if not isinstance(value, list):
         return [{"role": role, "content": as_text(value, column)}]
     if not value:
@@ -69,16 +69,16 @@ def _part(part: Any, which: str, column: str) -> Message:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without the nulls that columns put where one row has a key that another lacks."""
+    """Remove the nulls by which a table marks missing keys."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def as_tools(value: Any, flat: bool, column: str) -> list[Any]:
-    """The functions that a conversation may call, as chat templates take them or, `flat`, as the Responses API does.
+    """Return the tools of a conversation in the form of chat templates or, `flat`, of the Responses API.
 
-    They may be JSON. A function alone, without ``type``, is one.
+    JSON is parsed, and a function without ``type`` taken as a tool.
     """
     if isinstance(value, str):
         try:
@@ -102,19 +102,19 @@ def as_tools(value: Any, flat: bool, column: str) -> list[Any]:
 
 
 def text_in(messages: list[Message]) -> str:
-    """The text of the last message of a user, or else of the last message."""
+    """Return the text of the last user message, or else of the last message."""
     text = last_user_text(messages)
     return text_of(messages[-1].get("content")) if text is None else text
 
 
 def with_system(messages: list[Message], text: str) -> list[Message]:
-    """The messages, behind a system message where they begin with none."""
+    """Put a system message first unless there is one."""
     begins = messages and messages[0].get("role") in SYSTEM
     return messages if begins else [{"role": "system", "content": text}, *messages]
 
 
 def with_template(messages: list[Message], template: str) -> list[Message]:
-    """The messages, the last text of the last user in a template's place ``{prompt}``."""
+    """Put the last user message's last text into a template at ``{prompt}``."""
     place = next((place for place in reversed(range(len(messages))) if messages[place].get("role") == "user"), None)
     if place is None:
         return messages
@@ -131,7 +131,7 @@ def with_template(messages: list[Message], template: str) -> list[Message]:
 
 
 def with_images(messages: list[Message], images: Any, column: str) -> list[Message]:
-    """The messages with pictures where they say so, or else before the first text of the user."""
+    """Put pictures into the places marked in the messages, or else before the first user text."""
     given = [image for image in (images if isinstance(images, list) else [images]) if image is not None]
     parts = [{"type": "input_image", "image_url": _uri(image, column), "detail": "auto"} for image in given]
     if not parts:
@@ -160,7 +160,7 @@ def _is_place(part: Any) -> bool:
 
 
 def _uri(image: Any, column: str) -> str:
-    """A picture as a data URI: it may be one, or bytes as the hub's data sets have them."""
+    """Return a picture, a data URI or bytes as in the hub's data sets, as a data URI."""
     data = image.get("bytes") if isinstance(image, dict) else image
     if isinstance(data, str) and data.startswith("data:image/"):
         return data
@@ -174,6 +174,6 @@ def _uri(image: Any, column: str) -> str:
 
 
 def shared_start(chosen: list[Message], rejected: list[Message]) -> int:
-    """How many messages two conversations begin with alike, of which each keeps one at least behind them."""
+    """Count the equal messages two conversations begin with, leaving each one message at least."""
     longest = min(len(chosen), len(rejected)) - 1
     return next((place for place in range(longest) if chosen[place] != rejected[place]), longest)

@@ -1,7 +1,7 @@
-"""Which files of a data set are meant: by glob, or by subset and split as its card or the files' names say.
+"""Choose files of a data set: by glob, or by subset and split of the data set's card or of file names.
 
-The rules are those of the hub's data sets (``configs`` and ``data_files`` of the card; otherwise names such as
-``data/train-00000-of-00002.parquet``, ``test.csv`` or ``validation/0.jsonl``).
+The rules are the hub's: ``configs`` and ``data_files`` of the card, or else names such as
+``data/train-00000-of-00002.parquet``, ``test.csv`` or ``validation/0.jsonl``.
 """
 
 import re
@@ -52,7 +52,7 @@ def _named(file: str, names: Collection[str], where: str) -> list[str]:
 def files_of_split(
     names: Collection[str], card: str, subset: str | None, split: str | None, where: str
 ) -> list[list[str]]:
-    """The files of a split, or of several that a plus sign joins; UserError names the subsets and splits there are."""
+    """Return the files of a split, or of several joined by a plus sign; UserError names the valid ones."""
     splits = _splits_of(names, card, subset, where)
     if split is None:
         split = "train" if "train" in splits else next(iter(splits)) if len(splits) == 1 else ""
@@ -65,7 +65,7 @@ def files_of_split(
 
 
 def _splits_of(names: Collection[str], card: str, subset: str | None, where: str) -> dict[str, list[str]]:
-    """The files of each split of a subset."""
+    """Return the files of each split of a subset."""
     configs = {str(config.get("config_name", "default")): config for config in _configs(card, where)}
     if configs:
         default = [name for name, config in configs.items() if config.get("default") or name == "default"]
@@ -103,7 +103,7 @@ def _configs(card: str, where: str) -> list[dict[str, Any]]:
 
 
 def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], where: str) -> dict[str, list[str]]:
-    """What a card's ``data_files`` name: one or several patterns, by split or for train."""
+    """Resolve a card's ``data_files``: one or several patterns, by split or for train."""
     entries = patterns if isinstance(patterns, list) else [patterns]
     splits: dict[str, list[str]] = {}
     for entry in entries:
@@ -118,7 +118,7 @@ def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], wher
 
 
 def _split_of(name: str) -> str:
-    """The split that a file's name, or else a folder's, says; train where nothing does."""
+    """Return the split named by a file or folder; train if none is."""
     path = PurePosixPath(name)
     if shard := _SHARD.match(path.name):
         return shard["split"]
@@ -129,7 +129,7 @@ def _split_of(name: str) -> str:
 
 
 def _whole(files: list[str], where: str) -> list[str]:
-    """The files, of which no part may be missing where their names say how many there are."""
+    """Return the files; UserError if names count more shards than there are."""
     there: dict[tuple[str, int], set[int]] = {}
     for file in files:
         if shard := _SHARD.match(PurePosixPath(file).name):

@@ -1,4 +1,4 @@
-"""Fetch a recipe's blends, compose those of columns, and fetch the external tables that their placeholders name."""
+"""Fetch a recipe's blends and the external tables named by placeholders; compose blends of columns."""
 
 import argparse
 import os
@@ -36,7 +36,7 @@ RAW = {"mmpr": "OMNI3_MMPR_PUBLIC_RAW", "mmpr_tiny": "OMNI3_MMPR_TINY_RAW"}  # N
 
 
 class _PlaceholderRow(msgspec.Struct):
-    """The fields of a row that name the table to fill it from."""
+    """The fields of a row that name a table."""
 
     dataset: Any = None
     placeholder: Any = msgspec.field(name=PLACEHOLDER.decode(), default=msgspec.UNSET)
@@ -95,7 +95,7 @@ def fetch_source(
 
 
 def _has_a_shape_of_its_own(path: Path, blend: Blend) -> bool:
-    """Whether a file of JSON lines that was linked has rows of another shape than a blend's, but of a known one."""
+    """Whether a linked file of JSON lines has rows of a known shape other than the blend's."""
     if blend.format != "jsonl":
         return False
     try:
@@ -108,7 +108,7 @@ def _has_a_shape_of_its_own(path: Path, blend: Blend) -> bool:
 
 
 def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: int) -> dict[str, Any]:
-    """Write a blend of columns; what the record says of it."""
+    """Compose a blend of columns; return its record."""
     wanted = [_wanted_files(name, part, recipe, fetcher) for part in blend.parts()]
     files = [[fetcher.bring(files) for files in sets] for sets in wanted]
     path = fetcher.directory / f"{name}.jsonl"
@@ -128,7 +128,7 @@ def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: 
 
 
 def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher) -> Iterator[list[str]]:
-    """The texts of each instance of a benchmark."""
+    """Yield the texts of each instance of a benchmark."""
     for file in fetcher.bring([item for files in sets for item in files]):
         for batch in batches_of(file.path, file.shown, benchmark.columns):
             for index, row in enumerate(batch.rows(benchmark.columns)):
@@ -138,14 +138,14 @@ def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher)
 
 
 def _origin(sets: list[list[Wanted]], fetcher: Fetcher) -> dict[str, Any]:
-    """What the record says of files that were read where they are."""
+    """Return the record of files without a target."""
     files = [item for files in sets for item in files]
     hashes = {item.file: fetcher.brought[item][1]["sha256"] for item in files}
     return fetcher.origin(files[0].source) | {"files": hashes}
 
 
 def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> list[list[Wanted]]:
-    """The files of a part of a blend, those together that one name, or a split, means."""
+    """Return the sets of files of a part of a blend: a set for each name or split."""
     source = part.source or recipe.source
     whole, where = source.whole(), source.repository if isinstance(source, HubSource) else source.path
     names = fetcher.names(whole)
@@ -161,7 +161,7 @@ def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> l
 
 
 def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
-    """Where a blend comes from: its own source or the recipe's; images of the hub from the folder that RAW names."""
+    """Return the source of a blend, the recipe's by default; images of the hub from the folder named by RAW."""
     source, variable = blend.source or recipe.source, RAW.get(blend.format)
     folder = os.environ.get(variable) if variable and isinstance(source, HubSource) else None
     if not folder:
@@ -172,7 +172,7 @@ def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
 
 
 def tables_named(path: Path) -> set[ExternalTable]:
-    """The external tables that a blend's placeholder rows name; an unknown name is reported by the fill."""
+    """Return the external tables named by a blend's placeholder rows; the fill reports unknown names."""
     found: set[ExternalTable] = set()
     decoder = msgspec.json.Decoder(_PlaceholderRow)
     for block in blocks_of(path):

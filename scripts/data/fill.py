@@ -1,8 +1,8 @@
-"""From a published blend to its splits in one pass: placeholders filled, the last rows held out, and a manifest.
+"""Split a published blend in one pass: fill placeholders, hold out the last rows, write a manifest.
 
-Every other row passes byte for byte, order kept. Bad rows are all reported, each with file and line; then nothing is
-written. The manifest is small and deterministic: rows, bytes and SHA-256 of each split, rows of each environment,
-duplicates, and how many held-out prompts are trained on.
+Other rows pass byte for byte, in order. Bad rows are reported by file and line; then nothing is written. The manifest
+is small and deterministic: rows, bytes and SHA-256 of each split, rows by environment, duplicates, and held-out prompts
+among the training rows.
 """
 
 import argparse
@@ -37,7 +37,7 @@ FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": 
 
 
 class Split:
-    """A split while it is written."""
+    """A split being written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -48,7 +48,7 @@ class Split:
         self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
 
     def add(self, data: bytes, block: FilledBlock) -> None:
-        """Write a block, whose bytes in the source are `data`, and count its rows."""
+        """Write a block, `data` in the source, and count rows."""
         self._buffer.seek(0)
         self._buffer.writelines(block.pieces(data))
         with self._buffer.getbuffer()[: self._buffer.tell()] as chunk:
@@ -63,7 +63,7 @@ class Split:
         self.prompt_hashes += block.prompt_hashes
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest says of it."""
+        """Return the split's entry in the manifest."""
         return {
             "rows": self.rows,
             "bytes": self.bytes,
@@ -74,7 +74,7 @@ class Split:
 
 
 def _distinct(hashes: array) -> int:
-    """How many different hashes there are; sorting is several times quicker here than `np.unique`."""
+    """Count distinct hashes; sorting is several times quicker here than `np.unique`."""
     ordered = np.sort(hashes)
     return len(ordered) and 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
@@ -92,12 +92,11 @@ def fill_blend(
     hashes: Mapping[str, str] | None = None,
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Write the splits below `output`; returns what the manifest says of them. The same for any number of workers.
+    """Write the splits below `output`, and return their manifest.
 
-    `holdout`, `test` and `sample` are those of ``scripts.data.holdout.parts_of``; `is_rewarded`: every row must name
-    its environment; `reasoning`: what demonstrations lose of theirs, decided by `seed`; `hashes`: the XXH3-128 that
-    source and tables should have, by path from the source's folder. UserError names the bad rows, or what else is
-    wrong, and leaves what stood there before.
+    `holdout`, `test` and `sample` as in ``scripts.data.holdout.parts_of``. With `is_rewarded`, every row must name an
+    environment. `reasoning` shortens demonstrations, chosen by `seed`. `hashes` are the XXH3-128 of source and tables
+    by path from the source's folder. UserError names the bad rows, and leaves earlier splits alone.
     """
     parts, hashes = parts_of(source, holdout, test, sample), hashes or {}
     placeholders: Counter[str] = Counter()
@@ -144,7 +143,7 @@ def _list_problems(problems: list[str], bad_rows: int) -> list[str]:
 
 
 def _holdout(text: str) -> int | float:
-    """A number of rows, or a share of them."""
+    """Parse a number or a share of rows."""
     value = float(text) if "." in text else int(text)
     if value <= 0 or (isinstance(value, float) and value >= 1):
         raise argparse.ArgumentTypeError(f"{text}: a number of rows, 1 or more, or a share between 0 and 1")
@@ -152,7 +151,7 @@ def _holdout(text: str) -> int | float:
 
 
 def _reasoning(text: str) -> "Reasoning":
-    """A blend's reasoning option."""
+    """Parse a blend's reasoning option."""
     from scripts.recipe.reasoning import Reasoning  # noqa: PLC0415 - see scripts.data.reasoning
 
     return Reasoning.model_validate_json(text)

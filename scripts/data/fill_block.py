@@ -1,7 +1,7 @@
-"""The rows of one block of a published blend: checked, cleaned, their placeholders filled.
+"""Fill a block of a published blend: rows checked, placeholders filled.
 
-A byte order mark, blank lines and carriage returns at line ends are dropped; a row without a placeholder passes byte
-for byte.
+A byte order mark, blank lines and carriage returns at line ends are dropped; a row without placeholder passes byte for
+byte.
 """
 
 import codecs
@@ -29,7 +29,7 @@ BOM = codecs.BOM_UTF8
 
 
 class _BadRow(Exception):
-    """What is wrong with a row; the caller adds file and line."""
+    """The problem of a row; the caller adds file and line."""
 
 
 class _Agent(msgspec.Struct):
@@ -41,7 +41,7 @@ class _Params(msgspec.Struct):
 
 
 class _RowFields(msgspec.Struct):
-    """The fields of a row that filling reads; all others are skipped, but must be JSON."""
+    """The fields of a row that matter here; others must be JSON."""
 
     agent_ref: _Agent | None = None
     responses_create_params: _Params = msgspec.field(default_factory=_Params)
@@ -52,7 +52,7 @@ class _RowFields(msgspec.Struct):
 
     @property
     def any_prompt(self) -> msgspec.Raw:
-        """The prompt as the row writes it, in whichever field its kind has it."""
+        """The prompt as written, whatever the kind of row."""
         return self.responses_create_params.input or self.messages or self.prompt or self.context
 
 
@@ -62,10 +62,10 @@ BAD = (_BadRow, PlaceholderError, msgspec.MsgspecError, ValueError, RecursionErr
 
 @dataclass
 class FilledBlock:
-    """A block's rows after filling.
+    """A filled block.
 
-    `changes` are the differences from the source: start, end, the bytes instead. The hashes are 64 bits a row, in
-    order. `problems` are the messages on the first of the `bad_rows`.
+    `changes` replace source bytes from start to end. Hashes are 64 bits a row, in order. `problems` are messages on the
+    first of the `bad_rows`.
     """
 
     block: Block
@@ -80,7 +80,7 @@ class FilledBlock:
     problems: list[str] = field(default_factory=list)
 
     def pieces(self, data: bytes) -> list[bytes | memoryview]:
-        """The block's bytes with its changes; to join them would cost more than all the rest."""
+        """Return the block's bytes with changes, in pieces; joining would cost more than all the rest."""
         pieces: list[bytes | memoryview] = []
         copied, view = 0, memoryview(data)
         for start, end, instead in self.changes:
@@ -92,10 +92,7 @@ class FilledBlock:
 def fill_block(
     block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: "Reasoning | None" = None, seed: int = 0
 ) -> FilledBlock:
-    """Go through the rows of a block; `is_rewarded`: each must name the environment that rewards it.
-
-    Demonstrations lose some of their reasoning where `reasoning` is given (scripts.data.reasoning).
-    """
+    """Fill the rows of a block; with `is_rewarded`, each must name an environment; `reasoning` shortens answers."""
     data = block.read()
     result = FilledBlock(block)
     names: list[str] = []
@@ -139,7 +136,7 @@ def fill_block(
 
 
 def _cleaned(line: bytes, is_first: bool, result: FilledBlock) -> bytes:
-    """The line without byte order mark and carriage returns at its end."""
+    """Strip a byte order mark and final carriage returns."""
     if is_first and line.startswith(BOM):
         line = line[len(BOM) :]
         result.cleaned["byte order marks"] += 1
@@ -152,7 +149,7 @@ def _cleaned(line: bytes, is_first: bool, result: FilledBlock) -> bytes:
 
 
 def _fill(line: bytes, lookup: Lookup, result: FilledBlock) -> tuple[bytes, bytes]:
-    """The row with its placeholder filled, and its prompt."""
+    """Return the filled row and the prompt."""
     row = fill_placeholder(msgspec.json.decode(line), lookup)
     result.placeholders[row["dataset"]] += 1
     return msgspec.json.encode(row), msgspec.json.encode(row["responses_create_params"]["input"])
@@ -166,7 +163,7 @@ def _refuse(result: FilledBlock, number: int, line: bytes, is_rewarded: bool, er
 
 
 def _problem(line: bytes, path: Path, number: int, is_rewarded: bool, error: Exception) -> str:
-    """What is wrong with a row; where the strict reader of scripts.rows.jsonl refuses it too, its message."""
+    """Return the problem of a row, in the words of scripts.rows.jsonl for a broken line."""
     if isinstance(error, PlaceholderError):
         return f"{path}:{number}: cannot resolve the placeholder: {error}"
     if not isinstance(error, _BadRow):

@@ -1,8 +1,7 @@
-"""Placeholder rows: which external table each dataset name means, and how a row is filled from it.
+"""Placeholder rows: the external table behind each dataset name, and how a row is filled.
 
-The rules are those of the released blends' own fill script as Nemotron's data preparation states them, with two
-differences: an answer always stays a string (math environments declare it so), and a row that cannot be filled is
-an error and never dropped.
+The rules are the released blends' fill script's, as Nemotron's data preparation states them, with two differences: an
+answer stays a string, as math environments declare, and a row without a table entry is an error, never dropped.
 """
 
 import json
@@ -14,7 +13,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class ExternalTable:
-    """An external table on the hub, and the way its templates are filled."""
+    """An external table on the hub, and the style of its templates."""
 
     repository: str
     split: str
@@ -23,7 +22,7 @@ class ExternalTable:
 
     @property
     def local_path(self) -> Path:
-        """Where the table's published file lies below the folder of all tables."""
+        """The path of the table's file below the folder of all tables."""
         return Path(self.repository, self.file)
 
 
@@ -45,9 +44,9 @@ Lookup = Callable[[ExternalTable, int], tuple[str | None, str | None]]
 
 
 def fill_placeholder(row: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
-    """The row with question, answer and prompt filled in from its table; PlaceholderError says why it cannot be.
+    """Return the row with question, answer and prompt from the table; PlaceholderError says why not.
 
-    `lookup` gives question and ground truth of a table at a row, or raises IndexError with the number of rows.
+    `lookup` returns question and ground truth of a table at a row, or raises IndexError with the number of rows.
     """
     placeholder, dataset = row["_hf_placeholder"], row.get("dataset")
     if not isinstance(placeholder, dict):
@@ -99,16 +98,16 @@ def fill_dapo(question: str, template: Any) -> str:
 
 
 def fill_skywork(question: str, template: Any) -> str:
-    """Put the question at every {question} of the template; without one, the question itself."""
+    """Put the question at every {question} of the template; without a placeholder, return the question."""
     if not isinstance(template, str) or "{question}" not in template:
         return question
     return template.replace("{question}", question)
 
 
 def answer_text(truth: str) -> str:
-    """The answer in a ground truth, as a string: the first of a JSON list or object, otherwise the text itself.
+    """Return the answer in a ground truth as a string: the first value of a JSON list or object, or else the text.
 
-    A number keeps its digits as they are written.
+    A number keeps its digits as written.
     """
     if not truth.lstrip().startswith(("[", "{")):
         return truth

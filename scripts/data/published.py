@@ -1,7 +1,4 @@
-"""Published files of rows, some rows at a time and so in flat memory: Parquet, CSV, TSV, JSON lines, a list in JSON.
-
-All but Parquet may be compressed (.gz, .zst, .bz2).
-"""
+"""Read published rows in batches: Parquet, CSV, TSV, JSON lines or a JSON list, compressed (.gz, .zst, .bz2) or not."""
 
 import codecs
 from collections.abc import Collection, Iterator
@@ -31,7 +28,7 @@ _NUMBER = "\0number"
 
 
 def format_of(name: str) -> str | None:
-    """Which of FORMATS a file has by its name; None: none of them."""
+    """Return a file's format by name, one of FORMATS, or None."""
     for packed in PACKED:
         name = name.removesuffix(packed)
     return next((suffix for suffix in FORMATS if name.endswith(suffix)), None)
@@ -39,7 +36,7 @@ def format_of(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows of a file, which `shown` names in messages; the first has the number `first`, counted from 1."""
+    """Rows of a file from number `first`, counted from 1; `shown` names the file in messages."""
 
     shown: str
     first: int
@@ -50,28 +47,25 @@ class Batch:
 
     @property
     def is_lines(self) -> bool:
-        """Whether its rows are JSON, and not those of a table."""
+        """Whether the rows are lines of JSON rather than a table."""
         return isinstance(self.content, list)
 
     @property
     def names(self) -> list[str]:
-        """The columns of a table."""
+        """The column names of a table."""
         return self.content.schema.names
 
     @property
     def before(self) -> str:
-        """What stands before a row's number where a message names it."""
+        """The text before a row's number in messages."""
         return f"{self.shown}:" if self.is_lines else f"{self.shown}: row "
 
     def place(self, index: int) -> str:
-        """Where a row stands, as a message names it."""
+        """Return a row's place for messages."""
         return f"{self.before}{self.first + index}"
 
     def rows(self, columns: Collection[str] | None = None) -> list[Row | RowError]:
-        """The rows, of these columns alone where some are named; a RowError for a line that is no row.
-
-        UserError where a table has no such column, or no row of some lines.
-        """
+        """Return the rows with these columns, or all; a RowError for a broken line. UserError for an unknown column."""
         if self.is_lines:
             rows = self._decoded
             if columns is None:
@@ -92,7 +86,7 @@ class Batch:
             raise UserError(f"{self.shown}: has no column {unknown}{nearest(unknown, names)}")
 
     def matching(self, conditions: list[tuple[str, str, Any]]) -> set[int]:
-        """The indices of the rows that meet all conditions (column, operator, value), and of lines that are no rows."""
+        """Return the indices of rows that meet all conditions (column, operator, value), and of broken lines."""
         names, unread = list(dict.fromkeys(column for column, _, _ in conditions)), set()
         if self.is_lines:
             rows = self.rows(names)
@@ -115,7 +109,7 @@ class Batch:
 
 
 def columns_of(path: Path, shown: str) -> list[str] | None:
-    """The columns of a table; None for JSON, whose rows have keys of their own."""
+    """Return the columns of a table; None for JSON, with keys by row."""
     kind, names = format_of(shown), None
     with _readable(shown, kind):
         if kind == ".parquet":
@@ -129,9 +123,9 @@ def columns_of(path: Path, shown: str) -> list[str] | None:
 
 
 def batches_of(path: Path, shown: str | None = None, columns: Collection[str] = ()) -> Iterator[Batch]:
-    """The rows of a file in their order; of Parquet only these `columns` that it has, or all where none is named.
+    """Yield the rows of a file in order; of Parquet only existing `columns`, or all if none is named.
 
-    `shown` is its name in messages, which says its format. UserError where it cannot be read.
+    `shown` is the file's name in messages, and decides the format. UserError for an unreadable file.
     """
     shown, first = shown or str(path), 1
     kind = format_of(shown)
@@ -167,7 +161,7 @@ def _csv(path: Path, shown: str, _columns: Collection[str]) -> Iterator[pa.Recor
 
 
 def _csv_reader(file: pa.NativeFile, kind: str, names: Collection[str] = ()) -> csv.CSVStreamingReader:
-    """All these columns as texts: whether 007 is a number, the file does not say."""
+    """Read all columns as texts, since a file does not say whether 007 is a number."""
     return csv.open_csv(
         file,
         csv.ReadOptions(use_threads=False, block_size=BATCH_BYTES),

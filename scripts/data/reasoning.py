@@ -1,8 +1,7 @@
-"""Reasoning control of demonstrations: some lose their reasoning, some keep only its beginning; the answer stays.
+"""Reasoning control of demonstrations: strip or truncate the reasoning of some rows; answers stay.
 
-Nemotron 3 Nano's report strips 10 % of its samples and truncates 3 % of the traces to different budgets, so that the
-policy can answer without reasoning and after reasoning that was cut short. Which rows, and which budget, follows from
-their messages and a seed alone.
+Nemotron 3 Nano's report strips 10 % of the samples and truncates 3 % of the traces to several budgets, so that the
+policy can answer without reasoning or after a cut. Rows and budgets follow from the messages and a seed alone.
 """
 
 import hashlib
@@ -18,11 +17,10 @@ _WORD = re.compile(r"\S+")
 
 
 def control(row: dict[str, Any], reasoning: "Reasoning", seed: int) -> dict[str, Any]:
-    """The row with the reasoning of its last message stripped, truncated, or (the very same row) as it was.
+    """Return the row with the last message's reasoning stripped or truncated, or the same object.
 
-    Reasoning is what stands between <think> and </think>, or in the message's ``reasoning_content``. Stripped, it
-    leaves an empty block, as Nemotron's chat format shows an answer without reasoning. A row that is no conversation is
-    left to the check of the blend's rows.
+    Reasoning is the text between <think> and </think>, or ``reasoning_content``. Stripping leaves an empty block, as
+    Nemotron's chat format shows an answer without reasoning. Rows without messages pass; the check finds them.
     """
     messages = row.get("messages")
     message = messages[-1] if isinstance(messages, list) and messages else None
@@ -41,7 +39,7 @@ def control(row: dict[str, Any], reasoning: "Reasoning", seed: int) -> dict[str,
 
 
 def control_line(line: bytes, reasoning: "Reasoning", seed: int) -> bytes:
-    """`control` of a row's line in a blend; the very same bytes where nothing changes."""
+    """`control` a row's line; the same object where nothing changes."""
     if b"think" not in line and b"reasoning_content" not in line:
         return line
     row = json.loads(line)
@@ -65,7 +63,7 @@ def _with_trace(message: dict[str, Any], trace: str) -> dict[str, Any]:
 
 
 def _truncate(trace: str, budgets: list[int], choice: int) -> str:
-    """The trace's first words, as many as one of the budgets that it exceeds; white space at its end stays."""
+    """Cut a trace to one of the budgets (in words) below its length; final white space stays."""
     ends = [word.end() for word in _WORD.finditer(trace)]
     exceeded = [budget for budget in budgets if budget < len(ends)]
     if not exceeded:

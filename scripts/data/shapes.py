@@ -1,14 +1,14 @@
-"""A published row becomes a row of a blend: its shape is known by the names of its columns, or the recipe maps them.
+"""Make a row of a blend from a published row, by the names of its columns or the recipe's mapping.
 
 ======================================  =================  =============================  =======================
 columns                                 demonstrations     prompts                        preferences
 ======================================  =================  =============================  =======================
-messages                                the conversation   it, without the last answers
+messages                                the conversation   without the last answer
 prompt, completion; question, answer    both as messages   the prompt; expected_answer
 chosen, rejected, perhaps prompt                                                          prompt, and two answers
 ======================================  =================  =============================  =======================
 
-``tools``, ``images`` and ``agent_ref`` may stand beside them. Rows of NeMo-Gym pass as they are.
+``tools``, ``images`` and ``agent_ref`` may be further columns. Rows of NeMo-Gym pass unchanged.
 """
 
 import json
@@ -62,14 +62,14 @@ NAMED: dict[str, dict[str, list[Row]]] = {
     "gsm8k": {"prompts": [_GSM8K], "demonstrations": [_GSM8K]},
     "tulu3": {"prompts": _TULU3_PROMPTS, "demonstrations": [{}], "preferences": [{}]},
 }
-"""What the names that `columns` knows stand for, by kind; of several, a row is the first's whose filter it meets."""
+"""Mappings by name in `columns` and by kind; a row takes the first with a matching filter."""
 _SLOT = re.compile(r"\{(reasoning|answer)\}")
 _FIELD = re.compile(r"\$\.(\w+)")
 _NUMBER = re.compile(r"[-+]?[$€£]?\d+(\.\d+)?%?")
 
 
 def mappings_of(part: Part, kind: str) -> list[Rows]:
-    """How the rows of a part are made; the first whose filter a row meets counts."""
+    """Return the mappings of a part; a row takes the first with a matching filter."""
     if not isinstance(part.columns, str):
         return [part]
     own = {name: getattr(part, name) for name in part.model_fields_set & Rows.model_fields.keys() - {"columns"}}
@@ -80,9 +80,9 @@ def mappings_of(part: Part, kind: str) -> list[Rows]:
 
 
 class Mapper:
-    """Makes rows of a blend from those published rows that have these columns; of a table, nulls stand for no key.
+    """Make rows of a blend from published rows with the columns `names`; in a table, null means no key.
 
-    `needed` are the columns that are read. Misfit where one that the recipe names is not there.
+    `needed` are the columns to read. Misfit for a mapped column that is missing.
     """
 
     def __init__(self, rows: Rows, kind: str, names: Collection[str], is_table: bool) -> None:
@@ -109,7 +109,7 @@ class Mapper:
         self.make = self._gym if is_gym else self._maker()
 
     def _maker(self) -> Callable[[Row], Row]:
-        """What makes a row of these columns, by the first shape that they have."""
+        """Return the method for the columns' shape."""
         if self.kind == "prompts":
             maker, wanted = self._prompt if self.asked or self.whole else None, "prompt, question or messages"
         elif self.kind == "demonstrations":
@@ -126,19 +126,19 @@ class Mapper:
         return maker
 
     def row_of(self, published: Row) -> Row:
-        """The row; the very same where nothing is to be done. Misfit says what is wrong with which column."""
+        """Return the row, the published object if unchanged; Misfit names the column to blame."""
         if "_hf_placeholder" in published:
             return published
         return self.make(published)
 
     def blamed(self, problem: str) -> str:
-        """What is wrong with a row that was made, with the column to which the first field in it goes back."""
+        """Name the source column in the problem of a row."""
         found = _FIELD.match(problem)
         column = self.column.get(found[1]) if found else None
         return f"column {column}: {problem}" if column else problem
 
     def _value(self, published: Row, field: str) -> Any:
-        """What a row has for a field; None where it has nothing."""
+        """Return a row's value for a field, or None."""
         if (column := self.column.get(field)) is None:
             return None
         if column in published:
@@ -155,14 +155,14 @@ class Mapper:
         return value
 
     def _first(self, *fields: str) -> str | None:
-        """The first of some fields that the recipe maps, or else for which there is a column."""
+        """Return the first of some fields with a mapping, or else with a column."""
         return next((field for known in (self.mapped, self.column) for field in fields if field in known), None)
 
     def _messages(self, published: Row, field: str, role: str = "user") -> list[Row]:
         return as_messages(self._value(published, field), role, self.column[field])
 
     def _before_answer(self, published: Row, messages: list[Row]) -> list[Row]:
-        """The messages before the answer with what the recipe puts there, and with their pictures."""
+        """Add the recipe's template and system prompt, and the pictures, to the messages before the answer."""
         if self.rows.prompt_template:
             messages = with_template(messages, self.rows.prompt_template)
         if self.rows.system_prompt:
@@ -172,7 +172,7 @@ class Mapper:
         return messages
 
     def _answer(self, published: Row, field: str) -> tuple[str, str, str]:
-        """The whole text of an answer, its reasoning and the answer alone."""
+        """Return the whole text of an answer, the reasoning, and the final answer."""
         column = self.column[field]
         whole = as_text(self._value(published, field), column)
         reasoning = self._value(published, "reasoning") or ""
@@ -198,7 +198,7 @@ class Mapper:
         return {"tools": tools} if tools else {}
 
     def _shown(self, published: Row) -> Row:
-        """A demonstration."""
+        """Make a demonstration."""
         if self.whole:
             messages = self._messages(published, self.whole)
             messages = [*self._before_answer(published, messages[:-1]), messages[-1]]
@@ -219,7 +219,7 @@ class Mapper:
         return [{"role": "assistant", "content": text}]
 
     def _prompt(self, published: Row) -> Row:
-        """A row that an environment rewards."""
+        """Make a row of prompts."""
         field = self.asked or self.whole
         messages = self._messages(published, field)
         while not self.asked and messages and messages[-1].get("role") == "assistant":
@@ -241,7 +241,7 @@ class Mapper:
         return row | {name: value for name, value in extra.items() if value is not None} | self.rows.constants
 
     def _gym(self, published: Row) -> Row:
-        """A row of NeMo-Gym's, as it is but for what the recipe adds."""
+        """Make a row of NeMo-Gym's, unchanged but for the recipe's additions."""
         if self.is_table:
             published = without_nulls(published)
         row, request = published, published.get("responses_create_params")
@@ -255,7 +255,7 @@ class Mapper:
         return row | self.rows.constants if self.rows.constants else row
 
     def _pair(self, published: Row) -> Row:
-        """A context with a better and a worse answer."""
+        """Make a context with a better and a worse answer."""
         chosen, rejected = (self._messages(published, field, "assistant") for field in ("chosen", "rejected"))
         shared = shared_start(chosen, rejected)
         context = chosen[:shared]

@@ -1,7 +1,7 @@
 """External tables of questions and answers, looked up by row in flat memory.
 
-A published table (parquet) may hold gigabytes of text. It is read once, column by column and some rows at a time, into
-an Arrow file that any number of processes then map into memory, to read single rows of.
+A published table (Parquet) may hold gigabytes of text. The first lookup rewrites it as an Arrow file, which all
+processes then map into memory.
 """
 
 from collections.abc import Iterator, Mapping

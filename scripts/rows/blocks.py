@@ -1,4 +1,4 @@
-"""A file of lines cut into blocks of whole lines, which several processes can read at once in flat memory."""
+"""Blocks of whole lines of a file, for several processes to read at once in flat memory."""
 
 import os
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ LONGEST_LINE = 256 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """Whole lines of a file: `size` bytes from `start`; the last may lack its newline at the file's end."""
+    """Whole lines of a file, `size` bytes from `start`; the file's last line may lack a newline."""
 
     path: Path
     start: int
     size: int
 
     def read(self) -> bytes:
-        """The block's bytes; UserError when the file has become shorter."""
+        """Return the block's bytes; UserError if the file shrank."""
         with self.path.open("rb") as file:
             file.seek(self.start)
             data = file.read(self.size)
@@ -29,17 +29,17 @@ class Block:
         return data
 
     def lines_before(self) -> int:
-        """How many lines of the file come before the block."""
+        """Count the lines of the file before the block."""
         with self.path.open("rb") as file:
             sizes = (min(BLOCK_BYTES, self.start - offset) for offset in range(0, self.start, BLOCK_BYTES))
             return sum(file.read(size).count(b"\n") for size in sizes)
 
 
 def blocks_of(path: Path, start: int = 0, end: int | None = None) -> Iterator[Block]:
-    """Blocks of about `BLOCK_BYTES` that cover the file from byte `start` to byte `end`, both at a line's start.
+    """Yield blocks of about `BLOCK_BYTES` from byte `start` to byte `end`, both at a line's start.
 
-    A block ends after a newline, so it is longer where a line is. UserError for a line longer than 256 MiB, which no
-    blend has, so that a file without newlines does not fill the memory.
+    Blocks end after a newline, so a long line makes a long block. UserError for a line above 256 MiB, before a file
+    without newlines fills the memory.
     """
     with path.open("rb") as file:
         end = os.fstat(file.fileno()).st_size if end is None else end

@@ -1,6 +1,6 @@
-"""How a model is talked to: chat template, special tokens, vocabulary, which stay as they are from stage to stage.
+"""A model's chat format: chat template, special tokens, vocabulary, equal from stage to stage.
 
-They are read from a folder's files, without transformers, so wherever a stage is planned.
+Read from a folder's files without transformers, so that planning needs no trainer.
 """
 
 import json
@@ -30,10 +30,10 @@ _GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # by which template
 
 
 def read_template(named: str) -> str:
-    """The chat template (Jinja) that a recipe names; UserError where there is none.
+    """Return the chat template (Jinja) named by a recipe; UserError if there is none.
 
-    A file (from the project's root), one that TRL ships (by its file's name, as qwen3_training), the folder of a model,
-    a model of the hub (organisation/name, or organisation/name@revision), or the template itself.
+    Names are a file (from the project's root), a template shipped by TRL (qwen3_training), a model's folder, a model of
+    the hub (organisation/name, or organisation/name@revision), or the template in full.
     """
     path = Path(named)
     if "{%" in named or "{{" in named:
@@ -61,9 +61,9 @@ def read_template(named: str) -> str:
 
 
 def compiled_template(chat_template: str, folder: Path) -> Template:
-    """A chat template as transformers compiles it, with the special tokens of a model's folder.
+    """Compile a chat template as transformers does, with the special tokens of a model's folder.
 
-    TemplateError where it is none, and from rendering where it refuses a conversation.
+    TemplateError for a broken template, and in rendering for a refused conversation.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -83,13 +83,13 @@ def _refuse(why: str) -> None:
 
 
 def _shipped() -> Path:
-    """Where TRL has the chat templates that it ships; it is not imported."""
+    """Return the folder of TRL's chat templates without importing TRL."""
     spec = find_spec("trl")
     return Path(spec.submodule_search_locations[0] if spec else "no trl", "chat_templates")
 
 
 def _template_on_hub(repository: str, revision: str | None = None) -> str | None:
-    """The chat template of a model on the hub, asked once: afterwards the cache's answer stands."""
+    """Return the chat template of a model on the hub, from the cache after the first request."""
     for name in (TEMPLATE, SETTINGS):
         try:
             path = try_to_load_from_cache(repository, name, revision=revision)
@@ -107,7 +107,7 @@ def _template_on_hub(repository: str, revision: str | None = None) -> str | None
 
 
 def training_template_of(chat_template: str) -> str | None:
-    """The name of the template that TRL ships for training with this one: marked, and the same in every turn."""
+    """Return the name of TRL's training version of a template: marked, and equal in every turn."""
     for path in _shipped().glob("*_training.jinja"):
         plain = path.with_name(path.name.replace("_training", ""))
         if plain.is_file() and plain.read_text(encoding="utf-8") == chat_template:
@@ -116,12 +116,12 @@ def training_template_of(chat_template: str) -> str | None:
 
 
 def marks_answers(chat_template: str) -> bool:
-    """Whether a chat template marks what the assistant says, by ``{% generation %}``."""
+    """Whether a chat template marks the assistant's text by ``{% generation %}``."""
     return re.search(r"\{%-?\s*generation\s*-?%\}", chat_template) is not None
 
 
 def chat_template_of(folder: Path) -> str | None:
-    """A model's chat template; a file of its own counts more than the tokenizer's settings."""
+    """Return a model's chat template; a template file goes before the tokenizer's settings."""
     if (folder / TEMPLATE).is_file():
         return (folder / TEMPLATE).read_text(encoding="utf-8")
     template = _json(folder / SETTINGS).get("chat_template")
@@ -131,12 +131,12 @@ def chat_template_of(folder: Path) -> str | None:
 
 
 def tokenizer_of(processor: Any) -> Any:
-    """The tokenizer, whether it is that already or a processor's."""
+    """Return the tokenizer of a tokenizer or processor."""
     return getattr(processor, "tokenizer", processor)
 
 
 def write_template(folder: Path, chat_template: str) -> None:
-    """Let a folder of links to a model's files have another chat template, and nowhere another one beside it."""
+    """Replace the chat template in a folder of links to a model's files, in every file that has one."""
     for path in folder.glob("chat_template*"):
         path.unlink()
     write_text(folder / TEMPLATE, chat_template)
@@ -149,7 +149,7 @@ def write_template(folder: Path, chat_template: str) -> None:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """A model's chat template, the tokens that begin, end and fill, and where its tokenizer lies."""
+    """A model's chat template, special tokens, and folder of the tokenizer."""
 
     chat_template: str | None
     tokens: dict[str, Any]
@@ -157,7 +157,7 @@ class ChatFormat:
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """That of a model in Hugging Face's format."""
+        """Read the chat format of a model in Hugging Face's format."""
         settings, generation = _json(folder / SETTINGS), _json(folder / GENERATION)
         tokens = {name: _text(settings.get(name)) for name in SPECIAL}
         for name in ("eos_token_id", "pad_token_id"):
@@ -166,11 +166,11 @@ class ChatFormat:
         return cls(chat_template_of(folder), tokens, folder)
 
     def with_template(self, chat_template: str | None) -> Self:
-        """The same with another chat template; None: with its own."""
+        """Return a copy with another chat template; None keeps the template."""
         return self if chat_template is None else replace(self, chat_template=chat_template)
 
     def changes(self, other: "ChatFormat") -> list[str]:
-        """What is another in the other one, a phrase each."""
+        """Return the differences from another chat format, a phrase each."""
         found = []
         if (self.chat_template or "") != (other.chat_template or ""):
             found.append(f"the chat template ({_first_difference(self.chat_template, other.chat_template)})")
@@ -184,7 +184,7 @@ class ChatFormat:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A file of settings; empty where it is not there or none."""
+    """Read a file of settings; empty if missing or broken."""
     try:
         content = read_json(path)
     except (OSError, ValueError, UserError):
@@ -197,13 +197,13 @@ def _text(token: Any) -> str | None:
 
 
 def common_length(text: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common start of two texts."""
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
     return sum(1 for _ in alike)
 
 
 def _first_difference(before: str | None, after: str | None) -> str:
-    """The first line that is another, from shortly before the place where it is."""
+    """Quote the first different line, from shortly before the difference."""
     lines = zip_longest((before or "").splitlines(keepends=True), (after or "").splitlines(keepends=True), fillvalue="")
     number, old, new = next((number, *pair) for number, pair in enumerate(lines, start=1) if pair[0] != pair[1])
     start = max(0, common_length(old, new) - SHOWN // 2)
@@ -211,7 +211,7 @@ def _first_difference(before: str | None, after: str | None) -> str:
 
 
 def _tokenizers_differ(before: Path, after: Path) -> str | None:
-    """How two tokenizers differ in more than how they pad and cut; None where they do not, or one is no file."""
+    """Return the difference of two tokenizers beyond padding and truncation; None if equal or missing."""
     if not (before.is_file() and after.is_file()) or before.read_bytes() == after.read_bytes():
         return None
     old, new = (Tokenizer.from_file(str(path)) for path in (before, after))

@@ -1,4 +1,4 @@
-"""Rows that no environment rewards: answers to imitate, and pairs of a better and a worse answer."""
+"""Contracts of demonstrations and preferences, and the preference of a row in any form."""
 
 from dataclasses import dataclass
 from itertools import takewhile
@@ -13,7 +13,7 @@ Messages = list[dict[str, Any]]
 
 
 class TextPart(Struct, tag="text"):
-    """A text in a message, as chat templates name it."""
+    """A text in a message."""
 
     text: str
 
@@ -24,32 +24,32 @@ class Picture(Struct, tag="input_image"):
     image_url: Text
 
     def __post_init__(self) -> None:
-        """An address would have to be fetched while the stage trains."""
+        """Refuse an address, which training would have to fetch."""
         if not self.image_url.startswith("data:image/") or ";base64," not in self.image_url[:40]:
             raise broken("image_url", "is no picture as a data URI (data:image/png;base64,...)")
 
 
 class Function(Struct):
-    """What a call of a tool calls; the arguments as an object, or as JSON of one."""
+    """The function of a tool call; arguments are an object, or JSON of an object."""
 
     name: Text
     arguments: dict[str, Any] | str = {}
 
     def __post_init__(self) -> None:
-        """Arguments that are a text are JSON of an object."""
+        """Parse arguments given as text."""
         if isinstance(self.arguments, str) and self.arguments:
             parse(self.arguments, "arguments", dict)
 
 
 class ToolCall(Struct):
-    """A call of a tool, as chat templates read it."""
+    """A call of a tool, in the form of chat templates."""
 
     function: Function
     type: Literal["function"] = "function"
 
 
 class Schema(Struct):
-    """What a tool does: a function with its parameters, in JSON schema."""
+    """A function with parameters in JSON schema."""
 
     name: Text
     parameters: dict[str, Any] = {}
@@ -57,7 +57,7 @@ class Schema(Struct):
 
 
 class ToolOffer(Struct):
-    """A tool that the assistant may call, as chat templates read it."""
+    """A tool for the assistant, in the form of chat templates."""
 
     function: Schema
     type: Literal["function"]
@@ -71,7 +71,7 @@ class ChatMessage(Struct):
     tool_calls: list[ToolCall] | None = None
 
     def __post_init__(self) -> None:
-        """Something is said, or a tool called."""
+        """Require content or a tool call."""
         if self.content is None and not self.tool_calls:
             raise broken("content", "is missing")
         if self.tool_calls and self.role != "assistant":
@@ -82,14 +82,14 @@ Chat = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class Demonstration(Struct, kw_only=True):
-    """A conversation whose last message, the assistant's, is to be imitated."""
+    """A conversation; the assistant's last message is imitated."""
 
     agent_ref: AgentRef | UnsetType = UNSET
     messages: Annotated[list[ChatMessage], Meta(min_length=2)]
     tools: list[ToolOffer] | None = None
 
     def __post_init__(self) -> None:
-        """The assistant has the last word, and says something."""
+        """Require a last message of the assistant with content."""
         last, place = self.messages[-1], len(self.messages) - 1
         if last.role != "assistant":
             raise broken("messages", f"must end with the assistant's message, not the {last.role}'s")
@@ -100,7 +100,7 @@ class Demonstration(Struct, kw_only=True):
 
 
 class Completion(Struct):
-    """An answer with its rank; the lower rank is the better."""
+    """An answer with a rank; the lower rank is better."""
 
     rank: int
     completion: Chat
@@ -114,14 +114,14 @@ class Ranked(Struct):
     tools: list[ToolOffer] | None = None
 
     def __post_init__(self) -> None:
-        """One of the two is preferred."""
+        """Require different ranks."""
         first, second = self.completions
         if first.rank == second.rank:
             raise broken("completions", f"have the same rank, {first.rank}; the lower is the better")
 
 
 class Pair(Struct):
-    """TRL's `prompt`, `chosen` and `rejected`, texts or messages; NeMo-RL's BinaryPreferenceDataset where texts."""
+    """TRL's `prompt`, `chosen` and `rejected`, texts or messages; NeMo-RL's BinaryPreferenceDataset takes texts."""
 
     chosen: Text | Chat
     rejected: Text | Chat
@@ -134,12 +134,12 @@ PAIR_OF_TEXTS = "a prompt with chosen as a text and rejected as a text"
 
 
 def is_ranked(row: dict[str, Any]) -> bool:
-    """Whether a row of preferences is a `Ranked` one; else it is a `Pair`."""
+    """Whether a row of preferences is `Ranked` rather than a `Pair`."""
     return "completions" in row or "context" in row
 
 
 def form_of(row: dict[str, Any]) -> str:
-    """Which form a row of preferences has, in words: what reads a blend wants one form of it."""
+    """Return the form of a row of preferences in words; readers of a blend want one form."""
     if is_ranked(row):
         return RANKED
     kinds = {name: "messages" if isinstance(row.get(name), list) else "a text" for name in ("chosen", "rejected")}
@@ -157,7 +157,7 @@ class Preference:
 
 
 def preference_of(row: dict[str, Any]) -> Preference:
-    """The preference that a row of either form states; ValueError where it states none."""
+    """Return the preference in a row of either form; ValueError if there is none."""
     if is_ranked(row):
         better, worse = sorted(row["completions"], key=itemgetter("rank"))
         names = "context", "completions", "completions"
@@ -181,7 +181,7 @@ def preference_of(row: dict[str, Any]) -> Preference:
 
 
 def _of_pair(row: dict[str, Any]) -> Preference:
-    """The preference of a `Pair`, whose answers may be whole conversations, with the prompt before them."""
+    """Return the preference of a `Pair`; answers may be conversations that begin with the prompt."""
     chosen, rejected = (_as_messages(row[name], "assistant") for name in ("chosen", "rejected"))
     prompt = _as_messages(row["prompt"], "user") if "prompt" in row else []
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":

@@ -1,4 +1,4 @@
-"""The messages of a row's prompt, and their texts."""
+"""Messages of a row's prompt, and texts of messages."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -8,13 +8,13 @@ NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 
 
 def messages_of(row: dict[str, Any]) -> list[Message]:
-    """The messages of a row's prompt; a string is one user message."""
+    """Return the messages of a row's prompt; a string is one user message."""
     given = row["responses_create_params"]["input"]
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
 def text_of(content: Any, picture: str | None = None) -> str:
-    """The text of a message's content, a string or a list of parts; `picture` stands for a part without text."""
+    """Return the text of a message's content, a string or a list of parts; `picture` stands for a part without text."""
     if isinstance(content, list):
         texts = [part.get("text", picture) for part in content if isinstance(part, dict)]
         return "\n".join(text for text in texts if isinstance(text, str))
@@ -22,7 +22,7 @@ def text_of(content: Any, picture: str | None = None) -> str:
 
 
 def conversation(row: dict[str, Any]) -> list[Message]:
-    """The messages of a row's prompt, each with its role and text alone."""
+    """Return the messages of a row's prompt with role and text alone."""
     return [
         {"role": message.get("role", "user"), "content": text_of(message.get("content"))}
         for message in messages_of(row)
@@ -30,13 +30,13 @@ def conversation(row: dict[str, Any]) -> list[Message]:
 
 
 def last_user_text(messages: Iterable[Message], picture: str | None = None) -> str | None:
-    """The text of the last user message; None where no user speaks."""
+    """Return the text of the last user message, or None."""
     from_user = [message for message in messages if message.get("role") == "user"]
     return text_of(from_user[-1].get("content"), picture) if from_user else None
 
 
 def last_question(row: dict[str, Any]) -> str:
-    """The text of a row's last user message without white space around it; empty where no user speaks."""
+    """Return the stripped text of a row's last user message, empty without one."""
     return (last_user_text(messages_of(row)) or "").strip()
 
 

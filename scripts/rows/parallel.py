@@ -1,4 +1,4 @@
-"""Work shared out to processes, its results in order."""
+"""Work shared out to processes, with results in order."""
 
 import os
 from collections import deque
@@ -15,14 +15,14 @@ AHEAD = 3
 
 
 def default_workers() -> int:
-    """The number of CPUs for this process, four at most."""
+    """Return the number of CPUs for this process, at most four."""
     return min(4, len(os.sched_getaffinity(0)))
 
 
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
-    """The results of `function` in the order of the items, of which few are worked on at once.
+    """Yield the results of `function` in the order of the items, reading few items ahead.
 
-    With one worker, or one item, this process does the work. A process that is killed ends it all with a CutOffError.
+    One worker, or one item, needs no other process. CutOffError if a process is killed.
     """
     items = iter(items)
     first = list(islice(items, 2))

@@ -1,4 +1,4 @@
-"""How a row becomes what a policy reads: text in its chat template, and pictures."""
+"""Prompts as a policy reads them: text in the chat template, and pictures."""
 
 import base64
 import binascii
@@ -17,15 +17,14 @@ PICTURE = "[picture]"
 
 
 def prompt_of(row: Row) -> Messages:
-    """The messages of a row's prompt as a chat template reads them; a string is one user message."""
+    """Return the messages of a row's prompt for a chat template; a string is one user message."""
     return as_chat(messages_of(row))
 
 
 def as_chat(messages: Messages) -> Messages:
-    """Messages as chat templates read them.
+    """Return messages in the form of chat templates.
 
-    Content parts are named as templates name them, and content of texts alone is one text, as templates without
-    pictures want it. Arguments of a tool call that are JSON become an object, as vLLM makes them before it renders.
+    Content without pictures becomes one text. JSON arguments of a tool call become an object, as in vLLM.
     """
     return [
         message
@@ -54,20 +53,20 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_for_reading(row: Row) -> str:
-    """The last user message of a row as text (its last message where no user speaks); a picture is [picture]."""
+    """Return the last user message as text, or else the last message; a picture is [picture]."""
     messages = messages_of(row)
     text = last_user_text(messages, PICTURE)
     return text_of(messages[-1].get("content"), PICTURE) if text is None else text
 
 
 def pictures_of(messages: Messages) -> list[str]:
-    """The data URIs of the pictures in messages as `as_chat` gives them, in order."""
+    """Return the data URIs of the pictures in messages of `as_chat`, in order."""
     contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     return [part["image"] for content in contents for part in content if part["type"] == "image"]
 
 
 def open_picture(uri: str) -> Image.Image:
-    """The picture of a data URI; UserError when it is none."""
+    """Return the picture of a data URI; UserError for anything else."""
     header, _, data = uri.partition(";base64,")
     try:
         if not header.startswith("data:image/"):
@@ -78,18 +77,15 @@ def open_picture(uri: str) -> Image.Image:
 
 
 def render(messages: Messages, processor: Any, **options: Any) -> str:
-    """Messages in the policy's chat template; `processor` is its Hugging Face tokenizer or processor."""
+    """Render messages in the chat template of `processor`, a Hugging Face tokenizer or processor."""
     return processor.apply_chat_template(messages, tokenize=False, **options)
 
 
 def render_prompt(row: Row, processor: Any, **variables: Any) -> str:
-    """The prompt of a row in the policy's chat template, ready for the answer; its tools go to the template.
-
-    `variables` are those of the template that a stage sets.
-    """
+    """Render a row's prompt and tools in the chat template, ready for the answer; `variables` are the template's."""
     return render(prompt_of(row), processor, tools=tools_of(row), add_generation_prompt=True, **variables)
 
 
 def tools_of(row: Row) -> list[Any] | None:
-    """The tools that a row's prompt declares; None: it declares none."""
+    """Return the tools declared by a row's prompt, or None."""
     return row["responses_create_params"].get("tools") or None

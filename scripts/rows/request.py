@@ -1,8 +1,8 @@
-"""What every row of prompts has, whatever rewards it: the environment's name, and the request that Gym makes of it.
+"""The contract of every row of prompts: the environment's name, and the request for NeMo-Gym.
 
-A row is decoded into a Struct. Fields that a Struct does not name are ignored, types are taken strictly, and what a
-type cannot say stands in ``__post_init__``, whose ValueError names the field. The request's own rules are those by
-which Gym's servers parse it: what they do not know or cannot read is an HTTP 422, and the rollout fails.
+A row is converted to a Struct: unknown fields are ignored, types are strict, and ``__post_init__`` holds further rules,
+with a ValueError that names the field. The rules of a request are those of Gym's servers, which answer other requests
+with HTTP 422 and fail the rollout.
 """
 
 import json
@@ -25,12 +25,12 @@ _decoder = cache(msgspec.json.Decoder)
 
 
 def broken(field: str, says: str) -> ValueError:
-    """What a rule raises: the field's path within its object, and what is wrong with it."""
+    """Return the ValueError of a rule: the field's path in the object, and the problem."""
     return ValueError(f".{field}: {says}")
 
 
 def problem_of(row: Any, contract: type) -> str | None:
-    """The first thing in a row that breaks its contract, with its path; None: nothing does."""
+    """Return the first breach of a contract, with the path in the row, or None."""
     try:
         msgspec.convert(row, contract)
     except msgspec.ValidationError as error:
@@ -39,7 +39,7 @@ def problem_of(row: Any, contract: type) -> str | None:
 
 
 def _with_path(error: msgspec.ValidationError) -> str:
-    """The error with its path in front."""
+    """Put the path of a validation error first."""
     found = _WITH_PATH.fullmatch(str(error))
     says, path = found.groups() if found else (str(error), "$")
     if says.startswith("."):
@@ -51,7 +51,7 @@ def _with_path(error: msgspec.ValidationError) -> str:
 
 
 def parse(text: str, field: str, kind: type[T] | Any = Any) -> T:
-    """The value of a field that holds JSON as text; what Python's own reader takes (NaN) is good enough there."""
+    """Parse a field of JSON text as `kind`; NaN passes, as in Python's reader."""
     try:
         try:
             return _decoder(kind).decode(text)
@@ -67,7 +67,7 @@ def parse(text: str, field: str, kind: type[T] | Any = Any) -> T:
 
 
 class AgentRef(Struct):
-    """Which agent of Gym plays the row, and so which environment rewards it."""
+    """The agent of Gym for the row, and so the environment that rewards the response."""
 
     type: Literal["responses_api_agents"]
     name: Text
@@ -89,7 +89,7 @@ class InputImage(Struct, tag="input_image"):
 
 
 class OutputText(Struct, tag="output_text"):
-    """A text that the assistant said; what a hosted model adds to one is not taken."""
+    """A text by the assistant, without a hosted model's additions."""
 
     text: str
     annotations: Annotated[list[Any], Meta(max_length=0)]
@@ -97,7 +97,7 @@ class OutputText(Struct, tag="output_text"):
 
 
 class Refusal(Struct, tag="refusal"):
-    """A refusal of the assistant's."""
+    """A refusal by the assistant."""
 
     refusal: str
     text: ClassVar[str] = ""
@@ -119,7 +119,7 @@ ITEM_FIELDS = {
 
 
 class Item(Struct):
-    """One item of the conversation before the policy's turn: a message, a call of a tool, its result, or a thought."""
+    """An item of the conversation so far: a message, a call of a tool, a tool's result, or a thought."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | UnsetType = UNSET
@@ -134,7 +134,7 @@ class Item(Struct):
     encrypted_content: str | None = None
 
     def __post_init__(self) -> None:
-        """Each kind has its fields; a message's content is there, a call's arguments are an object."""
+        """Require the fields of the item's type, and an object as a call's arguments."""
         if self.type == "message" and isinstance(self.content, str) and self.role is not UNSET:
             return
         for field in ITEM_FIELDS[self.type]:
@@ -146,7 +146,7 @@ class Item(Struct):
             parse(self.arguments, "arguments", dict)
 
     def _check_parts(self) -> None:
-        """Parts are all given, or all said, which they can be by an assistant alone."""
+        """Require input parts only, or output parts only in an assistant's message."""
         outputs = sum(isinstance(part, OutputText | Refusal) for part in self.content)
         if not outputs:
             return
@@ -156,14 +156,14 @@ class Item(Struct):
             raise broken("content", "mixes parts that the assistant said with input_text or input_image")
 
     def as_message(self) -> Message:
-        """Its role and its text, parts joined; no text where it is no message."""
+        """Return role and joined text; no text unless a message."""
         parts = self.content if isinstance(self.content, list) else ()
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
         return {"role": self.role, "content": text}
 
 
 class Tool(Struct, forbid_unknown_fields=True):
-    """A tool that the policy may call; Gym's server of the policy knows functions alone, with the schema of each."""
+    """A tool for the policy; Gym's model server knows functions with a schema alone."""
 
     type: Literal["function"]
     name: Text
@@ -172,13 +172,13 @@ class Tool(Struct, forbid_unknown_fields=True):
     description: str = ""
 
     def __post_init__(self) -> None:
-        """Gym refuses a tool without ``strict``, whatever it says."""
+        """Require ``strict``, of any value, as Gym does."""
         if self.strict is UNSET:
             raise broken("strict", "is missing, and Gym refuses a tool without it; null will do")
 
 
 class ReasoningSettings(Struct, forbid_unknown_fields=True):
-    """``reasoning``, which a model of one's own does not read."""
+    """``reasoning``, without effect on a local model."""
 
     effort: Literal["minimal", "low", "medium", "high"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -194,7 +194,7 @@ class AnyJson(Struct, tag="json_object", forbid_unknown_fields=True):
 
 
 class JsonSchema(Struct, tag="json_schema", forbid_unknown_fields=True):
-    """An answer that obeys a schema."""
+    """An answer by a schema."""
 
     name: str
     schema: dict[str, Any]
@@ -203,7 +203,7 @@ class JsonSchema(Struct, tag="json_schema", forbid_unknown_fields=True):
 
 
 class TextForm(Struct, forbid_unknown_fields=True):
-    """``text``: the form of the answer, which a model of one's own does not read."""
+    """``text``: the form of the answer, without effect on a local model."""
 
     format: PlainText | AnyJson | JsonSchema | UnsetType = UNSET
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -222,9 +222,9 @@ Includable = Literal[
 
 
 class Request(Struct, forbid_unknown_fields=True):
-    """``responses_create_params``: a request of the Responses API. Gym refuses one with fields that it does not know.
+    """``responses_create_params``: a request of the Responses API, without fields unknown to Gym.
 
-    ``temperature`` and ``top_p`` may stand there: every release of NeMo-RL overwrites them with the policy's own.
+    Every release of NeMo-RL overwrites ``temperature`` and ``top_p``.
     """
 
     input: str | list[Item]
@@ -252,13 +252,13 @@ class Request(Struct, forbid_unknown_fields=True):
     user: str | None = None
 
     def __post_init__(self) -> None:
-        """A response comes whole."""
+        """Refuse streaming."""
         if self.stream:
             raise broken("stream", "must be false: Gym does not stream")
 
 
 class PromptRow(Struct, kw_only=True):
-    """The contract that every row of prompts obeys, and the only one of environments that are not known here."""
+    """The contract of every row of prompts, and the whole contract of environments unknown here."""
 
     agent_ref: AgentRef
     responses_create_params: Request
@@ -267,7 +267,7 @@ class PromptRow(Struct, kw_only=True):
     prompt_may_be_empty: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """There is a prompt, and nothing is left to fill in."""
+        """Require a prompt, and no placeholder."""
         if self.placeholder is not UNSET:
             raise broken("_hf_placeholder", "is left; fill the blend first (scripts.data.fill)")
         if not self.responses_create_params.input and not self.prompt_may_be_empty:
@@ -275,10 +275,10 @@ class PromptRow(Struct, kw_only=True):
         self.check_fields()
 
     def check_fields(self) -> None:
-        """Refuse what the types of an environment's own fields cannot."""
+        """Check an environment's fields beyond types."""
 
     def needs_question(self, why: str) -> None:
-        """Refuse a row whose conversation holds no text of the user's."""
+        """Require a user text in the conversation."""
         given = self.responses_create_params.input
         messages = [{"role": "user", "content": given}] if isinstance(given, str) else map(Item.as_message, given)
         if not last_user_text(messages):
