@@ -63,7 +63,14 @@ def resolve(release: str, checkouts: Path, python: Path) -> list[Found]:
     checkout, asked, found = (checkouts / release).resolve(), [], []
     for recipe in on_release(release):
         stages = stages_of(recipe)
-        found.append(Found(recipe.name, release, len(stages), unknown_keys(recipe, checkout)))
+        found.append(
+            Found(
+                recipe.name,
+                release,
+                len(stages),
+                [line for name in stages for line in unknown_keys(recipe, checkout, name)],
+            )
+        )
         for name, stage in stages.items():
             launch = dataclasses.replace(any_launch(name, recipe, checkout), max_num_steps=stage.max_num_steps or 1)
             overrides = [*hydra_overrides(launch), DEADLINE]

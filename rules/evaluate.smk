@@ -60,7 +60,7 @@ rule held_out:
         recipe=CONFIG.recipe,
         folder=f"{RESULTS}/{{stage}}/held_out",
     shell:
-        "python -m scripts.backends.nemo_rl.score --recipe {params.recipe:q} --stage {wildcards.stage:q}"
+        "python -m scripts.backends.nemo_rl.held_out --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --site {resources.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
         " --parent-eval {input.parent:q} --parent-rollouts {input.parent_rollouts:q} --folder {params.folder:q}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"

@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
+from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.recipe.load import load_recipe
 from tests.conftest import ROOT

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.site import check_model
+from scripts.backends.nemo_rl.checks.places import check_model
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import backend_of
 from scripts.errors import UserError

@@ -12,12 +12,11 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl.checks import findings
-from scripts.backends.nemo_rl.checks import site as site_checks
+from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.defects import check_optimizer_offload
-from scripts.backends.nemo_rl.checks.lora import check_adapters
-from scripts.backends.nemo_rl.checks.recipe import GYM
-from scripts.backends.nemo_rl.checks.site import LEAST_IMAGE_BYTES
+from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES
+from scripts.backends.nemo_rl.checks.silent import check_adapters, check_optimizer_offload
+from scripts.backends.nemo_rl.checks.sums import GYM
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of

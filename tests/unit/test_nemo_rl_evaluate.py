@@ -8,12 +8,19 @@ import pandas as pd
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl import score as nemo_rl_score
+from scripts.backends.nemo_rl import held_out as nemo_rl_score
 from scripts.backends.nemo_rl.command import driver_command
+from scripts.backends.nemo_rl.held_out import (
+    RewardedRollout,
+    RolloutTask,
+    answers_of,
+    is_comparable,
+    read_trajectories,
+    scoring_launch,
+    write_tasks,
+)
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.score import is_comparable, scoring_launch, write_tasks
-from scripts.backends.nemo_rl.trajectories import RewardedRollout, RolloutTask, answers_of, read_trajectories
 from scripts.errors import UserError
 from scripts.evaluate.gate import judge
 from scripts.evaluate.results import Answer, beside_parent, evaluation_record

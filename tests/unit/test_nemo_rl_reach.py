@@ -13,11 +13,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.backends.nemo_rl import cluster as nemo_rl_cluster
+from scripts.backends.nemo_rl import ray_sub as nemo_rl_cluster
 from scripts.backends.nemo_rl import train as nemo_rl_backend
 from scripts.backends.nemo_rl.backend import BACKEND
-from scripts.backends.nemo_rl.cluster import RaySub
-from scripts.backends.nemo_rl.reach import batches_taken, generated_steps, reached, sure_step
+from scripts.backends.nemo_rl.data_left import batches_taken, generated_steps, reached, sure_step
+from scripts.backends.nemo_rl.ray_sub import RaySub
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl.backend import BACKEND
-from scripts.backends.nemo_rl.checks import recipe as checks
+from scripts.backends.nemo_rl.checks import sums as checks
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.demonstrations import write_rows

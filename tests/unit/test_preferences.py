@@ -4,7 +4,7 @@ import pytest
 
 from scripts.backends.nemo_rl.backend import NemoRl
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.recipe import check_preferences
+from scripts.backends.nemo_rl.checks.sums import check_preferences
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError

@@ -1,4 +1,4 @@
-"""Backend `nemo_rl`: NeMo-RL's driver in its containers, within a Slurm job."""
+"""Backend `nemo_rl`: NeMo-RL's driver in containers, within a Slurm job."""
 
 import shlex
 import sys
@@ -12,9 +12,9 @@ from jinja2 import TemplateError
 from scripts.backends.nemo_rl.checkpoints import seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.command import cluster_environment
+from scripts.backends.nemo_rl.data_left import reach_of
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert, template_text
-from scripts.backends.nemo_rl.reach import reach_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
@@ -36,7 +36,7 @@ NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
 
 
 class ImageFile(TypedDict, total=False):
-    """The record beside an image's file."""
+    """The record beside an image's file (images.py)."""
 
     source: str
     digest: str | None
@@ -44,10 +44,10 @@ class ImageFile(TypedDict, total=False):
 
 
 class NemoRl(Backend):
-    """Starts NeMo-RL's driver and watches it."""
+    """Start and watch NeMo-RL's driver."""
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
-        """Start the driver in the Slurm job and watch it to its end."""
+        """Start the driver in the Slurm job and watch to the end."""
         if allocation.job is None or allocation.site is None or allocation.site.slurm is None:
             raise UserError(
                 f"{job.stage}: NeMo-RL trains in a Slurm job: snakemake --profile slurm, and a site with a slurm "
@@ -56,14 +56,14 @@ class NemoRl(Backend):
         _driver().train(job, allocation)
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
-        """Nodes are part of its parallelism, which its own checks look at."""
+        """Leave nodes to the check of parallelism."""
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
-        """What NeMo-RL would trip over."""
+        """Return the traps that the stage would meet."""
         return findings(stage, site)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """The findings that stop; the others are printed."""
+        """Return the findings that stop the stage; print the rest."""
         if site is None:
             raise UserError(f"stage {stage.name} is NeMo-RL's: name the site as well (--site)")
         found = self.findings(stage, site)
@@ -78,7 +78,7 @@ class NemoRl(Backend):
         return problems
 
     def chat_format(self, stage: Stage) -> ChatFormat | None:
-        """How a stage talks to its model, as far as the recipe tells and files are here."""
+        """Return the stage's chat format; None where tokenizer or template are not in a folder here."""
         named, start = stage.config.tokenizer.get("name"), stage.parent_export or stage.recipe.model.folder
         folder = Path(named) if isinstance(named, str) and "$" not in named else start
         template = template_text(stage.config.chat_template)
@@ -86,7 +86,7 @@ class NemoRl(Backend):
         return ChatFormat.of(folder).with_template(template) if is_known and folder and folder.is_dir() else None
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
-        """The first rows as SFT reads them, or of GRPO their prompts in the chat template; not those of pairs."""
+        """Return the first rows as SFT reads them, or GRPO's prompts in the chat template; a text for pairs."""
         found, algorithm = self.chat_format(stage), stage.settings.algorithm
         if algorithm not in ("grpo", "sft"):
             return f"NeMo-RL tokenizes the pairs of {stage.settings.algorithm} by itself"
@@ -109,18 +109,18 @@ class NemoRl(Backend):
         return rows
 
     def seal_finished(self, run: Path) -> None:
-        """Seal the whole checkpoints that the driver saved."""
+        """Seal the driver's whole checkpoints."""
         seal_finished(run)
 
     def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
-        """How far an attempt gets; asynchronous training loses rows at every resume."""
+        """Return the step an attempt reaches; asynchronous training loses rows at every resume."""
         if not config.is_asynchronous:
             return Reach(planned)
         reach = reach_of(run, newest, config.planned_step(rows), rows)
         return reach if reach.step <= planned else Reach(planned)
 
     def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:
-        """The stage's container; digest and hash are None where neither its name nor a record beside its file tells."""
+        """Return the stage's container, with digest and hash from the name or the record beside the file."""
         if site is None or site.nemo_rl is None:
             return None
         name = Runtime(stage.name, stage.settings, release_of(stage.config.release["name"]), site).image
@@ -139,7 +139,7 @@ class NemoRl(Backend):
         convert(stage, site, log)
 
     def command_text(self, stage: Stage, site: Site) -> str:
-        """The variables that ray.sub would get, and the driver's command."""
+        """Return ray.sub's variables and the driver's command."""
         if site.nemo_rl is None:
             return super().command_text(stage, site)
         job = TrainingJob.of(stage, stage.planned or 0, site.threads, StopRequest())
@@ -150,7 +150,7 @@ class NemoRl(Backend):
 
 
 def _driver() -> Any:
-    """The module that starts drivers; it loads TensorBoard, which takes a moment."""
+    """Import the module that starts drivers; TensorBoard takes a moment to load."""
     return import_module("scripts.backends.nemo_rl.train")
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints that NeMo-RL wrote: which are whole, and our list of their files beside them.
+"""NeMo-RL's checkpoints: whole or not, sealed by a list of files.
 
-NeMo-RL publishes ``step_N`` by a rename once all of it is written. A list of files with sizes is added here; contents
-are not hashed, being terabytes, but for small files and one large shard, by which two checkpoints can be told apart.
+NeMo-RL publishes ``step_N`` by a rename once written. The list has sizes, and hashes of small files and of the largest
+shard, enough to tell two checkpoints apart; terabytes are not hashed.
 """
 
 import json
@@ -28,7 +28,7 @@ def missing_file(iteration: Path) -> str | None:
 
 
 def reason_unfinished(path: Path) -> str | None:
-    """Why a step's directory is no whole checkpoint; None: it is one."""
+    """Return why a step's directory is no whole checkpoint; None for a whole one."""
     for prefix in ("tmp_", "old_"):
         if path.with_name(f"{prefix}{path.name}").exists():
             return f"{prefix}{path.name} stands beside it"
@@ -46,7 +46,7 @@ def reason_unfinished(path: Path) -> str | None:
 
 
 def seal_finished(run: Path) -> list[Checkpoint]:
-    """List the files of every whole checkpoint that has no list yet; the checkpoints that were sealed by this call."""
+    """List the files of every whole checkpoint without a list; return the checkpoints sealed now."""
     sealed = []
     for path in sorted((run / "checkpoints").glob("step_*"), key=step_of):
         if step_of(path) >= 0 and not (path / FILES).exists() and reason_unfinished(path) is None:
@@ -69,16 +69,15 @@ def _describe(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def largest_shard(sizes: dict[str, int]) -> str | None:
-    """The name of the weights' largest shard, which all but surely differs from step to step; small ones need not."""
+    """Return the name of the weights' largest shard; small shards may be alike from step to step."""
     shards = [name for name in sizes if name.startswith(WEIGHTS) and name.endswith((".distcp", ".safetensors"))]
     return max(shards, key=lambda name: sizes[name], default=None)
 
 
 def refuse_repeated_weights(run: Path) -> None:
-    """UserError when a checkpoint holds the very same weights as the one before; asynchronous saving was seen to do so.
+    """UserError when a checkpoint repeats the weights before, as asynchronous saving did (NeMo-RL issue 3312).
 
-    Upstream's issue 3312: every later checkpoint repeats the tensors of the first. Such a checkpoint is moved out of
-    the way, so that nothing resumes from it or publishes it.
+    The checkpoint is renamed, so that nothing resumes from there or publishes the weights.
     """
     for before, after in pairwise(checkpoints(run)):
         if same := _same_shard(before.path, after.path):
@@ -90,23 +89,23 @@ def refuse_repeated_weights(run: Path) -> None:
 
 
 def _same_shard(before: Path, after: Path) -> str | None:
-    """The largest shard of a checkpoint's weights, where the one before has the very same."""
+    """Return the name of the largest shard where both checkpoints have the same; None where not."""
     try:
         old, new = (read_record(path / FILES, Files) for path in (before, after))
-    except UserError:  # NeMo-RL has just removed one of them
+    except UserError:  # NeMo-RL has just removed a checkpoint
         return None
     shard = largest_shard({name: file["bytes"] for name, file in new.items()})
     return shard if shard is not None and old.get(shard) == new[shard] else None
 
 
 def _set_aside(path: Path, why: str) -> Path:
-    """Give a checkpoint a name that says why nothing resumes from it."""
+    """Rename a checkpoint, with the reason in the name."""
     times = len(list(path.parent.glob(f"{why}_{path.name}.*")))
     return path.rename(path.with_name(f"{why}_{path.name}.{times + 1}"))
 
 
 def pass_over_newer(run: Path, resume_from: Path | None) -> None:
-    """Take what is no whole checkpoint, or a damaged one, out of NeMo-RL's way: it resumes from the highest number."""
+    """Rename checkpoints above the resumed step, since NeMo-RL resumes from the highest number."""
     newest = step_of(resume_from) if resume_from else 0
     for path in (run / "checkpoints").glob("step_*"):
         if step_of(path) > newest:

@@ -1,8 +1,8 @@
-"""What NeMo-RL's ray.sub is told of one stage: the driver's command and the environment that starts it.
+"""The driver's command and the environment of ray.sub for one stage.
 
-They say what upstream's own launchers say, but for what docs/nemo_rl.md lists. ray.sub splits its srun options at
-spaces, so paths with spaces are refused where sites and configs are read; all other values may hold anything: they are
-quoted for Hydra and then for the shell. No token is ever part of a command; tokens stay in the job's environment.
+Both follow upstream's launchers, but for the list in docs/nemo_rl.md. ray.sub splits srun options at spaces, so sites
+and configs refuse paths with spaces; other values are quoted for Hydra and then for the shell. No token is part of a
+command; tokens stay in the job's environment.
 """
 
 import shlex
@@ -23,7 +23,7 @@ PREWARM = (
 )
 SANDBOX_PORT = "6000"
 KEEP_ALL = 1_000_000  # as upstream writes it
-LEAST_SECONDS = 1  # it looks at the deadline after each step, and saves that step
+LEAST_SECONDS = 1  # NeMo-RL looks at the deadline after each step, and saves the step
 DRIVER_STARTED = "driver_started"
 
 
@@ -31,10 +31,9 @@ DRIVER_STARTED = "driver_started"
 class Launch:
     """One start of a stage's driver.
 
-    `model` is what it starts from (a folder or a repository), `pretrained` a Megatron checkpoint whose weights it takes
-    instead of `model`'s. `checkpoints` and `logs` are NeMo-RL's own directories for them. `seed`: None where the
-    config's is kept. `save_by`: the time, in seconds since the epoch, at which its last checkpoint must be whole, less
-    the time from its start to its first step; None: there is no limit.
+    `model`: a folder or a repository. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
+    last checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the
+    length of the learning rate's schedule where not max_num_steps.
     """
 
     runtime: Runtime
@@ -50,9 +49,9 @@ class Launch:
 
 
 def hydra_overrides(launch: Launch) -> list[str]:
-    """The driver's overrides in order; a later one wins, so the user's own come last.
+    """Return the driver's overrides in order; the last wins, so the user's come last.
 
-    The deadline is not among them: the driver's shell computes it when it starts.
+    The driver's shell computes the deadline at the start, so there is no override for the deadline.
     """
     runtime, stage, nemo_rl = launch.runtime, launch.runtime.settings, launch.runtime.nemo_rl
     nested: dict[str, Any] = {}
@@ -90,7 +89,7 @@ def hydra_overrides(launch: Launch) -> list[str]:
 
 
 def _filled(value: Any, launch: Launch) -> Any:
-    """A setting with ``{train}``, ``{validation}`` and ``{data}`` replaced by the paths of the stage's splits."""
+    """Return a setting with the splits' paths for ``{train}``, ``{validation}`` and ``{data}``."""
     if isinstance(value, dict):
         return {key: _filled(item, launch) for key, item in value.items()}
     if not isinstance(value, str):
@@ -113,7 +112,7 @@ def _nodes(runtime: Runtime) -> dict[str, Any]:
 
 
 def kept_checkpoints(checkpointing: Checkpointing) -> int:
-    """NeMo-RL's keep_top_k, which always spares the newest; v0.7.0 refuses null for all of them."""
+    """Return NeMo-RL's keep_top_k, which always spares the newest; v0.7.0 refuses null for all."""
     if checkpointing.keep_last_k is None or checkpointing.keep_steps:
         return KEEP_ALL
     return checkpointing.keep_last_k + checkpointing.keep_top_k
@@ -140,10 +139,10 @@ def _steps(launch: Launch) -> dict[str, Any]:
 
 
 def driver_command(launch: Launch) -> str:
-    """The shell text that ray.sub runs on the head once Ray is up, in the checkout.
+    """Return the shell text that ray.sub runs on the head, in the checkout, once Ray is up.
 
-    NeMo-RL counts ``checkpoint_must_save_by`` from the start of its training loop, so `save_by` is turned into it when
-    the driver starts. When that is, is noted beside its logs.
+    NeMo-RL counts ``checkpoint_must_save_by`` from the start of the training loop, so the shell computes the value from
+    `save_by` when the driver starts, and notes the start beside the logs.
     """
     runtime, settings = launch.runtime, launch.runtime.settings
     checkout, python = shlex.quote(str(runtime.checkout)), runtime.release.python.split()
@@ -169,7 +168,7 @@ def driver_command(launch: Launch) -> str:
 
 
 def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
-    """The variables that ray.sub reads, apart from those of Slurm; its logs go to ``<base_logs>/<job id>-logs``."""
+    """Return ray.sub's variables besides Slurm's; logs go to ``<base_logs>/<job id>-logs``."""
     runtime, release, slurm = launch.runtime, launch.runtime.release, launch.runtime.site.slurm
     own = {
         "COMMAND": driver_command(launch),
@@ -193,10 +192,10 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
 
 
 def _install_apptainer(package: str) -> str:
-    """Install Apptainer on a node, as the images before v0.7.0 need it: five tries, then the job's cluster ends.
+    """Return the text that installs Apptainer on a node, for images before v0.7.0: five tries, then the cluster ends.
 
-    ray.sub looks at no status of this text but runs it as a child of the step's shell, which the text therefore ends;
-    ENDED, beside the text's own file, ends the other nodes, and says why.
+    ray.sub ignores the text's status, so a failure kills the parent, the step's shell, and writes ENDED beside the
+    text's file, which ends the other nodes and says why.
     """
     failed = (
         f"no Apptainer after five tries at {package}; let the nodes reach it, or name an image that has it (site's "

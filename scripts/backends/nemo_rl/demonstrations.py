@@ -1,9 +1,8 @@
-"""What NeMo-RL's SFT makes of a demonstration: the row that it reads, its tokens, and which of them are learnt.
+"""Demonstrations in NeMo-RL's SFT: rows, tokens, and the learnt tokens.
 
-A message is what it adds to the text of the conversation in the chat template, tokenized by itself
-(get_formatted_message_log). Learnt is all that a message of the assistant's adds (add_loss_mask_to_message_log): its
-header too, unless ``data.add_generation_prompt`` gives that to the message before it.
-tests/nemo_rl/test_sft_rows.py holds this equal to the releases' own code.
+NeMo-RL renders a conversation up to each message and tokenizes the added text alone (get_formatted_message_log). The
+assistant's added text is learnt (add_loss_mask_to_message_log), the header too unless ``data.add_generation_prompt``
+gives the header to the message before. tests/nemo_rl/test_sft_rows.py holds this equal to the releases' code.
 """
 
 import json
@@ -27,13 +26,13 @@ Parts = list[tuple[str, bool, list[int]]]
 
 
 def as_read(row: dict[str, Any]) -> dict[str, Any]:
-    """The row that NeMo-RL is given: it passes messages to the chat template as they are."""
+    """Return a row for NeMo-RL, which passes messages to the chat template unchanged."""
     tools = {"tools": row["tools"]} if row.get("tools") else {}
     return {"messages": as_chat(row["messages"])} | tools
 
 
 def write_rows(split: Path, output: Path) -> None:
-    """Write a split's rows as NeMo-RL is given them, in their order; what is there already is whole."""
+    """Write a split's rows for NeMo-RL, in order; an existing file is whole."""
     if output.exists():
         return
     with open_atomically(output) as (file,):
@@ -42,10 +41,9 @@ def write_rows(split: Path, output: Path) -> None:
 
 
 def chunks_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTraining) -> list[tuple[str, str]]:
-    """Role and text of each message of a row; UserError at `place` where NeMo-RL would train on another conversation.
+    """Return role and text of each message of a row; UserError at `place` for a conversation trained on otherwise.
 
-    It would where the chat template prints a message otherwise once more is said after it: what differs is then in the
-    tokens twice.
+    Where the chat template prints a message otherwise once another follows, NeMo-RL would train on both texts.
     """
     read, chunks, before = as_read(row), [], ""
     messages, options = read["messages"], {"tools": read["tools"]} if "tools" in read else {}
@@ -73,7 +71,7 @@ def chunks_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTrai
 
 
 def parts_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTraining) -> Parts:
-    """The tokens of a row of text by message, and whether they are learnt; of one that is too long nothing is."""
+    """Return name, learnt or not, and tokens of each message of a row of text; nothing of a long row is learnt."""
     tokenizer, parts = tokenizer_of(processor), []
     chunks = chunks_of(row, place, processor, stage)
     for number, (role, text) in enumerate(chunks):
@@ -90,9 +88,9 @@ def parts_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTrain
 
 
 def problems_of(split: Path, chat_format: ChatFormat, stage: NemoRlTraining, preserves: bool) -> list[str]:
-    """What NeMo-RL would read otherwise than it is meant, of the first such row; none where no tokenizer is here.
+    """Return the first row's problem that NeMo-RL would misread; none without a tokenizer here.
 
-    `preserves`: whether the release's reader keeps each row as it is, instead of giving all the same columns.
+    `preserves`: whether the release's reader keeps rows unchanged instead of giving all the same columns.
     """
     check = partial(_check_block, chat_format=chat_format, stage=stage, preserves=preserves)
     try:

@@ -1,7 +1,7 @@
-"""Export a checkpoint of NeMo-RL: by the release's own converter to Hugging Face's format, or as it is.
+"""Export a checkpoint to Hugging Face's format by the release's converter.
 
-The export is a folder named by its content, since NeMo-RL caches what it imports under the folder's path. The converter
-runs in the Slurm job around this process and as the driver did: in its container, with its mounts and variables.
+The export is a folder named by content, since NeMo-RL caches imports by path. The converter runs in this process's
+Slurm job, with the driver's container, mounts and variables.
 """
 
 import json
@@ -58,7 +58,7 @@ def with_megatron(arguments: list[str]) -> list[str]:
 
 
 def converter_command(release: Release, checkpoint: Path, output: Path, gpus: int) -> list[str]:
-    """The command that writes a checkpoint (a ``step_N`` folder) to `output`, which must not exist yet."""
+    """Return the command that converts a checkpoint (``step_N``) to a new folder `output`."""
     config, weights = checkpoint / "config.yaml", checkpoint / MEGATRON
     if not weights.exists():
         dcp = [f"--dcp-ckpt-path={checkpoint / 'policy/weights'}", f"--config={config}", f"--hf-ckpt-path={output}"]
@@ -68,22 +68,22 @@ def converter_command(release: Release, checkpoint: Path, output: Path, gpus: in
     if release.converter.ranks == 1:
         return with_megatron(program)
     ranks = min(release.converter.ranks, gpus)
-    # torchrun, which is this module, would have the Python of its first line
+    # the script torchrun would have the Python of its first line
     torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1"]
     return with_megatron([*torchrun, *program, *_split(_policy(checkpoint)["megatron_cfg"], ranks)])
 
 
 def trains_adapters(policy: dict[str, Any]) -> bool:
-    """Whether these settings (NeMo-RL's section `policy`) train adapters, so that checkpoints hold these alone."""
+    """Return whether a section `policy` of NeMo-RL trains adapters alone."""
     megatron, dtensor = policy.get("megatron_cfg") or {}, policy.get("dtensor_cfg") or {}
     section = megatron.get("peft") if megatron.get("enabled") else dtensor.get("lora_cfg")
     return bool((section or {}).get("enabled"))
 
 
 def adapter_command(release: Release, checkpoint: Path, output: Path) -> list[str]:
-    """The command that writes the adapters of a Megatron checkpoint to `output`, which must not exist, for peft.
+    """Return the command that converts a Megatron checkpoint's adapters to peft's format in a new folder `output`.
 
-    It wants what they were trained over as well, which is what the run imported: the checkpoint names it.
+    The converter reads the base model too, as imported for the run; the checkpoint names the folder.
     """
     iteration = checkpoint / MEGATRON
     if release.converter.adapters is None:
@@ -103,7 +103,7 @@ def adapter_command(release: Release, checkpoint: Path, output: Path) -> list[st
 
 
 def _merge(runtime: Runtime, checkpoint: Path, output: Path, log: Path) -> dict[str, Any]:
-    """Write the model that a checkpoint's adapters lie over with them merged into its weights; what that made of it."""
+    """Write the base model with a checkpoint's adapters merged in; return the report of the merge."""
     adapter, scratch = checkpoint / ADAPTER, output.with_name(f"{output.name}.adapter")
     try:
         if (checkpoint / MEGATRON).exists():
@@ -121,28 +121,28 @@ def _merge(runtime: Runtime, checkpoint: Path, output: Path, log: Path) -> dict[
 
 
 def _split(megatron: dict[str, Any], ranks: int) -> list[str]:
-    """How the converter shares a model out over its ranks: as training did, as far as one node goes.
+    """Return the converter's parallel sizes: training's, as far as one node goes.
 
-    v0.7.0's converter takes `sequence_parallel` from training, which Megatron refuses without tensor parallelism.
+    TP is kept, since v0.7.0's converter takes `sequence_parallel` from training, refused by Megatron without TP.
     """
     tensor, experts = (math.gcd(megatron.get(f"{kind}_model_parallel_size", 1), ranks) for kind in ("tensor", "expert"))
     return [f"--tp={tensor}", "--pp=1", f"--ep={experts}", "--etp=1"]
 
 
 def _policy(checkpoint: Path) -> dict[str, Any]:
-    """What trained a checkpoint, by NeMo-RL's own word beside it."""
+    """Return the section `policy` of a checkpoint's config."""
     return yaml.safe_load((checkpoint / "config.yaml").read_text(encoding="utf-8"))["policy"]
 
 
 def complete(export: Path, model: Path) -> None:
-    """Add what the converter of DTensor's checkpoints leaves out: the model's own code, how it generates."""
+    """Add the model's code and generation settings, which the converter of DTensor's checkpoints leaves out."""
     for path in [*model.glob("*.py"), *model.glob("generation_config.json")]:
         if not (export / path.name).exists():
             shutil.copyfile(path, export / path.name)
 
 
 def convert(stage: Stage, site: Site, log: Path) -> None:
-    """Make the stage's export hold ``record.json`` and ``model``, a link to the converted model beside it."""
+    """Convert the published checkpoint; the export gets ``record.json`` and ``model``, a link to the result."""
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
     exports = exports_of(stage.paths.ckpt)
     with temporary_directory(exports / "incoming") as folder:
@@ -157,7 +157,8 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
         model = stage.parent_export.absolute() if stage.parent_export else Path(stage.recipe.model.name)
         check_model(incoming, like=model if model.is_absolute() else None)
-        _settle_template(stage, incoming)
+        if (text := template_text(stage.config.chat_template)) is not None:
+            write_template(incoming, text)
         files = describe_files(incoming)
         settle_export(incoming, exports, files)
     record = read_record(stage.paths.record, CheckpointRecord)
@@ -165,7 +166,7 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
 
 
 def template_text(named: str | None) -> str | None:
-    """The chat template that a stage names, as NeMo-RL reads it: a path, or the template; None: none, or not here."""
+    """Return the text of a chat template, named by path or text; None without one, or where the file is not here."""
     if named is None or not named.endswith(".jinja"):
         return named
     try:
@@ -173,9 +174,3 @@ def template_text(named: str | None) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         print(f"warning: policy.tokenizer.chat_template: {named}: cannot be read here ({error})", file=sys.stderr)
         return None
-
-
-def _settle_template(stage: Stage, folder: Path) -> None:
-    """Let an export have the chat template that its stage names."""
-    if (text := template_text(stage.config.chat_template)) is not None:
-        write_template(folder, text)

@@ -1,4 +1,4 @@
-"""Hydra overrides: settings as NeMo-RL's drivers take them on their command line."""
+"""Hydra overrides: settings on the command line of NeMo-RL's drivers."""
 
 import math
 import re
@@ -13,12 +13,12 @@ _NUMBER_LIKE = re.compile(r"[+-]?[0-9_.]+([eE][+-]?[0-9]+)?")
 
 
 def overrides_of(settings: dict[str, Any]) -> Iterator[str]:
-    """The overrides ``key=value`` of nested settings, one for each leaf; an empty mapping sets nothing."""
+    """Yield ``key=value`` for each leaf of nested settings; nothing for an empty mapping."""
     return (f"{name}={hydra_value(value)}" for name, value in leaves(settings))
 
 
 def hydra_value(value: Any) -> str:
-    """A value in Hydra's grammar (hydra.cc/docs/advanced/override_grammar): text that parses to the very same value."""
+    """Return a value in Hydra's grammar (hydra.cc/docs/advanced/override_grammar), parsed to the same value."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, int | float):
@@ -37,10 +37,10 @@ def _number(value: float) -> str:
 
 
 def _text(text: str) -> str:
-    """A string, bare where it can only mean itself, else in single quotes.
+    """Return a string, in single quotes unless the bare text is unambiguous.
 
-    In quotes a backslash escapes a quote, and itself before a quote; before ``${`` it keeps OmegaConf from taking what
-    follows for a reference.
+    In quotes a backslash escapes a quote, and a backslash before a quote; before ``${`` a backslash stops OmegaConf
+    from reading a reference.
     """
     if _PLAIN.fullmatch(text) and text.lower() not in _OTHER_MEANING and not _NUMBER_LIKE.fullmatch(text):
         return text

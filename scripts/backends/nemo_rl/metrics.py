@@ -1,4 +1,4 @@
-"""NeMo-RL's TensorBoard events as the lines of ``metrics.jsonl`` that every backend logs."""
+"""NeMo-RL's TensorBoard events as lines of ``metrics.jsonl``."""
 
 import json
 import re
@@ -37,12 +37,11 @@ _PHASE = "timing/train/"
 
 
 class StepLog:
-    """Follows the events of all starts of a driver and adds a line to ``metrics.jsonl`` for each step that is over.
+    """Follow the events of all starts of a driver, and add a line to ``metrics.jsonl`` for each finished step.
 
-    A step that is trained again after a resume is logged again. One without a loss was not trained: the synchronous
-    loop logs a step's rollouts before it learns from them. `measures_kl`: whether a reference model is loaded; without
-    one NeMo-RL logs a KL of 0, which is none. `samples`: how many a step trains on, masked ones included; None: not
-    known.
+    A resumed step is logged again. A step without a loss was not trained: the synchronous loop logs rollouts before
+    training. `measures_kl`: whether a reference model is loaded; NeMo-RL logs a KL of 0 without. `samples`: samples of
+    a step, with masked samples; None: unknown.
     """
 
     def __init__(self, logs: Path, output: Path, measures_kl: bool, samples: int | None = None) -> None:
@@ -53,10 +52,10 @@ class StepLog:
         self._read_events()
         for entry in read_log(output):
             self._open.pop(entry["step"], None)
-        self.follow(is_over=True)  # what an attempt logged after the watch over it had been killed
+        self.follow(is_over=True)  # logged by an attempt after its watch was killed
 
     def follow(self, is_over: bool = False) -> int:
-        """Log the steps that have ended since the last call (all that trained when training `is_over`); how many."""
+        """Log the steps finished since the last call, all trained steps once training `is_over`; return the count."""
         self._read_events()
         newest = max(self._open, default=0)
         trained = [step for step in sorted(self._open) if LEARNED in self._open[step]]
@@ -91,7 +90,7 @@ class StepLog:
             elif value.tag == KL and self.measures_kl:
                 self._entry(event.step)["kl"] = number
             elif value.tag.startswith(_PHASE):
-                # A step that is logged already is not opened again for a phase that comes after its whole time.
+                # a logged step is not opened again for a phase after the step's whole time
                 if event.step in self._open:
                     self._open[event.step].setdefault("timing", {})[value.tag.removeprefix(_PHASE)] = number
             elif environment and environment[1] != "total_reward":
@@ -102,7 +101,7 @@ class StepLog:
 
 
 def _scalar(value: Any) -> float | None:
-    """The number of a summary's value; None when it is a text, a histogram, ..."""
+    """Return the number of a summary's value; None for a text, a histogram, ..."""
     if value.HasField("simple_value"):
         return float(value.simple_value)
     if value.HasField("tensor"):

@@ -1,4 +1,4 @@
-"""How a start of NeMo-RL's driver ended, and why, by its logs: its exit status is 0 in half of all failures."""
+"""Why a start of NeMo-RL's driver ended, by the logs: the exit status is 0 in half of all failures."""
 
 import re
 from dataclasses import dataclass
@@ -17,10 +17,7 @@ Kind = Literal["unfinished", "exhausted", "lost", "failed"]
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a driver ended.
-
-    `kind`: unfinished (it stopped as asked), exhausted (its data ended), lost (the next attempt may go well) or failed.
-    """
+    """Why a driver ended: unfinished (as asked), exhausted (no data left), lost (worth another attempt) or failed."""
 
     kind: Kind
     what: str
@@ -28,7 +25,7 @@ class Cause:
     lines: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The cause with the lines of the log that tell it."""
+        """Return the cause with the lines of the log."""
         return "\n  ".join([f"{self.what}; {self.log} says:", *self.lines])
 
 
@@ -87,10 +84,10 @@ CLUSTER_SIGNS = (
 
 
 def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cause | None:
-    """The first sign that the driver's log bears, else one of ray.sub's own log; None when neither does.
+    """Return the first sign in the driver's log, else in ray.sub's; None without a sign.
 
-    In `directory` lie the logs of the cluster's steps; ray.sub leaves ``ENDED`` there when one of them failed, and what
-    sets a node up says in it why that failed.
+    `directory` has the logs of the cluster's steps, and ``ENDED`` after a failed step, with the reason where the setup
+    of a node failed.
     """
     ended = directory / "ENDED"
     for log, signs in ((driver_log, DRIVER_SIGNS), (ended, SETUP_SIGNS), (cluster_log, CLUSTER_SIGNS)):
@@ -109,13 +106,13 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
 
 
 def data_ended(driver_log: Path) -> bool:
-    """Whether the thread that generates rollouts came to the end of its data, by the driver's whole log."""
+    """Return whether the thread of rollouts came to the end of the data, by the driver's whole log."""
     with driver_log.open(encoding="utf-8", errors="replace") as lines:
         found = {words for line in lines for words in (COLLECTION_FAILED, COLLECTION_OVER) if words in line}
     return found == {COLLECTION_OVER}
 
 
 def _shortest_lived(directory: Path) -> Path | None:
-    """The log of a step that was written to first and no more: the sandbox's, a worker's."""
+    """Return the log of the step that ended first: the sandbox's or a worker's."""
     logs = [*directory.glob("sandbox/*.log"), *directory.glob("sandbox.log"), *directory.glob("ray-worker-*.log")]
     return min((log for log in logs if log.stat().st_size), key=lambda log: log.stat().st_mtime, default=None)

@@ -1,4 +1,4 @@
-"""The NeMo-RL releases of envs/nemo-rl.yaml: what each is made of, what it reads, what it can do."""
+"""The NeMo-RL releases of envs/nemo-rl.yaml: versions, config keys, abilities."""
 
 from functools import cache
 from pathlib import Path
@@ -21,9 +21,9 @@ Ability = Literal[
 
 
 class Converter(Strict):
-    """The release's program that writes a Megatron checkpoint in Hugging Face's format, in how many processes.
+    """The program that converts a Megatron checkpoint to Hugging Face's format, in `ranks` processes.
 
-    `adapters`: the one that writes Megatron's adapters in peft's format; None: the release has none.
+    `adapters`: the program that converts Megatron's adapters to peft's format, if any.
     """
 
     script: str
@@ -32,10 +32,7 @@ class Converter(Strict):
 
 
 class Keys(Strict):
-    """Keys of NeMo-RL's config whose names changed from release to release.
-
-    `judge_nodes` is None where the release has no such key: judges then take the nodes that the policy leaves.
-    """
+    """Keys of NeMo-RL's config by release; without `judge_nodes` judges take the nodes that the policy leaves."""
 
     train_data: str
     validation_data: str
@@ -44,20 +41,21 @@ class Keys(Strict):
 
 
 class Release(Strict):
-    """One release. `mounts`: folders of the checkout, and where containers see them besides their own path.
+    """One release of NeMo-RL, or a commit of a branch.
 
-    In `environment`, the variables of every driver, ``{cache}`` stands for the site's cache, ``{stage}`` for the stage;
-    `launchers` holds, by name, what a launcher of upstream's sets for its model besides.
-    `sft_data` are the overrides by which its SFT reads the splits, ``{train}`` and ``{validation}``.
-    `can`: ``pretrained_checkpoint``: it starts from a Megatron checkpoint as it is; ``judges_within_num_nodes``:
-    cluster.num_nodes counts the judges' nodes too; ``skip_prefetched_venvs``: it takes Gym's environments that the
-    image holds; ``gym_compares``: Gym compares the responses that a generative reward model judges, so they are scored
-    outside training too; ``transformers_5``: it reads the tokenizer's settings as transformers 5 writes them;
-    ``offloads_optimizer``: its optimizer's copies on the CPU are those of the loaded weights; ``merges_adapters``: the
-    Python of its images that has Megatron has peft too.
+    `mounts`: folders of the checkout, and their paths in containers. `environment`: variables of every driver, with
+    ``{cache}`` for the site's cache and ``{stage}`` for the stage; `launchers`: further variables by upstream launcher.
+    `sft_data`: overrides by which SFT reads the splits ``{train}`` and ``{validation}``. `can`:
+
+    - judges_within_num_nodes: cluster.num_nodes counts the judges' nodes.
+    - skip_prefetched_venvs: Gym's environments in the image are used.
+    - gym_compares: responses are compared outside training too, for a generative reward model.
+    - transformers_5: tokenizer settings of transformers 5 can be read.
+    - offloads_optimizer: the optimizer's copies on the CPU are those of the loaded weights.
+    - merges_adapters: the images' Python with Megatron has peft.
     """
 
-    name: str = Field("", description="The key under which it stands.")
+    name: str = Field("", description="The key in envs/nemo-rl.yaml.")
     about: str
     revision: str
     images: dict[str, str]
@@ -75,7 +73,7 @@ class Release(Strict):
 
     @property
     def preserves_rows(self) -> bool:
-        """Whether its SFT reads each row as it is."""
+        """Return whether SFT reads rows unchanged."""
         return any(values.get("use_preserving_dataset") for values in self.sft_data.values())
 
 
@@ -87,7 +85,7 @@ class Releases(Strict):
 
 @cache
 def load_releases(root: Path | None = None) -> dict[str, Release]:
-    """All releases by name."""
+    """Return all releases by name."""
     path = (root or installation()) / "envs/nemo-rl.yaml"
     data, node = read_yaml(path)
     releases = validate(Releases, data, path, node).releases
@@ -95,7 +93,7 @@ def load_releases(root: Path | None = None) -> dict[str, Release]:
 
 
 def release_of(name: str) -> Release:
-    """The release of that name; UserError with the nearest when there is none."""
+    """Return a release; UserError with the nearest name for an unknown one."""
     releases = load_releases()
     if name not in releases:
         raise UserError(f"envs/nemo-rl.yaml: no release is named {name}{nearest(name, releases)}")

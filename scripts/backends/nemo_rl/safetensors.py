@@ -1,6 +1,6 @@
-"""Rewrite a folder's pytorch_model.bin as model.safetensors, sharded where it is large.
+"""Rewrite a folder's pytorch_model.bin as model.safetensors, sharded where large.
 
-Run in a container of NeMo-RL, which gets this text instead of a file (python -c), so it imports nothing of ours.
+Containers of NeMo-RL run this text (python -c), so nothing of ours is imported.
 """
 
 import json
@@ -14,7 +14,7 @@ OUTPUT, INPUT = "lm_head.weight", ("embed_tokens.weight", "embeddings.weight")
 
 
 def rewrite(folder: Path) -> None:
-    """Replace the file; an output layer that is the input's once more is left out, as the model's config ties them."""
+    """Replace the file; leave out an output layer tied to the input's by the model's config."""
     pickled = folder / "pytorch_model.bin"
     tensors = torch.load(pickled, map_location="cpu", mmap=True, weights_only=True)
     if json.loads((folder / "config.json").read_text()).get("tie_word_embeddings"):

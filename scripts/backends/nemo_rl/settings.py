@@ -1,4 +1,4 @@
-"""The settings of backend `nemo_rl`: stages that NeMo-RL trains, and their scoring."""
+"""Settings of backend `nemo_rl`: the stages, their nodes and their scoring."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NemoRlCluster(Strict):
-    """How many nodes NeMo-RL gets, in its own words. May change no weight."""
+    """How many nodes NeMo-RL gets, in NeMo-RL's words; without effect on weights."""
 
     num_nodes: PositiveInt = Field(description="cluster.num_nodes of its config.")
     judge_nodes: int = Field(0, ge=0, description="Nodes of Gym's judge models (of num_nodes or besides, by release).")
@@ -29,7 +29,7 @@ class NemoRlCluster(Strict):
     )
 
     def judges_within(self, release: Release) -> int:
-        """The judges' nodes that num_nodes counts in this release."""
+        """Return the judges' nodes among num_nodes in this release."""
         return self.judge_nodes if "judges_within_num_nodes" in release.can else 0
 
 
@@ -58,15 +58,15 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     @property
     def collects_trajectories(self) -> bool:
-        """Whether its driver can roll out the validation rows without training."""
+        """Return whether the driver can roll out validation rows without training."""
         return self.algorithm == "grpo" and self.entry.endswith("run_grpo_nemo_gym.py")
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
-        """Name and commit of the release."""
+        """Return name and commit of the release."""
         return {"name": recipe.release, "revision": release_of(recipe.release).revision}
 
     def values_with_effect(self) -> dict[str, Any]:
-        """What it says that may change weights; of a chat template in a file, which may change, its hash as well."""
+        """Return the settings with effect on weights, with the hash of a chat template in a file."""
         values = super().values_with_effect() | {"mtp": False}
         if self.algorithm != "sft":
             del values["sft"]
@@ -79,7 +79,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return recipe.model.model_dump(mode="json", include={"name", "revision"})
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
-        """PydanticCustomError where the recipe names no release, or its model or the stage's blend do not fit."""
+        """Raise PydanticCustomError where the recipe's release, model or blend does not fit the stage."""
         if recipe.release is None:
             raise invalid("names no NeMo-RL release", "release")
         if self.parent is None and not isinstance(recipe.model, PretrainedModel):
@@ -89,7 +89,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
             raise invalid(f"must be the holdout of blend {self.blend}, {blend.holdout}", f"stages.{name}.data.val_size")
 
     def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
-        """The stage asking for the nodes of its cluster; UserError for what the release would not take."""
+        """Return the stage with the nodes of its cluster; UserError for a launcher unknown to the release."""
         release = release_of(recipe.release)
         if self.launcher is not None and self.launcher not in release.launchers:
             known = nearest(self.launcher, release.launchers)
@@ -99,7 +99,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return self.on_its_nodes(release)
 
     def on_its_nodes(self, release: Release) -> Self:
-        """The stage asking for the nodes that its cluster means in this release: with or without the judges' own."""
+        """Return the stage asking Slurm for num_nodes and for judges outside num_nodes."""
         cluster = self.cluster
         nodes = {"nodes": cluster.num_nodes + cluster.judge_nodes - cluster.judges_within(release)}
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
@@ -114,7 +114,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
 
 class NemoRlEvaluation(EvaluationBase):
-    """What NeMo-RL is to evaluate besides training; each costs GPU hours of its own."""
+    """Evaluation by NeMo-RL besides training, in GPU hours besides training."""
 
     gone: ClassVar[dict[str, str]] = {"nodes": "leave it out; a stage is scored on the nodes that train it"}
 
@@ -123,11 +123,11 @@ class NemoRlEvaluation(EvaluationBase):
     )
 
     def scores(self, name: str, stage: StageSettings) -> bool:
-        """Whether the stage's own driver can roll out its validation rows."""
+        """Return whether the stage is scored by its driver."""
         return self.held_out and isinstance(stage, NemoRlSettings) and stage.collects_trajectories
 
     def check_in(self, recipe: "Recipe") -> None:
-        """PydanticCustomError where no stage can be scored."""
+        """Raise PydanticCustomError where no stage can be scored."""
         if not any(isinstance(stage, NemoRlSettings) for stage in recipe.stages.values()):
             raise invalid("held_out is for NeMo-RL", "evaluation")
         if self.held_out and not recipe.scored_stages():

@@ -1,7 +1,7 @@
-"""Backend `nemo_rl`: NeMo-RL's driver in its containers, started within a Slurm job by its own ray.sub, and watched.
+"""Start NeMo-RL's driver in a Slurm job by ray.sub, and watch.
 
-NeMo-RL takes no request to stop: it saves by itself before the deadline that its command computes. What ends it earlier
-(a signal, the time limit, a kill) costs the steps since its last checkpoint.
+NeMo-RL takes no request to stop, and saves before the deadline computed by the command. An earlier end (signal, time
+limit, kill) costs the steps since the last checkpoint.
 """
 
 import signal
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TypedDict
 
 from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
-from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch
+from scripts.backends.nemo_rl.data_left import note_sealed, note_standstill, reach_of
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import data_ended
-from scripts.backends.nemo_rl.reach import note_sealed, note_standstill, reach_of
+from scripts.backends.nemo_rl.ray_sub import RaySub
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, TrainingJob
@@ -29,23 +29,23 @@ from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step
 
 STARTUP = "startup.json"
-ROWS = "rows"  # the splits as SFT reads them
+ROWS = "rows"  # the splits of SFT
 # Ray's driver answers SIGTERM with the signal's number as its status, or aborts while it shuts down.
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 KILLED = {int(signal.SIGTERM), *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
 
 
 class Startups(TypedDict):
-    """How long a driver's starts took, noted in its run directory."""
+    """The seconds that starts of a driver took, in the run directory."""
 
     seconds: list[float]
 
 
 def train(job: TrainingJob, allocation: Allocation) -> None:
-    """Start the driver and watch it to its end; ``run/startup.json`` notes how long it took to its first step.
+    """Start the driver and watch to the end; ``run/startup.json`` notes the seconds to the first step.
 
-    Afterwards `job.stop` has a reason where it is to be continued. UserError: it failed for a reason of its own;
-    CutOffError: the next attempt may go well.
+    Afterwards `job.stop` has a reason where training is to be continued. UserError: training failed; CutOffError: the
+    next attempt may go well.
     """
     launch = launch_of(job, allocation)
     if job.config.algorithm == "sft":
@@ -63,7 +63,7 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
 
 
 def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
-    """One start of the stage's driver in this Slurm job; `save_by` leaves the site's margin before the job's end."""
+    """Return a start of the stage's driver in this Slurm job; `save_by` leaves the site's margin before the end."""
     runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), allocation.site)
     parent, model = job.parent_model, job.config.model
     splits = job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent
@@ -85,9 +85,9 @@ def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
 
 
 def _last_step(job: TrainingJob) -> int:
-    """The step that the driver is told to train up to: the planned one, or where its data surely end.
+    """Return the driver's last step: the planned step, or the step where the data surely end.
 
-    A job that ends before that has its driver ended once its step is saved, so that all goes as if it went on.
+    A job to an earlier step ends the driver once the step is saved, so that weights are as if training went on.
     """
     newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
     is_asynchronous, planned = job.config.is_asynchronous, job.planned or 0
@@ -95,13 +95,13 @@ def _last_step(job: TrainingJob) -> int:
 
 
 def _schedule_steps(job: TrainingJob) -> int | None:
-    """The steps of the learning rate's schedule where they are not max_num_steps, which NeMo-RL takes for them."""
+    """Return the steps of the learning rate's schedule; None where NeMo-RL's max_num_steps is right."""
     is_fresh = job.resume_from is None and _last_step(job) == job.planned
     return None if is_fresh or not job.config.is_asynchronous else job.planned
 
 
 def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
-    """Seconds from a driver's start to its training loop: the longest of an attempt, else as the site expects."""
+    """Return seconds from start to training loop: the longest of an attempt, else the site's."""
     return max(_startups(run), default=nemo_rl.startup_seconds)
 
 
@@ -111,7 +111,7 @@ def _startups(run: Path) -> list[float]:
 
 
 class _Watch:
-    """What is seen of a driver while it runs: steps, checkpoints, requests to stop, standstill."""
+    """Look at a running driver: steps, checkpoints, requests to stop, standstill."""
 
     def __init__(self, job: TrainingJob, launch: Launch) -> None:
         self.job, self.logs, self.nemo_rl = job, launch.logs, launch.runtime.nemo_rl
@@ -128,7 +128,7 @@ class _Watch:
         self.stalled: str | None = None
 
     def is_over(self) -> bool:
-        """Look, and say whether the driver is to be ended: a stop was requested, or nothing moves any more."""
+        """Look, and return whether to end the driver: at a request to stop, or after a standstill."""
         self.look()
         if self.steps.last_step < self.job.max_num_steps:
             refuse_divergence(self.job.stage, self.job.settings.gate, self.job.run, self.steps.last_step)
@@ -144,7 +144,7 @@ class _Watch:
         return self.stalled is not None
 
     def look(self, is_over: bool = False) -> None:
-        """Log what is new, seal what was saved."""
+        """Log new steps, seal new checkpoints."""
         if self.steps.follow(is_over):
             if not self.made_a_step:
                 self._note_startup()
@@ -159,7 +159,7 @@ class _Watch:
             if self.is_asynchronous:
                 note_sealed(self.job, checkpoint)
             refuse_repeated_weights(self.job.run)
-        if sealed and checkpointing.keep_steps:  # NeMo-RL, which knows no such steps, keeps all
+        if sealed and checkpointing.keep_steps:  # NeMo-RL keeps all checkpoints then
             prune_checkpoints(self.job.run, checkpointing)
 
     def _note_startup(self) -> None:
@@ -169,7 +169,7 @@ class _Watch:
 
 
 def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
-    """Say how the driver ended where the planned step is not there; what its status was says little."""
+    """Raise, or ask for continuation, where the driver ended before its step; the status says little."""
     newest = newest_checkpoint(job.run, job.max_num_steps)
     reached = newest.step if newest else 0
     if reached == job.max_num_steps or job.stop.signalled:
@@ -194,7 +194,7 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
 
 
 def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path, is_end: bool) -> CutOffError:
-    """Why nothing moves any more; where its data end, asynchronous training says so (`is_end`) or waits for ever."""
+    """Return why nothing moves; at the end of the data asynchronous loops say so (`is_end`) or wait for ever."""
     is_end = is_end or (watch.is_asynchronous and data_ended(log))
     if watch.is_asynchronous:
         note_standstill(job, newest, watch.last_step, is_end)

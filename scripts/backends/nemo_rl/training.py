@@ -1,4 +1,4 @@
-"""What NeMo-RL trains in a stage: the settings that may change its weights, and the resolved config made of them."""
+"""Settings of a NeMo-RL stage with effect on weights, and the resolved config made of them."""
 
 from typing import Any, Literal
 
@@ -10,16 +10,16 @@ from scripts.recipe.tokenizer import OWN
 
 PREFETCHED_STEPS = 2
 READS = {"add_bos": True, "add_eos": True, "add_generation_prompt": False}
-"""How NeMo-RL's SFT makes tokens of a conversation where a recipe says nothing; sft.yaml's own ``data``."""
+"""Defaults of ``data`` in NeMo-RL's sft.yaml: how SFT tokenizes a conversation."""
 PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-"""What NeMo-RL takes for ``chat_template: null``."""
+"""NeMo-RL's template for ``chat_template: null``."""
 
 
 class NemoRlTraining(Training):
-    """What NeMo-RL trains, by a config of its own and what is said here over it, in its own keys.
+    """A config of NeMo-RL's and the recipe's settings over the config, in NeMo-RL's keys.
 
-    ``sft``, ``grpo``, ``dpo``, ``mpo``, ``loss_fn``, ``policy``, ``data``, ``env`` and ``logger`` go to the driver as
-    they are.
+    ``sft``, ``grpo``, ``dpo``, ``mpo``, ``loss_fn``, ``policy``, ``data``, ``env`` and ``logger`` reach the driver
+    unchanged.
     """
 
     backend: Literal["nemo_rl"]
@@ -48,18 +48,18 @@ class NemoRlTraining(Training):
 
     @property
     def section(self) -> dict[str, Any]:
-        """The settings of its algorithm."""
+        """Return the settings of the algorithm."""
         return getattr(self, self.algorithm)
 
     @property
     def tokenizer(self) -> dict[str, Any]:
-        """What the recipe says of ``policy.tokenizer``."""
+        """Return the recipe's ``policy.tokenizer``."""
         added = self.add.get("policy", {}).get("tokenizer", {})
         return {**(self.policy.get("tokenizer") or {}), **(added or {})}
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template that the recipe names: a path (.jinja) or the template; None: that of the tokenizer."""
+        """Return the recipe's chat template: a path (.jinja) or the text; None for the tokenizer's."""
         named = self.tokenizer.get("chat_template", OWN)
         if named is None:
             return PASSTHROUGH
@@ -67,45 +67,44 @@ class NemoRlTraining(Training):
 
     @property
     def reads(self) -> dict[str, bool]:
-        """What SFT is told of beginnings and ends: the recipe's ``data`` over `READS`."""
+        """Return SFT's options of beginnings and ends: the recipe's ``data`` over `READS`."""
         return {name: self.data.get(name, value) for name, value in READS.items()}
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of the training split that one step consumes."""
+        """Return the training rows of one step."""
         if self.algorithm == "grpo":
             return self.grpo["num_prompts_per_step"]
         return self.policy["train_global_batch_size"]
 
     @property
     def max_length(self) -> int:
-        """Tokens of a row's prompt and response together, at most."""
+        """Return the most tokens of prompt and response together."""
         return self.policy["max_total_sequence_length"]
 
     @property
     def longest_row(self) -> int:
-        """Tokens of a row, at most; SFT masks a row that fills its length."""
+        """Return the most tokens of a row; SFT masks a row of full length."""
         return self.max_length - (self.algorithm == "sft")
 
     @property
     def rollouts_per_step(self) -> int | None:
-        """Completions of one step; None where none are generated."""
+        """Return the completions of one step; None without generation."""
         if self.algorithm != "grpo":
             return None
         return self.grpo["num_prompts_per_step"] * self.grpo["num_generations_per_prompt"]
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether rollouts are generated while the policy trains, in one pass over the data."""
+        """Return whether rollouts are generated during training, in one pass over the data."""
         return bool(self.grpo.get("async_grpo", {}).get("enabled", False))
 
     def planned_step(self, train_rows: int | None) -> int | None:
-        """The step at which the stage is done.
+        """Return the step at which the stage is done; None where the rows are unknown.
 
-        Where the recipe leaves it open, the training rows decide: one pass over the data (NeMo-RL drops the last,
-        partial batch), or ``max_num_epochs``. Asynchronous training generates ahead and waits for ever when the data
-        end before its last step, so it ends two steps before them. That is for training without interruption;
-        scripts.stage.reach says where a resumed one ends.
+        By default ``max_num_epochs`` passes over the training rows, without partial batches. Asynchronous training
+        generates ahead and waits for ever at the end of the data, so the planned step lies two steps before the end;
+        a resumed training may end earlier (scripts.stage.reach).
         """
         if self.max_num_steps is not None or train_rows is None:
             return self.max_num_steps
@@ -151,16 +150,16 @@ class NemoRlTraining(Training):
 
 
 class FirstModel(Strict):
-    """The model that a stage without a parent starts from."""
+    """The model of a stage without a parent."""
 
     name: str
     revision: str | None = None
 
 
 class NemoRlConfig(TrainingConfig, NemoRlTraining):
-    """The resolved config of a stage; `model` is there where it has no parent.
+    """The resolved config of a stage, with `model` where there is no parent.
 
-    `mtp` is a setting of earlier recipes, which no release could serve; identities hold it.
+    `mtp`, a setting of earlier recipes, stays in identities.
     """
 
     model: FirstModel | None = None

@@ -1,4 +1,4 @@
-"""A recipe beside the NeMo-RL release that it names: keys that the release's configs lack, values that differ.
+"""A recipe beside the release's configs: keys that the release lacks.
 
 A checkout is a folder with the release's files. Nothing of NeMo-RL is imported or run.
 """
@@ -12,7 +12,7 @@ import yaml
 
 from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, kept_checkpoints
 from scripts.backends.nemo_rl.releases import Release, release_of
-from scripts.backends.nemo_rl.runtime import Runtime, stages_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
@@ -34,11 +34,10 @@ _Loader.add_implicit_resolver(
 
 
 def load_upstream(path: Path) -> dict[str, Any]:
-    """A config with all that its ``defaults`` name, as NeMo-RL's loader merges them since v0.7.0.
+    """Return a config merged with its ``defaults``, as by NeMo-RL's loader since v0.7.0.
 
-    ``defaults`` is one file or a list, relative to the file that says it; later ones win, the file itself over all. A
-    section with ``_override_: true`` replaces what it inherits instead of being laid over it. FileNotFoundError names
-    the file that is missing.
+    ``defaults`` is a file or a list, relative to the config; the last wins, the config over all. A section with
+    ``_override_: true`` replaces the inherited section. FileNotFoundError names a missing file.
     """
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (it is a SafeLoader)
@@ -54,39 +53,32 @@ def load_upstream(path: Path) -> dict[str, Any]:
 
 
 def _inherit(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Lay `over` on `base`; the marker counts in a section at the top only, as it does in NeMo-RL."""
+    """Lay `over` on `base`; as in NeMo-RL the marker counts only in a section at the top."""
     replaced = {key for key, value in over.items() if isinstance(value, dict) and value.pop("_override_", False)}
     return merge({key: value for key, value in base.items() if key not in replaced}, over)
 
 
-def unknown_keys(
-    recipe: Recipe, checkout: Path, source: str | None = None, stages: list[str] | None = None
-) -> list[str]:
-    """What the release in `checkout` has no key or file for, a line each, with the nearest key that it has.
+def unknown_keys(recipe: Recipe, checkout: Path, name: str) -> list[str]:
+    """Return a line for each key or file of a stage that the checkout lacks, with the nearest key.
 
-    NeMo-RL refuses a key that its config lacks when it starts, when the nodes are already taken. `source` is the
-    recipe's path for people, `stages` the names of those that are looked at, if not all.
+    NeMo-RL refuses such a key at the start, once the nodes are taken.
     """
-    found = []
-    for name in stages or stages_of(recipe):
-        stage, at = recipe.stages[name], f"{source or f'config/recipes/{recipe.name}.yaml'}: stages.{name}"
-        if not (checkout / stage.entry).is_file():
-            found.append(f"{at}.entry: {stage.entry} is not in the checkout of {recipe.release}")
-        try:
-            config = load_upstream(checkout / stage.config)
-        except FileNotFoundError as error:
-            missing = Path(error.filename)
-            inherits = missing != checkout / stage.config
-            what = f"{stage.config} inherits from {missing.name}" if inherits else f"names {stage.config}"
-            found.append(f"{at}.config: {what}, which is not in the checkout of {recipe.release}")
-            continue
-        overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
-        found += [f"{at}.{problem}" for problem in _problems(config, overrides, stage.config)]
-    return list(dict.fromkeys(found))
+    stage, at, found = recipe.stages[name], f"config/recipes/{recipe.name}.yaml: stages.{name}", []
+    if not (checkout / stage.entry).is_file():
+        found.append(f"{at}.entry: {stage.entry} is not in the checkout of {recipe.release}")
+    try:
+        config = load_upstream(checkout / stage.config)
+    except FileNotFoundError as error:
+        missing = Path(error.filename)
+        inherits = missing != checkout / stage.config
+        what = f"{stage.config} inherits from {missing.name}" if inherits else f"names {stage.config}"
+        return [*found, f"{at}.config: {what}, which is not in the checkout of {recipe.release}"]
+    overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
+    return list(dict.fromkeys([*found, *(f"{at}.{problem}" for problem in _problems(config, overrides, stage.config))]))
 
 
 def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
-    """A start of the stage whose values mean nothing: only the keys that it says count."""
+    """Return a start of the stage for the keys alone; values mean nothing."""
     anywhere, release = Path("/anywhere"), release_of(recipe.release)
     nemo_rl = NemoRlSite(checkouts={release.name: str(checkout)}, cache="/cache", sif="/sif", wandb_project="any")
     return Launch(
@@ -104,7 +96,7 @@ def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
 
 
 def _problems(config: dict[str, Any], overrides: list[str], path: str) -> Iterator[str]:
-    """Go through Hydra overrides in order: ``key`` must be there, ``+key`` must not, ``~key`` takes away."""
+    """Apply Hydra overrides in order: ``key`` must be there, ``+key`` must not, ``~key`` takes away."""
     known = list(_all_keys(config))
     for override in overrides:
         marks, key = re.match(r"([+~]*)([^=]*)", override).groups()
@@ -135,7 +127,7 @@ def _all_keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
-    """What a recipe says of a stage, by NeMo-RL's keys."""
+    """Return a stage's settings in the recipe, by NeMo-RL's keys."""
     ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
     ours |= dict(leaves(stage.add))
     ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
@@ -151,7 +143,7 @@ def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
 
 
 def value_of(config: dict[str, Any], key: str) -> Any:
-    """A key's value; a plain reference to another key is followed, a computed one stays text."""
+    """Return a key's value, following a plain reference to another key; a computed reference stays text."""
     node: Any = config
     for part in key.split("."):
         if not isinstance(node, dict) or part not in node:

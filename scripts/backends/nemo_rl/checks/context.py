@@ -1,4 +1,4 @@
-"""What a check is given of a NeMo-RL stage."""
+"""A NeMo-RL stage as checks see it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +17,13 @@ from scripts.stage.stage import Stage
 
 @dataclass(frozen=True)
 class StageContext(Runtime):
-    """A stage where it runs: its settings, release and site, and by `stage` the recipe and where its files lie."""
+    """A stage's settings, release and site, and by `stage` the recipe and the paths."""
 
     stage: Stage
 
     @property
     def model(self) -> Path | None:
-        """The folder that it starts from; None: a repository of the hub, or not made yet."""
+        """Return the folder of the first model or of the parent's export; None for a hub's or one not made yet."""
         if export := self.stage.parent_export:
             return export.resolve() if export.exists() else None
         name = self.stage.recipe.model.name.rstrip("/")
@@ -31,7 +31,7 @@ class StageContext(Runtime):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Its config in the release's checkout, with all that it inherits; empty where that cannot be read."""
+        """Return the config in the checkout, with inherited keys; empty where unreadable."""
         try:
             return load_upstream(self.checkout / self.settings.config)
         except (UserError, FileNotFoundError):
@@ -39,23 +39,23 @@ class StageContext(Runtime):
 
     @property
     def uses_gym(self) -> bool:
-        """Whether its rollouts are NeMo-Gym's."""
+        """Return whether rollouts are NeMo-Gym's."""
         return "nemo_gym" in self.settings.entry
 
     @property
     def validates(self) -> bool:
-        """Whether it is validated while it trains."""
+        """Return whether training validates."""
         period = self.of_algorithm("val_period", 0)
         regularly = isinstance(period, int) and period > 0
         return regularly or bool(self.of_algorithm("val_at_start") or self.of_algorithm("val_at_end"))
 
     @property
     def trains_by_dtensor(self) -> bool:
-        """Whether Automodel trains it, and not Megatron."""
+        """Return whether Automodel trains the stage, not Megatron."""
         return bool(self.setting("policy.dtensor_cfg.enabled")) and not self.setting("policy.megatron_cfg.enabled")
 
     def parallel_size(self, group: str) -> int:
-        """The size of the policy's parallel group, by Megatron's name; what is not a number here counts as 1."""
+        """Return the size of the policy's parallel group, by Megatron's name; 1 where no number."""
         section, name = (
             ("dtensor_cfg", group.removesuffix("_model")) if self.trains_by_dtensor else ("megatron_cfg", group)
         )
@@ -63,7 +63,7 @@ class StageContext(Runtime):
         return size if isinstance(size, int) else 1
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A key's value in the driver: the recipe's overrides count first, then its sections, then the release's."""
+        """Return a key's value in the driver: by the recipe's overrides, else sections, else the release's config."""
         for override in reversed(self.settings.overrides):
             name, _, value = override.lstrip("+").partition("=")
             if name == key:
@@ -75,19 +75,19 @@ class StageContext(Runtime):
         return default
 
     def of_algorithm(self, key: str, default: Any = None) -> Any:
-        """The value of a key of its algorithm's section."""
+        """Return the value of a key in the algorithm's section."""
         return self.setting(f"{self.settings.algorithm}.{key}", default)
 
     def values(self, section: str, key: str) -> dict[str, Any]:
-        """Every value of a key in a section at any depth, by its place; the recipe's lie over the release's."""
+        """Return all values of a key in a section, at any depth, by place; the recipe's over the release's."""
         sections = [self.config.get(section), self.settings.add.get(section), getattr(self.settings, section)]
         found = (leaf for settings in sections for leaf in leaves(settings or {}))
         return {place: value for place, value in found if place.rpartition(".")[2] == key}
 
     def error(self, trap: int, says: str) -> Finding:
-        """Something that would surely go wrong with this stage."""
+        """Return a finding that stops the stage."""
         return Finding(self.name, trap, says)
 
     def warning(self, trap: int, says: str) -> Finding:
-        """Something of this stage that is worth a look."""
+        """Return a finding worth a look."""
         return Finding(self.name, trap, says, stops=False)

@@ -1,11 +1,13 @@
-"""What the site must have for a NeMo-RL stage: model, mounts, checkout and containers; and no token in a file."""
+"""What a site has for a NeMo-RL stage: model, mounts, checkout, containers, caches."""
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.lora import has_adapters
+from scripts.backends.nemo_rl.checks.silent import has_adapters
 from scripts.backends.nemo_rl.upstream import unknown_keys
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
@@ -14,10 +16,17 @@ from scripts.stage.provenance import git
 IMAGE_FOLDERS = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
 SAVE_FORMAT_KEY = "checkpointing.model_save_format"
+NODE_CACHES = {
+    "TRITON_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
+    "TORCHINDUCTOR_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
+    "TORCH_EXTENSIONS_DIR": "a lock that a killed build has left there makes every later one wait for ever",
+    "TMPDIR": "sockets of Ray and vLLM cannot lie there",
+    "RAY_TMPDIR": "sockets of Ray cannot lie there",
+}
 
 
 def check_conversion(context: StageContext) -> Iterator[Finding]:
-    """What it saves must be what a converter of its release reads, and its image have the Python which that needs."""
+    """Find checkpoints that no converter of the release reads."""
     dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
     in_shards = dtensor and not megatron and not has_adapters(context)
     if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
@@ -29,7 +38,7 @@ def check_conversion(context: StageContext) -> Iterator[Finding]:
 
 
 def check_model(context: StageContext) -> Iterator[Finding]:
-    """What it starts from must be there and in a form that its release reads: Hugging Face's, or Megatron's weights."""
+    """Find a first model that is not there, and a tokenizer too new for the release."""
     model, settings = context.stage.recipe.model, context.model and context.model / "tokenizer_config.json"
     is_new = settings and settings.is_file() and '"TokenizersBackend"' in settings.read_text(encoding="utf-8")
     if is_new and "transformers_5" not in context.release.can:
@@ -47,7 +56,7 @@ def check_model(context: StageContext) -> Iterator[Finding]:
 
 
 def check_paths(context: StageContext) -> Iterator[Finding]:
-    """Containers must see every path under its own name, and nothing may hide the image's own code."""
+    """Find paths that containers do not see under the same name, and mounts that hide the image's code."""
     site, nemo_rl = context.site, context.nemo_rl
     seen = [tuple(mount.split(":")[:2]) for mount in site.mounts]
     for source, target in seen:
@@ -77,7 +86,7 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
 
 
 def check_checkout(context: StageContext) -> Iterator[Finding]:
-    """The release's code must be there, be the release's, and know every key that it is told."""
+    """Find a checkout that is missing, of another revision, or without a key of the recipe's."""
     release, name = context.release, context.release.name
     checkout = context.nemo_rl.checkouts.get(name)
     if checkout is None:
@@ -105,14 +114,14 @@ def _check_keys(context: StageContext, checkout: Path) -> Iterator[Finding]:
     if not all((checkout / file).is_file() for file in (context.settings.config, context.settings.entry)):
         return
     try:
-        for problem in unknown_keys(context.stage.recipe, checkout, stages=[context.name]):
+        for problem in unknown_keys(context.stage.recipe, checkout, context.name):
             yield context.error(23, problem)
     except UserError as error:
         yield context.error(23, str(error))
 
 
 def check_images(context: StageContext) -> Iterator[Finding]:
-    """The containers must be there before the nodes are."""
+    """Find images that are missing, half made or unnamed."""
     names = [context.settings.image, *(["sandbox"] if context.settings.sandbox else [])]
     for name in names:
         image = context.image_of(name)
@@ -129,3 +138,53 @@ def check_images(context: StageContext) -> Iterator[Finding]:
             )
         else:
             yield context.warning(37, f"image {image} would be imported on every node; import it once to a .sqsh file")
+
+
+def check_import(context: StageContext) -> Iterator[Finding]:
+    """Find a half-made or outdated import of the model, which NeMo-RL would take by path alone."""
+    model, cache = context.model, context.environment.get("NRL_MEGATRON_CHECKPOINT_DIR")
+    if model is None or not cache:
+        return
+    imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
+    if not imported.exists():
+        return
+    if missing := missing_file(imported):
+        yield context.error(
+            13, f"{imported}: has no {missing}; an import that was killed? delete it, and NeMo-RL imports again"
+        )
+    elif max((file.stat().st_mtime for file in model.glob("*")), default=0) > imported.stat().st_mtime:
+        yield context.warning(
+            13, f"{model}: has changed since NeMo-RL imported it; delete {imported.parent} or use a new path"
+        )
+
+
+def check_hub(context: StageContext) -> Iterator[Finding]:
+    """Find models that compute nodes would fetch from the hub."""
+    if _hub(context):
+        return
+    wanted = ["its judge models"] if context.settings.reward == "judge" else []
+    if context.settings.parent is None and not context.stage.recipe.model.name.startswith("/"):
+        wanted.append(f"the model {context.stage.recipe.model.name}")
+    for what in wanted:
+        yield context.error(
+            41, f"{what} would come from the hub, and no HF_HOME (site's environment) says where that is cached"
+        )
+
+
+def check_node_caches(context: StageContext) -> Iterator[Finding]:
+    """Find caches for one node on a shared disk."""
+    shared = [context.nemo_rl.cache, str(context.stage.results.absolute()), *context.nemo_rl.checkouts.values()]
+    shared += [hub] if (hub := _hub(context)) else []
+    variables = context.site.environment | context.environment
+    for name in sorted(variables.keys() & NODE_CACHES):
+        if any(Path(variables[name]).is_relative_to(folder) for folder in shared):
+            yield context.warning(
+                74,
+                f"{name} is {variables[name]}, which all nodes share: {NODE_CACHES[name]}; put it into each "
+                "node's /tmp",
+            )
+
+
+def _hub(context: StageContext) -> str | None:
+    """Return the cache of the hub's models."""
+    return context.site.environment.get("HF_HOME") or os.environ.get("HF_HOME")

@@ -1,11 +1,11 @@
-"""How far NeMo-RL's asynchronous GRPO gets from a checkpoint before it would wait for rows that never come.
+"""The step that asynchronous GRPO reaches from a checkpoint before waiting for ever for rows.
 
-By its sources (v0.6.0, v0.7.0, super-v3): one thread fetches a batch, waits until a step within
-``max_trajectory_age_steps`` wants prompts, and gives the whole batch to that step, even if a few of its prompt groups
-were all that was missing. A checkpoint holds the loader's position, which is ahead of the training, and the groups that
-are generated; those in the making are lost. When the data end, v0.6.0 and v0.7.0 drop the groups in the making as well,
-which may be of the last ``max_trajectory_age_steps + 1`` steps. A loader that had met the end of its data begins a
-second pass when it is resumed; here one pass is all.
+By the sources of v0.6.0, v0.7.0 and super-v3: a thread fetches a batch, waits until a step within
+``max_trajectory_age_steps`` wants prompts, and gives the whole batch to the step, even where few prompt groups were
+missing. A checkpoint holds the loader's position, ahead of training, and the generated groups; groups in the making are
+lost. At the end of the data v0.6.0 and v0.7.0 also drop the groups in the making, of up to the last
+``max_trajectory_age_steps + 1`` steps. A loader resumed at the end of the data begins a second pass, which is left out
+here.
 """
 
 import pickle
@@ -25,7 +25,7 @@ LOADER, BUFFER = "train_dataloader.pt", "replay_buffer.pt"
 
 
 def reach_of(run: Path, checkpoint: Checkpoint | None, planned: int, rows: int) -> Reach:
-    """How far an attempt from this checkpoint gets (None: a fresh one): as noted, else by what the checkpoint holds."""
+    """Return the step an attempt reaches from a checkpoint (None: fresh), as noted or by the checkpoint's files."""
     start = checkpoint.step if checkpoint else 0
     if noted := noted_reach(run, start):
         return noted
@@ -38,24 +38,23 @@ def reach_of(run: Path, checkpoint: Checkpoint | None, planned: int, rows: int) 
 
 
 def note_sealed(job: TrainingJob, checkpoint: Checkpoint) -> None:
-    """Note how far an attempt would get from a checkpoint that this job made.
+    """Note the step an attempt would reach from this job's checkpoint.
 
-    Where the job aimed at it because the data end there, nothing is left to train from it, whatever it holds.
+    Where the job aimed at the checkpoint's step as the end of the data, nothing is left to train.
     """
     aimed = noted_reach(job.run, job.start)
     if aimed is not None and aimed.is_end and aimed.step == checkpoint.step:
         note_reach(job.run, checkpoint.step, aimed)
     try:
         reach_of(job.run, checkpoint, job.planned, job.rows)
-    except UserError as error:  # said again, and refused, where an attempt would go on from it
+    except UserError as error:  # raised again where an attempt would resume
         print(f"{job.stage}: {error}", flush=True)
 
 
 def note_standstill(job: TrainingJob, newest: Checkpoint | None, logged: int, data_ended: bool) -> None:
-    """After a driver stood still at the step `logged`, aim no further than that from its newest checkpoint.
+    """After a standstill at step `logged`, aim no further from the newest checkpoint, so that trained steps are saved.
 
-    So the steps that it trained are saved. Where its data had ended (a prompt group that failed takes the place of a
-    batch), the stage ends there.
+    Where the data had ended (a failed prompt group takes the place of a batch), the stage ends there.
     """
     start = newest.step if newest else 0
     known = reach_of(job.run, newest, job.planned, job.rows)
@@ -64,7 +63,7 @@ def note_standstill(job: TrainingJob, newest: Checkpoint | None, logged: int, da
 
 
 def sure_step(checkpoint: Checkpoint, rows: int) -> int:
-    """The last step that training surely reaches from a checkpoint of asynchronous GRPO without waiting for ever."""
+    """Return the last step surely reached from a checkpoint of asynchronous GRPO."""
     config = checkpoint.path / "config.yaml"
     try:
         grpo = yaml.safe_load(config.read_text(encoding="utf-8"))["grpo"]
@@ -76,9 +75,9 @@ def sure_step(checkpoint: Checkpoint, rows: int) -> int:
 
 
 def reached(start: int, left: int, generated: set[int], age: int) -> int:
-    """How many steps are trained, going on from `start` with `left` batches and the prompts of some steps `generated`.
+    """Return the steps trained in all, from `start` trained steps, `left` batches and whole steps `generated`.
 
-    Steps count from 0, as the loop counts them: with `start` steps trained the next one is of that number.
+    Steps count from 0, as in the loop: after `start` steps the next is step `start`.
     """
     last, served = start, 0
     while served < left:
@@ -91,7 +90,7 @@ def reached(start: int, left: int, generated: set[int], age: int) -> int:
 
 
 def batches_taken(path: Path, batches: int) -> int:
-    """How many batches a saved loader of `batches` had given out; all of them when it had met their end."""
+    """Return the batches given out by a saved loader of `batches`; all of them at the end of the data."""
     state = read_torch_file(path)
     try:
         if state["_iterator_finished"]:
@@ -104,7 +103,7 @@ def batches_taken(path: Path, batches: int) -> int:
 
 
 def generated_steps(path: Path, prompts: int) -> set[int]:
-    """The steps whose prompt groups are all in a saved replay buffer; none where a release saves no buffer."""
+    """Return the steps whose prompt groups are all in a saved replay buffer; none without a buffer."""
     if not path.exists():
         return set()
     try:
@@ -115,7 +114,7 @@ def generated_steps(path: Path, prompts: int) -> set[int]:
 
 
 class _Ignored:
-    """Takes the place of every object that is not made of plain values: it keeps and does nothing."""
+    """Stand for every object besides plain values, and do nothing."""
 
     def __new__(cls, *_: Any, **__: Any) -> "_Ignored":
         return super().__new__(cls)
@@ -127,7 +126,7 @@ class _Ignored:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads the plain values of a pickle; whatever code it names is neither imported nor called."""
+    """Read the plain values of a pickle, without importing or calling named code."""
 
     def find_class(self, module: str, name: str) -> type[_Ignored]:
         return _Ignored
@@ -137,7 +136,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_torch_file(path: Path) -> Any:
-    """The plain values of a file of torch.save, read without torch and without running any of its code."""
+    """Return the plain values of a file of torch.save, without torch and without running code."""
     try:
         with zipfile.ZipFile(path) as archive:
             name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))

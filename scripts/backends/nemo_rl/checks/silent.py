@@ -1,17 +1,22 @@
-"""Settings under which a release of NeMo-RL trains something else than what it is told, and says nothing.
+"""Settings under which NeMo-RL silently trains something else.
 
-All of them were found by reading the sources of the pinned releases; docs/traps.md says which release has which.
+Read in the sources of the pinned releases (docs/traps.md). The merge of adapters over a tied head was tried on a CPU,
+on a checkpoint saved by Automodel's code.
 """
 
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from jinja2 import TemplateError
 
 from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.protocol import Finding
+from scripts.model.hugging_face import config_of
 from scripts.rows.chat_format import chat_template_of, compiled_template
 
+DTENSOR, MEGATRON = "policy.dtensor_cfg.lora_cfg", "policy.megatron_cfg.peft"
 PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
 CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
 TRUNCATE = "truncate_history_thinking"
@@ -26,7 +31,7 @@ TURNS = (
 
 
 def check_reference(context: StageContext) -> Iterator[Finding]:
-    """DTensor's second version copies the reference after it has loaded the checkpoint that it resumes from."""
+    """Find a reference that DTensor v2 copies after loading the resumed checkpoint."""
     stage = context.settings
     section = "loss_fn" if stage.algorithm == "grpo" else stage.algorithm
     penalty = context.setting(f"{section}.reference_policy_kl_penalty", 0)
@@ -42,7 +47,7 @@ def check_reference(context: StageContext) -> Iterator[Finding]:
 
 
 def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
-    """vLLM's cache of prefixes is not emptied when weights change under the responses that are being generated."""
+    """Find a prefix cache of vLLM that outlives the weights during asynchronous training."""
     generates_by_vllm = context.config and context.setting("policy.generation.backend") != "megatron"
     caches = context.setting(PREFIX_CACHE_KEY)
     if generates_by_vllm and context.settings.is_asynchronous and caches is not False:
@@ -55,7 +60,7 @@ def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
 
 
 def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
-    """The optimizer's copies of the weights on the CPU are made before the weights are loaded."""
+    """Find an optimizer that copies the weights to the CPU before the weights are loaded."""
     if "offloads_optimizer" in context.release.can:
         return
     if context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY):
@@ -66,7 +71,7 @@ def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
 
 
 def check_chat_template(context: StageContext) -> Iterator[Finding]:
-    """What the model thought in earlier turns must still be there when a rollout's next turn is asked for."""
+    """Find a chat template that drops the thoughts of earlier turns from a rollout."""
     if not context.uses_gym or context.model is None:
         return
     stated = context.values("policy", TRUNCATE) | context.values("env", TRUNCATE)
@@ -83,8 +88,47 @@ def check_chat_template(context: StageContext) -> Iterator[Finding]:
         )
 
 
+def has_adapters(context: StageContext) -> bool:
+    """Return whether a stage trains adapters alone."""
+    enabled = {section: {"enabled": context.setting(f"{section}.enabled")} for section in (DTENSOR, MEGATRON)}
+    megatron = {"enabled": context.setting("policy.megatron_cfg.enabled"), "peft": enabled[MEGATRON]}
+    return trains_adapters({"megatron_cfg": megatron, "dtensor_cfg": {"lora_cfg": enabled[DTENSOR]}})
+
+
+def check_adapters(context: StageContext) -> Iterator[Finding]:
+    """Find adapters that are left out of training, or that no export can merge."""
+    section, other = (MEGATRON, DTENSOR) if context.setting("policy.megatron_cfg.enabled") else (DTENSOR, MEGATRON)
+    if context.setting(f"{other}.enabled"):
+        yield context.error(76, f"{other}.enabled is on, but that is not what trains; say it in {section}")
+    if not has_adapters(context):
+        return
+    if "merges_adapters" not in context.release.can:
+        yield context.error(15, f"{section}.enabled is on, but {context.release.name} has no peft to merge them by")
+    elif section == MEGATRON and context.release.converter.adapters is None:
+        yield context.error(15, f"{section}.enabled is on, for which {context.release.name} has no converter")
+    head, folder = "lm_head" if section == DTENSOR else "output_layer", context.model
+    has_config = folder is not None and (folder / "config.json").is_file()
+    if has_config and config_of(folder).get("tie_word_embeddings") and _adapts(context, section, head):
+        also = " with match_all_linear: false" if section == DTENSOR else ""
+        yield context.error(
+            76,
+            f"{section} lays adapters over {head}, which is {folder}'s embedding too: merged they would change what it "
+            f"reads, and vLLM leaves them out; say exclude_modules: ['{head}']{also}",
+        )
+
+
+def _adapts(context: StageContext, section: str, layer: str) -> bool:
+    """Return whether a layer gets adapters by the section's lists."""
+    targets, excluded = (context.setting(f"{section}.{name}_modules") for name in ("target", "exclude"))
+    if section == DTENSOR and not targets and not excluded and not context.setting(f"{section}.match_all_linear"):
+        targets = ["*_proj"]
+    patterns = targets or excluded or []
+    is_named = any(fnmatch(layer, pattern) or layer.endswith(f".{pattern}") for pattern in patterns)
+    return is_named == bool(targets)
+
+
 def _forgets(model: Path, **options: bool) -> bool:
-    """Whether its chat template renders a conversation without the thoughts of the turns before the last question."""
+    """Return whether the chat template drops thoughts before the last question."""
     template = chat_template_of(model)
     if template is None:
         return False

@@ -1,4 +1,4 @@
-"""What a NeMo-RL stage's recipe says: whether its cohorts, nodes, batches, rows and steps add up."""
+"""Numbers of a NeMo-RL stage that must add up: cohorts, nodes, batches, rows, steps."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ GYM = "3rdparty/Gym-workspace/Gym"
 
 
 def check_cohorts(context: StageContext) -> Iterator[Finding]:
-    """A generative reward model waits for all responses to a prompt, in training and in validation."""
+    """Find cohorts for which a generative reward model waits for ever, and options unknown to asynchronous loops."""
     stage = context.settings
     if stage.algorithm != "grpo":
         return
@@ -49,7 +49,7 @@ def check_cohorts(context: StageContext) -> Iterator[Finding]:
 
 
 def check_checkpoints(context: StageContext) -> Iterator[Finding]:
-    """What NeMo-RL saves must be new each time, and what is kept be chosen by something that is measured."""
+    """Find checkpoints that repeat weights, or that are ranked or judged by a metric nobody measures."""
     for where, value in context.values("policy", "async_save").items():
         if value is True and context.setting("policy.megatron_cfg.enabled"):
             yield context.warning(
@@ -70,7 +70,7 @@ def check_checkpoints(context: StageContext) -> Iterator[Finding]:
 
 
 def check_environments(context: StageContext) -> Iterator[Finding]:
-    """Some environments need the sandbox; others have no rows, because what is published is a part of the data."""
+    """Find environments without the sandbox, and environments without rows."""
     if not context.stage.manifest.exists():
         return
     splits = read_record(context.stage.manifest, Manifest)
@@ -88,7 +88,7 @@ def check_environments(context: StageContext) -> Iterator[Finding]:
 
 
 def agents_of(context: StageContext) -> set[str]:
-    """The agents, by which rows name their environment, that the stage's Gym runs; of files that are not there none."""
+    """Return the agents of the stage's Gym, by which rows name environments, as far as files are there."""
     gym = Path(context.nemo_rl.checkouts.get(context.release.name, ""), GYM)
     sections = [context.config.get("env"), context.settings.add.get("env"), context.settings.env]
     settings = [(section or {}).get("nemo_gym") or {} for section in sections]
@@ -99,7 +99,7 @@ def agents_of(context: StageContext) -> set[str]:
 
 
 def check_parallelism(context: StageContext) -> Iterator[Finding]:
-    """The nodes must be filled by the parallel groups, and the batch shared out evenly."""
+    """Find GPUs left over by the parallel groups, and batches that replicas cannot share evenly."""
     stage, cluster, gpus = context.settings, context.settings.cluster, context.site.slurm.gpus_per_node
     batch, groups = stage.policy["train_global_batch_size"], ("tensor_model", "context", "pipeline_model")
     tp, cp, pp, ep, etp = map(context.parallel_size, (*groups, "expert_model", "expert_tensor"))
@@ -126,12 +126,12 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
             f"{stage.algorithm}.val_global_batch_size {scored} cannot be shared evenly by {replicas} data-parallel "
             f"replicas in micro-batches; make it a multiple of {together}",
         )
-    if generating % (tensor := context.generator_gpus):
+    if generating % (tensor := stage.policy.get("generation", {}).get("vllm_cfg", {}).get("tensor_parallel_size", 1)):
         yield context.error(18, f"{generating} generating GPUs are no multiple of vLLM's tensor_parallel_size {tensor}")
 
 
 def check_preferences(context: StageContext) -> Iterator[Finding]:
-    """The reader of preferences must be that of the rows' form, as the first of them has it."""
+    """Find a reader of preferences for another form than the first row's."""
     split, name = context.stage.train_split, context.setting("data.train.dataset_name")
     readers = {"PreferenceDataset": RANKED, "BinaryPreferenceDataset": PAIR_OF_TEXTS}
     if context.settings.reward != "pairs" or name not in readers or not split.exists():
@@ -150,7 +150,7 @@ def check_preferences(context: StageContext) -> Iterator[Finding]:
 
 
 def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
-    """The rows must be enough for the planned step: most releases wait for ever when they end before it."""
+    """Find rows that end before the planned step, where most releases wait for ever."""
     stage, rows = context.settings, context.stage.rows
     if rows is None:
         return

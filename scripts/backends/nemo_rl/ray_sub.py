@@ -1,4 +1,4 @@
-"""Start NeMo-RL's ray.sub in the Slurm job around this process, find what it logs, and end it."""
+"""Run NeMo-RL's ray.sub in the Slurm job around this process, and find the logs."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ END_SECONDS = 60.0
 
 
 class RaySub:
-    """One start of ray.sub with a driver; its own output goes to `log`, that of its steps to a folder in `logs`."""
+    """One start of ray.sub with a driver; output goes to `log`, output of job steps to a folder in `logs`."""
 
     def __init__(self, launch: Launch, job: Job, logs: Path) -> None:
         runtime, checkout = launch.runtime, launch.runtime.checkout
@@ -30,7 +30,7 @@ class RaySub:
         launch.logs.mkdir(parents=True, exist_ok=True)
         again = f"-{job.restarts}" if job.restarts else ""
         left = logs / f"{job.id}-logs"
-        if job.restarts and left.exists():  # older releases would take its signal files for their own
+        if job.restarts and left.exists():  # older releases would take the signal files for new ones
             left.rename(logs / f"before{again}-{left.name}")
         self.logs, self.job_id, self.log = logs, job.id, logs / f"ray-sub-{job.id}{again}.log"
         self.started = time.time()
@@ -48,11 +48,11 @@ class RaySub:
             )
 
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether ray.sub still runs."""
         return self.process.poll() is None
 
     def watch(self, is_over: Callable[[], bool]) -> bool:
-        """Wait until it ends, or end it once `is_over` says so; whether it ended by itself."""
+        """Wait for the end, or end ray.sub once `is_over`; return whether ray.sub ended unasked."""
         try:
             while self.is_running() and not is_over():
                 time.sleep(LOOK_SECONDS)
@@ -61,7 +61,7 @@ class RaySub:
             self.end()
 
     def end(self) -> None:
-        """End ray.sub and its job steps: their srun pass the signal on."""
+        """End ray.sub and the job steps, to which srun passes the signal."""
         for number, patience in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, 10.0)):
             if not self.is_running():
                 return
@@ -71,22 +71,22 @@ class RaySub:
                 self.process.wait(patience)
 
     def cluster_logs(self) -> Path:
-        """The directory of this start's logs; ray.sub adds the count of restarts to its name where it knows it."""
+        """Return the folder of this start's logs; some releases add the count of restarts to the name."""
         found = sorted(self.logs.glob(f"{self.job_id}*-logs"), key=lambda path: path.stat().st_mtime)
         return found[-1] if found else self.logs
 
     def driver_log(self) -> Path | None:
-        """The driver's log, if this start wrote to it; None when there is none."""
+        """Return the driver's log of this start; None without one."""
         log = self.cluster_logs() / "ray-driver.log"
         return log if log.exists() and log.stat().st_mtime >= self.started - 1 else None
 
     def cause(self) -> Cause | None:
-        """Why the driver ended, by the logs; None when they do not tell."""
+        """Return why the driver ended, by the logs; None when unknown."""
         return cause_of(self.driver_log(), self.log, self.cluster_logs())
 
 
 def slurm_variables(job: Job, slurm: Slurm, submit_directory: Path) -> dict[str, str]:
-    """What ray.sub reads of Slurm, which the executor's job step has stripped, and what lets its steps overlap."""
+    """Return Slurm's variables for ray.sub, stripped by the executor's job step, and those of overlapping steps."""
     nodes = str(len(job.nodes))
     variables = {
         "SLURM_JOB_ID": job.id,

@@ -1,23 +1,25 @@
-"""Held-out scores of an export by NeMo-RL: the stage's driver rolls out the validation rows and trains nothing.
+"""Held-out scores of an export: the stage's driver rolls out the validation rows and trains nothing.
 
-It runs in the Slurm job around this process, as training does. Its exit status says nothing: the scores count when
-there is one record for each response that was asked for.
+The driver runs in this process's Slurm job, as in training. The exit status says nothing; the scores count once there
+is a record for each requested response.
 """
 
 import argparse
+import json
 import math
 import time
 from collections import Counter
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from scripts.backends.nemo_rl.cluster import RaySub
 from scripts.backends.nemo_rl.command import Launch
+from scripts.backends.nemo_rl.ray_sub import RaySub
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.trajectories import RewardedRollout, RolloutTask, answers_of, read_trajectories
 from scripts.errors import UserError, run_program
-from scripts.evaluate.results import beside_parent, write_results
+from scripts.evaluate.results import Answer, beside_parent, write_results
 from scripts.files import open_atomically, sha256_file
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
@@ -32,7 +34,7 @@ from scripts.stage.tables import ROLLOUTS, read_table
 
 TRAJECTORIES = "trajectory_collection.jsonl"
 GENRM = "genrm_simple_agent"
-# without val_at_start the driver makes no loader of the validation rows; of checkpoints it would load the newest
+# without val_at_start the driver loads no validation rows; with checkpointing it would load the newest checkpoint
 COLLECTION = (
     "++env.nemo_gym.is_trajectory_collection=true",
     "++grpo.val_at_start=true",
@@ -40,12 +42,27 @@ COLLECTION = (
 )
 
 
-def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[RolloutTask], dict[str, int]]:
-    """Write the rows that the driver is given, a line for each response; which rows these are, in order.
+class RolloutTask(NamedTuple):
+    """A validation row, and the responses to generate."""
 
-    A collection takes one response a line whatever the validation's settings are, and a generative reward model waits
-    for a whole cohort of responses to a prompt; so its rows are repeated as often. Where the release compares responses
-    in its training loop alone, those rows are left out: the second answer says how many, by environment.
+    environment: str
+    line: int
+    prompt: str
+    responses: int
+
+
+class RewardedRollout(NamedTuple):
+    """Reward and text of a response, as the driver wrote them; None without a text."""
+
+    reward: float
+    text: str | None
+
+
+def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[RolloutTask], dict[str, int]]:
+    """Write the driver's rows, a line a response; return the rows in order and the rows left out by environment.
+
+    A collection takes one response a line, and a generative reward model waits for a whole cohort of responses to a
+    prompt, so such rows are repeated; where the release compares only in the training loop, such rows are left out.
     """
     cohort, can_compare = runtime.settings.grpo["num_generations_per_prompt"], "gym_compares" in runtime.release.can
     requests: list[RolloutTask] = []
@@ -68,8 +85,67 @@ def write_tasks(split: Path, runtime: Runtime, tasks: Path) -> tuple[list[Rollou
     return requests, dict(left_out)
 
 
+def read_trajectories(path: Path, requests: list[RolloutTask]) -> dict[str, list[RewardedRollout]]:
+    """Return the responses by environment, in the order of rows; UserError unless there are as many as requested.
+
+    The driver writes one environment after another, in the order of first rows; so the place tells the environment of a
+    line without an agent.
+    """
+    expected: Counter[str] = Counter()
+    for request in requests:
+        expected[request.environment] += request.responses
+    responses: dict[str, list[RewardedRollout]] = {}
+    lines = path.read_bytes().splitlines()
+    for number, (line, by_order) in enumerate(zip(lines, expected.elements(), strict=False), start=1):
+        trajectory = _parse(line, path, number)
+        name = by_order if trajectory.get("agent_ref") is None else environment_of(trajectory, path, number)
+        reward = trajectory.get("reward")
+        if not isinstance(reward, int | float) or not math.isfinite(reward):
+            raise UserError(f"{path}:{number}: reward is {json.dumps(reward)}, not a number; score again")
+        responses.setdefault(name, []).append(RewardedRollout(float(reward), _text(trajectory)))
+    found = Counter({name: len(of_environment) for name, of_environment in responses.items()})
+    if len(lines) != expected.total() or found != expected:
+        raise UserError(
+            f"{path}: {len(lines)} records for {expected.total()} responses (found {_counts(found)}; asked for "
+            f"{_counts(expected)}); the driver lost some, so score again"
+        )
+    return responses
+
+
+def answers_of(split: Path, requests: list[RolloutTask], responses: dict[str, list[RewardedRollout]]) -> list[Answer]:
+    """Return each row's mean reward, in the order of rows, with the text of a single response."""
+    blend, left = split.resolve().parent.name, {name: iter(found) for name, found in responses.items()}
+    answers = []
+    for environment, line, prompt, count in requests:
+        found = list(islice(left[environment], count))
+        text = found[0].text if count == 1 else None
+        answers.append(Answer(environment, blend, line, prompt, fmean(response.reward for response in found), text))
+    return answers
+
+
+def _text(trajectory: dict[str, Any]) -> str | None:
+    """Return the policy's text of all turns, which the driver keeps with each generated item."""
+    items = (trajectory.get("response") or {}).get("output") or ()
+    return "\n".join(item["generation_str"] for item in items if "generation_str" in item) or None
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    """Return a line of the driver's, in which numbers may be NaN."""
+    try:
+        trajectory = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}:{number}: not valid JSON ({error}); score again") from None
+    if not isinstance(trajectory, dict):
+        raise UserError(f"{path}:{number}: a record must be a JSON object; score again")
+    return trajectory
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {counts[name]}" for name in sorted(counts)) or "none"
+
+
 def collect(launch: Launch, job: Job, requests: list[RolloutTask], folder: Path) -> dict[str, list[RewardedRollout]]:
-    """The responses, once the driver or the job has come to its end; UserError with its words if it wrote none."""
+    """Run the driver to the end and return the responses; UserError with the cause where there are none."""
     stage, before = launch.runtime.name, set(launch.logs.glob("exp_*"))
     until = math.inf if job.end is None else job.end - launch.runtime.site.slurm.margin
     cluster = RaySub(launch, job, folder / "logs")
@@ -91,7 +167,7 @@ def collect(launch: Launch, job: Job, requests: list[RolloutTask], folder: Path)
 def scoring_launch(
     recipe: Recipe, name: str, site: Site, export: Path, split: Path, folder: Path, tasks: Path
 ) -> Launch:
-    """The start of the stage's driver on its export, with the rows in `tasks` for validation."""
+    """Return the start of the stage's driver on the export, with the rows in `tasks` for validation."""
     stage, model = recipe.settings_of(name), export.with_name("model").resolve()
     collecting = stage.model_copy(update={"overrides": [*stage.overrides, *COLLECTION]})
     return Launch(
@@ -107,7 +183,7 @@ def scoring_launch(
 
 
 def is_comparable(parent_eval: Path | None, rows: dict[str, Any], decoding: dict[str, Any]) -> bool:
-    """Whether the parent was scored on the same rows in the same way."""
+    """Return whether the parent was scored on the same rows in the same way."""
     if parent_eval is None:
         return False
     parent = read_record(parent_eval, Evaluation)
@@ -116,7 +192,7 @@ def is_comparable(parent_eval: Path | None, rows: dict[str, Any], decoding: dict
 
 def main() -> None:
     """Command line of the scoring."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.backends.nemo_rl.score", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.backends.nemo_rl.held_out", description=__doc__)
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--stage", required=True, help="the stage's name in the recipe")
     parser.add_argument("--site", type=Path, required=True)
