@@ -1,4 +1,4 @@
-"""Rollouts of several turns with tools, made outside of training as TRL's trainer makes them."""
+"""Sample episodes of several turns with tools, as TRL's trainer does in training."""
 
 import json
 import sys
@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
 from trl import GRPOTrainer
 from trl.chat_template_utils import (
     add_response_schema,
@@ -18,7 +17,7 @@ from trl.chat_template_utils import (
 )
 
 from scripts.errors import UserError
-from scripts.evaluate.generate import BATCH, ResponseEnds, Rollout, generate
+from scripts.model.generate import BATCH, Rollout, Sampler
 from scripts.rewards.episode import Episode, episode_response, tools_of
 from scripts.rewards.registry import environment_factory
 from scripts.rows.chat_format import tokenizer_of
@@ -26,9 +25,9 @@ from scripts.rows.prompts import Row, prompt_of
 
 
 def prepare_for_tools(processor: Any) -> str | None:
-    """Let a tokenizer read calls of tools; UserError where its chat template knows none, or TRL does not know it.
+    """Let a tokenizer read tool calls; UserError where its chat template has none, or TRL does not know the template.
 
-    Returns the template that several turns are rendered by, None where that is the tokenizer's own.
+    Return the template for several turns; None: the tokenizer's own.
     """
     if tokenizer_of(processor) is not processor:
         raise UserError("environments with tools are for models without vision; give the model's other rows a stage")
@@ -50,7 +49,7 @@ def prepare_for_tools(processor: Any) -> str | None:
 
 
 def _parse(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Read a response; ValueError, which TRL expects of calls that are none, where they nest too deep to be read."""
+    """Read a response; ValueError, as TRL expects of broken calls, where they nest too deep to be read."""
     try:
         return parse(*arguments, **options)
     except RecursionError as error:
@@ -58,34 +57,26 @@ def _parse(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 class EpisodeRunner(GRPOTrainer):
-    """TRL's trainer as far as it makes rollouts: its prompts, tool calls and masks, with a model that stays as it is.
+    """Sample episodes by the prompts, tool calls and masks of TRL's trainer, with a model that stays as it is.
 
-    It is no trainer, so the constructor is not TRL's, and sets what the methods used here read.
+    No trainer: the constructor sets only the attributes that TRL's methods read here.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        processor: Any,
-        settings: GenerationConfig,
-        ends: ResponseEnds,
-        max_tool_calling_iterations: int | None,
-        variables: dict[str, Any],
-    ) -> None:
-        self.chat_template = prepare_for_tools(processor)
-        self.model, self.processing_class, self._tokenizer = model, processor, processor
-        self.chat_template_kwargs = variables
-        self.max_completion_length = settings.max_new_tokens
+    def __init__(self, sampler: Sampler, max_tool_calling_iterations: int | None = None) -> None:
+        self.chat_template = prepare_for_tools(sampler.processor)
+        self.model, self.processing_class, self._tokenizer = sampler.model, sampler.processor, sampler.processor
+        self.chat_template_kwargs = sampler.variables
+        self.max_completion_length = sampler.settings.max_new_tokens
         self.max_tool_calling_iterations = max_tool_calling_iterations or sys.maxsize
         self.use_vllm = self._is_vlm = False
-        self._settings, self._ends = settings, ends
+        self._sampler = sampler
 
     def run(self, rows: list[Row]) -> list[Rollout]:
-        """One rollout a row, in the rows' order."""
+        """Sample a rollout of each row, in the rows' order."""
         return [rollout for start in range(0, len(rows), BATCH) for rollout in self._batch(rows[start : start + BATCH])]
 
     def _batch(self, rows: list[Row]) -> list[Rollout]:
-        names = [row["agent_ref"]["name"] for row in rows]
+        names, ends = [row["agent_ref"]["name"] for row in rows], self._sampler.ends
         episodes: list[Episode] = [environment_factory(name)() for name in names]
         self.environment_factories = dict.fromkeys(names)
         self._batch_environments = names
@@ -104,8 +95,8 @@ class EpisodeRunner(GRPOTrainer):
         return [
             Rollout(
                 episode_response(messages, episode),
-                sum(by_policy) - (response[-1] in self._ends.tokens),
-                self._ends.is_cut(response),
+                sum(by_policy) - (response[-1] in ends.tokens),
+                ends.is_cut(response),
             )
             for messages, episode, by_policy, response in zip(conversations, episodes, mask, ids, strict=True)
         ]
@@ -117,12 +108,12 @@ class EpisodeRunner(GRPOTrainer):
             chosen = {"input_ids": [prompt_ids[index] for index in indices]}
             return dict(self._tokenizer.pad(chosen, padding_side="left", return_tensors="pt"))
 
-        outputs = generate(self.model, self._tokenizer, self._settings, lengths, lengths.__getitem__, batch_of)
-        return [self._ends.ended(ids) for ids in outputs], None
+        outputs = self._sampler.generate(lengths, lengths.__getitem__, batch_of)
+        return [self._sampler.ends.ended(ids) for ids in outputs], None
 
 
 def _begun(episode: Episode, row: Row) -> list[dict[str, Any]]:
-    """A row's prompt, with what its environment adds to the last message."""
+    """Return a row's prompt, with the environment's addition to the last message."""
     prompt, seen = prompt_of(row), episode.reset(json.dumps(row))
     if seen is None:
         return prompt

@@ -59,9 +59,9 @@ NEED_TORCH_OR_RAY = {
     "scripts.model.processor",
     "scripts.backends.trl.ranks",
     "scripts.model.random_init",
-    "scripts.evaluate.generate",
+    "scripts.model.generate",
     "scripts.evaluate.turns",
-    "scripts.evaluate.score",
+    "scripts.evaluate.held_out",
     "scripts.evaluate.tasks",
     "scripts.backends.trl.probe",
 }

@@ -15,7 +15,8 @@ from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.train import train_rank
 from scripts.errors import UserError
-from scripts.evaluate.generate import end_tokens, rollouts
+from scripts.evaluate.held_out import rollouts
+from scripts.model.generate import end_tokens
 from scripts.model.processor import make_tokenizer
 from scripts.model.random_init import make_model
 from scripts.recipe.resolve import training_config
@@ -110,7 +111,7 @@ def test_a_batch_that_no_memory_is_left_for_is_halved(stages, untrained, monkeyp
     monkeypatch.setattr(model, "generate", small)
     assert [answer.text for answer in rollouts(model, tokenizer, rows, 8, 0.0, 0)] == [a.text for a in whole]
     assert sizes == [10, 5, 2, 3, 5, 2, 3]
-    monkeypatch.setattr("scripts.evaluate.generate.CACHE_BYTES", 0)
+    monkeypatch.setattr("scripts.model.generate.CACHE_BYTES", 0)
     sizes.clear()
     rollouts(model, tokenizer, rows, 8, 0.0, 0)
     assert sizes == [1] * 10

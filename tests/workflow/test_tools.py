@@ -17,10 +17,10 @@ from scripts.backends.trl.measuring import MeasuringTrainer
 from scripts.backends.trl.train import train_rank
 from scripts.data.fill import fill_blend
 from scripts.errors import UserError
-from scripts.evaluate.generate import ResponseEnds, rollouts
-from scripts.evaluate.score import answer_rows
+from scripts.evaluate.held_out import answer_rows, rollouts
 from scripts.evaluate.turns import EpisodeRunner, prepare_for_tools
 from scripts.files import sha256_file, write_json
+from scripts.model.generate import Sampler
 from scripts.model.load import load_model
 from scripts.model.processor import load_processor
 from scripts.recipe.load import load_recipe
@@ -226,11 +226,9 @@ def test_turns_are_played_by_qwen3s_template_too_and_a_template_without_tools_is
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in next(said)], None
 
     monkeypatch.setattr(EpisodeRunner, "_generate_single_turn", sample)
-    model = load_model_shape()
-    settings = type("Settings", (), {"max_new_tokens": 600})
-    ends = ResponseEnds(tokenizer, [tokenizer.eos_token_id], [])
+    sampler = Sampler(load_model_shape(), tokenizer, 600, 0.0, 0, chat_template_kwargs={"enable_thinking": False})
     rows = [row for _, _, row in read_rows(chain.folder / "products/train-split.jsonl")][:3]
-    first, second, third = EpisodeRunner(model, tokenizer, settings, ends, None, {"enable_thinking": False}).run(rows)
+    first, second, third = EpisodeRunner(sampler).run(rows)
     assert whole_text(first.text) == 'calculate(expression="6*7")\n-> 42\n42' and first.text == "42"
     assert whole_text(second.text) == "Too hard."
     assert "'six' is not two whole numbers" in whole_text(third.text) and third.text == "49"
@@ -246,4 +244,5 @@ def test_turns_are_played_by_qwen3s_template_too_and_a_template_without_tools_is
 def load_model_shape():
     """As much of a model as turns without sampling read."""
     config = type("Config", (), {"max_position_embeddings": 4096})
-    return type("Model", (), {"config": config})
+    generation = type("Generation", (), {"eos_token_id": None})
+    return type("Model", (), {"config": config, "generation_config": generation, "eval": staticmethod(list)})

@@ -19,8 +19,8 @@ from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
 from scripts.backends.trl.vllm import load_by_reload, prepare_engine, vllm_arguments
 from scripts.errors import UserError
-from scripts.evaluate.generate import ResponseEnds
 from scripts.evaluate.turns import prepare_for_tools
+from scripts.model.generate import ResponseEnds
 from scripts.rewards.registry import environment_factory
 from scripts.rows.prompts import open_picture, pictures_of, prompt_of
 

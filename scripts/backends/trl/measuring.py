@@ -13,8 +13,8 @@ from trl import GRPOTrainer
 
 from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, MISMATCH, REWARD_SECONDS, ROLLOUT_SECONDS, UNJUDGED
 from scripts.errors import UserError
-from scripts.evaluate.generate import ResponseEnds
 from scripts.evaluate.step_criteria import WINDOW
+from scripts.model.generate import ResponseEnds
 from scripts.rewards.episode import Episode, episode_response
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged

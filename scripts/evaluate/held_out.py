@@ -6,22 +6,64 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
 from scripts.errors import UserError, run_program
-from scripts.evaluate.generate import load_export, rollouts
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
+from scripts.model.generate import Rollout, Sampler
+from scripts.model.load import load_model
+from scripts.model.processor import load_processor
 from scripts.model.random_init import fresh_model
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
 from scripts.rewards.episode import whole_text
-from scripts.rewards.registry import check_row, contract_of, register, register_gym, scores
+from scripts.rewards.registry import check_row, contract_of, environment_factory, register, register_gym, scores
 from scripts.rewards.verdict import Unjudged, described
 from scripts.rows.jsonl import environment_of, read_rows
-from scripts.rows.prompts import prompt_for_reading, render_prompt
+from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
+from scripts.stage.consistency import exported_model
 from scripts.stage.tables import ROLLOUTS, read_table
+
+
+def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel, Any]:
+    """Load the model of an export's record, in its saved precision, with its tokenizer or processor.
+
+    `accelerator`: `cpu`, the GPUs of this node (`cuda`), or those if there are any (`auto`).
+    """
+    folder = exported_model(record)
+    on_gpus = accelerator != "cpu" and torch.cuda.is_available()
+    if accelerator == "cuda" and not on_gpus:
+        raise UserError(f"the site's accelerator is cuda, but torch {torch.__version__} sees no GPU here")
+    return load_model(folder, "auto", "auto" if on_gpus else None), load_processor(folder)
+
+
+def rollouts(
+    model: Any,
+    processor: Any,
+    rows: list[Row],
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    max_tool_calling_iterations: int | None = None,
+    **more: Any,
+) -> list[Rollout]:
+    """Sample a response to each row, in the rows' order; `more` are arguments of the Sampler.
+
+    Rows of environments with tools get an `EpisodeResponse`, whose turns share `max_new_tokens`.
+    """
+    sampler = Sampler(model, processor, max_new_tokens, temperature, seed, **more)
+    has_tools = [environment_factory(row["agent_ref"]["name"]) is not None for row in rows]
+    of_one_turn = iter(sampler.respond([row for row, several in zip(rows, has_tools, strict=True) if not several]))
+    if not any(has_tools):
+        return list(of_one_turn)
+    from scripts.evaluate.turns import EpisodeRunner  # noqa: PLC0415 - imports TRL
+
+    runner = EpisodeRunner(sampler, max_tool_calling_iterations)
+    of_several = iter(runner.run([row for row, several in zip(rows, has_tools, strict=True) if several]))
+    return [next(of_several if several else of_one_turn) for several in has_tools]
 
 
 def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any]) -> list[Answer]:
@@ -76,7 +118,7 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
 
 def main() -> None:
     """Command line of the evaluation."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.score", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.held_out", description=__doc__)
     parser.add_argument("--export", type=Path, required=True, help="the stage's hf/record.json")
     parser.add_argument(
         "--parent-rollouts", type=Path, nargs="?", help="the parent's rollouts.parquet: its scores after, ours before"

@@ -1,0 +1,161 @@
+"""Sample responses of a model in Hugging Face's format to rows, in this process."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+from transformers import GenerationConfig
+
+from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
+
+BATCH = 256
+CACHE_BYTES = 4 * 2**30
+"""Most memory of a batch's keys and values; equal on all machines, so that responses are equal."""
+
+
+class Rollout(NamedTuple):
+    """A response: its text, its tokens before the end token, and whether the length limit cut it."""
+
+    text: str
+    tokens: int
+    is_cut: bool
+
+
+class ResponseEnds:
+    """Find the ends of responses: tokens, or one of some texts."""
+
+    def __init__(self, tokenizer: Any, tokens: Iterable[int], strings: Sequence[str]) -> None:
+        self._tokenizer, self.tokens, self.strings = tokenizer, set(tokens), list(strings)
+
+    def at_string(self, response: list[int]) -> bool:
+        """Whether a response holds a text that ends responses."""
+        text = self._tokenizer.decode(response, skip_special_tokens=False) if self.strings else ""
+        return any(string in text for string in self.strings)
+
+    def without_padding(self, response: list[int]) -> list[int]:
+        """Cut the padding of transformers after such a text."""
+        length = len(response)
+        while length > 1 and response[length - 1] == self._tokenizer.pad_token_id:
+            length -= 1
+        return response[:length] if length < len(response) and self.at_string(response[:length]) else response
+
+    def ended(self, response: list[int]) -> list[int]:
+        """Cut a response after the token or text that ends it."""
+        length = next((place + 1 for place, token in enumerate(response) if token in self.tokens), None)
+        return self.without_padding(response) if length is None else response[:length]
+
+    def is_cut(self, response: list[int]) -> bool:
+        """Whether a response was cut before its end."""
+        return response[-1] not in self.tokens and not self.at_string(response)
+
+
+class Sampler:
+    """Sample responses of a model; temperature 0 is greedy, and equal arguments give equal responses."""
+
+    def __init__(
+        self,
+        model: Any,
+        processor: Any,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        top_p: float = 1.0,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop_strings: Sequence[str] = (),
+        stop_token_ids: Sequence[int] = (),
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        torch.manual_seed(seed)
+        model.eval()
+        self.model, self.processor, self.tokenizer = model, processor, tokenizer_of(processor)
+        self.variables = chat_template_kwargs or {}
+        self.ends = ResponseEnds(self.tokenizer, {*end_tokens(model, self.tokenizer), *stop_token_ids}, stop_strings)
+        self.settings = GenerationConfig(
+            max_new_tokens=max_new_tokens,
+            do_sample=temperature > 0,
+            temperature=temperature or None,
+            top_k=top_k or 0 if temperature > 0 else None,
+            top_p=top_p if temperature > 0 and top_p < 1 else None,
+            min_p=min_p if temperature > 0 else None,
+            pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=sorted(self.ends.tokens),
+            stop_strings=self.ends.strings or None,
+        )
+
+    def respond(self, rows: list[Row]) -> list[Rollout]:
+        """Sample a response of one message to each row, in the rows' order."""
+        prompts = [render_prompt(row, self.processor, **self.variables) for row in rows]
+        pictures = [pictures_of(prompt_of(row)) for row in rows]
+
+        def batch_of(indices: list[int]) -> dict[str, torch.Tensor]:
+            images = [open_picture(uri) for index in indices for uri in pictures[index]]
+            inputs = {"text": [prompts[index] for index in indices]} | ({"images": images} if images else {})
+            options = {"padding": True, "padding_side": "left", "add_special_tokens": False}
+            batch = self.processor(**inputs, **options, return_tensors="pt")
+            return {key: value for key, value in batch.items() if key != "token_type_ids"}
+
+        def tokens_of(index: int) -> int:
+            return len(self.tokenizer(prompts[index], add_special_tokens=False)["input_ids"])
+
+        outputs = self.generate([len(prompt) for prompt in prompts], tokens_of, batch_of)
+        return [
+            Rollout(
+                self.tokenizer.decode(ids, skip_special_tokens=True),
+                len(ids) - (ids[-1] in self.ends.tokens),
+                self.ends.is_cut(ids),
+            )
+            for ids in map(self.ends.ended, outputs)
+        ]
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        sizes: Sequence[int],
+        tokens_of: Callable[[int], int],
+        batch_of: Callable[[list[int]], dict[str, torch.Tensor]],
+    ) -> list[list[int]]:
+        """Generate the token ids of a response to each prompt, padding after them.
+
+        Prompts of alike sizes share a batch, which is halved where a GPU lacks the memory. `tokens_of` counts a
+        prompt's tokens; `batch_of` makes the inputs of some prompts, padded on the left.
+        """
+        outputs: list[list[int]] = [[]] * len(sizes)
+        order = sorted(range(len(sizes)), key=lambda index: sizes[index])
+        waiting, start = [], 0
+        while start < len(order):
+            indices = order[start : start + BATCH]
+            longest = tokens_of(indices[-1])
+            waiting.append(indices[: _rows_at_once(self.model, longest + self.settings.max_new_tokens)])
+            start += len(waiting[-1])
+        while waiting:
+            indices = waiting.pop(0)
+            try:
+                batch = {key: value.to(self.model.device) for key, value in batch_of(indices).items()}
+                output = self.model.generate(**batch, generation_config=self.settings, tokenizer=self.tokenizer)
+                for index, ids in zip(indices, output[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
+                    outputs[index] = ids
+            except RuntimeError as error:
+                if len(indices) == 1 or not should_reduce_batch_size(error):
+                    raise
+                waiting[:0] = [indices[: len(indices) // 2], indices[len(indices) // 2 :]]
+                torch.cuda.empty_cache()
+        return outputs
+
+
+def _rows_at_once(model: Any, tokens: int) -> int:
+    """Return how many rows of so many tokens, responses included, fit `CACHE_BYTES` of keys and values."""
+    shape = model.config.get_text_config()
+    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    each = 2 * shape.num_hidden_layers * heads * width * model.dtype.itemsize * tokens
+    return max(1, min(BATCH, CACHE_BYTES // each))
+
+
+def end_tokens(model: Any, tokenizer: Any) -> set[int]:
+    """Return the tokens that end a response, of the tokenizer and of the model's generation settings."""
+    settings = model.generation_config.eos_token_id
+    more = settings if isinstance(settings, list) else [settings]
+    return {tokenizer.eos_token_id, *(token for token in more if token is not None)}
