@@ -13,7 +13,7 @@ from scripts.backends.nemo_rl.images import Images
 from scripts.errors import run_program
 from scripts.files import write_text
 from scripts.recipe.config import Config
-from scripts.recipe.recipe import ALGORITHM_BLENDS, STAGES, Recipe
+from scripts.recipe.recipe import ALGORITHMS, STAGES, Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 
@@ -35,7 +35,7 @@ def _allow_defaults(schema: dict[str, Any]) -> None:
     backends = sorted(STAGES.values(), key=len, reverse=True)
     stages = {
         algorithm: [models[algorithm].__name__ for models in backends if algorithm in models]
-        for algorithm in ALGORITHM_BLENDS
+        for algorithm in ALGORITHMS
     }
     pending, partial = [name for names in stages.values() for name in names], set()
     while pending:

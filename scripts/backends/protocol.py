@@ -59,6 +59,7 @@ class TrainingJob:
     processes: int = 1
     accelerator: str = "cpu"
     directory: Path | None = None
+    report_to: tuple[str, ...] = ()
     gym_python: str = GYM_PYTHON
 
     @classmethod

@@ -29,7 +29,7 @@ EVALUATIONS = [
     *(module.EVALUATION for module in _SETTINGS.values() if hasattr(module, "EVALUATION")),
 ]
 TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", "model", "settings", "store"}, {"source", "filled"}
-ALGORITHM_BLENDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
+ALGORITHMS = tuple(dict.fromkeys(algorithm for models in STAGES.values() for algorithm in models))
 
 
 _TAGS = {  # what pydantic calls each model of a stage; in angle brackets, which no key has
@@ -94,7 +94,7 @@ class Recipe(Strict):
     )
     blends: dict[Name, Blend]
     evaluation: AnyEvaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
-    defaults: dict[Literal["sft", "grpo", "dpo", "mpo"], dict[str, Any]] = Field({})
+    defaults: dict[Literal[ALGORITHMS], dict[str, Any]] = Field({})
     start: Name | None = Field(
         None, description="The stage that starts from the model; those before it are left out. None: none is."
     )
@@ -194,7 +194,7 @@ class Recipe(Strict):
                 raise misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages)
             if stage.blend not in self.blends:
                 raise misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
-            wanted, kind = ALGORITHM_BLENDS[stage.algorithm], self.blends[stage.blend].kind
+            wanted, kind = stage.kind, self.blends[stage.blend].kind
             if kind != wanted:
                 raise invalid(
                     f"{stage.algorithm} trains on {wanted}, but blend {stage.blend} holds {kind}",

@@ -113,6 +113,9 @@ class Site(Strict):
     refuse_over_memory: bool = Field(
         True, description="Refuse a stage of backend trl that by its estimate does not fit; false: warn."
     )
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
+        [], description="Where backend trl's trainers report each step (transformers' report_to), once it is installed."
+    )
     vllm_python: str | None = Field(
         None,
         description="Trains where vLLM samples, and scores tasks: a Python of envs/vllm.txt; none: Snakemake's own.",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from scripts.recipe.site import Site
 
 DEFAULT_BACKEND = "trl"
+KINDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
 
 
 class Checkpointing(Strict):
@@ -63,6 +64,11 @@ class Training(Strict):
 
     backend: Literal[*backend_names()] = DEFAULT_BACKEND
     algorithm: str
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of rows (scripts.rows.kinds) that the algorithm trains on."""
+        return KINDS[self.algorithm]
 
     @property
     def rows_per_step(self) -> int:

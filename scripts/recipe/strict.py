@@ -29,7 +29,7 @@ ELSEWHERE = {
     **dict.fromkeys(["dataset", "datasets", "data_path"], "blends, and blend of a stage"),
     **dict.fromkeys(["model_name_or_path", "base_model"], "model.name of the recipe"),
     **dict.fromkeys(["reward_model", "reward_funcs"], "environments, which rows name (docs/environments.md)"),
-    **dict.fromkeys(["report_to", "wandb"], "tracking in config/config.yaml"),
+    **dict.fromkeys(["tensorboard", "wandb", "trackio"], "report_to of the site"),
     **dict.fromkeys(["deepspeed", "fsdp", "fsdp_config"], "policy.dtensor_cfg"),
 }
 

@@ -107,7 +107,8 @@ def test_micro_batches_learn_what_whole_batches_learn(stages, trained):
 @pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "adamw_8bit"])
 def test_an_optimizer_reaches_the_trainer_by_its_name(stages, name):
     job = otherwise(stages.job("sft", f"sft.{name}", STEPS), optimizer={"name": name})
-    assert TrainingArguments(**shared_arguments(job)).optim == name
+    arguments = TrainingArguments(**shared_arguments(replace(job, report_to=("tensorboard",))))
+    assert arguments.optim == name and arguments.report_to == ["tensorboard"]
 
 
 def test_another_optimizer_than_the_fused_one_and_another_attention_learn_the_same_but_for_rounding(stages):

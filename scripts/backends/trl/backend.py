@@ -35,7 +35,10 @@ class Trl(Backend):
         """Train in this process, in several of this node, or on several nodes."""
         if allocation.site is not None:
             accelerator, processes = devices_of(allocation.site)
-            job = replace(job, accelerator=accelerator, processes=processes, gym_python=allocation.site.gym_python)
+            site, reports = allocation.site, tuple(allocation.site.report_to)
+            job = replace(
+                job, accelerator=accelerator, processes=processes, gym_python=site.gym_python, report_to=reports
+            )
         nodes, processes = left_by_server(job.stage, job.settings, job.nodes, job.processes, job.accelerator != "cpu")
         whole, job = job, replace(job, nodes=nodes, processes=processes)
         check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)

@@ -50,7 +50,8 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "logging_strategy": "steps",
         "logging_steps": updates,
         "logging_nan_inf_filter": False,
-        "report_to": "none",
+        "report_to": list(job.report_to) or "none",
+        "run_name": job.stage,
         "disable_tqdm": True,
         "log_level_replica": "error",
         # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.

@@ -6,6 +6,7 @@ sealing, stopping) is here and in `scripts.backends.trl.callback`.
 """
 
 import logging
+import os
 import shutil
 import warnings
 from functools import partial
@@ -44,6 +45,7 @@ def train_rank(job: TrainingJob) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _remove_half_saved(job)
+    os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.stage_directory / "tensorboard"))
     if is_sharded(job):
         accelerate.accelerator.AcceleratorState = ShardingState
     trainer = import_module(job.config.trainer).make_trainer(job)
