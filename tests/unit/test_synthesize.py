@@ -86,10 +86,10 @@ def test_the_demonstrated_answer_earns_the_full_reward_and_a_spoilt_one_is_anoth
         assert spoil(environment, task.answer, rng) != task.answer
 
 
-def test_a_blend_whose_rows_only_a_judge_could_score_is_not_synthesized(tmp_path):
+def test_a_blend_of_an_environment_without_tasks_is_not_synthesized(tmp_path):
     recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
-    blends = {"x": recipe.blends["rlvr1"].model_copy(update={"environments": [Environment.LC_JUDGE]})}
-    with pytest.raises(UserError, match="blend x: no rows of lc_judge_simple_agent can be synthesized"):
+    blends = {"x": recipe.blends["rlvr1"].model_copy(update={"environments": [Environment.CODE_GEN]})}
+    with pytest.raises(UserError, match="blend x: no rows of .* can be synthesized"):
         write_source(recipe.model_copy(update={"blends": blends}), tmp_path)
 
 
