@@ -89,7 +89,7 @@ def test_the_demonstrated_answer_earns_the_full_reward_and_a_spoilt_one_is_anoth
 def test_a_blend_of_an_environment_without_tasks_is_not_synthesized(tmp_path):
     recipe = load_recipe(ROOT / "config/recipes/tiny.yaml")
     blends = {"x": recipe.blends["rlvr1"].model_copy(update={"environments": [Environment.CODE_GEN]})}
-    with pytest.raises(UserError, match="blend x: no rows of .* can be synthesized"):
+    with pytest.raises(UserError, match=r"blend x: no rows of .* can be synthesized"):
         write_source(recipe.model_copy(update={"blends": blends}), tmp_path)
 
 
