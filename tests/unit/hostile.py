@@ -110,19 +110,11 @@ VALUES = {
 }
 
 
-def event(**fields: str) -> str:
-    """A schedule of one event, whose fields are JSON."""
-    fields = {"event_id": "1", "start_time": '"10am"', "duration": "60"} | fields
-    return "[{" + ", ".join(f'"{name}": {value}' for name, value in fields.items()) + "}]"
-
-
 def call(value: str, name: str = "look_up") -> str:
     """A call of a tool in tags, with one argument."""
     return f'<tool_call>{{"name": "{name}", "arguments": {{"a": {value}}}}}</tool_call>'
 
 
-CLOCKS = ["9" * 4000, "9" * 5000 + ":00", "9" * 4000 + "am", "1" + " " * DEEP + "x", " " * DEEP + "10am"]
-CLOCKS += ["٣am", "²am", "10:" + "0" * 5000, "-1am", "25:61", "1e3", "\x00", "10am\n10am", ""]
 EXPRESSIONS = [
     "9^{9^{9^{9}}}",
     r"\frac{1}{0}",
@@ -179,69 +171,6 @@ PYTHON = [
 ]
 BOXED = [rf"\boxed{{{expression}}}" for expression in EXPRESSIONS]
 ANSWERS = [f"<answer>{expression}</answer>" for expression in PYTHON]
-YAML = [
-    "&a [x,x,x,x,x,x,x,x,x]\n"
-    + "\n".join(f"- &{b} [{','.join([f'*{a}'] * 9)}]" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
-    "!!python/object/apply:os._exit [0]",
-    "!!python/name:os.system",
-    "!!binary x",
-    "!!timestamp 99999-99-99",
-    "!!int 9:99:99:99",
-    "2001-99-99",
-    "? [a]\n: 1",
-    "? {a: 1}\n: 1",
-    "&a [*a]",
-    "&a {b: *a}",
-    "<<: *a",
-    "%YAML 9.9\n---\n",
-    "--- 1\n--- 2",
-    "- " * 5000,
-    "[" * 5000,
-    "{" * 5000,
-    "a: " * 500,
-    "\t- a",
-    "a: .nan",
-    "a: -.inf",
-    "a: 0x" + "f" * 5000,
-    "a: 1" + "_0" * 3000,
-    "\x07",
-]
-XML = [
-    '<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>',
-    '<!DOCTYPE a [<!ENTITY b SYSTEM "file:///etc/passwd">]><a>&b;</a>',
-    '<!DOCTYPE l [<!ENTITY a "ha">'
-    + "".join(f'<!ENTITY a{n} "{f"&a{n - 1 if n > 1 else str()};" * 9}">' for n in range(1, 10))
-    + "]><l>&a9;</l>",
-    "<a>" * 5000 + "</a>" * 5000,
-    "<a>" * DEEP,
-    "<a" + " b='1'" * 999 + "/>",
-    "<a>&#0;</a>",
-    "<a>&#xD800;</a>",
-    "<?xml version='1.0' encoding='utf-7'?><a/>",
-    "<?xml version='1.0' encoding='no-such'?><a/>",
-    "<a:b/>",
-    "<![CDATA[",
-]
-TOML = [
-    "a = nan\nb = -inf",
-    "a = 99999-99-99",
-    "a = 0x" + "f" * 5000,
-    "a = " + "[" * 5000,
-    "[a" + ".a" * 5000 + "]",
-    "a" + ".a" * 5000 + " = 1",
-    "a = {" * 999,
-    'a = "\\uD800"',
-    "a = 1\na = 2",
-]
-CSV = [
-    '"' * DEEP,
-    "a," * DEEP + "\n" + "1," * DEEP,
-    "a\n" + "1" * DEEP,
-    "a\n" + "9" * 5000,
-    "a\r1\r\r2",
-    "a\x00b\n1",
-]
-FORMATS = YAML + XML + TOML + CSV
 TEXTS = [
     "\ud800",
     "\udfff" * 100,
@@ -274,7 +203,6 @@ TEXTS = [
     "[{" * DEEP,
     '[{"a": ' * DEEP,
     "[{}]" * DEEP,
-    '[{"event_id": [], "start_time": [], "duration": {}}]',
     "[{}, 1]",
     '[{"a": 1}, null]',
     "Answer: " + "(" * DEEP,
@@ -310,11 +238,7 @@ def responses() -> Iterator[tuple[str, str]]:
         yield f"bare, {what}", value
         yield f"in an object, {what}", f'{{"a": {value}}}'
         yield f"call, {what}", call(value)
-        yield f"event's duration, {what}", event(duration=value)
-        yield f"event's name, {what}", event(event_id=value)
-    for number, clock in enumerate(CLOCKS):
-        yield f"event at a clock, {number}", event(start_time=json.dumps(clock))
-    for kind, texts in (("boxed", BOXED), ("expression", ANSWERS), ("format", FORMATS), ("text", TEXTS)):
+    for kind, texts in (("boxed", BOXED), ("expression", ANSWERS), ("text", TEXTS)):
         for number, text in enumerate(texts):
             yield f"{kind}, {number}", text
 
@@ -334,9 +258,9 @@ def prompt(environment: str, **fields: Any) -> Row:
     }
 
 
-def structured(kind: str, text: str, **fields: Any) -> Row:
+def structured(text: str, **fields: Any) -> Row:
     """A row of structured_outputs."""
-    return prompt(Environment.STRUCTURED_OUTPUTS, schema_type=kind, schema_str=text, **fields)
+    return prompt(Environment.STRUCTURED_OUTPUTS, schema_type="json", schema_str=text, **fields)
 
 
 _NUMBER = schema(a={"type": "number", "multipleOf": 0.01, "maximum": -5})
@@ -378,12 +302,11 @@ IN_PROCESS: dict[str, Row] = {
             {"keyword": "zebra", "frequency": 1, "relation": "at least"},
         ],
     ),
-    "structured, json": structured("json", _NUMBER),
-    "structured, a choice": structured(
-        "json", json.dumps({"anyOf": [{"enum": ["zebra"]}, {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 20}]})
+    "structured, json": structured(_NUMBER),
+    "structured, a choice": structured(json.dumps({"anyOf": [{"enum": ["zebra"]}, {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 20}]})
     ),
-    "structured, a call": structured("json", _NUMBER, response_mode="tool_call"),
-    "structured, a payload": structured("json", _NUMBER, response_mode="tool_call", tool_payload_key="a"),
+    "structured, a call": structured(_NUMBER, response_mode="tool_call"),
+    "structured, a payload": structured(_NUMBER, response_mode="tool_call", tool_payload_key="a"),
 }  # fmt: skip
 IN_LANGUAGE = prompt(
     Environment.INSTRUCTION_FOLLOWING,
@@ -401,7 +324,7 @@ CONFINED: dict[str, Row] = {
     "code_gen, a function": prompt(
         Environment.CODE_GEN, verifier_metadata={"unit_tests": {"inputs": ["17"], "outputs": ["23"], "fn_name": "f"}}
     ),
-    "structured, a pattern": structured("json", schema(a={"type": "string", "pattern": "^(a+)+zebra$"})),
+    "structured, a pattern": structured(schema(a={"type": "string", "pattern": "^(a+)+zebra$"})),
 }
 
 

@@ -11,9 +11,7 @@ from scripts.recipe.environment import Environment
 from scripts.rewards.registry import SPECS, contract_of
 from scripts.rows.kinds import KINDS, Example
 from scripts.rows.request import PromptRow, problem_of
-from tests.conftest import ROOT
 
-GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"
 TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"
 PARALLEL = f"parallel_tool_calls_{TOOL_USE}"
 DROP = object()
@@ -152,33 +150,6 @@ def test_every_environment_with_a_contract_has_a_good_row_and_every_verifier_a_c
     assert SPECS.keys() - variants - family == GOOD.keys() - family
     assert all(contract_of(name) for name in Environment)
     assert contract_of("an_agent_of_ones_own") is None
-
-
-@pytest.mark.skipif(not GYM_EXAMPLES.is_dir(), reason="no folder of NeMo-Gym example rows beside the repository")
-@pytest.mark.parametrize(
-    ("file", "environment"),
-    [
-        ("calendar", "calendar_simple_agent"),
-        ("code_gen", "code_gen_simple_agent"),
-        ("equivalence_llm_judge", "equivalence_llm_judge_simple_agent"),
-        ("genrm_compare", "genrm_simple_agent"),
-        ("instruction_following", "instruction_following_simple_agent"),
-        ("math_with_judge", "math_with_judge_simple_agent"),
-        ("mcqa", "mcqa_simple_agent"),
-        ("over_refusal_detection", "over_refusal_detection_simple_agent"),
-        ("reasoning_gym", "reasoning_gym_simple_agent"),
-        ("single_step_tool_use_with_argument_comparison", TOOL_USE),
-        ("structured_outputs", "structured_outputs_simple_agent"),
-        ("workplace_assistant", "workplace_assistant_simple_agent"),
-    ],
-)
-def test_gyms_own_rows_pass(file, environment):
-    lines = (GYM_EXAMPLES / f"{file}.jsonl").read_text().splitlines()
-    for line in lines:
-        row = {"agent_ref": {"type": "responses_api_agents", "name": environment}} | json.loads(line)
-        assert problem_of(row, contract_of(environment)) is None
-        assert contract_of(row["agent_ref"]["name"])
-    assert len(lines) == 5
 
 
 # --- what every row has ---

@@ -5,34 +5,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from scripts.rewards.environments import genrm, instruction_following, math, mcqa, structured_outputs, tool_use
-from scripts.rewards.registry import SPECS, check_row, reward_groups, score
+from scripts.rewards.registry import check_row, reward_groups, score
 from scripts.rewards.response import FunctionCall, parse_calls
 from tests.conftest import ROOT
-
-GYM_EXAMPLES = ROOT.parent / "shared/gym-examples"
-
-
-@pytest.mark.parametrize(
-    ("expected", "response", "reward"),
-    [
-        ("52", r"\boxed{52}", 1.0),
-        ("52", r"so it is \boxed{ 52 }.", 1.0),
-        ("52", r"\boxed{53}", 0.0),
-        ("0.5", r"\boxed{\frac{1}{2}}", 1.0),
-        (r"\frac{1}{2}", r"\boxed{0.5}", 1.0),
-        ("52", "", 0.0),
-        ("52", r"\boxed{", 0.0),
-    ],
-)
-def test_math_compares_values(expected, response, reward):
-    assert math.verify({"expected_answer": expected}, response) == reward
 
 
 def test_math_compares_values_in_a_thread_too_where_its_alarms_cannot_ring():
@@ -131,29 +110,6 @@ def test_structured_outputs_checks_the_schema_before_training():
     assert "no JSON schema" in structured_outputs.check(row)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "good", "bad"),
-    [
-        ("keywords:frequency", {"keyword": "a.b", "frequency": 2, "relation": "at least"}, "a.b A.B", "a.b axb"),
-        ("keywords:existence", {"keywords": ["x", "y"]}, "Y then X", "x"),
-        ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "category", "a cat"),
-        ("keywords:letter_frequency", {"letter": "z", "let_frequency": 2, "let_relation": "less than"}, "z", "zZ"),
-        ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "two words", "now three words"),
-        ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', "{a}"),
-        ("change_case:english_lowercase", {}, "all of this is written in small letters", "Not all of this is small"),
-        ("change_case:english_capital", None, "ALL OF THIS IS WRITTEN IN CAPITALS", "Dies ist es nicht"),
-        ("punctuation:no_comma", {}, "a b", "a, b"),
-        ("startend:quotation", {}, ' "q" ', '"q'),
-        ("startend:end_checker", {"end_phrase": "The end."}, "so\nthe end.", "the end. no"),
-    ],
-)
-def test_each_instruction_tells_obedience_from_disobedience(name, arguments, good, bad):
-    row = {"instruction_id_list": [name], "kwargs": [arguments], "prompt": ""}
-    assert instruction_following.check(row) is None
-    assert instruction_following.verify(row, good) == 1.0
-    assert instruction_following.verify(row, bad) == 0.0
-
-
 def test_instructions_are_all_or_nothing_unless_a_fraction_is_asked_for():
     row = {
         "instruction_id_list": ["punctuation:no_comma", "change_case:english_lowercase"],
@@ -201,12 +157,6 @@ def test_instructions_that_cannot_be_verified_are_refused_before_training(names,
 )
 def test_tool_calls_are_read_in_two_notations_and_never_evaluated(text, calls):
     assert parse_calls(text) == calls
-
-
-@given(st.text())
-def test_no_response_breaks_a_parser(text):
-    parse_calls(text)
-    parse_calls(f"[{text})]")
 
 
 def action(**arguments: object) -> dict:
@@ -272,36 +222,6 @@ def test_a_row_that_cannot_be_rewarded_here_is_refused():
     assert "reference is missing" in check_row(row)
     assert check_row(row | {"reference": "Hi"}) is None
     assert "has no verifier" in check_row({"agent_ref": {"name": "x"}})
-
-
-@pytest.mark.skipif(not GYM_EXAMPLES.is_dir(), reason="no folder of NeMo-Gym example rows beside the repository")
-@pytest.mark.parametrize(
-    ("file", "agent"),
-    [
-        ("math_with_judge", "math_with_judge_simple_agent"),
-        ("mcqa", "mcqa_simple_agent"),
-        ("code_gen", "code_gen_simple_agent"),
-        ("instruction_following", "instruction_following_simple_agent"),
-        ("structured_outputs", "structured_outputs_simple_agent"),
-        ("single_step_tool_use_with_argument_comparison", "single_step_tool_use_with_argument_comparison_agent"),
-    ],
-)
-def test_real_rows_are_accepted_and_right_answers_rewarded(file: str, agent: str):
-    assert SPECS[agent].verify is not None
-    for line in Path(GYM_EXAMPLES, f"{file}.jsonl").read_text().splitlines():
-        row = json.loads(line) | {"agent_ref": {"name": agent}}
-        assert check_row(row) is None
-        assert score(row, "") == 0.0
-        if "expected_action" not in row and "expected_answer" not in row:
-            continue
-        if "expected_answer" in row:
-            assert score(row, rf"thus \boxed{{{row['expected_answer']}}}") == 1.0
-            assert score(row, "no idea") == 0.0
-        else:
-            expected = row["expected_action"]
-            call = {"name": expected.get("name"), "arguments": json.loads(expected.get("arguments", "{}"))}
-            right = f"<tool_call>{json.dumps(call)}</tool_call>" if expected["type"] == "function_call" else "hello"
-            assert score(row, right) == 1.0
 
 
 # One file an environment.

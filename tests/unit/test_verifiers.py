@@ -25,13 +25,20 @@ from scripts.rewards.sentences import count_sentences, language, split_sentences
 @pytest.mark.parametrize(
     ("expected", "response", "reward"),
     [
+        ("52", r"\boxed{52}", 1.0),
+        ("52", r"so it is \boxed{ 52 }.", 1.0),
+        ("52", r"\boxed{53}", 0.0),
+        ("0.5", r"\boxed{\frac{1}{2}}", 1.0),
+        (r"\frac{1}{2}", r"\boxed{0.5}", 1.0),
+        ("52", "", 0.0),
+        ("52", r"\boxed{", 0.0),
         (r"\(\frac{1}{3}\)", r"\boxed{\frac{1}{3}}", 1.0),
         ("$x^2$", r"\boxed{x^2}", 1.0),
         ("-3", r"\boxed{-4}", 0.0),
         ("7", "I say 8 at first, but it is 7", 1.0),
     ],
 )
-def test_math_takes_the_delimiters_off(expected, response, reward):
+def test_math_compares_values(expected, response, reward):
     assert math.verify({"expected_answer": expected}, response) == reward
 
 
@@ -196,6 +203,17 @@ def test_structured_outputs_is_strict_at_every_depth_of_objects_alone():
 @pytest.mark.parametrize(
     ("name", "arguments", "good", "bad"),
     [
+        ("keywords:frequency", {"keyword": "a.b", "frequency": 2, "relation": "at least"}, "a.b A.B", "a.b axb"),
+        ("keywords:existence", {"keywords": ["x", "y"]}, "Y then X", "x"),
+        ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "category", "a cat"),
+        ("keywords:letter_frequency", {"letter": "z", "let_frequency": 2, "let_relation": "less than"}, "z", "zZ"),
+        ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "two words", "now three words"),
+        ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', "{a}"),
+        ("change_case:english_lowercase", {}, "all of this is written in small letters", "Not all of this is small"),
+        ("change_case:english_capital", None, "ALL OF THIS IS WRITTEN IN CAPITALS", "Dies ist es nicht"),
+        ("punctuation:no_comma", {}, "a b", "a, b"),
+        ("startend:quotation", {}, ' "q" ', '"q'),
+        ("startend:end_checker", {"end_phrase": "The end."}, "so\nthe end.", "the end. no"),
         ("language:response_language", {"language": "de"}, "Das ist ein deutscher Satz.", "This is an English one."),
         (
             "length_constraints:number_sentences",
@@ -390,20 +408,3 @@ ODD = st.lists(
 def test_every_response_has_a_reward_between_nothing_and_one(text):
     for environment, row in ROWS.items():
         assert 0.0 <= SPECS[environment].verify(row, text) <= 1.0
-
-
-LONG = [
-    opening + filling * 50_000
-    for opening in ("", r"\boxed{", r"\boxed{\text{", "Answer:", "[{", "<tool_call>{", "<answer>", "final answer")
-    for filling in (" ", "\n", "*", r"\boxed{", r"\text{", "<tool_call>{", "}</tool_call>", "[", "}", "1,", "answer:")
-]
-
-
-def test_no_long_response_keeps_a_verifier_busy():
-    started = time.monotonic()
-    for text in LONG:
-        math._BOXED_INTEGER.fullmatch(text)
-        for environment, row in ROWS.items():
-            if environment is not Environment.INSTRUCTION_FOLLOWING:
-                SPECS[environment].verify(row, text + r"}x}")
-    assert time.monotonic() - started < 120
