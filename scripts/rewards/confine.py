@@ -102,15 +102,15 @@ def _libc() -> ctypes.CDLL:
 
 
 def _prctl(option: int, first: int, second: int) -> None:
-    if _libc().prctl(option, first, second, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl {option}: {os.strerror(error)}")
+    _checked(_libc().prctl(option, first, second, 0, 0))
 
 
 def _call(number: int, *arguments: int | ctypes.Array) -> int:
-    result = _libc().syscall(
-        number, *(ctypes.c_ulong(given) if isinstance(given, int) else given for given in arguments)
-    )
+    passed = (ctypes.c_ulong(given) if isinstance(given, int) else given for given in arguments)
+    return _checked(_libc().syscall(number, *passed))
+
+
+def _checked(result: int) -> int:
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
@@ -140,11 +140,9 @@ def _become_nobody(capabilities: int) -> None:
 def _threads_of_user() -> int:
     count = 0
     for tasks in Path("/proc").glob("[0-9]*/task"):
-        try:
+        with suppress(OSError):
             status = tasks.stat()
-        except OSError:
-            continue
-        count += status.st_nlink - 2 if status.st_uid == os.getuid() else 0
+            count += status.st_nlink - 2 if status.st_uid == os.getuid() else 0
     return count
 
 

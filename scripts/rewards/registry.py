@@ -1,4 +1,4 @@
-"""The environments by name, and the rewards of rows that bear the names."""
+"""Environments by name, and the rewards of their rows."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,9 +41,9 @@ def spec_of(row: Row) -> EnvironmentSpec:
 
 
 def register(own_environments: dict[str, Path], expected: dict[str, str] | None = None) -> None:
-    """Let a user's own environments reward the rows of their names in this process.
+    """Let a user's environments, files by name, reward rows in this process.
 
-    UserError for a file that cannot be used, or whose SHA-256 is not the expected one.
+    UserError for an unusable file, or a SHA-256 unlike the expected hash.
     """
     for name, path in own_environments.items():
         own = OwnEnvironment(name, path, (expected or {}).get(name))
@@ -60,8 +60,8 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
 def register_gym(gym: Gym, servers: dict[str, GymServer], python: str) -> list[RunningServer]:
     """Let NeMo-Gym's servers reward the rows of their agents in this process, and return the servers.
 
-    Servers that run here start at once, are waited for at the first request, and end with this process. UserError where
-    Gym has no such server.
+    Servers that run here start at once, are waited for at the first request, and end with this process. UserError for a
+    server unknown to Gym.
     """
     agents = agents_of(gym, python)
     running = {name: RunningServer(name, gym, servers.get(name, GymServer()), python) for name in gym.servers}
@@ -77,7 +77,7 @@ def environment_factory(name: str) -> type[Episode] | None:
 
 
 def tool_schemas(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tools of each environment that has some, as chat templates take them."""
+    """Return the tools of environments with tools, as chat templates take tools."""
     from transformers.utils import get_json_schema  # noqa: PLC0415 - only where there are tools
 
     factories = {name: factory for name in names if (factory := environment_factory(name))}
@@ -92,9 +92,9 @@ def contract_of(name: str) -> type[PromptRow] | None:
 
 
 def check_row(row: Row, held_out: bool = False, by_gym: Collection[str] = ()) -> str | None:
-    """Say why a row that obeys its contract cannot be rewarded here, or None.
+    """Say why a row cannot be rewarded here, although the contract is obeyed, or None.
 
-    `held_out` rows are scored by the evaluation's servers; `by_gym` names the agents whose rows Gym's servers reward.
+    The evaluation's servers score `held_out` rows; Gym's servers reward the rows of the agents in `by_gym`.
     """
     name = row["agent_ref"]["name"]
     if name in by_gym:
@@ -107,7 +107,7 @@ def check_row(row: Row, held_out: bool = False, by_gym: Collection[str] = ()) ->
 
 
 def score(row: Row, response: str) -> float:
-    """Score one held-out response from 0 to 1; Unjudged where the response ends its verifier.
+    """Score one held-out response from 0 to 1; Unjudged where the response breaks the verifier.
 
     UserError where the row or the environment's code is to blame.
     """
@@ -119,14 +119,14 @@ def score(row: Row, response: str) -> float:
 
 
 def scores(answered: list[tuple[Row, str]], places: Sequence[str] = ()) -> list[float]:
-    """Score rows with one response each, as `score`; the arguments and errors are those of `reward_groups`."""
+    """Score rows with one response each, as `score`; `places` and errors as in `reward_groups`."""
     return [reward for (reward,) in _apply([(row, [response]) for row, response in answered], _begin_each, places)]
 
 
 def reward_groups(groups: list[tuple[Row, list[str]]], places: Sequence[str] = ()) -> list[list[float]]:
-    """Return the rewards of a step's groups in order; calls that wait for a process or a server run at once.
+    """Return the rewards of a step's groups in order; calls to processes and servers run at once.
 
-    `places` locates the rows in the message of a UserError. CutOffError (GymUnavailable) when a server gives no answer.
+    `places` locates the rows for the message of a UserError. CutOffError (GymUnavailable) when a server is silent.
     """
     return _apply(groups, _begin_group, places)
 
@@ -168,7 +168,7 @@ def _apply(
 
 @contextmanager
 def _naming_row(places: Sequence[str], place: int) -> Iterator[None]:
-    """Add the row's place to a UserError, unless a server is out, for which no row is to blame."""
+    """Add the row's place to a UserError, except for an outage, with no row to blame."""
     try:
         yield
     except UserError as error:
@@ -178,10 +178,10 @@ def _naming_row(places: Sequence[str], place: int) -> Iterator[None]:
 
 
 def _unjudged(error: Exception, row: Row, judge_harmless: Callable[[], Any]) -> Unjudged:
-    """Return the reward of a response that ended its verifier.
+    """Return the reward of a response that broke the verifier.
 
-    `judge_harmless` calls the verifier with another response: a failure there is no fault of the response, and raises
-    UserError.
+    `judge_harmless` calls the verifier with a harmless response; a failure there is no fault of the first response, and
+    raises UserError.
     """
     if isinstance(error, NotJudged):
         return Unjudged(str(error))

@@ -9,7 +9,6 @@ libraries, and end with the process that started them.
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -36,8 +35,6 @@ _ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
 }
 ERROR_LENGTH = 2000
-TIME_LIMIT = struct.Struct("=d")
-STATUS = struct.Struct("=?i")  # whether it ended in time, and its exit status
 READY, RETURNED, RAISED = b"ready", b"returned ", b"raised "
 
 
@@ -127,13 +124,13 @@ class _Server:
                 with open(file, "wb", closefd=False) as opened:
                     opened.write(data)
                 os.lseek(file, 0, os.SEEK_SET)
-            socket.send_fds(self._connection, [TIME_LIMIT.pack(seconds)], files)
-            in_time, status = STATUS.unpack(self._answer(seconds + _GRACE_SECONDS))
+            socket.send_fds(self._connection, [json.dumps(seconds).encode()], files)
+            status = json.loads(self._answer(seconds + _GRACE_SECONDS))
             output, result = (read_file(file, size) for file in files[2:])
         finally:
             for file in files:
                 os.close(file)
-        if not in_time:
+        if status is None:
             return Outcome("timeout", output=output.decode("utf-8", "replace"), error=f"ran longer than {seconds:g} s")
         return _outcome(status, output, result, size)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.rewards.confine import Confinement
-from scripts.rewards.sandbox import ERROR_LENGTH, MEBIBYTE, RAISED, READY, RETURNED, STATUS, TIME_LIMIT, read_file
+from scripts.rewards.sandbox import ERROR_LENGTH, MEBIBYTE, RAISED, READY, RETURNED, read_file
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MEMORY = 4096 * MEBIBYTE
@@ -34,17 +34,16 @@ def serve(function: Callable[..., Any], connection: socket.socket, hidden: list[
     gc.freeze()
     connection.send(_why_not_confined(confinement))
     while True:
-        message, files, _, _ = socket.recv_fds(connection, TIME_LIMIT.size, 4)
+        message, files, _, _ = socket.recv_fds(connection, 64, 4)
         if not message:
             return
-        (seconds,) = TIME_LIMIT.unpack(message)
+        seconds = json.loads(message)
         child = os.fork()
         if child == 0:
             _run_confined(function, files, confinement, seconds)
         for file in files:
             os.close(file)
-        status = _wait(child, connection, seconds)
-        connection.send(STATUS.pack(status is not None, status or 0))
+        connection.send(json.dumps(_wait(child, connection, seconds)).encode())
 
 
 def _wait(child: int, connection: socket.socket, seconds: float) -> int | None:

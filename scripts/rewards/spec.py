@@ -12,7 +12,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class EnvironmentSpec:
-    """The contract of an environment's rows and the functions that reward responses to the rows.
+    """The contract of an environment's rows and the functions that reward responses.
 
     Attributes:
         row: The contract.

@@ -1,6 +1,7 @@
 """The reward probe stops a stage whose expected answers earn no more than wrong ones, and passes sound rewards."""
 
 import random
+import re
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -176,3 +177,24 @@ def test_the_preflight_records_the_probe_and_refuses_a_faulty_reward(load, tmp_p
 
 def test_the_probes_settings_are_no_part_of_what_a_stage_trains(load):
     assert resolve_stage(load(), "rlvr1") == resolve_stage(load(rows=3, action="warn"), "rlvr1")
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "says"),
+    [
+        ("stages", "judges", "stages.rlvr1.judges: is gone: name the judge's server of NeMo-Gym in gym"),
+        ("stages", "judge_servers", "judge_servers: is gone: say where NeMo-Gym's server answers in gym_servers"),
+        ("evaluation", "judges", "evaluation.judges: is gone: name the judge's server of NeMo-Gym in gym"),
+        ("probe", "rollouts", "stages.rlvr1.probe.rollouts: is gone: look at zero_variance_share"),
+        ("probe", "seconds_per_check", "probe.seconds_per_check: is gone: leave the key out"),
+    ],
+)
+def test_keys_of_judges_and_of_the_larger_probe_say_what_to_do_instead(tmp_path, place, key, says):
+    values = yaml.safe_load(SHORT.read_text())
+    stage = values["stages"]["rlvr1"]
+    {"stages": stage, "probe": stage.setdefault("probe", {}), "evaluation": values["evaluation"]}[place][key] = {
+        "general": {}
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(UserError, match=re.escape(says)):
+        load_recipe(tmp_path / "recipe.yaml")
