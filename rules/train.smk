@@ -83,7 +83,9 @@ def publishes_only(wildcards):
     stage = stage_of(wildcards)
     # What is there by name was then no sound checkpoint.
     was_in_vain = any(attempt["outcome"] == "waited" for attempt in attempts_of(stage.paths.run, CALL)[-1:])
-    return int((STATES.of(stage.name).is_trained and not was_in_vain) or waits_for(wildcards) > 0)
+    state = STATES.of(stage.name)
+    trains_elsewhere = state.state == "training" and not state.trains_other
+    return int(((state.is_trained or trains_elsewhere) and not was_in_vain) or waits_for(wildcards) > 0)
 
 
 def of_training(name):

@@ -1,4 +1,4 @@
-"""What would train if the workflow ran now, and what it costs."""
+"""Show which stages would train now, and the costs."""
 
 import argparse
 import shutil
@@ -29,14 +29,13 @@ from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
 from scripts.stage.store import unlinked
 
-WORDS = {"new": "trains", "stale": "trains again", "waiting": "trains"}
-WORDS |= {state: state for state in ("fresh", "damaged")}
+WORDS = {"stale": "trains again", "trained": "published again", "fresh": "fresh", "damaged": "damaged"}
 LARGEST = 3
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A stage's state, what is left of it, and the time limit of one allocation in minutes."""
+    """Hold a stage's state, the estimate of the rest, and the time limit of an allocation in minutes."""
 
     state: StageState
     estimate: Estimate
@@ -44,25 +43,24 @@ class Planned:
 
     @property
     def what(self) -> str:
-        """What would happen to the stage, in words."""
+        """Describe what would happen to the stage."""
         state = self.state
-        if state.publishes_again:
-            return "published again"
         if state.state == "training":
             return f"training, from step {state.start}"
-        return f"resumes at step {state.start}" if state.start and state.left != 0 else WORDS.get(state.state, "trains")
+        resumes = state.state == "unfinished" and state.start
+        return f"resumes at step {state.start}" if resumes else WORDS.get(state.state, "trains")
 
     @property
     def steps(self) -> str:
-        """How many steps would be trained, of how many; nothing when none, a question mark when nobody knows."""
+        """Return the steps to train of all steps; nothing for none, a question mark for an unknown number."""
         steps = self.estimate.steps
         return "" if steps == 0 else "?" if steps is None else f"{steps} of {self.state.planned}"
 
     @property
     def why(self) -> str:
-        """Why, in words."""
+        """Give the reasons."""
         state = self.state
-        reasons = [*state.changed, *(words for words in (state.note, state.skipped) if words)]
+        reasons = [*state.changed, *filter(None, (state.note, state.skipped))]
         return ", ".join(reasons) or ("never trained" if state.state == "new" else "")
 
 
@@ -77,7 +75,7 @@ def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
 
 
 def plan_text(project: Project) -> str:
-    """The plan as a table with its totals, what its hours rest on, and what no run links to."""
+    """Return the plan: a table with totals, the basis of its hours, memory, long rows, and trainings to discard."""
     plan = planned_stages(project, project.recipe.stages)
     lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_long_rows(project), *_unlinked(project)]
     if project.recipe.note:
@@ -86,7 +84,7 @@ def plan_text(project: Project) -> str:
 
 
 def dry_run_text(project: Project, jobs: set[str]) -> str:
-    """The plan of the stages and checkpoints whose training a call of Snakemake plans, and whether Slurm is here."""
+    """Return the plan of the stages and checkpoints that a call trains, and a line where Slurm is missing."""
     plan = planned_stages(project, {*map(project.recipe.stage_trained, jobs)})
     lines = _totals(project, plan) if plan else ["no stage trains"]
     if project.site.slurm and not shutil.which("sbatch"):
@@ -99,7 +97,7 @@ def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
 
 
 def _totals(project: Project, plan: list[Planned]) -> list[str]:
-    """The table of the stages, what its hours rest on, and whether they exceed the budget."""
+    """Return the table, the basis of its hours, and a line where they exceed the budget."""
     to_train = _to_train(plan)
     lines = [*_table(project.site, plan), *_basis(to_train, project.site)]
     words = None if project.over_budget else beyond_budget(project.site, to_train)
@@ -107,7 +105,7 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
 
 
 def _table(site: Site, plan: list[Planned]) -> list[str]:
-    """A line a stage and their sums: on a cluster what it asks for and its hours, on this machine how long it takes."""
+    """Return a line a stage and their sums: on a cluster nodes and hours, on this machine the time."""
     asked = ["nodes", "GPUs", "limit", "allocations", "node-hours", "GPU-hours"] if site.slurm else ["time"]
     head, rows = ["stage", "what", "steps", *asked, "why"], []
     for stage in plan:
@@ -131,27 +129,28 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
 
 
 def _steps(estimates: list[Estimate]) -> str:
-    """The steps of all, as far as they are known."""
+    """Return the known steps of all stages."""
     more = "≥ " if any(each.steps is None for each in estimates) else ""
     return f"{more}{sum(each.steps or 0 for each in estimates)}"
 
 
 def _time(estimates: list[Estimate]) -> str:
-    """How long they take one after the other on this machine, as far as anybody knows."""
+    """Return the known time of all stages one after the other."""
     known = [each.hours * 3600 for each in estimates if each.steps and not each.bound]
     more = "≥ " if any(each.bound for each in estimates) else ""
     return f"{more}{duration(sum(known))}" if known else ""
 
 
 def _counts(plan: list[Planned]) -> str:
-    again = sum(stage.state.publishes_again for stage in plan)
-    still = {state: sum(stage.state.state == state for stage in plan) for state in ("fresh", "damaged")}
-    counts = {"to train": len(plan) - again - sum(still.values()), "to publish": again, **still}
+    states = [stage.state.state for stage in plan]
+    still = {"to publish": "trained", "fresh": "fresh", "damaged": "damaged"}
+    counts = {words: states.count(state) for words, state in still.items()}
+    counts = {"to train": len(plan) - sum(counts.values()), **counts}
     return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
 
 def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
-    """What the figures rest on, in one line."""
+    """Return the basis of the figures in a line."""
     words = {
         MEASURED: "the steps that {} logged",
         ALIKE: "the tokens a second that a stage like {} logged",
@@ -181,7 +180,7 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
 
 
 def _long_rows(project: Project) -> list[str]:
-    """Of which stages the preflight counted training rows that are too long."""
+    """Return a line for each stage whose preflight counted rows that are too long."""
     lines = []
     for name in project.recipe.stages:
         preflight = read_if_there(Stage(project.recipe, project.results, name).paths.preflight, Preflight)
@@ -204,7 +203,7 @@ def _unlinked(project: Project) -> list[str]:
 
 
 def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
-    """How far what is to train exceeds the site's budget, and by which stages; None: it does not, or there is none."""
+    """Return in words how far training exceeds the site's budget, with the largest stages; None within the budget."""
     budget = site.slurm.budget_gpu_hours if site.slurm else None
     needed = sum(left.gpu_hours for left in to_train.values())
     if budget is None or needed <= budget:

@@ -1,4 +1,4 @@
-"""What is left of a stage's training, in steps, allocations and node-hours."""
+"""Estimate the rest of a stage's training in steps, allocations and node-hours."""
 
 import math
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ LIMIT, UNKNOWN = "time limit", "unknown steps"
 
 @dataclass(frozen=True)
 class Estimate:
-    """Steps left, seconds a step takes (None: nobody knows), allocations and hours expected, and what they rest on.
+    """Hold the steps left, seconds a step, allocations and hours, and their basis.
 
-    Where nobody knows what a step takes, or how many steps there are (None), one whole allocation is reckoned with.
+    Unknown steps or seconds (None) count as a whole allocation.
     """
 
     steps: int | None
@@ -33,29 +33,24 @@ class Estimate:
 
     @property
     def node_hours(self) -> float:
-        """Hours of all nodes together."""
+        """Return the hours of all nodes together."""
         return self.hours * self.nodes
 
     @property
     def gpu_hours(self) -> float:
-        """Hours of all GPUs together."""
+        """Return the hours of all GPUs together."""
         return self.node_hours * self.gpus_per_node
 
     @property
-    def step_gpu_hours(self) -> float:
-        """Hours of all GPUs that a step takes; 0: nobody knows."""
-        return (self.step_seconds or 0.0) / 3600 * self.nodes * self.gpus_per_node
-
-    @property
     def bound(self) -> str:
-        """What the hours are where nobody knows better than one whole allocation: at most (≤) it, or at least (≥)."""
+        """Mark hours counted as a whole allocation: at most (≤) with known steps, at least (≥) with unknown steps."""
         if self.steps == 0 or self.basis not in (LIMIT, UNKNOWN):
             return ""
         return "≤" if self.basis == LIMIT else "≥"
 
 
 def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
-    """What `steps` more steps of a stage will take here, by what was measured or else by what was expected."""
+    """Estimate `steps` more steps of a stage on a site, by measured or else by expected seconds."""
     slurm, resources = site.slurm, site.resources_of(stage.name, stage.settings)
     gpus = slurm.gpus_per_node if slurm else 0
     if steps is None:
@@ -70,19 +65,19 @@ def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
 
 
 def bound_of(estimates: Iterable[Estimate]) -> str:
-    """What their sum is: a bound from below where the steps of one are unknown, from above where a limit was taken."""
+    """Return the mark of a sum: ≥ with any unknown steps, ≤ with any time limit."""
     bounds = {each.bound for each in estimates}
     return "≥" if "≥" in bounds else "≤" if "≤" in bounds else ""
 
 
 def hours_text(hours: float, bound: str = "") -> str:
-    """Hours for people, to three digits at most; a bound (≤ or ≥) is marked."""
+    """Return hours as text, of at most three digits, behind their bound (≤ or ≥)."""
     text = f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}" if hours >= 0.01 or not hours else "<0.01"
     return f"{bound} {text}" if bound else text
 
 
 def _step_seconds(site: Site, stage: Stage, resources: Resources) -> tuple[float | None, str]:
-    """What a step takes, and by what: its own steps, tokens a second measured elsewhere, or what is expected."""
+    """Return the seconds of a step and their basis: logged steps, another stage's tokens a second, or the recipe."""
     if own := measured_step_seconds(stage):
         return own, MEASURED
     if alike := _seconds_of_alike(site, stage, resources):
@@ -91,10 +86,7 @@ def _step_seconds(site: Site, stage: Stage, resources: Resources) -> tuple[float
 
 
 def measured_step_seconds(stage: Stage) -> float | None:
-    """Median seconds of the steps that the stage logged last, where it trained last.
-
-    Steps of another batch size count by their rows.
-    """
+    """Return the median seconds of the stage's last logged steps; steps of another batch size count by rows."""
     run = stage.paths.run
     if seconds := step_seconds(recent_steps(run)):
         return seconds * stage.config.samples_per_step / _samples_per_step(run, stage)
@@ -102,7 +94,7 @@ def measured_step_seconds(stage: Stage) -> float | None:
 
 
 def _samples_per_step(run: Path, stage: Stage) -> int:
-    """What a run directory's steps trained on; where that cannot be read, what the stage's own do."""
+    """Return the samples a step in a run directory; the stage's where its config cannot be read."""
     try:
         return read_config(run / "config.yaml").samples_per_step
     except UserError:
@@ -110,9 +102,9 @@ def _samples_per_step(run: Path, stage: Stage) -> int:
 
 
 def _seconds_of_alike(site: Site, stage: Stage, resources: Resources) -> float | None:
-    """What a step would take at the tokens a second that another stage of the recipe, which trains alike, has logged.
+    """Return the seconds of a step at the tokens a second of a stage that trains alike.
 
-    As many tokens are taken to be in a row, and the work to be shared by the nodes.
+    Rows are taken to be as long, and the work to be shared by the nodes.
     """
     for name, settings in stage.recipe.stages.items():
         other = replace(stage, name=name)
@@ -125,7 +117,7 @@ def _seconds_of_alike(site: Site, stage: Stage, resources: Resources) -> float |
 
 
 def _is_alike(other: Stage, stage: Stage) -> bool:
-    """Whether two stages train the same parameters by the same algorithm and backend."""
+    """Whether two stages share backend, algorithm and the use of adapters."""
 
     def kind(one: Stage) -> tuple[str, str, bool]:
         policy = getattr(one.config, "policy", None)

@@ -1,4 +1,4 @@
-"""A stage: what the recipe says of it, where its files lie, what it trains and how far that is."""
+"""A stage: settings, files, resolved config, data, parent and identity."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ from scripts.stage.store import folder_of, open_training
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of a recipe with its folder of results; or it as of a step; or what a choice among such stands for.
+    """A stage, a checkpoint of a stage, or a choice, with its folder of results.
 
-    What is read from files is read once; `reread` gives the stage as it is now. Where `is_written`, its config is what
-    its config.yaml says, which a training job trains whatever became of the recipe meanwhile. `root` holds the results
-    of all runs, and the store of what they trained; None: `results` does.
+    Files are read once; `reread` returns the stage with files to be read again. With `is_written` the config comes from
+    config.yaml, so that a training job ignores later edits of the recipe. `root` holds the results of all runs and
+    their store (None: `results` does).
     """
 
     recipe: Recipe
@@ -31,54 +31,54 @@ class Stage:
     root: Path | None = None
 
     def reread(self) -> Self:
-        """The same stage, its files to be read anew."""
+        """Return the stage, its files to be read again."""
         return replace(self)
 
     @property
     def settings(self) -> StageSettings:
-        """What the recipe says of it."""
+        """Return the stage's settings; for a checkpoint its stage's, for a choice its first candidate's."""
         return self.recipe.settings_of(self.name)
 
     @property
     def paths(self) -> StagePaths:
-        """Where its files lie."""
+        """Return the paths of the stage's files."""
         return StagePaths(self.results / self.name)
 
     @property
     def parent(self) -> "Stage | None":
-        """The stage whose export it starts from."""
+        """Return the parent, None for a first stage."""
         return replace(self, name=self.settings.parent) if self.settings.parent else None
 
     @property
     def manifest(self) -> Path:
-        """The description of its splits."""
+        """Return the path of the splits' manifest."""
         return self.results / "data" / self.settings.blend / "manifest.json"
 
     @property
     def train_split(self) -> Path:
-        """The rows that it trains on."""
+        """Return the path of the training rows."""
         return self.manifest.with_name("train-split.jsonl")
 
     @property
     def validation_split(self) -> Path:
-        """The rows that are held out."""
+        """Return the path of the held-out rows."""
         return self.manifest.with_name("val-split.jsonl")
 
     @property
     def _origin(self) -> StagePaths | None:
-        """Where the export lies that it starts from: its parent's, or that of the recipe's pretrained model."""
+        """Return the paths of the parent, or of the recipe's pretrained model; None for a fresh model."""
         if self.parent:
             return self.parent.paths
         return self.paths.sibling(MODEL) if self.settings.starts_from_export(self.recipe) else None
 
     @property
     def parent_export_record(self) -> Path | None:
-        """The record of the export that it starts from; None: it starts from a model that its config describes."""
+        """Return the record of the export to start from; None for a fresh model."""
         return self._origin.export_record if self._origin else None
 
     @property
     def parent_export(self) -> Path | None:
-        """The exported model that its facts name; None: it starts from a model that its config describes."""
+        """Return the exported model to start from; None for a fresh model."""
         if self._origin is None:
             return None
         record = read_if_there(self._origin.export_record, ExportRecord)
@@ -86,13 +86,13 @@ class Stage:
 
     @cached_property
     def config(self) -> TrainingConfig:
-        """Its resolved training config; of a choice that of the chosen."""
+        """Return the resolved training config; for a choice the chosen candidate's."""
         is_written = self.is_written or self.name in self.recipe.choices
         return read_config(self.paths.config) if is_written else resolve_stage(self.recipe, self.name)
 
     @cached_property
     def rows(self) -> int | None:
-        """The rows of its training split; None while there is no manifest."""
+        """Return the number of training rows; None without a manifest."""
         return rows_of_manifest(self.manifest)
 
     @property
@@ -107,12 +107,12 @@ class Stage:
 
     @cached_property
     def facts(self) -> Facts:
-        """The hashes of all that may change its weights; its manifest and its parent's export have to be there."""
+        """Return the hashes of everything that may change weights; manifest and parent's export must exist."""
         return stage_facts(self.config, self.manifest, self.parent_export_record)
 
     @property
     def identity(self) -> str:
-        """One hash of its facts."""
+        """Return the hash of the facts."""
         return identity_of(self.facts)
 
     @property
@@ -136,6 +136,6 @@ class Stage:
 
     @property
     def exported_identity(self) -> str | None:
-        """The identity of the checkpoint that its export was made from; None: there is no export."""
+        """Return the identity of the exported checkpoint, None without an export."""
         record = read_if_there(self.paths.export_record, ExportRecord)
         return record["identity"] if record else None

@@ -5,7 +5,6 @@ Neither Slurm nor a checkpoint's content is read: a training job hashes the chec
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +34,12 @@ FACTS = {"train_split": "training split", "validation_split": "validation split"
 class StageState:
     """Describe where a stage stands.
 
-    `state`: fresh (published, nothing changed), waiting (its parent, data or model is made first), training, resumes
-    (checkpoints of its identity are there), stale (published before a change of settings, data or parent), damaged (a
-    record is) or new. `planned` is None while the rows are unknown. `start` is the newest step of its identity, in
-    `run`; `end` replaces the planned step where the data end before, and `skipped` says so. `changed` lists differences
-    from the training in ``<stage>/run``; with `trains_other` the process at work trains another identity.
+    `state`: fresh (published, nothing changed), waiting (its parent, data or model is made first), training, trained
+    (only to be published), unfinished (begun), stale (published or begun before a change of settings, data or parent),
+    damaged (a record is) or new. `planned` is None while the rows are unknown. `run` trains the stage's identity, up to
+    step `start` by `attempts`; `end` replaces the planned step where the data end before, and `skipped` says so.
+    `changed` lists differences from the training in ``<stage>/run``; with `trains_other` the process at work trains
+    another identity.
     """
 
     stage: str
@@ -50,6 +50,7 @@ class StageState:
     skipped: str = ""
     identity: str | None = None
     run: Path | None = None
+    attempts: tuple[dict[str, Any], ...] = ()
     changed: tuple[str, ...] = ()
     note: str = ""
     trains_other: bool = False
@@ -70,11 +71,6 @@ class StageState:
     def is_trained(self) -> bool:
         """Whether a training job would only publish."""
         return self.last is not None and 0 < self.start >= self.last
-
-    @property
-    def publishes_again(self) -> bool:
-        """Whether nothing is left but to publish."""
-        return self.state == "resumes" and self.left == 0
 
 
 @dataclass
@@ -100,8 +96,11 @@ class States:
     def of(self, name: str) -> StageState:
         """Return the state of a stage or checkpoint."""
         if not self._known or time.monotonic() - self._since > self.max_age:
-            self._known, self._since = {}, time.monotonic()
-            self._order, self._remade = self._stages(), data_to_be_made(self.recipe, self.results)
+            self._known, self._since, self._order = {}, time.monotonic(), iter(self.recipe.stage_order())
+            try:
+                self._remade = data_to_be_made(self.recipe, self.results)
+            except UserError:  # a damaged record, whose stages are damaged, and for which Snakemake makes nothing
+                self._remade = set()
         while name not in self._known:
             each = next(self._order, name)
             self._known[each] = self._state(each)
@@ -120,9 +119,6 @@ class States:
         if chosen_from != {each: self.published(each) for each in choice.among}:
             return None
         return chosen_from[record["chosen"][0]]
-
-    def _stages(self) -> Iterator[str]:
-        return iter(self.recipe.stage_order())
 
     def _state(self, name: str) -> StageState:
         stage = Stage(self.recipe, self.results, name, root=self.root)
@@ -148,31 +144,32 @@ class States:
 
 def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob | None) -> StageState:
     """Return a stage's state; `first` is what is made before, `latest` Slurm's last word on its job."""
-    run = stage.paths.run
-    owner = holder(stage.paths.owner, latest)
-    state = StageState(stage.name, "waiting", planned, note=first)
+    run, state = stage.paths.run, StageState(stage.name, "waiting", planned, note=first)
+    own = run if first else stage.training
+    if not first:
+        state = replace(state, state="new", identity=stage.identity)
+        if own.is_dir():
+            attempts = tuple(attempt for attempt in read_attempts(own) if attempt["outcome"] != "waited")
+            state = replace(state, run=own, attempts=attempts, **_steps(own, newest_step(own), planned))
+    for folder in dict.fromkeys((own, run)):
+        if owner := holder(owner_of(folder), latest):
+            return replace(state, state="training", note=describe(owner), trains_other=folder != own)
     if first:
-        return _held(state, owner, run) if owner is not None else state
-    own_run = stage.training if stage.training.is_dir() else None
-    state = replace(state, identity=stage.identity, run=own_run, **_steps(own_run, newest_step(own_run), planned))
-    if own_run is not None and (here := holder(owner_of(own_run), latest)):
-        return replace(state, state="training", note=describe(here))
-    if owner is not None:
-        return _held(state, owner, run)
+        return state
     record = read_if_there(stage.paths.record, CheckpointRecord)
-    is_ours = record is not None and record["identity"] == stage.identity
+    is_ours = record is not None and record["identity"] == state.identity
     if is_ours and (record["step"] == planned or "data_ended" in record):
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
-    was_trained, notes = identity_in(run) is not None, []
-    word = "resumes" if state.start else "new"
-    if own_run is None:
-        word = "stale" if record is not None or was_trained else "new"
-    elif own_run != run:
-        word, notes = "resumes", [f"trained in {own_run}"]
-    else:
-        notes = [f"last attempt {attempt['outcome']}" for attempt in read_attempts(run)[-1:]]
-    changed = _changes(stage) if was_trained and own_run != run else ()
-    return replace(state, state=word, changed=changed, note=", ".join(notes))
+    was_trained = identity_in(run) is not None
+    if was_trained and own != run:
+        state = replace(state, changed=_changes(stage))
+    if state.start and own != run:
+        state = replace(state, note=f"trained in {own}")
+    elif state.attempts:
+        state = replace(state, note=f"last attempt {state.attempts[-1]['outcome']}")
+    if state.start or state.attempts:
+        return replace(state, state="trained" if state.is_trained else "unfinished")
+    return replace(state, state="stale" if record or (was_trained and own != run) else "new")
 
 
 def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
@@ -185,14 +182,9 @@ def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
     return owner
 
 
-def _held(state: StageState, owner: dict[str, Any], run: Path) -> StageState:
-    other = bool(state.identity) and state.run != run
-    return replace(state, state="training", note=describe(owner), trains_other=other)
-
-
-def _steps(run: Path | None, start: int, planned: int | None) -> dict[str, Any]:
+def _steps(run: Path, start: int, planned: int | None) -> dict[str, Any]:
     """Return the newest step, and the last one where the data end before the planned step."""
-    if run is None or planned is None:
+    if planned is None:
         return {}
     end = last_step(run, start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}

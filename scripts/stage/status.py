@@ -1,11 +1,10 @@
-"""What a stage is at right now: its state, and over that what its attempts, its last steps and its Slurm job tell.
+"""Tell a stage's status: its state, and the news of its attempts, last steps and Slurm job.
 
-Of two that contradict each other the later word counts: an attempt that began or ended after Slurm was last heard is
-news, and so is a job of which Slurm spoke after the last attempt.
+The later news counts: an attempt that began or ended after Slurm was last heard, or a job's state after an attempt.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,15 @@ from scripts.stage.state import StageState
 OLD_SECONDS = 300.0
 QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 STARTING = {"CONFIGURING", "RUNNING"}
+Changes = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class StageStatus:
-    """What one stage is at.
+    """Hold a stage's line of the status.
 
-    `state` is fresh, queued, starting, training, unfinished (it goes on from `step` when called for), trained (only to
-    be published), cancelled, failed, waiting, stale, damaged or new. `reward` and `kl` are those of `step`,
-    `left` the seconds to the planned step at the pace of the last steps, `nodes` and `job` those of the Slurm job that
-    is at it.
+    `state` is a state of `StageState`, or queued, starting, cancelled or failed. `reward` and `kl` are of `step`,
+    `left` is in seconds at the pace of the last steps, `nodes` and `job` are of the Slurm job at work.
     """
 
     stage: str
@@ -45,167 +43,127 @@ class StageStatus:
 
 
 def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = None) -> StageStatus:
-    """What a stage is at; `latest` is what Slurm last said of its job."""
-    if state.state == "damaged":
-        return _at(state, state.state, 0, [], note=state.note)
-    run = paths.run if state.trains_other else state.run
-    attempts = [attempt for attempt in read_attempts(run) if attempt["outcome"] != "waited"] if run else []
+    """Return a stage's status; `latest` is Slurm's last word on its job."""
     if state.state == "training":
-        return _training(state, run or paths.run, attempts, latest.job if latest else None)
-    if latest is not None and not _is_news(latest, paths, attempts):
+        return _training(state, paths, latest.job if latest else None)
+    if latest is not None and not _is_news(latest, paths, state):
         latest = None
-    entries = recent_steps(run) if run else []
-    if latest is not None and (status := _of_job(state, paths, entries, latest)) is not None:
-        return status
-    if state.state in ("fresh", "waiting"):
-        step = {"fresh": state.last, "waiting": 0}.get(state.state, state.start)
-        return _at(state, state.state, step, entries, note=_joined(state.note, state.skipped))
-    if note := _failure(state, paths, attempts, latest):
-        return _at(state, "failed", state.start, entries, note=note)
-    return _at_rest(state, entries, bool(attempts), latest)
+    status = StageStatus(state.stage, state.state, state.planned)
+    status = _at(status, state.last if state.state == "fresh" else state.start, recent_steps(state.run or paths.run))
+    changes = _of_job(state, paths, latest) if latest and state.state != "damaged" else None
+    if changes is None and state.state not in ("fresh", "waiting", "damaged"):
+        changes = _failure(state, paths, latest)
+    return replace(status, **changes) if changes else replace(status, note=_note(state, latest))
 
 
-def _at_rest(
-    state: StageState, entries: list[dict[str, Any]], was_tried: bool, latest: LatestJob | None
-) -> StageStatus:
-    """A stage that nobody is at and that did not fail."""
-    if state.publishes_again:
-        note = _joined("to be published", state.note, state.skipped)
-        return _at(state, "trained", state.start, entries, note=note)
-    if state.state == "resumes" or was_tried:
-        return _at(state, "unfinished", state.start, entries, note=_joined(state.note, state.skipped, _as_of(latest)))
-    return _at(state, state.state, 0, entries, note=_joined(_shortened(state.changed), _as_of(latest)))
+def _at(status: StageStatus, step: int, entries: list[dict[str, Any]]) -> StageStatus:
+    entry = next((entry for entry in reversed(entries) if entry["step"] == step), {})
+    return replace(status, step=step, reward=entry.get("reward_mean"), kl=entry.get("kl"))
 
 
-def _training(state: StageState, run: Path, attempts: list[dict[str, Any]], job: JobRecord | None) -> StageStatus:
-    """A stage that a process holds: where its attempt is, once it has begun one; `job`: the stage's newest."""
+def _note(state: StageState, latest: LatestJob | None) -> str:
+    """Return the note of a stage at rest."""
+    if state.state in ("fresh", "waiting", "damaged"):
+        return _joined(state.note, state.skipped)
+    if state.state == "trained":
+        return _joined("to be published", state.note, state.skipped)
+    heard = latest is not None and latest.job.state not in ("COMPLETED", "UNKNOWN")
+    said = f"job {latest.job.id} {latest.job.state} as of {clock(latest.at)}" if heard else ""
+    if state.state == "unfinished":
+        return _joined(state.note, state.skipped, said)
+    more = f" and {len(state.changed) - 1} more" if len(state.changed) > 1 else ""
+    return _joined(*(f"{change}{more}" for change in state.changed[:1]), said)
+
+
+def _training(state: StageState, paths: StagePaths, job: JobRecord | None) -> StageStatus:
+    """Return the status of a stage at work: the step of its attempt, once begun; `job` is the stage's newest."""
+    run = paths.run if state.trains_other or state.run is None else state.run
     owner = read_owner(owner_of(run)) or {}
     since = owner.get("since", 0.0)
-    begun = attempts[-1] if attempts and attempts[-1]["time"] >= since else None
+    begun = next((attempt for attempt in read_attempts(run)[-1:] if attempt["time"] >= since), None)
     entries = recent_steps(run)
     step = begun["from"] if begun else state.start
     if begun and entries and _changed_at(run / "metrics.jsonl") >= begun["time"]:
         step = entries[-1]["step"]
+    status = _at(StageStatus(state.stage, "training", state.planned), step, entries)
     seconds, pace = step_seconds(entries), tokens_per_second(entries)
-    last = next((entry for entry in reversed(entries) if entry["step"] == step), {})
     nodes = job.node_count if job and job.id == owner.get("slurm_job") else None
-    loss = last.get("loss") if last.get("reward_mean") is None else None
-    return StageStatus(
-        stage=state.stage,
-        state="training",
-        planned=state.planned,
-        step=step,
-        reward=last.get("reward_mean"),
-        kl=last.get("kl"),
+    loss = next((entry.get("loss") for entry in reversed(entries) if entry["step"] == step), None)
+    return replace(
+        status,
         left=(state.last - step) * seconds if begun and state.last and seconds is not None else None,
         nodes=begun["nodes"] if begun else nodes,
         job=owner.get("slurm_job"),
         note=_joined(
             f"since {clock(since)} on {owner.get('host', 'an unknown host')}",
-            f"loss {loss:.3f}" if loss is not None else "",
+            f"loss {loss:.3f}" if loss is not None and status.reward is None else "",
             f"{pace:,.0f} tokens/s" if begun and pace else "",
-            "what the recipe said before" if state.trains_other else "",
+            "with earlier settings or data" if state.trains_other else "",
         ),
     )
 
 
-def _of_job(
-    state: StageState, paths: StagePaths, entries: list[dict[str, Any]], latest: LatestJob
-) -> StageStatus | None:
-    """The status of a stage whose Slurm job is the latest news of it; None: the job does not decide it."""
+def _of_job(state: StageState, paths: StagePaths, latest: LatestJob) -> Changes | None:
+    """Return the status that a stage's Slurm job decides, or None."""
     job, on = latest.job, {"nodes": latest.job.node_count or None, "job": latest.job.id}
     is_old = time.time() - latest.at > OLD_SECONDS
-    as_of = f"as of {clock(latest.at)}" if is_old else ""
-    step = state.last if state.state == "fresh" else state.start
     if job.state in QUEUED:
-        note = _joined(f"since {slurm_clock(job.submitted)}", _reason(job), as_of)
-        return _at(state, "queued", step, entries, note=note, **on)
+        reason = job.reason if job.reason not in ("", "None", "(null)") else "no reason told"
+        as_of = f"as of {clock(latest.at)}" if is_old else ""
+        return on | {"state": "queued", "note": _joined(f"since {_slurm_clock(job.submitted)}", reason, as_of)}
     if state.state in ("fresh", "waiting"):
         return None
     if job.state in STARTING and not is_old:
-        return _at(state, "starting", step, entries, note=f"since {slurm_clock(job.start)} on {job.nodes}", **on)
+        return on | {"state": "starting", "note": f"since {_slurm_clock(job.start)} on {job.nodes}"}
     if job.state == "CANCELLED":
-        return _at(state, "cancelled", step, entries, job=job.id, note=f"{slurm_clock(job.end)}; call snakemake again")
-    if job.state in ("FAILED", "OUT_OF_MEMORY") and not _attempted(state, job):
+        note = f"{_slurm_clock(job.end)}; call snakemake again"
+        return {"state": "cancelled", "job": job.id, "note": note}
+    has_begun = any(attempt["slurm_job"] == job.id for attempt in state.attempts)
+    if job.state in ("FAILED", "OUT_OF_MEMORY") and not has_begun:
         log = paths.attempts_log
         log = log if _changed_at(log) >= (epoch(job.submitted) or 0) else SLURM_LOGS / state.stage / f"{job.id}.log"
-        return _at(state, "failed", step, entries, job=job.id, note=f"{job.state} before any step; see {log}")
+        return {"state": "failed", "job": job.id, "note": f"{job.state} before any step; see {log}"}
     return None
 
 
-def _failure(
-    state: StageState, paths: StagePaths, attempts: list[dict[str, Any]], latest: LatestJob | None
-) -> str | None:
-    """How a stage failed and in which log that stands; None: it did not."""
-    preflight = paths.logs / "preflight.log"
-    last = attempts[-1] if attempts else None
+def _failure(state: StageState, paths: StagePaths, latest: LatestJob | None) -> Changes | None:
+    """Return the status of a failed stage with the log to read, or None."""
+    preflight, last = paths.logs / "preflight.log", state.attempts[-1] if state.attempts else None
     refused = not paths.preflight.exists() and preflight.exists() and preflight.stat().st_size > 0
     if refused and (last is None or _changed_at(preflight) > last["time"]):
-        return f"preflight; see {preflight}"
+        return {"state": "failed", "note": f"preflight; see {preflight}"}
     cut_off = latest is not None and latest.job.state in ENDED_BY_SLURM
-    if last is None or state.publishes_again or state.run != paths.run or cut_off:
+    if last is None or state.is_trained or state.run != paths.run or cut_off:
         return None
-    log = paths.attempts_log
     if last["outcome"] == "failed":
-        return f"see {log}"
+        return {"state": "failed", "note": f"see {paths.attempts_log}"}
     if without_progress(state.run, last["call"] or 0, state.start):
-        return f"two attempts without a new step; see {log}"
+        return {"state": "failed", "note": f"two attempts without a new step; see {paths.attempts_log}"}
     return None
 
 
-def _at(state: StageState, word: str, step: int, entries: list[dict[str, Any]], **more: Any) -> StageStatus:
-    """The status at a step, with what that step logged."""
-    entry = next((entry for entry in reversed(entries) if entry["step"] == step), {})
-    return StageStatus(state.stage, word, state.planned, step, entry.get("reward_mean"), entry.get("kl"), **more)
-
-
-def _attempted(state: StageState, job: JobRecord) -> bool:
-    """Whether a job came as far as to begin an attempt."""
-    return state.run is not None and any(attempt["slurm_job"] == job.id for attempt in read_attempts(state.run))
-
-
-def _as_of(latest: LatestJob | None) -> str:
-    """What Slurm said of the job, where that adds to the attempts' own account."""
-    if latest is None or latest.job.state in ("COMPLETED", "UNKNOWN"):
-        return ""
-    return f"job {latest.job.id} {latest.job.state} as of {clock(latest.at)}"
-
-
-def _joined(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
-
-
-def _reason(job: JobRecord) -> str:
-    return job.reason if job.reason not in ("", "None", "(null)") else "no reason told"
-
-
-def _shortened(changed: tuple[str, ...]) -> str:
-    """What changed, the first in words and the rest counted."""
-    return f"{changed[0]}{f' and {len(changed) - 1} more' if len(changed) > 1 else ''}" if changed else ""
-
-
-def _is_news(latest: LatestJob, paths: StagePaths, attempts: list[dict[str, Any]]) -> bool:
-    """Whether Slurm's last state of the job is newer than what the stage itself last recorded.
-
-    The end of a job concerns every attempt but a later one of another job.
-    """
-    last = attempts[-1] if attempts else None
+def _is_news(latest: LatestJob, paths: StagePaths, state: StageState) -> bool:
+    """Whether Slurm's last word is newer than the stage's; a job's end is, but for later attempts of another job."""
+    last = state.attempts[-1] if state.attempts else None
     if latest.job.state in ENDED_STATES:
         return last is None or last["slurm_job"] == latest.job.id or last["time"] < (epoch(latest.job.end) or 0)
     recorded = (last.get("ended") or last["time"]) if last else 0.0
     return latest.at >= max(recorded, _changed_at(paths.record))
 
 
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
 def _changed_at(path: Path) -> float:
     return path.stat().st_mtime if path.exists() else 0.0
 
 
-def slurm_clock(local: str) -> str:
-    """A time that Slurm wrote, for people."""
+def _slurm_clock(local: str) -> str:
     return clock(seconds) if (seconds := epoch(local)) else "an unknown time"
 
 
 def clock(seconds: float) -> str:
-    """A time of today as hours and minutes, another with its day; `seconds` since the epoch."""
+    """Return a time, in seconds since the epoch, as hours and minutes; on another day with its day."""
     then, now = time.localtime(seconds), time.localtime()
     return time.strftime("%H:%M" if then[:3] == now[:3] else "%m-%d %H:%M", then)

@@ -267,7 +267,7 @@ def test_training_of_what_the_recipe_said_before_is_told_and_counts_for_nothing(
     tree.run("rlvr1", 4)
     tree.owner("rlvr1")
     tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
-    assert "what the recipe said before" in tree.status("rlvr1")
+    assert "with earlier settings or data" in tree.status("rlvr1")
     assert re.search(r"rlvr1 +training, from step 0 +12 of 12", tree.plan("rlvr1"))
 
 
