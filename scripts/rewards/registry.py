@@ -152,9 +152,7 @@ def _begin_group(row: Row, responses: list[str]) -> Iterable[float]:
 
 
 def _apply(
-    answered: list[tuple[Row, list[str]]],
-    begin: Callable[[Row, list[str]], Iterable[float]],
-    places: Sequence[str],
+    answered: list[tuple[Row, list[str]]], begin: Callable[[Row, list[str]], Iterable[float]], places: Sequence[str]
 ) -> list[list[float]]:
     begun, rewards = [], []
     for place, given in enumerate(answered):

@@ -105,8 +105,7 @@ NEWER = [
         lambda it: of(it, Environment.MCQA) and r"\boxed{" in it.text,
     ),
     Explained(
-        "every call made is looked at since 0.5",
-        lambda it: of(it, *TOOL_USE) and it.text.count("<tool_call>") > 1,
+        "every call made is looked at since 0.5", lambda it: of(it, *TOOL_USE) and it.text.count("<tool_call>") > 1
     ),
 ]
 

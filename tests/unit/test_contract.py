@@ -157,6 +157,7 @@ def test_every_environment_with_a_contract_has_a_good_row_and_every_verifier_a_c
 CALL = {"type": "function_call", "call_id": "c", "name": "ring", "arguments": "{}"}
 SAID = {"type": "output_text", "text": "x", "annotations": []}
 PARAMS = "responses_create_params"
+ITEM = f"{PARAMS}.input[0]"
 COMMON = [
     ("agent_ref", DROP, "$.agent_ref: is missing"),
     ("agent_ref", "x", "$.agent_ref: expected object, got str"),
@@ -165,96 +166,44 @@ COMMON = [
     ("agent_ref.type", DROP, "$.agent_ref.type: is missing"),
     ("agent_ref.type", "models", "$.agent_ref.type: invalid enum value 'models'"),
     ("_hf_placeholder", {"row": 1}, "$._hf_placeholder: is left; fill the blend first (scripts.data.fill)"),
-    (PARAMS, DROP, "$.responses_create_params: is missing"),
-    (f"{PARAMS}.input", DROP, "$.responses_create_params.input: is missing"),
+    (PARAMS, DROP, f"$.{PARAMS}: is missing"),
+    (f"{PARAMS}.input", DROP, f"$.{PARAMS}.input: is missing"),
+    (f"{PARAMS}.input", [], f"$.{PARAMS}.input: is empty; it must be the prompt or the messages before it"),
+    (f"{PARAMS}.input", "", f"$.{PARAMS}.input: is empty; it must be the prompt or the messages before it"),
+    (f"{PARAMS}.input", {}, f"$.{PARAMS}.input: expected str | array, got object"),
+    (f"{ITEM}", "hi", f"$.{ITEM}: expected object, got str"),
+    (f"{ITEM}.role", DROP, f"$.{ITEM}.role: is missing in a message"),
+    (f"{ITEM}.role", "tool", f"$.{ITEM}.role: invalid enum value 'tool'"),
+    (f"{ITEM}.content", DROP, f"$.{ITEM}.content: is missing in a message"),
+    (f"{ITEM}.content", None, f"$.{ITEM}.content: is null"),
+    (f"{ITEM}.content", 5, f"$.{ITEM}.content: expected str | array | null, got int"),
+    (f"{ITEM}.content", [{}], f"$.{ITEM}.content[0].type: is missing"),
+    (f"{ITEM}.content", [{"type": "input_text"}], f"$.{ITEM}.content[0].text: is missing"),
+    (f"{ITEM}.content", [{"type": "output_text", "text": "x"}], f"$.{ITEM}.content[0].annotations: is missing"),
+    (f"{ITEM}.content", [SAID], f"$.{ITEM}.content: has a part that only an assistant's message with an id can have"),
     (
-        f"{PARAMS}.input",
-        [],
-        "$.responses_create_params.input: is empty; it must be the prompt or the messages before it",
-    ),
-    (
-        f"{PARAMS}.input",
-        "",
-        "$.responses_create_params.input: is empty; it must be the prompt or the messages before it",
-    ),
-    (f"{PARAMS}.input", {}, "$.responses_create_params.input: expected str | array, got object"),
-    (f"{PARAMS}.input[0]", "hi", "$.responses_create_params.input[0]: expected object, got str"),
-    (f"{PARAMS}.input[0].role", DROP, "$.responses_create_params.input[0].role: is missing in a message"),
-    (f"{PARAMS}.input[0].role", "tool", "$.responses_create_params.input[0].role: invalid enum value 'tool'"),
-    (f"{PARAMS}.input[0].content", DROP, "$.responses_create_params.input[0].content: is missing in a message"),
-    (f"{PARAMS}.input[0].content", None, "$.responses_create_params.input[0].content: is null"),
-    (
-        f"{PARAMS}.input[0].content",
-        5,
-        "$.responses_create_params.input[0].content: expected str | array | null, got int",
-    ),
-    (f"{PARAMS}.input[0].content", [{}], "$.responses_create_params.input[0].content[0].type: is missing"),
-    (
-        f"{PARAMS}.input[0].content",
-        [{"type": "input_text"}],
-        "$.responses_create_params.input[0].content[0].text: is missing",
-    ),
-    (
-        f"{PARAMS}.input[0].content",
-        [{"type": "output_text", "text": "x"}],
-        "$.responses_create_params.input[0].content[0].annotations: is missing",
-    ),
-    (
-        f"{PARAMS}.input[0].content",
-        [SAID],
-        "$.responses_create_params.input[0].content: has a part that only an assistant's message with an id can have",
-    ),
-    (
-        f"{PARAMS}.input[0]",
+        f"{ITEM}",
         {"role": "assistant", "id": "m", "content": [SAID, {"type": "input_text", "text": "x"}]},
-        "$.responses_create_params.input[0].content: mixes parts that the assistant said with",
+        f"$.{ITEM}.content: mixes parts that the assistant said with",
     ),
-    (
-        f"{PARAMS}.input[0].content",
-        [{"type": "input_audio"}],
-        "$.responses_create_params.input[0].content[0].type: invalid value 'input_audio'",
-    ),
-    (
-        f"{PARAMS}.input[0].content",
-        [{"type": "input_image", "image_url": "u"}],
-        "$.responses_create_params.input[0].content[0].detail: is missing",
-    ),
-    (
-        f"{PARAMS}.input[0]",
-        {"type": "web_search_call"},
-        "$.responses_create_params.input[0].type: invalid enum value 'web_search_call'",
-    ),
+    (f"{ITEM}.content", [{"type": "input_audio"}], f"$.{ITEM}.content[0].type: invalid value 'input_audio'"),
+    (f"{ITEM}.content", [{"type": "input_image", "image_url": "u"}], f"$.{ITEM}.content[0].detail: is missing"),
+    (f"{ITEM}", {"type": "web_search_call"}, f"$.{ITEM}.type: invalid enum value 'web_search_call'"),
     *(
-        (
-            f"{PARAMS}.input[0]",
-            {k: v for k, v in CALL.items() if k != key},
-            f"$.{PARAMS}.input[0].{key}: is missing in a function_call",
-        )
+        (f"{ITEM}", {k: v for k, v in CALL.items() if k != key}, f"$.{ITEM}.{key}: is missing in a function_call")
         for key in ("call_id", "name", "arguments")
     ),
+    (f"{ITEM}", CALL | {"arguments": "[1]"}, f"$.{ITEM}.arguments: in its JSON, $: expected object, got array"),
+    (f"{ITEM}", CALL | {"arguments": "{"}, f"$.{ITEM}.arguments: is not JSON (Expecting property name"),
     (
-        f"{PARAMS}.input[0]",
-        CALL | {"arguments": "[1]"},
-        f"$.{PARAMS}.input[0].arguments: in its JSON, $: expected object, got array",
-    ),
-    (
-        f"{PARAMS}.input[0]",
-        CALL | {"arguments": "{"},
-        f"$.{PARAMS}.input[0].arguments: is not JSON (Expecting property name",
-    ),
-    (
-        f"{PARAMS}.input[0]",
+        f"{ITEM}",
         {"type": "function_call_output", "call_id": "c"},
-        f"$.{PARAMS}.input[0].output: is missing in a function_call_output",
+        f"$.{ITEM}.output: is missing in a function_call_output",
     ),
-    (f"{PARAMS}.input[0]", {"type": "reasoning", "id": "r"}, f"$.{PARAMS}.input[0].summary: is missing in a reasoning"),
+    (f"{ITEM}", {"type": "reasoning", "id": "r"}, f"$.{ITEM}.summary: is missing in a reasoning"),
     (f"{PARAMS}.tools", None, f"$.{PARAMS}.tools: expected array, got null"),
     (f"{PARAMS}.tools", [{"name": "x"}], f"$.{PARAMS}.tools[0].type: is missing"),
-    (
-        f"{PARAMS}.tools",
-        [TOOL, {"type": "function", "parameters": {}}],
-        f"$.{PARAMS}.tools[1].name: is missing",
-    ),
+    (f"{PARAMS}.tools", [TOOL, {"type": "function", "parameters": {}}], f"$.{PARAMS}.tools[1].name: is missing"),
     (f"{PARAMS}.tools", [{"type": "function", "name": "x"}], f"$.{PARAMS}.tools[0].parameters: is missing"),
     (f"{PARAMS}.tools", [TOOL | {"parameters": None}], f"$.{PARAMS}.tools[0].parameters: expected object, got null"),
     (f"{PARAMS}.tools", [TOOL | {"more": 1}], f"$.{PARAMS}.tools[0].more: is not a field that Gym knows here"),
@@ -316,13 +265,10 @@ TAKEN = [
     ),
     (f"{PARAMS}.text", {}),
     (
-        f"{PARAMS}.input[0].content",
+        f"{ITEM}.content",
         [{"type": "input_text", "text": "x"}, {"type": "input_image", "image_url": "u", "detail": "auto"}],
     ),
-    (
-        f"{PARAMS}.input[0]",
-        {"role": "assistant", "id": "m", "content": [SAID, {"type": "refusal", "refusal": "no"}]},
-    ),
+    (f"{ITEM}", {"role": "assistant", "id": "m", "content": [SAID, {"type": "refusal", "refusal": "no"}]}),
     (
         f"{PARAMS}.input",
         [CALL, CALL | {"arguments": ""}, {"type": "function_call_output", "call_id": "c", "output": "x"}],
@@ -389,11 +335,7 @@ RULES = {
             {"output_regex": "(.)(.)"},
             "$.template_metadata.output_regex: captures more than one group",
         ),
-        (
-            "template_metadata",
-            {"output_regex": 5},
-            "$.template_metadata.output_regex: expected str | array, got int",
-        ),
+        ("template_metadata", {"output_regex": 5}, "$.template_metadata.output_regex: expected str | array, got int"),
     ],
     "instruction_following_simple_agent": [
         ("id", DROP, "$.id: is missing"),
@@ -432,16 +374,12 @@ RULES = {
         ("expected_answer", "", "$.expected_answer: is missing or empty, and metadata has none"),
         ("expected_answer", 5, "$.expected_answer: expected str | null, got int"),
         ("template_metadata", {"output_regex": "["}, "$.template_metadata.output_regex: does not compile"),
-        (f"{PARAMS}.input[0].role", "system", f"$.{PARAMS}.input: has no text of the user's, which the judge is told"),
+        (f"{ITEM}.role", "system", f"$.{PARAMS}.input: has no text of the user's, which the judge is told"),
     ],
     "genrm_simple_agent": [
         ("principle", 1, "$.principle: expected str | null, got int"),
         (f"{PARAMS}.input", "Hi", f"$.{PARAMS}.input: must be a list of messages"),
-        (
-            f"{PARAMS}.input[0].content",
-            [{"type": "input_text", "text": "x"}],
-            f"$.{PARAMS}.input[0].content: must be a text",
-        ),
+        (f"{ITEM}.content", [{"type": "input_text", "text": "x"}], f"$.{ITEM}.content: must be a text"),
     ],
     TOOL_USE: [
         ("expected_action", DROP, "$.expected_action: is missing"),
@@ -488,7 +426,7 @@ RULES = {
     "jailbreak_detection_simple_agent": [
         ("attack_type", 5, "$.attack_type: expected str | null, got int"),
         ("response_policy_mapped", 5, "$.response_policy_mapped: expected str | null, got int"),
-        (f"{PARAMS}.input[0].role", "system", f"$.{PARAMS}.input: has no text of the user's, and adversarial_prompt"),
+        (f"{ITEM}.role", "system", f"$.{PARAMS}.input: has no text of the user's, and adversarial_prompt"),
     ],
     "jailbreak_hard_refusal_with_helplines": [("response_policy_mapped", DROP, "$.response_policy_mapped: is missing")],
     "over_refusal_detection_simple_agent": [("category", 5, "$.category: expected str | null, got int")],

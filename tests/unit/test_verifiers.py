@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.environments import (
-    code_gen,
-    instruction_following,
-    math,
-    structured_outputs,
-    tool_use,
-)
+from scripts.rewards.environments import code_gen, instruction_following, math, structured_outputs, tool_use
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
 from scripts.rewards.registry import SPECS, reward_groups, score
 from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
@@ -360,8 +354,7 @@ A, B, C = ("f", {"a": 1}), ("f", {"a": 2}), ("g", {})
 
 
 @pytest.mark.parametrize(
-    ("made", "reward"),
-    [((A,), 1.0), ((B,), 0.0), ((A, C), 1.0), ((C, A), 0.0), ((A, A), 1.0), ((), 0.0)],
+    ("made", "reward"), [((A,), 1.0), ((B,), 0.0), ((A, C), 1.0), ((C, A), 0.0), ((A, A), 1.0), ((), 0.0)]
 )
 def test_tool_use_the_first_call_is_compared(made, reward):
     row = single(A)
