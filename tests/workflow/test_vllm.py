@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(LACKING is not None, reason=f"vLLM cannot be tri
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A tree in which all of the stage is made that vLLM samples for: probe, training, held-out scores, figure."""
+    """A tree in which all of the stage is made that vLLM samples for: training, held-out scores, figure."""
     workflow = Workflow(tmp_path_factory.mktemp("vllm"))
     shutil.copy(ROOT / "tests/vllm.yaml", workflow.root / "config/recipes/vllm.yaml")
     site = workflow.root / "config/sites/laptop.yaml"
@@ -38,7 +38,7 @@ def trained(tmp_path_factory):
         "recipe: config/recipes/vllm.yaml\nsite: config/sites/laptop.yaml\nrun: vllm\n"
     )
     workflow.results = workflow.root / "results/vllm"
-    workflow.snakemake(*(f"results/vllm/rlvr1/{name}" for name in ("probe.json", "eval.json", "stage.html")))
+    workflow.snakemake(*(f"results/vllm/rlvr1/{name}" for name in ("eval.json", "stage.html")))
     return workflow
 
 
