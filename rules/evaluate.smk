@@ -113,7 +113,7 @@ rule evaluate:
         recipe=CONFIG.recipe if GYM or OWN_ENVIRONMENTS or DECODING else [],
         judges=[],  # an older parameter, without which Snakemake would score again
     shell:
-        "python -m scripts.evaluate.held_out --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
+        "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
         " --config {input.config:q} --model {input.model:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
         " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
         " --accelerator {resources.accelerator:q} --gym-python {resources.gym_python:q}"

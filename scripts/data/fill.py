@@ -31,7 +31,7 @@ from scripts.rows.blocks import blocks_of
 from scripts.rows.parallel import default_workers, in_order
 
 if TYPE_CHECKING:
-    from scripts.recipe.reasoning import Reasoning
+    from scripts.recipe.source import Reasoning
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
 
@@ -152,7 +152,7 @@ def _holdout(text: str) -> int | float:
 
 def _reasoning(text: str) -> "Reasoning":
     """Parse a blend's reasoning option."""
-    from scripts.recipe.reasoning import Reasoning  # noqa: PLC0415 - see scripts.data.reasoning
+    from scripts.recipe.source import Reasoning  # noqa: PLC0415 - see scripts.data.reasoning
 
     return Reasoning.model_validate_json(text)
 

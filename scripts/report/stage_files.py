@@ -8,7 +8,7 @@ import pandas as pd
 
 from scripts.errors import UserError
 from scripts.recipe.resolve import read_values
-from scripts.recipe.settings import leaves
+from scripts.recipe.yaml_file import leaves
 from scripts.records import (
     AGAIN,
     Benchmarks,

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from scripts.errors import UserError
 from scripts.files import read_json, write_json, write_text
-from scripts.recipe.tokenizer import OWN
+from scripts.recipe.sampling import OWN
 
 TEMPLATE, SETTINGS, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token")

@@ -133,6 +133,6 @@ def _recipe_with(stage: str) -> Path | None:
     """The first recipe that has a stage of this name, of those that can be read."""
     for path in sorted(Path("config/recipes").glob("*.yaml")):
         with suppress(UserError, AttributeError, TypeError):
-            if stage in read_yaml(path)[0]["stages"]:
+            if stage in read_yaml(path).data["stages"]:
                 return path
     return None

@@ -12,7 +12,7 @@ from typing import Any
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
-from scripts.recipe.settings import leaves
+from scripts.recipe.yaml_file import leaves
 from scripts.records import CheckpointRecord, Choice, RunIdentity, read_if_there, read_record
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob

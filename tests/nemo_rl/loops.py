@@ -21,7 +21,7 @@ from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.train import KILLED
 from scripts.model.processor import make_tokenizer
-from scripts.recipe.settings import leaves
+from scripts.recipe.yaml_file import leaves
 from tests.slurm.nemo_rl import make_checkout
 from tests.slurm.processes import PATH
 

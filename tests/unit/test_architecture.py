@@ -61,7 +61,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.model.random_init",
     "scripts.model.generate",
     "scripts.evaluate.turns",
-    "scripts.evaluate.held_out",
+    "scripts.evaluate.score",
     "scripts.evaluate.tasks",
     "scripts.backends.trl.probe",
 }

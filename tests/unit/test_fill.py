@@ -23,7 +23,7 @@ from scripts.data.source_record import describe_file, xxh3_file
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
 from scripts.files import write_json
-from scripts.recipe.reasoning import Reasoning
+from scripts.recipe.source import Reasoning
 from scripts.rows import blocks
 from tests import programs
 from tests.conftest import ROOT

@@ -170,7 +170,7 @@ def test_the_prompt_for_reading_is_what_the_user_said_last(messages, text):
 
 def test_splits_that_bear_the_same_name_are_refused(tmp_path):
     pytest.importorskip("torch")
-    from scripts.evaluate.held_out import answer_rows
+    from scripts.evaluate.score import answer_rows
 
     splits = [tmp_path / f"{folder}/blend/val-split.jsonl" for folder in "ab"]
     with pytest.raises(UserError, match="two lie in folders of the same name"):

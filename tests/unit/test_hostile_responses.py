@@ -32,7 +32,7 @@ def test_a_mistake_of_the_row_is_an_error_and_no_fault_of_the_response():
 
 def test_held_out_responses_that_cannot_be_judged_are_counted_and_a_broken_row_is_named(write_rows):
     pytest.importorskip("torch")
-    from scripts.evaluate import held_out as evaluation
+    from scripts.evaluate import score as evaluation
 
     answers = [
         Answer("mcqa", "blend", line, "?", reward)

@@ -15,7 +15,7 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_whole_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage
-from scripts.recipe.settings import leaves
+from scripts.recipe.yaml_file import leaves
 from scripts.schema import schema_text
 from tests.conftest import ROOT
 

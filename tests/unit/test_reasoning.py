@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from scripts.data.reasoning import control, control_line
 from scripts.recipe.blend import Blend
-from scripts.recipe.reasoning import Reasoning
+from scripts.recipe.source import Reasoning
 
 STRIP = Reasoning(strip_share=1, truncate_share=0)
 TRUNCATE = Reasoning(strip_share=0, truncate_share=1, budgets=[2])

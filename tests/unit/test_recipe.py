@@ -11,10 +11,9 @@ from scripts.backends.trl.algorithm import PACKAGES
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config
-from scripts.recipe.pins import pinned_versions
 from scripts.recipe.resolve import config_text, resolve_stage, sync_configs
 from scripts.recipe.strict import Strict
-from scripts.recipe.yaml_file import read_yaml, validate
+from scripts.recipe.yaml_file import pinned_versions, read_yaml
 from scripts.schema import derived_files, schema_text
 from tests.conftest import ROOT
 
@@ -66,14 +65,12 @@ def test_a_key_that_is_gone_is_refused_with_what_to_do_instead(tmp_path):
 
     path = tmp_path / "outer.yaml"
     path.write_text("inner:\n  kept: 2\n  old: 3\n")
-    data, node = read_yaml(path)
     with pytest.raises(UserError) as error:
-        validate(Outer, data, path, node)
+        read_yaml(path).validate(Outer)
     assert str(error.value) == f"{path}:3: inner.old: is gone: use kept"
     path.write_text("inner:\n  older: 3\n")
-    data, node = read_yaml(path)
     with pytest.raises(UserError, match=r":2: inner\.older: is gone: leave it out"):
-        validate(Outer, data, path, node)
+        read_yaml(path).validate(Outer)
 
 
 def test_a_wrong_type_is_named(mistaken):

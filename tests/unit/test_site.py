@@ -105,7 +105,7 @@ def test_every_submitted_job_says_its_memory():
     }
     rules = dict(re.findall(r"(?ms)^ *rule (\w+):\n(.*?)(?=^ *rule |\Z)", text))
     submitted = {name for name in rules.keys() - local if "localrule: True" not in rules[name]}
-    assert {"train", "evaluate", "fill", "import_image"} <= submitted
+    assert {"train", "evaluate", "fill"} <= submitted
     assert [name for name in submitted if "resources:\n" not in rules[name]] == []
 
 

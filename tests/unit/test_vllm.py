@@ -11,8 +11,8 @@ from scripts.backends.trl.placing import left_by_server
 from scripts.backends.trl.versions import check_versions, problem_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
-from scripts.recipe.pins import pinned_versions
 from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.yaml_file import pinned_versions
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "tests/vllm.yaml"

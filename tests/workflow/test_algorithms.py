@@ -21,7 +21,7 @@ from scripts.backends.trl.setup import shared_arguments  # noqa: E402
 from scripts.backends.trl.tokenization import Line, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
-from scripts.evaluate.held_out import rollouts  # noqa: E402
+from scripts.evaluate.score import rollouts  # noqa: E402
 from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.model.load import load_model  # noqa: E402
 from scripts.model.processor import load_processor, make_tokenizer  # noqa: E402

@@ -15,7 +15,7 @@ from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.train import train_rank
 from scripts.errors import UserError
-from scripts.evaluate.held_out import rollouts
+from scripts.evaluate.score import rollouts
 from scripts.model.generate import end_tokens
 from scripts.model.processor import make_tokenizer
 from scripts.model.random_init import make_model

@@ -17,7 +17,7 @@ from scripts.backends.trl.measuring import MeasuringTrainer
 from scripts.backends.trl.train import train_rank
 from scripts.data.fill import fill_blend
 from scripts.errors import UserError
-from scripts.evaluate.held_out import answer_rows, rollouts
+from scripts.evaluate.score import answer_rows, rollouts
 from scripts.evaluate.turns import EpisodeRunner, prepare_for_tools
 from scripts.files import sha256_file, write_json
 from scripts.model.generate import Sampler

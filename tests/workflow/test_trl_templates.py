@@ -14,7 +14,7 @@ from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer  # noq
 from scripts.backends.trl.shown import shown_rows  # noqa: E402
 from scripts.backends.trl.tokenization import PAIRS, Line, tokenize_demonstrations, tokenize_pairs  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
-from scripts.evaluate.held_out import rollouts  # noqa: E402
+from scripts.evaluate.score import rollouts  # noqa: E402
 from scripts.files import read_json, write_json  # noqa: E402
 from scripts.model.load import load_model  # noqa: E402
 from scripts.model.processor import load_processor  # noqa: E402

@@ -15,7 +15,7 @@ import pytest
 from scripts.backends.trl.algorithm import PACKAGES
 from scripts.backends.trl.versions import problem_of
 from scripts.files import sha256_file
-from scripts.recipe.pins import pinned_versions
+from scripts.recipe.yaml_file import pinned_versions
 from tests.conftest import ROOT, Workflow
 from tests.pretrained import save_beginning
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.recipe.pins import pinned_versions
+from scripts.recipe.yaml_file import pinned_versions
 from scripts.stage.provenance import code_revision
 from tests.conftest import ROOT
 

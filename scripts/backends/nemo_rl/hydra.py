@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from scripts.recipe.settings import leaves
+from scripts.recipe.yaml_file import leaves
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./@-]*[A-Za-z_/@-][A-Za-z0-9_./@-]*")
 _OTHER_MEANING = {"true", "false", "null", "inf", "nan", "yes", "no", "on", "off"}

@@ -18,7 +18,7 @@ from scripts.backends.nemo_rl.releases import load_releases
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.strict import Name, Strict, nearest
-from scripts.recipe.yaml_file import line_of, read_yaml, validate
+from scripts.recipe.yaml_file import read_yaml
 from scripts.rows.jsonl import environment_of, read_rows
 
 CONFIG = Path("config/images.yaml")
@@ -54,16 +54,13 @@ class Images(Strict):
 
 def load_images(path: Path = CONFIG) -> dict[str, Image]:
     """Read the images of a YAML file; UserError with file, line and key for a mistake."""
-    data, node = read_yaml(path)
-    images = validate(Images, data, path, node).images
+    file = read_yaml(path)
+    images = file.validate(Images).images
     for name, image in images.items():
-        for place, release in enumerate(image.releases):
+        for release in image.releases:
             if release not in load_releases():
-                line = line_of(node, ["images", name, "releases", str(place)], data)
-                raise UserError(
-                    f"{path}:{line}: images.{name}.releases: envs/nemo-rl.yaml has no release "
-                    f"{release}{nearest(release, load_releases())}"
-                )
+                at = file.key("images", name, "releases")
+                raise UserError(f"{at}: envs/nemo-rl.yaml has no release {release}{nearest(release, load_releases())}")
     return images
 
 

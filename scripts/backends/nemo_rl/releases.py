@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt
 
 from scripts.errors import UserError
 from scripts.recipe.strict import Strict, nearest
-from scripts.recipe.yaml_file import installation, read_yaml, validate
+from scripts.recipe.yaml_file import installation, read_yaml
 
 Ability = Literal[
     "judges_within_num_nodes",
@@ -87,8 +87,7 @@ class Releases(Strict):
 def load_releases(root: Path | None = None) -> dict[str, Release]:
     """Return all releases by name."""
     path = (root or installation()) / "envs/nemo-rl.yaml"
-    data, node = read_yaml(path)
-    releases = validate(Releases, data, path, node).releases
+    releases = read_yaml(path).validate(Releases).releases
     return {name: release.model_copy(update={"name": name}) for name, release in releases.items()}
 
 

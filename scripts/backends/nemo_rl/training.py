@@ -4,9 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from scripts.recipe.sampling import OWN
 from scripts.recipe.stage import Training, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
-from scripts.recipe.tokenizer import OWN
 
 PREFETCHED_STEPS = 2
 READS = {"add_bos": True, "add_eos": True, "add_generation_prompt": False}

@@ -16,9 +16,9 @@ from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.settings import leaves, merge
 from scripts.recipe.site import NemoRlSite, Site, Slurm
 from scripts.recipe.strict import nearest
+from scripts.recipe.yaml_file import leaves, merge
 
 DEADLINE = "checkpointing.checkpoint_must_save_by=null"
 ABSENT = "not in its config"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from scripts.backends.trl.policy import Policy, leave_out
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
-from scripts.recipe.pins import pinned_versions
+from scripts.recipe.sampling import OWN
 from scripts.recipe.stage import StageSettings, Training, TrainingConfig
 from scripts.recipe.strict import invalid
-from scripts.recipe.tokenizer import OWN
+from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import read_template
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from scripts.backends.trl.generation import Generation
 from scripts.backends.trl.policy import Policy, leave_out
 from scripts.recipe.gym import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.model import RandomModel
-from scripts.recipe.pins import pinned_versions
 from scripts.recipe.probe import Probe
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.yaml_file import pinned_versions
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe

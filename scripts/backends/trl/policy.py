@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from scripts.recipe.reasoning import Share
+from scripts.recipe.sampling import Tokenizer
+from scripts.recipe.source import Share
 from scripts.recipe.strict import Strict, invalid
-from scripts.recipe.tokenizer import Tokenizer
 
 
 def leave_out(values: dict[str, Any], settings: Strict) -> None:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from scripts.recipe.pins import pinned_versions
 from scripts.recipe.stage import StageSettings, Training, TrainingConfig
+from scripts.recipe.yaml_file import pinned_versions
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe

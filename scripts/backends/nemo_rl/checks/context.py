@@ -11,7 +11,7 @@ from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import ABSENT, load_upstream, value_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
-from scripts.recipe.settings import leaves
+from scripts.recipe.yaml_file import leaves
 from scripts.stage.stage import Stage
 
 

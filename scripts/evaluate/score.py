@@ -118,7 +118,7 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
 
 def main() -> None:
     """Command line of the evaluation."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.held_out", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.score", description=__doc__)
     parser.add_argument("--export", type=Path, required=True, help="the stage's hf/record.json")
     parser.add_argument(
         "--parent-rollouts", type=Path, nargs="?", help="the parent's rollouts.parquet: its scores after, ours before"
