@@ -1,4 +1,4 @@
-"""Typed models of the resources servers of NeMo-Gym that reward a stage's rows."""
+"""Settings of the NeMo-Gym servers that reward a stage's rows."""
 
 from typing import Annotated, Any
 
@@ -17,34 +17,36 @@ JUDGES_GONE = {
 
 
 class Gym(Strict):
-    """NeMo-Gym's resources servers that reward the rows of their agents, in place of the verifiers here."""
+    """NeMo-Gym's resources servers, which reward the rows of their agents in place of the verifiers here."""
 
     version: Annotated[str, StringConstraints(pattern=r"^\d+(\.\w+)+$")] = Field(description="Of nemo-gym.")
     servers: Annotated[list[ServerName], Field(min_length=1)] = Field(
-        description="By the YAML that configures each: mcqa is resources_servers/mcqa/configs/mcqa.yaml, or the only "
-        "one there; math_with_judge/dapo17k is resources_servers/math_with_judge/configs/dapo17k.yaml."
+        description="By YAML file: mcqa is resources_servers/mcqa/configs/mcqa.yaml, or the folder's only file; "
+        "math_with_judge/dapo17k is resources_servers/math_with_judge/configs/dapo17k.yaml."
     )
     settings: dict[ServerName, dict[str, Any]] = Field(
-        {}, description="Settings of a server's YAML, by server, instead of what it says there."
+        {}, description="Settings in place of a server's YAML, by server."
     )
     agents: dict[ServerName, list[Name]] = Field(
-        {}, description="Whose rows a server rewards (agent_ref.name); none: those of the agents in its YAML."
+        {}, description="Agents (agent_ref.name) whose rows a server rewards; none: the agents in the YAML."
     )
 
 
 class GymServer(Strict):
-    """How a server is reached. May change no weight."""
+    """How a server is reached. Changes no weight."""
 
-    base_url: Address | None = Field(None, description="Where it answers; none: it is started and ended with the work.")
+    base_url: Address | None = Field(
+        None, description="The server's address; none: the server is started and ended with the work."
+    )
     timeout: PositiveFloat = Field(120.0, description="Seconds that one answer may take.")
     max_retries: int = Field(
         6, ge=0, description="Further tries after a lost connection, after 1, 2, 4, ... at most 60 seconds."
     )
-    max_concurrency: PositiveInt = Field(16, description="Responses that it verifies at a time.")
+    max_concurrency: PositiveInt = Field(16, description="Responses that the server verifies at a time.")
 
 
 def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:
-    """Refuse what is said of servers that are not named."""
+    """Refuse settings of servers that `gym.servers` does not name."""
     named = gym.servers if gym else []
     for key, names in {"gym.settings": gym.settings, "gym.agents": gym.agents}.items() if gym else ():
         for name in names:
