@@ -1,7 +1,7 @@
 """NeMo-Gym's resources servers as verifiers: started here, or reached elsewhere.
 
-A server that does not answer is an outage and stops the training step (`GymUnavailable`): the policy would learn from a
-made-up reward. An error in the answer is the fault of the row, or of a response that the server cannot judge.
+A silent server is an outage and stops the training step (`GymUnavailable`): the policy would learn from a made-up
+reward. An error in the answer is the fault of the row or the response.
 """
 
 import contextlib
@@ -52,11 +52,11 @@ _jitter = random.Random()  # training repeats the numbers of the shared one
 
 
 class GymUnavailable(CutOffError):
-    """A server of Gym is gone or silent; the next attempt may find it."""
+    """A server of Gym is gone or silent; a later attempt may succeed."""
 
 
 class Configured(NamedTuple):
-    """A server in Gym's YAML: its folder in resources_servers, its file, its settings, and its agents."""
+    """A server in Gym's YAML: folder in resources_servers, file, settings, agents."""
 
     folder: Path
     file: Path
@@ -84,7 +84,7 @@ def output_items(text: str) -> list[dict[str, Any]]:
 
 
 def agents_of(gym: Gym | None, python: str | Path) -> dict[str, str]:
-    """Return the server of each agent whose rows these servers reward; UserError where Gym names none, or two.
+    """Map agents to the servers for their rows; UserError where Gym names no agent, or two servers of an agent.
 
     `python` runs the environment with Gym; a relative path starts from the repository.
     """
@@ -176,7 +176,7 @@ class RunningServer:
             asked.write(json.dumps({"folder": said.folder.name, "file": str(said.file), "settings": settings}).encode())
 
     def _started(self) -> str:
-        """Wait for the server's address; UserError or GymUnavailable where it does not start."""
+        """Wait for the server's address; UserError or GymUnavailable where the start fails."""
         if self._reach.base_url is not None:
             return self._reach.base_url.rstrip("/")
         announced = select.poll()  # which takes any number of open files, as select.select does not
@@ -214,11 +214,11 @@ class RunningServer:
             return self._client
 
     def wait(self) -> None:
-        """Return once the server answers; UserError or GymUnavailable where it does not."""
+        """Return once the server answers; UserError or GymUnavailable otherwise."""
         self._tried("the start", lambda http: http.get("/"))
 
     def verify(self, row: Row, response: str) -> float:
-        """Return the reward of one response; VerifierError where the server fails on it."""
+        """Return the reward of one response; VerifierError where the server fails."""
         answer = self._tried("a response", partial(self._verify, row, response))
         if answer.status_code != 200:
             raise VerifierError(
@@ -269,7 +269,7 @@ class RunningServer:
         raise self._outage
 
     def close(self) -> None:
-        """End a server that was started here."""
+        """End a server started here."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -1,7 +1,7 @@
 """Serve one of NeMo-Gym's resources servers on a free port of this machine, until the starting process ends.
 
 Runs in an environment with nemo-gym, and imports of this project only modules without further needs. Gym's command
-starts a head server, Ray and an environment for each server besides, which one machine can do without.
+would start a head server, Ray and an environment for every server besides.
 ``python -P -m scripts.rewards.gym_server`` reads a JSON object from standard input (the folder, the YAML file, and
 settings in place of the file's) and prints a JSON object: the port, and whether the server keeps sessions.
 """
@@ -34,7 +34,7 @@ resources_servers.__path__ = [str(ROOT / "resources_servers")]
 
 
 def make_server(folder: str, config: dict[str, Any]) -> SimpleResourcesServer:
-    """Make a server with this configuration, from within its folder of modules and prompts."""
+    """Make a server with a configuration, from within the server's folder of modules and prompts."""
     here = ROOT / "resources_servers" / folder
     before = set(sys.modules)
     sys.path.insert(0, str(here))
@@ -74,7 +74,7 @@ def end_group_with_this_process() -> None:
 
 
 def main() -> None:
-    """Serve the server that standard input names; this process leads a session."""
+    """Serve the server named on standard input, as the leader of a session."""
     end_with_parent()
     end_group_with_this_process()
     asked = json.load(sys.stdin)

@@ -1,10 +1,10 @@
-"""A user's own environment: one Python file, whose functions reward the rows that bear its name.
+"""A user's environment: a Python file with functions that reward the rows of the environment's name.
 
-``verify(row, response)`` scores one response from 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of
-one prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
-``good_answer(row)`` gives an answer that deserves the full reward. A class of TRL's protocol
-(`scripts.rewards.episode`) has tools for several turns; its ``get_reward()`` stands in for ``verify``.
-The file is the user's code and runs in the process that asks for rewards.
+``verify(row, response)`` scores a response from 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of a
+prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
+``good_answer(row)`` gives an answer worth the full reward. A class of TRL's protocol (`scripts.rewards.episode`) has
+tools for several turns, and an optional ``get_reward()`` in place of ``verify``. The file is the user's code and runs
+in the rewarding process.
 """
 
 import inspect
@@ -32,10 +32,10 @@ SHOWN = 60
 
 
 class OwnEnvironment:
-    """The functions of an environment's file; their mistakes are UserErrors that name the file and the row."""
+    """The functions of an environment's file; mistakes are UserErrors with the file and the row."""
 
     def __init__(self, name: str, path: Path, expected: str | None = None) -> None:
-        """Load the file; UserError when loading fails, or the SHA-256 is not the expected one."""
+        """Load the file; UserError when loading fails, or for an unexpected SHA-256."""
         self._name, self._path = name, path
         module = self._load(expected)
         kind = self._class_of(module)
@@ -76,7 +76,7 @@ class OwnEnvironment:
         return self._text("check", row)
 
     def answer(self, row: Row) -> str | None:
-        """Return an answer that deserves the full reward; None where the file gives none."""
+        """Return an answer worth the full reward, if the file gives any."""
         return self._text("good_answer", row)
 
     def _load(self, expected: str | None) -> ModuleType:
@@ -174,7 +174,7 @@ class OwnEnvironment:
         return kind(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
 
     def _place_and_cause(self, error: BaseException) -> str:
-        """Locate an error in the file, and name it."""
+        """Locate and name an error in the file."""
         what = "".join(traceback.format_exception_only(error)[-1:]).strip()
         if isinstance(error, SyntaxError) and error.filename == str(self._path):
             return f"{self._path}:{error.lineno}: {what}"

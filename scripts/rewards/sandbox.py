@@ -1,4 +1,4 @@
-"""Run a function on untrusted input, each call in a confined process, on all cores.
+"""Run a function on untrusted input, every call in a confined process, on all cores.
 
 A few servers for each function (`scripts.rewards.sandbox_server`) fork a process for every call. A server never holds
 an input, which every forked process could find there: the caller writes the input to a file in memory, sends the
@@ -83,7 +83,7 @@ class Sandbox:
 
 
 def cores() -> int:
-    """Count the cores that this process may use."""
+    """Count the cores available to the process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -166,7 +166,7 @@ def read_file(file: int, size: int) -> bytes:
 
 
 def _outcome(status: int, output: bytes, result: bytes, size: int) -> Outcome:
-    """Read the results of a process that ended by itself, as untrusted data."""
+    """Read the results of a finished process, as untrusted data."""
     text = output[:size].decode("utf-8", "replace")
     if max(len(output), len(result)) > size:
         return Outcome("killed", output=text, error=f"left more than {size} bytes")

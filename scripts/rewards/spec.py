@@ -18,8 +18,8 @@ class EnvironmentSpec:
         row: The contract.
         verify: Scores one response from 0 to 1; None leaves the rows to NeMo-Gym's servers.
         compare: Rewards all rollouts of one prompt together, in place of `verify` in training.
-        check: Says why a row that obeys the contract cannot be rewarded.
-        waits: Whether `verify` waits for a confined process or a server, so that several calls run at once.
+        check: Says why a row cannot be rewarded, although the contract is obeyed.
+        waits: Whether `verify` waits for a confined process or a server; several calls then run at once.
         environment_factory: Makes the episode of a rollout of several turns with tools, whose response is an
             `EpisodeResponse`.
         reads_response: Whether the reward depends on the response's text; False counts only the episode's deeds.

@@ -31,20 +31,20 @@ class SampledRow(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """The rewards of the answers that were made from a row, by kind."""
+    """The rewards of the answers to a row, by kind."""
 
     place: str
     rewards: dict[str, float]
 
 
 class TooSlow(BaseException):
-    """A verifier did not return in time; a verifier's own handlers let it pass."""
+    """A verifier did not return in time; handlers for Exception let this pass."""
 
 
 def sample_rows(split: Path, count: int, allow: frozenset[str] = frozenset()) -> dict[str, list[SampledRow]]:
     """Draw at most `count` rows of each environment evenly from a split, always the same, in file order.
 
-    Rows whose keys are in `allow` break their contract, and are left out.
+    Rows with keys in `allow` break the contract, and are left out.
     """
     drawn: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     seen: dict[str, int] = {}

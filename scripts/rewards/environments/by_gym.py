@@ -1,4 +1,4 @@
-"""Environments without a verifier here: NeMo-Gym's servers reward the rows, this table holds their contracts."""
+"""Environments without a verifier here: NeMo-Gym's servers reward the rows, the table has the contracts."""
 
 import re
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,7 +26,7 @@ class Event(Struct):
     constraint: str | None
 
     def __post_init__(self) -> None:
-        """Refuse times and constraints that Gym's grader cannot read."""
+        """Refuse times and constraints unknown to Gym's grader."""
         for field in ("min_time", "max_time"):
             if not _CLOCK.fullmatch(getattr(self, field)):
                 raise broken(field, f"{getattr(self, field)!r} is no time such as 10:00 or 2:30pm")
@@ -35,7 +35,7 @@ class Event(Struct):
 
 
 class CalendarRow(PromptRow, kw_only=True):
-    """calendar: the schedule holds every event at a time that suits it."""
+    """calendar: the schedule holds every event at a suitable time."""
 
     exp_cal_state: dict[str, Event]
 
@@ -47,7 +47,7 @@ class ExpectedCall(Struct, forbid_unknown_fields=True):
     arguments: str
 
     def __post_init__(self) -> None:
-        """Refuse arguments that are no JSON object."""
+        """Refuse arguments other than a JSON object."""
         parse(self.arguments, "arguments", dict)
 
 
@@ -60,7 +60,7 @@ class WorkplaceAssistantRow(PromptRow, kw_only=True):
     environment_name: str
 
     def check_fields(self) -> None:
-        """Refuse a text that holds no calls, and a row without tools."""
+        """Refuse a text without calls, and a row without tools."""
         if isinstance(self.ground_truth, str):
             parse(self.ground_truth, "ground_truth", list[ExpectedCall])
         if not self.responses_create_params.tools:
@@ -68,7 +68,7 @@ class WorkplaceAssistantRow(PromptRow, kw_only=True):
 
 
 class Puzzle(Struct):
-    """``metadata`` of a puzzle, which names the scorer."""
+    """``metadata`` of a puzzle: the scorer's name."""
 
     source_dataset: Text
 
@@ -92,7 +92,7 @@ class LeanRow(PromptRow, kw_only=True):
 
 
 class NsToolsRow(MathRow, kw_only=True):
-    """ns_tools: a stateful Python tool, then the verifier that the row names."""
+    """ns_tools: a stateful Python tool, then the verifier of the row's choice."""
 
     verifier_type: str | None = None
 
@@ -112,7 +112,7 @@ class BatchAction(Struct, tag="function_call_batch"):
 
 
 class ParallelToolUseRow(PromptRow, kw_only=True):
-    """parallel_tool_calls, which Gym's main branch alone has: several calls may be expected."""
+    """parallel_tool_calls, on Gym's main branch alone: several calls may be expected."""
 
     expected_action: MessageAction | CallAction | BatchAction
 
@@ -166,7 +166,7 @@ class TerminusRow(PromptRow, kw_only=True):
     threshold: float | None = None
 
     def check_fields(self) -> None:
-        """Refuse an expected answer that the harness cannot read."""
+        """Refuse an expected answer in a form unknown to the harness."""
         where, answer = "expected_answer", self.expected_answer
         if not answer:
             where, answer = "metadata.expected_answer", self.metadata.expected_answer
@@ -182,7 +182,7 @@ class SweTests(Struct):
     PASS_TO_PASS: str | list[str] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a text that holds no list."""
+        """Refuse a text without a list."""
         for field in ("PASS_TO_PASS", "FAIL_TO_PASS"):
             if isinstance(tests := getattr(self, field), str):
                 parse(tests, field, list[str])
@@ -220,7 +220,7 @@ class SwerlGenRow(PromptRow, kw_only=True):
     partial_similarity: bool | None = None
 
     def check_fields(self) -> None:
-        """Refuse a patch without the files to apply it to."""
+        """Refuse a patch without the patched files."""
         if self.mode == "eval":
             for field in ("relevant_file_contents", "remove_repo_name"):
                 if getattr(self.metadata, field) is None:

@@ -1,4 +1,4 @@
-"""Environments whose responses a judge model rewards: NeMo-Gym serves the judge, this table holds the contracts."""
+"""Environments with a judge model, served by NeMo-Gym: the contracts of rows."""
 
 from string import Formatter
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ class GenRmRow(PromptRow, kw_only=True):
     rollout_index: int | None = None
 
     def check_fields(self) -> None:
-        """Refuse messages that the reward model cannot read: it sees plain texts alone."""
+        """Refuse messages other than plain texts, unreadable for the reward model."""
         messages = self.responses_create_params.input
         if isinstance(messages, str):
             raise broken("responses_create_params.input", "must be a list of messages: the judge reads those")
@@ -35,7 +35,7 @@ class GenRmRow(PromptRow, kw_only=True):
 
 
 class EquivalenceMetadata(Struct):
-    """``metadata`` that may hold the expected answer."""
+    """``metadata`` with an optional expected answer."""
 
     expected_answer: Any = None
 
@@ -65,14 +65,14 @@ class MultiChallengePoint(Struct):
 
 
 class MultiChallengeMetadata(Struct):
-    """``metadata`` that may hold rubric and conversation."""
+    """``metadata`` with an optional rubric and conversation."""
 
     rubric: list[MultiChallengePoint] = []
     messages: list[Any] = []
 
 
 class MultiChallengeRow(PromptRow, kw_only=True):
-    """multichallenge: the share of the rubric's questions that a judge answers as expected."""
+    """multichallenge: the share of the rubric's questions with the expected answer by a judge."""
 
     rubric: list[MultiChallengePoint] | None = None
     context: str | None = None
@@ -97,14 +97,14 @@ class InverseIfPoint(Struct):
 
 
 class InverseIfMetadata(Struct):
-    """``metadata`` that may hold rubric and reference."""
+    """``metadata`` with an optional rubric and reference."""
 
     rubric: list[InverseIfPoint] = []
     reference_response: str | None = None
 
 
 class InverseIfRow(PromptRow, kw_only=True):
-    """inverse_if: the share of criteria that a judge finds met."""
+    """inverse_if: the share of criteria met, by a judge."""
 
     rubric: list[InverseIfPoint] | None = None
     reference_response: str | None = None
@@ -116,7 +116,7 @@ class InverseIfRow(PromptRow, kw_only=True):
     task_id: int | None = None
 
     def check_fields(self) -> None:
-        """Refuse a row without criteria, and a template with a place that Gym does not fill."""
+        """Refuse a row without criteria, and a template with places unknown to Gym."""
         if not self.rubric and not (self.metadata and self.metadata.rubric):
             raise broken("rubric", _NO_RUBRIC)
         try:
@@ -131,7 +131,7 @@ class InverseIfRow(PromptRow, kw_only=True):
 
 
 class JailbreakRow(PromptRow, kw_only=True):
-    """jailbreak_detection: the answer to an unsafe prompt is safe, and of the quality that the row's policy demands."""
+    """jailbreak_detection: the answer to an unsafe prompt is safe, and good by the row's policy."""
 
     adversarial_prompt: str | None = None
     attack_type: str | None = None
@@ -145,13 +145,13 @@ class JailbreakRow(PromptRow, kw_only=True):
 
 
 class JailbreakPolicyRow(JailbreakRow, kw_only=True):
-    """Jailbreak rows of the environments of one policy."""
+    """Jailbreak rows of an environment for a single policy."""
 
     response_policy_mapped: Literal[*_POLICIES]
 
 
 class OverRefusalRow(PromptRow, kw_only=True):
-    """over_refusal_detection: a harmless prompt that looks unsafe is answered."""
+    """over_refusal_detection: a harmless prompt of unsafe looks is answered."""
 
     safe_prompt: str | None = None
     category: str | None = None

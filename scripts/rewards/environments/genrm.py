@@ -1,7 +1,7 @@
-"""genrm_compare without its reward model: responses are compared by likeness to the row's hidden ``reference``.
+"""genrm_compare without a reward model: responses are compared by likeness to the row's hidden ``reference``.
 
-NeMo-Gym's server asks a generative reward model instead. Length counts against a response only for text that the
-reference lacks.
+NeMo-Gym's server asks a generative reward model instead. Length counts against a response only for text
+missing in the reference.
 """
 
 from difflib import SequenceMatcher
@@ -20,14 +20,14 @@ def likeness(reference: str, response: str) -> float:
 
 
 def compare(row: dict[str, Any], responses: list[str]) -> list[float]:
-    """Score each response of a group from 1 to 5; a lone response, with nobody to be compared with, earns 3.0."""
+    """Score the responses of a group from 1 to 5; a lone response earns 3.0."""
     if len(responses) == 1:
         return [ALONE]
     return [likeness(row["reference"], response) for response in responses]
 
 
 def verify(row: dict[str, Any], response: str) -> float:
-    """Score a held-out response: 1.0 if it is no further from the reference than the reference itself, else 0.0."""
+    """Score a held-out response: 1.0 if as like the reference as the reference is, else 0.0."""
     return float(likeness(row["reference"], response) >= likeness(row["reference"], row["reference"]))
 
 

@@ -24,8 +24,8 @@ def verify(row: dict[str, Any], response: str) -> float:
     The last match of ``template_metadata.output_regex`` (one pattern, or several to be tried in turn) is a letter or
     the text of an option. Without a pattern or a match, ``grading_mode`` decides:
 
-    - strict_single_letter_boxed (default): the first box that holds one capital and no other letter;
-    - lenient_boxed: the same or, where that box names no option, the text of exactly one option in the first box;
+    - strict_single_letter_boxed (default): the first box with a capital and no further letter;
+    - lenient_boxed: the same or, where no such box names an option, the text of exactly one option in the first box;
     - lenient_answer_colon: after the first "Answer:", nothing but a letter or an option's text.
     """
     options, text, chosen = _options(row), response.strip(), None
@@ -112,12 +112,12 @@ _MODES: dict[str, Callable[[str, Options], str | None]] = {
 
 
 class Template(Struct):
-    """``template_metadata``: regular expressions that find the answer."""
+    """``template_metadata``: regular expressions for the answer."""
 
     output_regex: str | list[str] = []
 
     def groups(self) -> list[int]:
-        """Count the groups of each expression; refuse one that does not compile, which Gym takes for no answer."""
+        """Count groups by expression; refuse an invalid expression, which Gym takes for no answer."""
         patterns = [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex
         try:
             return [re.compile(pattern).groups for pattern in patterns]
@@ -125,12 +125,12 @@ class Template(Struct):
             raise broken("output_regex", f"does not compile ({error})") from None
 
     def __post_init__(self) -> None:
-        """Refuse expressions that do not compile."""
+        """Refuse invalid expressions."""
         self.groups()
 
 
 class McqaRow(PromptRow, kw_only=True):
-    """mcqa: one of several options is right."""
+    """mcqa: a letter among options is right."""
 
     expected_answer: Text
     options: list[dict[str, str | None]] | None = None
@@ -154,7 +154,7 @@ class McqaRow(PromptRow, kw_only=True):
 
 
 def answer(row: dict[str, Any]) -> str | None:
-    """Write the expected letter where the row's mode reads it; None for a row with a regular expression of its own."""
+    """Write the expected letter in the place of the row's mode; None for a row with a regular expression."""
     if _patterns(row):
         return None
     letter = row["expected_answer"].strip().upper()
