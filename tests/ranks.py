@@ -14,7 +14,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from scripts.backends.protocol import read_job
-from scripts.backends.trl import grpo as trl_grpo
+from scripts.backends.trl import measuring
 from scripts.backends.trl import train as trl_backend
 from scripts.rewards.registry import reward_groups
 from scripts.stage.stop import StopRequest
@@ -63,7 +63,7 @@ def main() -> None:
     save = trl_backend.save_whole
     for path, step in json.loads(Path(plan).read_text()):
         job = read_job(Path(path))
-        trl_grpo.reward_groups = recording(job.run / f"rewarded.{rank}.jsonl")
+        measuring.reward_groups = recording(job.run / f"rewarded.{rank}.jsonl")
         trl_backend.save_whole = noting_shares(job.run / f"held.{rank}.json", save)
         trl_backend.train_rank(replace(job, stop=StopAt(job.start, step)))
     dist.destroy_process_group()

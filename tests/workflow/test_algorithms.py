@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 from transformers import TrainingArguments  # noqa: E402
 
-from scripts.backends.trl import grpo as trl_grpo  # noqa: E402
+from scripts.backends.trl import measuring  # noqa: E402
 from scripts.backends.trl.dpo import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.dpo_trainer import losses  # noqa: E402
 from scripts.backends.trl.measuring import leave_one_out  # noqa: E402
@@ -58,7 +58,7 @@ def stages(tmp_path_factory):
     train(made.job("sft", "sft", SFT_STEPS))
     made.parent = {"parent_model": checkpoint(made.directory / "sft", SFT_STEPS)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trl_grpo, "reward_groups", lengths)
+        patch.setattr(measuring, "reward_groups", lengths)
         yield made
 
 

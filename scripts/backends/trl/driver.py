@@ -9,7 +9,6 @@ import socket
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import psutil
 import ray
@@ -47,7 +46,6 @@ def drive(job_file: Path) -> None:
             },
             log_to_driver=False,
         )
-        _check_cluster(ray.nodes(), job)
         _trainer(job, job_file).fit()
     except UserError:
         raise
@@ -55,26 +53,6 @@ def drive(job_file: Path) -> None:
         raise cause_of(error, job_file.parent) from None
     finally:
         ray.shutdown()
-
-
-def _check_cluster(nodes: list[dict[str, Any]], job: TrainingJob) -> None:
-    """UserError at once where Ray would wait for ever for the nodes it lacks."""
-    needs = {name: amount * job.processes for name, amount in _resources_of_rank(job).items()}
-    found = [{name: node["Resources"].get(name, 0) for name in needs} for node in nodes if node["Alive"]]
-    if sum(all(node[name] >= amount for name, amount in needs.items()) for node in found) < job.nodes:
-        has = ", ".join(_amounts(node) for node in found)
-        raise UserError(
-            f"{job.stage}: needs {job.nodes} nodes with {_amounts(needs)} each, but the Ray cluster at "
-            f"{os.environ['RAY_ADDRESS']} has {f'nodes with {has}' if found else 'no node'}"
-        )
-
-
-def _resources_of_rank(job: TrainingJob) -> dict[str, float]:
-    return {"CPU": job.threads} | ({"GPU": 1} if job.accelerator == "cuda" else {})
-
-
-def _amounts(resources: dict[str, float]) -> str:
-    return " and ".join(f"{amount:.0f} {name}s" for name, amount in resources.items())
 
 
 def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
@@ -85,7 +63,7 @@ def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
         scaling_config=ScalingConfig(
             num_workers=job.ranks,
             use_gpu=job.accelerator == "cuda",
-            resources_per_worker=_resources_of_rank(job),
+            resources_per_worker={"CPU": job.threads} | ({"GPU": 1} if job.accelerator == "cuda" else {}),
             placement_strategy="STRICT_SPREAD" if job.processes == 1 else "PACK",
         ),
         run_config=RunConfig(

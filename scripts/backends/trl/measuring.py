@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ from trl import GRPOTrainer
 
 from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, MISMATCH, REWARD_SECONDS, ROLLOUT_SECONDS, UNJUDGED
 from scripts.errors import UserError
-from scripts.evaluate.step_criteria import WINDOW
 from scripts.model.generate import ResponseEnds
 from scripts.rewards.episode import Episode, episode_response
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged
 
-LEAST_ALARM = 0.01
 Completion = str | list[dict[str, Any]]
 
 
@@ -136,7 +133,7 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
     group's mean reward under the name of its environment; TRL averages what is logged over the groups of all ranks. Of
     the rewards it logs how long they took, and of the responses the share that could not be judged, with a warning.
     """
-    alarm = UnjudgedAlarm()
+    warned: list[str] = []
 
     def reward(
         completions: list[Completion],
@@ -162,7 +159,14 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
             if isinstance(value, Unjudged)
         ]
         log_metric(UNJUDGED, len(unjudged) / len(values))
-        alarm.hear(unjudged, len(values))
+        if unjudged and not warned:
+            warned.extend(unjudged)
+            print(
+                f"warning: {len(unjudged)} of the step's {len(values)} responses could not be judged and earn 0, "
+                f"the first, to {unjudged[0]}; each step's share is in the metrics (unjudged_share)",
+                file=sys.stderr,
+                flush=True,
+            )
         return values
 
     return reward
@@ -173,25 +177,3 @@ def _response(completion: Completion, episode: Any) -> str:
     if isinstance(episode, Episode):
         return episode_response(completion, episode)
     return completion if isinstance(completion, str) else completion[0]["content"]
-
-
-class UnjudgedAlarm:
-    """Warns of the first response of a training that cannot be judged, and whenever their share has doubled."""
-
-    def __init__(self) -> None:
-        self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW)
-        self._warn_from = 0.0
-
-    def hear(self, unjudged: list[str], responses: int) -> None:
-        """Take in a step's responses: how many, and which could not be judged."""
-        self._steps.append((len(unjudged), responses))
-        share = sum(count for count, _ in self._steps) / sum(count for _, count in self._steps)
-        if not unjudged or share < self._warn_from:
-            return
-        self._warn_from = 2 * max(share, LEAST_ALARM)
-        print(
-            f"warning: {share:.1%} of the responses of the last {len(self._steps)} steps could not be judged and earn "
-            f"0; this step's first, to {unjudged[0]}",
-            file=sys.stderr,
-            flush=True,
-        )

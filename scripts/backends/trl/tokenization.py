@@ -27,6 +27,7 @@ PROMPTS = pa.schema({"prompt": pa.string(), "row": pa.string(), "line": pa.int64
 IGNORED = -100
 """The label of a token that is not learnt."""
 SHOWN = 40
+Spans = list[tuple[int, int]]
 
 
 class Line(NamedTuple):
@@ -51,64 +52,49 @@ def tokenize_demonstrations(
     variables: TemplateVariables,
     assistant_only_loss: bool = False,
 ) -> list[dict[str, Any]]:
-    """Token ids and labels of demonstrations, cut at `max_length`.
+    """Return tokens and labels of demonstrations, cut at `max_length`; `is_cut`, no column, marks a longer row.
 
-    Learnt is the last message, the assistant's, or with `assistant_only_loss` every message of the assistant's, as
-    TRL's setting of that name does. `is_cut`, which is no column, says whether a row had more. UserError names a line
-    of which nobody can tell what is to be learnt.
+    The last message is learnt; with `assistant_only_loss` (TRL's name) every message of the assistant. UserError names
+    a line whose learnt part cannot be told.
     """
-    conversations = [as_chat(line.row["messages"]) for line in lines]
-    options = [{"tools": line.row.get("tools") or None, **variables} for line in lines]
-    pictures = [pictures_in(messages, line, processor) for messages, line in zip(conversations, lines, strict=True)]
-    if assistant_only_loss:
-        each = zip(lines, conversations, options, strict=True)
-        ids, labels = zip(*(_all_answers(*arguments, processor) for arguments in each), strict=True)
-    else:
-        ids, labels = _last_answers(lines, conversations, processor, options)
-    return [
-        {
-            "input_ids": full[:max_length],
-            "labels": learnt[:max_length],
-            "pictures": uris,
-            "is_cut": len(full) > max_length,
-        }
-        for full, learnt, uris in zip(ids, labels, pictures, strict=True)
-    ]
+    rows, find = [], _all_answers if assistant_only_loss else _last_answer
+    for line in lines:
+        messages = as_chat(line.row["messages"])
+        pictures = pictures_in(messages, line, processor)
+        ids, spans = find(line, messages, processor, {"tools": line.row.get("tools") or None, **variables})
+        labels = [IGNORED] * len(ids)
+        for start, end in spans:
+            labels[start:end] = ids[start:end]
+        if not any(label != IGNORED for label in labels):
+            raise UserError(
+                f"{line.place}: by the chat template nothing of it is an answer, so nothing would be learnt"
+            )
+        cut = {"input_ids": ids[:max_length], "labels": labels[:max_length]}
+        rows.append(cut | {"pictures": pictures, "is_cut": len(ids) > max_length})
+    return rows
 
 
-def _last_answers(
-    lines: list[Line], conversations: list[Messages], processor: Any, options: list[dict[str, Any]]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Ids and labels of conversations whose last message alone is learnt.
+def _last_answer(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> tuple[list[int], Spans]:
+    """Return a conversation's tokens, and the span of its last message.
 
-    Where prompt and answer merge into other tokens than each by itself, a token that holds a piece of both is not
-    learnt, and those after it are.
+    A token that merges the end of the prompt with the answer's start is not learnt.
     """
-    each = list(zip(lines, conversations, options, strict=True))
-    asked = [_prompt(line, messages[:-1], processor, some) for line, messages, some in each]
-    texts = [_text(line, messages, processor, some) for line, messages, some in each]
-    all_ids, labels = token_ids(texts, processor), []
-    for line, prompt, prompt_ids, text, ids in zip(
-        lines, asked, token_ids(asked, processor), texts, all_ids, strict=True
-    ):
-        _check_begins(line, prompt, text, "the conversation", "its last answer")
-        start = len(prompt_ids)
-        if ids[:start] != prompt_ids:
-            whole, place = _expanded([text, prompt], processor)
-            offsets = tokenizer_of(processor)(whole, add_special_tokens=False, return_offsets_mapping=True)
-            start = sum(begin < len(place) for begin, _ in offsets["offset_mapping"])
-        labels.append(_labels(line, ids, [(start, len(ids))]))
-    return all_ids, labels
+    prompt, text = _prompt(line, messages[:-1], processor, options), _text(line, messages, processor, options)
+    _check_begins(line, prompt, text, "the conversation", "its last answer")
+    prompt_ids, ids = token_ids([prompt, text], processor)
+    start = len(prompt_ids)
+    if ids[:start] != prompt_ids:
+        whole, place = _expanded([text, prompt], processor)
+        offsets = tokenizer_of(processor)(whole, add_special_tokens=False, return_offsets_mapping=True)
+        start = sum(begin < len(place) for begin, _ in offsets["offset_mapping"])
+    return ids, [(start, len(ids))]
 
 
-def _all_answers(
-    line: Line, messages: Messages, options: dict[str, Any], processor: Any
-) -> tuple[list[int], list[int]]:
-    """Ids and labels of a conversation of which all that the assistant says is learnt.
+def _all_answers(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> tuple[list[int], Spans]:
+    """Return a conversation's tokens, and the spans of all that the assistant says.
 
-    The chat template's marks (``{% generation %}``) say what that is. Without them it is what each message adds to
-    the prompt that asks for it, which is proved by tokens: at its place the conversation holds the very tokens of
-    that prompt and of the message after it.
+    The chat template marks the spans (``{% generation %}``). Without marks a span is what a message adds to the prompt
+    before it, proved by tokens: the conversation holds there the very tokens of prompt and message.
     """
     tokenizer = tokenizer_of(processor)
     if tokenizer is not processor:
@@ -119,7 +105,7 @@ def _all_answers(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options
         )
         ids, mask = marked["input_ids"], marked["assistant_masks"]
-        return ids, _labels(line, ids, [(place, place + 1) for place, is_said in enumerate(mask) if is_said])
+        return ids, [(place, place + 1) for place, is_said in enumerate(mask) if is_said]
     (ids,), spans = token_ids([_text(line, messages, processor, options)], processor), []
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -136,7 +122,7 @@ def _all_answers(
                 f"{advice} as policy.tokenizer.chat_template"
             )
         spans.append((len(asked), len(said)))
-    return ids, _labels(line, ids, spans)
+    return ids, spans
 
 
 def _prompt(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> str:
@@ -149,15 +135,6 @@ def _text(line: Line, messages: Messages, processor: Any, options: dict[str, Any
         return render(messages, processor, **options)
     except (TemplateError, TypeError, ValueError) as error:
         raise UserError(f"{line.place}: the chat template fails: {error}") from None
-
-
-def _labels(line: Line, ids: list[int], spans: list[tuple[int, int]]) -> list[int]:
-    labels = [IGNORED] * len(ids)
-    for start, end in spans:
-        labels[start:end] = ids[start:end]
-    if not any(label != IGNORED for label in labels):
-        raise UserError(f"{line.place}: by the chat template nothing of it is an answer, so nothing would be learnt")
-    return labels
 
 
 def _check_begins(line: Line, prompt: str, text: str, what: str, of: str) -> None:
@@ -174,44 +151,35 @@ def _check_begins(line: Line, prompt: str, text: str, what: str, of: str) -> Non
 
 def tokenize_pairs(
     lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables, cuts: bool = False
-) -> list[dict[str, list[int]]]:
-    """Token ids of prompts, chosen and rejected answers in the chat template, answers apart from their prompt.
+) -> list[dict[str, Any]]:
+    """Return the tokens of prompts, chosen and rejected answers, the answers tokenized apart, as the model generates.
 
-    So are they when the model is asked. A pair that is too long is a UserError or, where it `cuts`, loses the end of
-    its answers; of a prompt that fills all by itself, the start is lost, so that each answer keeps a token.
+    A pair above `max_length` is a UserError; with `cuts` its answers lose their end, and a prompt that leaves no room
+    loses its start.
     """
-    examples = [KINDS["preferences"].example(line.row) for line in lines]
-    options = [{"tools": example.tools, **variables} for example in examples]
-    each = list(zip(lines, examples, options, strict=True))
-    asked = [_prompt(line, as_chat(pair.prompt), processor, some) for line, pair, some in each]
-
-    def answers(place: int) -> list[str]:
-        found, name = [], KINDS["preferences"].answers[place]
-        for (line, pair, some), prompt in zip(each, asked, strict=True):
-            text = _text(line, as_chat([*pair.prompt, *pair.answers[place]]), processor, some)
+    rows, kind = [], KINDS["preferences"]
+    for line in lines:
+        pair = kind.example(line.row)
+        options = {"tools": pair.tools, **variables}
+        prompt = _prompt(line, as_chat(pair.prompt), processor, options)
+        texts = [prompt]
+        for name, answer in zip(kind.answers, pair.answers, strict=True):
+            text = _text(line, as_chat([*pair.prompt, *answer]), processor, options)
             _check_begins(line, prompt, text, f"the conversation with {name}", "the pair")
-            found.append(text.removeprefix(prompt))
-        return found
-
-    columns = [token_ids(texts, processor) for texts in (asked, answers(0), answers(1))]
-    lengths = [len(prompt) + max(map(len, others)) for prompt, *others in zip(*columns, strict=True)]
-    if cuts:
-        columns[0] = [prompt[1 - max_length :] for prompt in columns[0]]
-        columns[1:] = [
-            [ids[: max_length - len(prompt)] for prompt, ids in zip(columns[0], column, strict=True)]
-            for column in columns[1:]
-        ]
-    for line, length in zip(lines, lengths, strict=True):
-        if length > max_length and not cuts:
+            texts.append(text.removeprefix(prompt))
+        prompt_ids, *answers = token_ids(texts, processor)
+        length = len(prompt_ids) + max(map(len, answers))
+        if cuts:
+            prompt_ids = prompt_ids[1 - max_length :]
+            answers = [ids[: max_length - len(prompt_ids)] for ids in answers]
+        elif length > max_length:
             raise UserError(
                 f"{line.place}: prompt and answer have {length} tokens, more than the {max_length} of "
                 "policy.max_total_sequence_length; raise that, drop the row, or set policy.truncation_mode: keep_start"
             )
-    names = *PAIRS.names, "is_cut"
-    return [
-        dict(zip(names, (*pair, length > max_length), strict=True))
-        for *pair, length in zip(*columns, lengths, strict=True)
-    ]
+        names = *PAIRS.names, "is_cut"
+        rows.append(dict(zip(names, (prompt_ids, *answers, length > max_length), strict=True)))
+    return rows
 
 
 def render_prompts(
@@ -222,32 +190,31 @@ def render_prompts(
     variables: TemplateVariables,
     tools: dict[str, list[Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Prompts in the chat template, beside the text of their rows; UserError for one that is too long.
+    """Return prompts in the chat template, with their rows' text; UserError for a prompt above `max_length` tokens.
 
-    Those longer than `keep_to` are left out. `tools` are those of environments that have some, by their names.
+    Prompts above `keep_to` are left out instead. `tools` maps environments to their tools.
     """
-    for line in lines if tools else ():
-        if tools_of(line.row):
+    rows = []
+    for line in lines:
+        if tools and tools_of(line.row):
             raise UserError(
                 f"{line.place}: declares tools of its own, which TRL cannot show beside environments with tools; give "
                 "such rows a blend and a stage of their own"
             )
-    shown = tools or {}
-    messages = [prompt_of(line.row) for line in lines]
-    has_pictures = [bool(pictures_in(each, line, processor)) for each, line in zip(messages, lines, strict=True)]
-    options = [variables | {"tools": shown.get(line.row["agent_ref"]["name"]) or tools_of(line.row)} for line in lines]
-    asked = [_prompt(*each, processor, some) for *each, some in zip(lines, messages, options, strict=True)]
-    lengths = [len(ids) for ids in token_ids(asked, processor)]
-    for line, length in zip(lines, lengths, strict=True):
+        messages = prompt_of(line.row)
+        has_pictures = bool(pictures_in(messages, line, processor))
+        shown = (tools or {}).get(line.row["agent_ref"]["name"]) or tools_of(line.row)
+        prompt = _prompt(line, messages, processor, variables | {"tools": shown})
+        length = len(token_ids([prompt], processor)[0])
         if keep_to is None and length > max_length:
             raise UserError(
                 f"{line.place}: the prompt has {length} tokens, but max_total_sequence_length less max_new_tokens "
                 f"leaves {max_length}; raise policy.max_total_sequence_length, or leave such rows out by "
                 "data.max_input_seq_length"
             )
-    columns = zip(asked, [line.text for line in lines], [line.number for line in lines], has_pictures, strict=True)
-    rows = [dict(zip(PROMPTS.names, row, strict=True)) for row in columns]
-    return [row for row, length in zip(rows, lengths, strict=True) if keep_to is None or length <= keep_to]
+        if keep_to is None or length <= keep_to:
+            rows.append({"prompt": prompt, "row": line.text, "line": line.number, "has_pictures": has_pictures})
+    return rows
 
 
 def token_ids(texts: list[str], processor: Any) -> list[list[int]]:
