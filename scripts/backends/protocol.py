@@ -1,7 +1,7 @@
-"""What a backend does for the stages it trains, and what it is asked for.
+"""The interface between stages and backends.
 
-A backend is a package of scripts/backends with two modules: ``settings.py`` says what a recipe may say of its stages
-(scripts.recipe.stage), ``backend.py`` holds its `BACKEND`. What it imports to train is loaded only when it trains.
+A backend is a package of scripts/backends with two modules: ``settings.py`` holds its stages' settings
+(scripts.recipe.stage), ``backend.py`` its `BACKEND`. Training libraries are imported in `train` alone.
 """
 
 from dataclasses import dataclass
@@ -30,18 +30,18 @@ from scripts.stage.stop import StopRequest
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """All that a backend needs to train a stage.
+    """The job of training a stage up to a step.
 
-    The backend trains up to step `max_num_steps` and seals that step; the learning rate's schedule ends at `planned`.
-    It starts from checkpoint `resume_from`, else from `parent_model`, else (None) from the config's own model. It seals
-    checkpoints with ``scripts.stage.rundir.seal_checkpoint`` and logs each step into ``run/metrics.jsonl``. At the end
-    of each step it asks `stop`; once a stop is due, it seals the step and returns.
+    The backend trains up to step `max_num_steps` and seals that step; the learning rate's schedule ends at
+    `planned`. The start is checkpoint `resume_from`, else `parent_model`, else (None) the config's own model. The
+    backend seals checkpoints with ``scripts.stage.rundir.seal_checkpoint`` and logs steps into
+    ``run/metrics.jsonl``. At the end of each step it asks `stop`; once a stop is due, it seals the step and
+    returns.
 
-    `config` alone says how to train. `settings` adds what changes no weight: checkpoint periods, the gate's criteria
-    that can end a training (scripts.evaluate.step_criteria). Every step has the same rows on any number of `nodes` and
-    `processes` (of a node, each on a GPU of its own where `accelerator` is cuda) and CPU `threads`; another number
-    rounds otherwise and, of processes, draws other completions. `environments` maps the user's own environments to
-    their files.
+    `config` alone decides the weights; `settings` adds checkpoint periods and the gate's criteria that end a
+    training (scripts.evaluate.step_criteria). Every step has the same rows on any number of `nodes`, `processes`
+    (of a node, each with a GPU where `accelerator` is cuda) and CPU `threads`; another number rounds otherwise and,
+    of processes, draws other completions. `environments` maps the user's environments to files.
     """
 
     stage: str
@@ -101,23 +101,23 @@ class TrainingJob:
 
     @property
     def planned(self) -> int | None:
-        """The step at which the stage is done, though this job may end before it."""
+        """The stage's last step, possibly beyond this job's."""
         return self.config.planned_step(self.rows)
 
     @property
     def ranks(self) -> int:
-        """The processes that train together, on all nodes."""
+        """The number of processes on all nodes."""
         return self.nodes * self.processes
 
     @property
     def start(self) -> int:
-        """The step from which it trains; 0: a fresh start."""
+        """The step to train from; 0: a fresh start."""
         return step_of(self.resume_from) if self.resume_from else 0
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Where a stage trains: its Slurm job (None: on this machine) and the site."""
+    """The place of a training: a Slurm job (None: this machine) and the site."""
 
     job: Job | None = None
     site: Site | None = None
@@ -125,7 +125,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that would go wrong. `stops`: it surely would, so nothing is started; otherwise it is worth a look."""
+    """A likely failure. `stops`: a sure failure, so nothing is started."""
 
     stage: str
     trap: int
@@ -133,30 +133,31 @@ class Finding:
     stops: bool = True
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Return a line for people."""
         return f"{'error' if self.stops else 'warning'}: {self.stage}: {self.says} (trap {self.trap})"
 
 
 class Backend:
-    """What trains stages. Only `train` has to be there; the rest is for backends that differ from the plain case."""
+    """Trains stages. Only `train` is required; defaults suit a backend on one node."""
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
-        """Train up to the job's last step, or until it is to stop.
+        """Train up to the job's last step or a stop.
 
-        Afterwards `job.stop` has a reason where the training is to be continued. UserError: it failed for a reason of
-        its own; CutOffError: the next attempt may go well; ExhaustedError: its data have ended.
+        `job.stop` has a reason afterwards where the training is to be continued. Raise UserError for a failure
+        of the training's own, CutOffError where the next attempt may succeed, ExhaustedError where the data
+        have ended.
         """
         raise NotImplementedError
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
-        """UserError when a stage cannot train on as many nodes and processes as it has on a site."""
+        """Raise UserError where a stage cannot train on the site's nodes and processes."""
         if site.resources_of(stage.name, stage.settings).nodes > 1:
             raise UserError(
                 f"{stage.name}: backend {stage.config.backend} trains on one node; set resources.nodes to 1"
             )
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
-        """What would go wrong with a stage on a site, as far as files tell."""
+        """Return likely failures of a stage on a site, as far as files tell."""
         try:
             self.check_nodes(stage, site)
         except UserError as error:
@@ -164,60 +165,57 @@ class Backend:
         return []
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """What keeps a stage whose data are there from training, a line each; what is worth a look is printed.
+        """Return obstacles to the training of a stage whose data are there, a line each; print remarks.
 
-        `site` is given where it matters to the backend, `python` is what trains the stage.
+        `site` is given where the backend asks for a site; `python` trains the stage.
         """
         return []
 
     def chat_format(self, stage: Stage) -> ChatFormat | None:
-        """How a stage talks to its model: as what it starts from, but for the chat template that it names.
-
-        None where it starts from no export, or that is not there.
-        """
+        """Return the stage's chat format: the start's, with the stage's chat template; None without an export."""
         folder = stage.parent_export
         if folder is None or not folder.exists():
             return None
         return ChatFormat.of(folder).with_template(stage.config.chat_template)
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
-        """The tokens of the first rows that a stage trains on, or why they cannot be told here.
+        """Return the tokens of the first training rows, or the reason why they cannot be shown.
 
-        UserError where they cannot be trained on.
+        Raise UserError where the rows cannot be trained on.
         """
         return f"backend {stage.config.backend} does not tell what it makes of rows"
 
     def seal_finished(self, run: Path) -> None:
-        """Seal the whole checkpoints that a program of the backend's own left in a run directory."""
+        """Seal the whole checkpoints that a program of the backend left in a run directory."""
 
     def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
         """How far an attempt gets from the newest checkpoint: to the step `planned`, or to where the data end."""
         return Reach(planned)
 
     def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:
-        """The container that trains a stage: its name, its digest in the registry, the SHA-256 of its file; or none."""
+        """Return the container of a stage: name, registry digest, the file's SHA-256; or None."""
         return None
 
     def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
-        """Export the published checkpoint in Hugging Face's format, for the next stage to start from.
+        """Export the published checkpoint in Hugging Face's format, as the next stage's start.
 
-        Where that takes a program, it runs on the site and prints into `log`.
+        A conversion program runs on the site and prints into `log`.
         """
         export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent)
 
     def command_text(self, stage: Stage, site: Site) -> str:
-        """What a program of the backend's own would be told of a stage; UserError where there is none."""
+        """Return the command of the backend's program for a stage; UserError without a program."""
         raise UserError(
             f"stage {stage.name} on site {site.name}: NeMo-RL does not train it here, so there is no command"
         )
 
     def memory(self, stage: Stage, site: Site) -> tuple[str, bool]:
-        """Return a sentence on the memory that a process needs ("": not reckoned), and whether it fits."""
+        """Return a sentence on a process's memory ("": not estimated), and whether the stage fits."""
         return "", True
 
 
 def backend_of(name: str) -> Backend:
-    """The backend of that name."""
+    """Return the named backend."""
     return backend_module(name, "backend").BACKEND
 
 
@@ -225,12 +223,12 @@ _STAGE = TypeAdapter(AnyStage)
 
 
 def write_job(path: Path, job: TrainingJob) -> None:
-    """Write a job for a process that may run elsewhere: paths absolute, of `stop` its deadline and its file."""
+    """Write a job for another process: paths absolute, of `stop` the deadline and the file."""
     write_json(path, msgspec.to_builtins(job, enc_hook=_plain))
 
 
 def read_job(path: Path) -> TrainingJob:
-    """The job that `write_job` wrote."""
+    """Return the job of `write_job`."""
     return msgspec.convert(read_json(path), TrainingJob, dec_hook=_typed)
 
 

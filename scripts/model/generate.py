@@ -16,7 +16,7 @@ CACHE_BYTES = 4 * 2**30
 
 
 class Rollout(NamedTuple):
-    """A response: its text, its tokens before the end token, and whether the length limit cut it."""
+    """A response: text, tokens before the end token, whether cut by the length limit."""
 
     text: str
     tokens: int
@@ -24,7 +24,7 @@ class Rollout(NamedTuple):
 
 
 class ResponseEnds:
-    """Find the ends of responses: tokens, or one of some texts."""
+    """Find the ends of responses: tokens or texts."""
 
     def __init__(self, tokenizer: Any, tokens: Iterable[int], strings: Sequence[str]) -> None:
         self._tokenizer, self.tokens, self.strings = tokenizer, set(tokens), list(strings)

@@ -29,14 +29,14 @@ PATTERNS = (
 
 
 class Part(TypedDict):
-    """What is read of a part of a model's config."""
+    """The keys read of a part of a model's config."""
 
     vocab_size: NotRequired[int]
     tie_word_embeddings: NotRequired[bool | None]
 
 
 class ModelConfig(Part):
-    """What is read of a model's config.json."""
+    """The keys read of a model's config.json."""
 
     architectures: NotRequired[list[str] | None]
     model_type: NotRequired[str]
@@ -51,7 +51,7 @@ class ModelConfig(Part):
 
 
 class TensorIndex(TypedDict):
-    """What is read of the index of a model's shards."""
+    """The keys read of the index of a model's shards."""
 
     weight_map: NotRequired[dict[str, str]]
     metadata: NotRequired[dict[str, Any]]
@@ -62,12 +62,12 @@ A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", OUTPUT)
 
 
 def model_files(folder: Path) -> list[Path]:
-    """The files of a folder that make a model."""
+    """Return the model's files in a folder."""
     return [folder / name for name in chosen_files([path.name for path in folder.iterdir() if path.is_file()])]
 
 
 def chosen_files(names: Iterable[str]) -> list[str]:
-    """The names among those of a folder's or a repository's files that make a model, weights in one format only."""
+    """Choose the model's files among the names in a folder or repository, weights in one format only."""
     names = {name for name in names if "/" not in name}
     whole = {name for name in names if name.endswith(".safetensors") and not name.startswith(OTHER_FORMATS)}
     shards = whole - {SINGLE} if INDEX in names else set()
@@ -76,10 +76,10 @@ def chosen_files(names: Iterable[str]) -> list[str]:
 
 
 def check_model(folder: Path, like: Path | None = None) -> None:
-    """UserError when the folder is no whole model, or its tensors are not those of the model that it is to be `like`.
+    """Raise UserError for a folder that is no whole model, or whose tensors are not those of `like`.
 
-    A shard is whole when its size is what its own header says; contents are not read. A model whose weights lie
-    elsewhere, as Megatron's, tells no tensors. An output layer that is the input's once more may be left out.
+    A shard is whole at the size in its header; contents are not read. Weights in another place, as Megatron's, tell
+    no tensors. An output layer tied to the input may be missing.
     """
     config = config_of(folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -107,19 +107,19 @@ def check_model(folder: Path, like: Path | None = None) -> None:
 
 
 def _own_code(config: ModelConfig) -> set[str]:
-    """The files of a model's own code that its config names; what it takes from a repository is not among them."""
+    """Return the code files that a model's config names, without files of other repositories."""
     named = config.get("auto_map", {}).values()
     classes = [name for value in named for name in (value if isinstance(value, list) else [value]) if name]
     return {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}
 
 
 def _parts(config: ModelConfig) -> list[Part]:
-    """The config and its parts that may be the decoder's."""
+    """Return the config and the parts that may be the decoder's."""
     return [config, *(config.get(name) or {} for name in ("text_config", "llm_config"))]
 
 
 def _check_vocabulary(folder: Path, config: ModelConfig, tensors: dict[str, tuple[str, list[int]]]) -> None:
-    """UserError when a matrix has more or fewer rows than the vocabulary has tokens: Megatron pads it in training."""
+    """Raise UserError where a matrix's rows differ from the vocabulary, as after Megatron's padding."""
     tokens = next((part["vocab_size"] for part in _parts(config) if "vocab_size" in part), None)
     for name, (_, shape) in tensors.items():
         if tokens is not None and name.endswith(A_ROW_A_TOKEN) and shape[0] != tokens:
@@ -130,7 +130,7 @@ def _check_vocabulary(folder: Path, config: ModelConfig, tensors: dict[str, tupl
 
 
 def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
-    """Type and shape of every tensor, by name; UserError where the index and the shards do not agree."""
+    """Return type and shape of every tensor, by name; UserError where index and shards disagree."""
     index = folder / INDEX
     placed = _read(index, TensorIndex).get("weight_map") if index.exists() else None
     shards = sorted(set(placed.values())) if placed else sorted(path.name for path in folder.glob("*.safetensors"))
@@ -148,7 +148,7 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
 
 
 def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
-    """The tensors of one shard; UserError when the file is not as long as its header says."""
+    """Return the tensors of a shard; UserError where the file's length differs from its header."""
     try:
         tensors = parse_local_safetensors_file_metadata(path).tensors
         with path.open("rb") as file:

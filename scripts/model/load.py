@@ -17,12 +17,12 @@ from scripts.files import check_readable
 def load_model(
     folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device_map: Literal["auto"] | None = None
 ) -> PreTrainedModel:
-    """The model in float32, or with `auto` in its own type; on the CPU, or laid over the GPUs of this node."""
+    """Load the model in float32, or with `auto` in the saved type; on the CPU, or over this node's GPUs."""
     check_readable(folder)
     return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
 
 
 def class_of(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
-    """What loads the model: one that sees or one that does not."""
+    """Return the class that loads the model, with or without vision."""
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
     return AutoModelForImageTextToText if sees else AutoModelForCausalLM

@@ -1,9 +1,9 @@
-"""Merge low-rank adapters (peft's format) into the model that they lie over.
+"""Merge low-rank adapters (peft's format) into their base.
 
-Merging rounds, and rounding to the base's own type may undo what little the adapters changed. So the model as written
-is compared with base plus adapters on a few tokens; where that type does not keep what was learnt, it is in float32.
+Merging rounds, and rounding to the base's type may undo what the adapters changed. So the written model is compared
+with base plus adapters on a few tokens; where the base's type loses the difference, the model is written in float32.
 
-Also run in a container of NeMo-RL, which gets this text instead of a file (python -c), so it imports nothing of ours.
+A container of NeMo-RL runs this text (python -c), so the module imports nothing of ours.
 """
 
 import json
@@ -30,14 +30,14 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 class NotMerged(Exception):
-    """Why adapters are not in the weights that were written."""
+    """The reason why adapters are not in the written weights."""
 
 
 def write_merged(base: Path, adapter: Path, folder: Path) -> dict[str, Any]:
-    """Save a base with an adapter merged, in its own type or float32; which, and the divergence that this makes.
+    """Save a base with an adapter merged; return the type (the base's or float32) and the divergence.
 
-    Each layer is merged in float32 and rounded once. The model is held once, in its own type but for fused experts.
-    NotMerged where the adapter's tensors are not those of the layers that it names, or the divergence is above MOST_KL.
+    Each layer is merged in float32 and rounded once. The model is held once, in its type but for fused experts.
+    Raise NotMerged where the adapter's tensors do not fit its named layers, or the divergence is above MOST_KL.
     """
     wanted = None
     for is_exact in (False, True):
@@ -77,7 +77,7 @@ def _adapters(tensors: dict[str, torch.Tensor]) -> set[str]:
 
 
 def _load(folder: Path) -> PreTrainedModel:
-    """The model in its own type, on the CPU."""
+    """Load the model in its saved type, on the CPU."""
     sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
     kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
     return kind.from_pretrained(folder, local_files_only=True, dtype="auto")
@@ -95,7 +95,7 @@ def _narrow(module: nn.Module, own: dict[nn.Parameter, torch.dtype]) -> None:
 
 @contextmanager
 def _in_float32(model: nn.Module) -> Iterator[None]:
-    """Have each module compute in float32: its weights are that while it computes, and no others."""
+    """Let each module compute in float32, and have float32 weights only while it computes."""
     own = {parameter: parameter.dtype for parameter in model.parameters()}
     hooks = []
     for module in model.modules():
@@ -122,9 +122,9 @@ def divergence(wanted: torch.Tensor, found: torch.Tensor) -> float:
 
 
 def main() -> None:
-    """Command line: base (folder or repository), adapter, folder to write, patterns of the base's other files.
+    """Command line: base (folder or repository), adapter, folder to write, patterns of further files of the base.
 
-    Prints what `write_merged` found as the last line. Adapters that change nothing are refused: a conversion has lost
+    The last printed line is the result of `write_merged`. Adapters without an effect are refused: a conversion lost
     them, or nothing was learnt.
     """
     base, adapter, output, *patterns = sys.argv[1:]

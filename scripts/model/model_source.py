@@ -1,4 +1,4 @@
-"""Record what a pretrained model's export was made from: changed content of its folder is seen, a touch is not."""
+"""Record the source of a pretrained model's export: changed content counts, a touched file does not."""
 
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -14,7 +14,7 @@ SOURCE, SEEN = "source.json", "seen.json"
 
 
 class SourceOfModel(TypedDict):
-    """Describe the content of model/source.json: what the export is made from."""
+    """The content of model/source.json."""
 
     model: dict[str, Any]
     changed: dict[str, str] | None
@@ -42,7 +42,7 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
 
 
 def _template(named: str, directory: Path) -> dict[str, str]:
-    """Return the hash of the recipe's chat template; nothing where an export from before has that template."""
+    """Return the hash of the recipe's chat template; nothing where an older export has the same template."""
     try:
         text = read_template(named)
     except UserError as error:

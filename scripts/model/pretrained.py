@@ -1,4 +1,4 @@
-"""Prepare a pretrained model as an export: whole, of a kind that trains, its tokenizer fit for a conversation."""
+"""Prepare a pretrained model as an export: whole, of a trainable kind, its tokenizer fit for conversations."""
 
 import fnmatch
 import sys
@@ -29,9 +29,9 @@ OTHER_KINDS = {
 def prepare_pretrained(
     model: PretrainedModel, folder: Path, names: Collection[str], bring: Callable[[str], None]
 ) -> None:
-    """Fill a folder with a model's files, of which there are `names` and which `bring` brings by name.
+    """Fill a folder with a model's files, listed in `names` and brought by `bring`.
 
-    Raise UserError where the model is not whole, of no kind that backend trl trains, or without a usable tokenizer; all
+    Raise UserError where the model is not whole, not of a kind for backend trl, or without a usable tokenizer; all
     but the first before the weights are brought.
     """
     chosen = chosen_files(names)
@@ -53,7 +53,7 @@ def prepare_pretrained(
 
 
 def _check_kind(name: str, folder: Path) -> None:
-    """UserError where the config is of a model that backend trl does not train."""
+    """Raise UserError where backend trl does not train the config's kind of model."""
     config = config_of(folder)
     kind, classes = config.get("model_type", ""), config.get("architectures") or []
     if kind not in CONFIG_MAPPING:
@@ -76,7 +76,7 @@ def _check_kind(name: str, folder: Path) -> None:
 
 
 def _check_loads(name: str, folder: Path) -> None:
-    """UserError where transformers would fill weights that the files lack with random numbers."""
+    """Raise UserError where transformers would make up missing weights."""
     try:
         _, found = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, device_map="meta", output_loading_info=True
@@ -90,7 +90,7 @@ def _check_loads(name: str, folder: Path) -> None:
 
 
 def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
-    """Write what the recipe says of the tokenizer; UserError where a conversation could not be told or ended."""
+    """Apply the recipe's tokenizer keys; UserError where conversations cannot be rendered or ended."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     said = {name: value for name in ("eos_token", "pad_token") if (value := getattr(model, name)) is not None}
     for name, token in said.items():
@@ -122,7 +122,7 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
 
 
 def _check_one_template(name: str, tokenizer: Any, folder: Path) -> None:
-    """UserError where there is no chat template, or two."""
+    """Raise UserError without a chat template, or with two."""
     if not tokenizer.chat_template:
         raise UserError(f"{name}: its tokenizer has no chat template; name one as model.chat_template")
     beside = folder / "tokenizer_config.json"
@@ -135,7 +135,7 @@ def _check_one_template(name: str, tokenizer: Any, folder: Path) -> None:
 
 
 def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int], pad: int | None) -> None:
-    """UserError where nothing ends an answer or fills a batch, or the files do not agree about what does."""
+    """Raise UserError where no token ends an answer or fills a batch, or files disagree about the token."""
     name, token = model.name, tokenizer.convert_ids_to_tokens
     if tokenizer.eos_token_id is None:
         raise UserError(f"{name}: its tokenizer has no eos token, so no answer would end; name one as model.eos_token")

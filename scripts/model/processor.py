@@ -1,4 +1,4 @@
-"""What turns rows into a model's inputs: a tokenizer, or a processor where the model sees. It needs no torch."""
+"""Make and load the tokenizer of a model, or the processor of a model with vision, without torch."""
 
 from pathlib import Path
 from typing import Any
@@ -49,21 +49,21 @@ RESPONSE_TEMPLATE = {
 
 
 def load_processor(folder: Path) -> Any:
-    """The processor of a model that sees, the tokenizer of one that does not."""
+    """Load the tokenizer, or the processor of a model with vision."""
     sees = (folder / "processor_config.json").exists()
     kind = transformers.AutoProcessor if sees else transformers.AutoTokenizer  # each takes long to import
     return kind.from_pretrained(folder, local_files_only=True)
 
 
 def use_template(processor: Any, chat_template: str | None) -> Any:
-    """The processor or tokenizer with another chat template; None: with its own."""
+    """Set the chat template of a processor or tokenizer; None: keep the saved template."""
     if chat_template is not None:
         processor.chat_template = tokenizer_of(processor).chat_template = chat_template
     return processor
 
 
 def check_template(name: str, tokenizer: Any, key: str) -> None:
-    """UserError where by its chat template the answer to a prompt cannot be told; `key` is where to name another."""
+    """Raise UserError where the chat template hides the answer to a prompt; `key` is the key of another template."""
     try:
         prompt = tokenizer.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
         text = tokenizer.apply_chat_template(TALK, tokenize=False)
@@ -79,7 +79,7 @@ def check_template(name: str, tokenizer: Any, key: str) -> None:
 
 
 def check_end(name: str, tokenizer: Any, ends: list[int], advice: str) -> None:
-    """UserError where the chat template ends an answer with a token that ends no generation (`ends`, and eos)."""
+    """Raise UserError where the chat template's end of an answer ends no generation (`ends`, and eos)."""
     text = tokenizer.apply_chat_template(TALK, tokenize=False)
     after = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
     known = {tokenizer.eos_token_id, *ends}
@@ -92,10 +92,10 @@ def check_end(name: str, tokenizer: Any, ends: list[int], advice: str) -> None:
 
 
 def make_tokenizer(sees: bool = False, calls_tools: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer with one token a byte (BPE without merges) and its specials; it pads on the left.
+    """Make a tokenizer with a token for each byte (BPE without merges) and specials, padding on the left.
 
-    The chat template prints no tool declarations: the tiny model knows its few tools by heart. transformers reads the
-    calls of a model that `calls_tools` by the response template.
+    The chat template prints no tool declarations: the tiny model knows its few tools by heart. With `calls_tools`,
+    transformers reads the model's calls by the response template.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: place for place, symbol in enumerate(alphabet)}, merges=[]))
@@ -117,9 +117,9 @@ def make_tokenizer(sees: bool = False, calls_tools: bool = False) -> PreTrainedT
 
 
 def make_processor(shape: RandomModel) -> Any:
-    """What turns rows into the model's inputs: a tokenizer, or a processor where the model has vision.
+    """Make a tokenizer, or the processor of a model with vision.
 
-    Pictures are scaled by Pillow, so torchvision is not needed.
+    Pillow scales pictures, so torchvision is not needed.
     """
     vision = shape.vision
     if vision is None:

@@ -1,4 +1,4 @@
-"""A tiny decoder with random weights: where a stage without a parent starts. With vision it is LLaVA's."""
+"""A tiny decoder with random weights, the start of a stage without a parent; LLaVA's with vision."""
 
 import torch
 from transformers import (
@@ -19,7 +19,7 @@ from scripts.recipe.stage import TrainingConfig
 
 
 def fresh_model(config: TrainingConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerFast | LlavaProcessor]:
-    """The model that a stage's resolved config describes, and its tokenizer or processor."""
+    """Make the model of a stage's resolved config, and its tokenizer or processor."""
     processor = use_template(make_processor(config.model), config.chat_template)
     return make_model(config.model, processor, config.max_length, config.seed), processor
 
@@ -27,7 +27,7 @@ def fresh_model(config: TrainingConfig) -> tuple[PreTrainedModel, PreTrainedToke
 def make_model(
     shape: RandomModel, processor: PreTrainedTokenizerFast | LlavaProcessor, max_length: int, seed: int
 ) -> PreTrainedModel:
-    """A Llama-shaped decoder in float32 with tied embeddings; equal arguments give equal weights."""
+    """Make a Llama-shaped decoder in float32 with tied embeddings; equal arguments give equal weights."""
     tokenizer, vision = getattr(processor, "tokenizer", processor), shape.vision
     decoder = _decoder_config(shape, tokenizer, max_length)
     torch.manual_seed(seed)

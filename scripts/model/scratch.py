@@ -1,4 +1,4 @@
-"""The special tokens and the chat templates of a model that is made here, whose other tokens are bytes."""
+"""Special tokens and chat templates of a fresh model, with a token for each byte besides."""
 
 PAD, END, USER, ASSISTANT, SYSTEM = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"
 IMAGE, TOOL, CALL, CALL_END = "<|image|>", "<|tool|>", "<tool_call>", "</tool_call>"

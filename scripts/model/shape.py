@@ -1,4 +1,4 @@
-"""A decoder's shape, read from its config and the headers of its tensors."""
+"""A decoder's shape, from its config and tensor headers."""
 
 import math
 from dataclasses import dataclass

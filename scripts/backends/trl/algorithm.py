@@ -24,7 +24,7 @@ Parts = list[tuple[str, bool, list[int]]]
 
 
 class TrlTraining(Training):
-    """What all algorithms have in common."""
+    """Settings and derived numbers of every algorithm."""
 
     backend: Literal["trl"] = "trl"
     policy: Policy
@@ -41,95 +41,95 @@ class TrlTraining(Training):
 
     @property
     def samples_by_vllm(self) -> bool:
-        """Whether vLLM samples the rollouts; envs/vllm.txt is what such a stage trains with."""
+        """Whether vLLM samples the rollouts, with the packages of envs/vllm.txt."""
         return False
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of the training split that one step consumes."""
+        """Rows of the training split in a step."""
         return self.policy.train_global_batch_size
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template that it names, in a resolved config its text; None: that of what it starts from."""
+        """The stage's chat template, in a resolved config its text; None: the start's template."""
         named = self.policy.tokenizer.chat_template
         return None if named == OWN else named
 
     @property
     def max_length(self) -> int:
-        """Tokens of a row's prompt and response together, at most."""
+        """Tokens of prompt and response together, at most."""
         return self.policy.max_total_sequence_length
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer updates of one step."""
+        """Optimizer updates in a step."""
         return 1
 
     @property
     def rows_per_update(self) -> int:
-        """Rows, pairs or completions of one update."""
+        """Rows, pairs or completions in an update."""
         return self.policy.train_global_batch_size
 
     @property
     def sequences_per_row(self) -> int:
-        """Return the token sequences of a row: 2 of a preference pair."""
+        """Token sequences of a row: 2 of a preference pair."""
         return 1
 
     @property
     def has_reference(self) -> bool:
-        """Whether the loss compares the policy with the model that the stage started from."""
+        """Whether the loss compares the policy with the stage's start."""
         return False
 
     @property
     def section(self) -> Any:
-        """Return the settings under the algorithm's name."""
+        """The settings under the algorithm's name."""
         return getattr(self, self.algorithm)
 
     @property
     def shared_by_processes(self) -> dict[str, int | None]:
-        """Return the settings, by key, that the number of processes must divide."""
+        """Settings, by key, that the number of processes must divide."""
         return {"policy.train_global_batch_size": self.policy.train_global_batch_size}
 
     def prepare(self, processor: Any) -> tuple["pa.Schema", partial]:
-        """Return the columns of the trainer's rows, and the function that makes rows of lines of a split."""
+        """Return the columns of the trainer's rows, and a function from lines of a split to rows."""
         raise NotImplementedError
 
     def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return a prepared row's parts, to be shown: name, whether it is learnt, tokens."""
+        """Return the parts of a prepared row, to be shown: name, whether learnt, tokens."""
         raise NotImplementedError
 
     def planned_step(self, train_rows: int | None) -> int:
-        """The step at which the stage is done, whatever the rows."""
+        """The last step of the stage, whatever the rows."""
         return self.section.max_num_steps
 
 
 class TrlConfig(TrainingConfig):
-    """The resolved config of a stage; `model` is there where it has no parent."""
+    """The resolved config of a stage; `model` is None for a stage with a parent."""
 
     model: RandomModel | None = None
 
 
 class TrlSettings(StageSettings):
-    """What all stages have in common."""
+    """Settings of every stage."""
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
-        """The versions that envs/trl.txt pins."""
+        """Return the versions pinned in envs/trl.txt."""
         return pinned_versions("trl", self.packages)
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """The packages that decide its weights."""
+        """The packages with an effect on weights."""
         lora, optimizer = self.policy.lora, self.policy.optimizer
         in_bits = optimizer.name == "adamw_8bit" or (lora is not None and lora.quantization is not None)
         return (*PACKAGES, *(["peft"] if lora else []), *(["bitsandbytes"] if in_bits else []))
 
     def spare_bitsandbytes(self) -> None:
-        """Keep peft from importing it in this process, which takes a second, where the stage does not need it."""
+        """Keep peft from importing bitsandbytes, for a second, in a stage without 4 or 8 bits."""
         if "bitsandbytes" not in self.packages:
             sys.modules.setdefault("bitsandbytes", None)
 
     def values_with_effect(self) -> dict[str, Any]:
-        """What it says that may change weights, but for rounding; what was added since is there where it is not off."""
+        """Return the settings that may change weights; later additions only where they are not off."""
         values = super().values_with_effect()
         if self.chat_template is not None:
             values["policy"]["tokenizer"]["chat_template"] = read_template(self.chat_template)
@@ -139,11 +139,11 @@ class TrlSettings(StageSettings):
         return values
 
     def starts_from_export(self, recipe: "Recipe") -> bool:
-        """Whether it starts from an export, as which a pretrained model comes as well."""
+        """Whether the start is a parent's export or a pretrained model's."""
         return self.parent is not None or isinstance(recipe.model, PretrainedModel)
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
-        """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
+        """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
         if self.needs_export and not self.starts_from_export(recipe):
             advice = "give it a parent, or make the recipe's model a pretrained one"
             raise invalid(f"{self.needs_export}; {advice}", f"stages.{name}")
@@ -151,7 +151,7 @@ class TrlSettings(StageSettings):
             raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
 
     def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
-        """Return the stage; UserError where the chat template that it names is not there."""
+        """Return the stage; UserError where its chat template is missing."""
         if self.chat_template is not None:
             try:
                 read_template(self.chat_template)
@@ -162,5 +162,5 @@ class TrlSettings(StageSettings):
 
     @property
     def needs_export(self) -> str | None:
-        """Why it cannot start from a fresh model; None where it can."""
+        """The reason why a fresh model cannot be the start; None: a fresh model can."""
         return "policy.lora is laid over a model that was trained" if self.policy.lora else None

@@ -32,7 +32,7 @@ class Trl(Backend):
     """Trains with TRL's trainers."""
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
-        """Train in this process, in several of this node, or on several nodes."""
+        """Train in this process, in several processes of the node, or on several nodes."""
         if allocation.site is not None:
             accelerator, processes = devices_of(allocation.site)
             site, reports = allocation.site, tuple(allocation.site.report_to)
@@ -57,12 +57,12 @@ class Trl(Backend):
         train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
-        """UserError when a step cannot be shared out evenly among the processes that the site's nodes have."""
+        """Raise UserError where a step cannot be shared evenly among the site's processes."""
         nodes, ranks = _ranks(stage, site)
         check_shares(stage.name, stage.config, stage.settings, nodes, ranks)
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
-        """What would go wrong, and whether the nodes' GPUs would stand idle."""
+        """Return the protocol's findings, and GPUs that would stand idle."""
         found = super().findings(stage, site)
         if site.accelerator == "cpu" and site.slurm is not None and site.slurm.gpus_per_node:
             says = f"site {site.name} gives it nodes of {site.slurm.gpus_per_node} GPUs, and says accelerator: cpu"
@@ -70,9 +70,9 @@ class Trl(Backend):
         return found
 
     def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
-        """Export the published checkpoint; adapters are merged into what they lie over.
+        """Export the published checkpoint, adapters merged.
 
-        What descends from a pretrained model keeps its config, tokenizer and generation settings, but for the chat
+        Descendants of a pretrained model keep its config, tokenizer and generation settings, except a chat
         template that the stage names.
         """
         like = None
@@ -85,7 +85,7 @@ class Trl(Backend):
             import_module("scripts.backends.trl.merge").export_merged(stage)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """The packages that are not as pinned, memory that is too small, rows that our verifiers cannot reward."""
+        """Return packages off their pins, too small a memory, and rows that no verifier can reward."""
         problems = []
         if site is not None and site.refuse_over_memory:
             says, fits = self.memory(stage, site)
@@ -111,17 +111,17 @@ class Trl(Backend):
         return problems
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
-        """The tokens of the first rows that a stage trains on, or why they cannot be told here."""
+        """Return the tokens of the first training rows, or the reason why they cannot be shown."""
         return shown_rows(stage, count)
 
     def memory(self, stage: Stage, site: Site) -> tuple[str, bool]:
-        """Say what a process of the stage needs and has on the site, and whether that fits."""
+        """Return a sentence on the memory of a process, and whether the stage fits."""
         nodes, ranks = _ranks(stage, site)
         return sentence(stage, site, nodes, ranks // nodes)
 
 
 def _ranks(stage: Stage, site: Site) -> tuple[int, int]:
-    """The nodes and the processes that train a stage on a site."""
+    """Return the nodes and the processes that train a stage on a site."""
     nodes = site.resources_of(stage.name, stage.settings).nodes
     on_gpus = site.accelerator != "cpu"
     nodes, processes = left_by_server(stage.name, stage.settings, nodes, site.processes_on_node, on_gpus)
@@ -129,7 +129,7 @@ def _ranks(stage: Stage, site: Site) -> tuple[int, int]:
 
 
 def _turns_apart(stage: Stage, ranks: int) -> list[str]:
-    """Why processes cannot play several turns each for itself, as TRL lets them; their numbers of turns differ."""
+    """Return settings that make processes sample together, while TRL plays turns in each process alone."""
     policy = stage.settings.policy
     together = {
         "policy.dtensor_cfg.enabled": policy.dtensor_cfg.enabled,
@@ -145,7 +145,7 @@ def _turns_apart(stage: Stage, ranks: int) -> list[str]:
 
 
 def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:
-    """The rows that the verifiers cannot reward, though they obey their contract."""
+    """Return the rows that obey their contract, but that no verifier can reward."""
     found, left_out = [], 0
     for number, line, row in read_rows(split):
         if allow and key_of(line) in allow:

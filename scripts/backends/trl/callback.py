@@ -1,4 +1,4 @@
-"""What a trainer of backend `trl` does at each step: log, say where the stage stands, seal checkpoints, stop."""
+"""A trainer's steps: log, report progress, seal checkpoints, stop."""
 
 import json
 import time
@@ -18,9 +18,9 @@ from scripts.stage.rundir import seal_checkpoint
 
 
 class StageCallback(TrainerCallback):
-    """Logs every step, says where the stage stands, and seals checkpoints once they are whole; all on rank 0 alone.
+    """Log each step, report progress, seal whole checkpoints and stop, decided by rank 0 for all ranks.
 
-    Rank 0 also decides for all when to stop. A step may be several updates, which TRL counts; it ends with the last.
+    A step may be several updates (TRL counts updates) and ends with the last.
     """
 
     def __init__(self, job: TrainingJob) -> None:
@@ -34,7 +34,7 @@ class StageCallback(TrainerCallback):
         self.save_seconds: deque[float] = deque(maxlen=20)
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """Note where this attempt begins, and end a line of the log that a kill cut."""
+        """Note the attempt's start, and end a line of the log that a kill cut."""
         self.started, self.first_step = time.monotonic(), state.global_step // self.updates
         self.tokens = state.num_input_tokens_seen  # what GRPO's count goes on from; the others begin at 0 again
         if rank() == 0 and self.log_path.exists() and not self.log_path.read_bytes().endswith(b"\n"):
@@ -42,7 +42,7 @@ class StageCallback(TrainerCallback):
                 file.write(b"\n")
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """End a training that diverges; start the step's clock."""
+        """End a diverging training; start the step's clock."""
         if state.global_step % self.updates == 0:
             if rank() == 0:
                 refuse_divergence(
@@ -66,9 +66,9 @@ class StageCallback(TrainerCallback):
         return self.job.stop.is_due(longest_step, max(self.save_seconds, default=longest_step))
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
-        """Add the step to the log, and say now and then where the stage stands.
+        """Add the step to the log, and print progress now and then.
 
-        The Trainer's own history of all steps would be kept in memory and in every checkpoint; this log replaces it.
+        Trainer's history of all steps, a part of every checkpoint, is cleared.
         """
         state.log_history.clear()
         if "loss" not in logs or rank() != 0:
@@ -94,7 +94,7 @@ class StageCallback(TrainerCallback):
             print(f"{self.job.stage}: {_progress(entry, self.job.max_num_steps, left)}", flush=True)
 
     def on_save(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """Seal what was saved, and remove the checkpoints that are not kept."""
+        """Seal the saved checkpoint, and remove checkpoints beyond the kept."""
         wait_for_all_ranks()
         if rank() != 0:
             return
@@ -107,7 +107,7 @@ class StageCallback(TrainerCallback):
 
 
 def _phases(seconds: float, logs: dict[str, Any]) -> dict[str, float] | None:
-    """What a step of these seconds went into; None where it has no rollouts."""
+    """Return the seconds of a step by phase; None without rollouts."""
     if ROLLOUT_SECONDS not in logs:
         return None
     rollouts, rewards = logs[ROLLOUT_SECONDS], logs[REWARD_SECONDS]
@@ -115,12 +115,12 @@ def _phases(seconds: float, logs: dict[str, Any]) -> dict[str, float] | None:
 
 
 def rng_files(ranks: int) -> list[str]:
-    """The names under which Trainer saves each rank's random state."""
+    """Return the names of the ranks' random states in Trainer's checkpoints."""
     return [f"rng_state_{number}.pth" for number in range(ranks)] if ranks > 1 else ["rng_state.pth"]
 
 
 def _wait_for(file: Path, seconds: float = 90) -> None:
-    """Wait until this host sees a file that another has written; shared file systems may take half a minute."""
+    """Wait until this host sees a file of another host; a shared file system may take half a minute."""
     deadline = time.monotonic() + seconds
     while not file.exists():
         if time.monotonic() > deadline:

@@ -37,11 +37,11 @@ NO_RAY = re.compile(r"Failed to start Ray|Timed out waiting|already started|Comm
 
 
 def train_apart(job: TrainingJob, run: Run) -> None:
-    """Train a stage in `job.ranks` other processes, which `run` starts for the attempt's directory.
+    """Train a stage in `job.ranks` processes, started by `run` for the attempt's directory.
 
-    A stop that is requested of `job.stop` reaches the ranks, and a rank's reason to stop is in `job.stop` afterwards.
-    Errors of `run` pass, unless a stop was requested: the nodes may have been taken away then, and the newest
-    checkpoint says how far the training came.
+    Requests to `job.stop` reach the ranks, and a rank's reason to stop ends in `job.stop`. Errors of `run` pass,
+    unless a stop was requested: Slurm may have taken the nodes away by then, and the newest checkpoint tells how
+    far the training came.
     """
     for left in job.run.glob("cluster.*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -63,7 +63,7 @@ def train_apart(job: TrainingJob, run: Run) -> None:
 
 
 def in_processes(job: TrainingJob) -> Run:
-    """Return what trains in processes of this node, by torchrun, which ends all when one fails."""
+    """Return a `run` for this node: torchrun, which ends all processes when one fails."""
 
     def run(place: Path) -> None:
         command = [sys.executable, "-m", "scripts.backends.trl.ranks", str(job.processes), str(place / "job.json")]
@@ -84,10 +84,10 @@ def in_processes(job: TrainingJob) -> Run:
 
 
 def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
-    """Return what trains on all nodes of a Slurm job: one job step of `ray symmetric-run`, whose head runs the driver.
+    """Return a `run` for the nodes of a Slurm job: one job step of `ray symmetric-run`, the driver on its head.
 
-    Ray's output goes to ``<stage>/logs/ray-<job>/ray-<node>.log``. Ray's symmetric-run begins and ends with `ray stop`,
-    so a node holds one Ray cluster of a user at a time.
+    Ray prints to ``<stage>/logs/ray-<job>/ray-<node>.log``. `ray symmetric-run` begins and ends with `ray stop`, so
+    a node holds one Ray cluster of a user at a time.
     """
     slurm_job, site = allocation.job, allocation.site
     if slurm_job is None or site is None or site.slurm is None:
@@ -119,7 +119,7 @@ def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
 def symmetric_run(
     job: TrainingJob, slurm_job: Job, slurm: Slurm, job_file: Path, logs: Path
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command of the job step and its environment, with a token that Ray's clients must bear."""
+    """Return the job step's command and environment, with a token for Ray's clients."""
     address = f"{head_address(slurm_job.nodes[0], slurm)}:{slurm.ports.gcs}"
     driver = ["env", f"RAY_ADDRESS={address}", sys.executable, "-m", "scripts.backends.trl.driver", str(job_file)]
     command = [
@@ -141,7 +141,7 @@ def symmetric_run(
 
 
 def head_address(node: str, slurm: Slurm) -> str:
-    """Return the address of this host, the job's first node, to which Ray on the other nodes connects."""
+    """Return this host's address for Ray on the other nodes; `node` is the job's first."""
     if slurm.network is not None:
         own = [address.address for addresses in psutil.net_if_addrs().values() for address in addresses]
         for candidate in own:
@@ -163,7 +163,7 @@ def _relay(lines: TextIO) -> None:
 
 
 def raise_outcome(place: Path, logs: Path) -> None:
-    """Raise the error that the driver left; CutOffError with a line of Ray's logs where the driver left nothing."""
+    """Raise the driver's error; CutOffError with a line of Ray's logs where the driver left none."""
     outcome = place / "outcome.json"
     if outcome.exists():
         says, is_cut_off = read_json(outcome)
@@ -180,10 +180,10 @@ def raise_outcome(place: Path, logs: Path) -> None:
 
 
 class RankError(Exception):
-    """What ended a rank: a message that a person is meant to read, or else the traceback.
+    """The end of a rank: a message for people, or a traceback.
 
-    `cut_off`: the message tells of something from outside, and the next attempt may go well. `follows`: another rank
-    is gone, and what is told of this one follows from that.
+    `cut_off`: the cause lies outside, and the next attempt may succeed. `follows`: a consequence of another rank's
+    loss.
     """
 
     def __init__(
@@ -195,9 +195,9 @@ class RankError(Exception):
 
 
 def explain(failures: dict[int, Exception], place: Path) -> UserError:
-    """What went wrong, by rank, told once: the cause rather than what followed from it on the other ranks.
+    """Return the cause among the ranks' failures, once, rather than its consequences.
 
-    What is no RankError says that the process is gone; ``rank_N`` in `place` names the host of a rank.
+    A failure that is no RankError means a lost process; ``rank_N`` in `place` names its host.
     """
     explained = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and cause.for_user}
     gone = {rank: cause for rank, cause in failures.items() if not isinstance(cause, RankError)}
@@ -218,6 +218,6 @@ def _host_of(rank: int, place: Path) -> str:
 
 
 def _in_short(error: Exception) -> str:
-    """Of what Ray says of a lost process, the sentences that say how."""
+    """Return the sentences of Ray's message that tell how a process was lost."""
     found = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(error), re.MULTILINE)
     return found[0] if found else str(error)

@@ -1,4 +1,4 @@
-"""Direct and mixed preference optimisation: their settings, and how pairs become tokens."""
+"""Settings of direct and mixed preference optimisation, and the tokens of pairs."""
 
 from functools import partial
 from typing import Any, ClassVar, Literal

@@ -13,10 +13,10 @@ from scripts.backends.trl.setup import adapters, model_and_processor, shared_arg
 
 
 class TokenizedPairsTrainer(DPOTrainer):
-    """TRL's trainer on pairs that are tokenized already.
+    """TRL's trainer on tokenized pairs.
 
-    Its sft loss is a mean over the tokens of an update, however many processes and micro-batches share them; TRL's is
-    one over what a process takes at once.
+    The sft loss is a mean over the tokens of an update, however many processes and micro-batches share them; TRL
+    takes the mean over a process's micro-batch.
     """
 
     tokens_at_once = 1.0
@@ -42,13 +42,13 @@ class TokenizedPairsTrainer(DPOTrainer):
 
 
 def _chosen_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """How many tokens the chosen answers of a batch have; the rejected are its second half."""
+    """Count the tokens of a batch's chosen answers, the first half of its rows."""
     mask = batch["completion_mask"]
     return mask[: len(mask) // 2].sum()
 
 
 def make_trainer(job: TrainingJob) -> DPOTrainer:
-    """The trainer of a stage of DPO or MPO; pairs are learnt in file order, less what fills no whole batch."""
+    """Make the trainer of DPO or MPO on pairs in file order, without a last incomplete batch."""
     settings, policy = job.config.section, job.config.policy
     model, processor = model_and_processor(job)
     pairs = training_rows(job, job.planned * policy.train_global_batch_size, *job.config.prepare(processor))
@@ -74,7 +74,7 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
 
 
 def losses(settings: Dpo) -> tuple[list[str], list[float]]:
-    """TRL's names of the losses that have a weight, and the weights."""
+    """Return TRL's names of the losses with a weight, and the weights."""
     preference = "sigmoid_norm" if settings.preference_average_log_probs else "sigmoid"
     named = {
         preference: settings.preference_loss_weight,

@@ -75,7 +75,7 @@ def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
 
 
 def train_on_this_node(settings: dict[str, str]) -> None:
-    """Train as the rank that Ray Train made this process; ``settings["job"]`` is the path of job.json."""
+    """Train as a rank of Ray Train; ``settings["job"]`` is the path of job.json."""
     rank, job_file = ray.train.get_context().get_world_rank(), Path(settings["job"])
     if not job_file.exists():
         message = f"{job_file}: not there; results/ must be shared by all nodes of a stage"
@@ -86,7 +86,7 @@ def train_on_this_node(settings: dict[str, str]) -> None:
 
 
 def use_interface_of_ray() -> None:
-    """Let gloo use the network interface by which Ray knows this node, not the one that the host name points to."""
+    """Let gloo use Ray's network interface of this node instead of the host name's."""
     address = ray.util.get_node_ip_address()
     for name, addresses in psutil.net_if_addrs().items():
         if any(own.address == address for own in addresses):
@@ -94,7 +94,7 @@ def use_interface_of_ray() -> None:
 
 
 def cause_of(error: Exception, place: Path) -> UserError:
-    """Return the failed rank's error; CutOffError where Ray itself failed."""
+    """Return the failed rank's error; CutOffError where Ray failed."""
     failures = getattr(error, "worker_failures", None)
     return explain(failures, place) if failures else CutOffError(f"Ray: {getattr(error, 'controller_failure', error)}")
 

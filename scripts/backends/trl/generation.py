@@ -1,4 +1,4 @@
-"""Settings of rollouts: how they are sampled, and where vLLM lies."""
+"""Settings of rollouts: sampling, and the place of vLLM."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -9,7 +9,7 @@ from scripts.recipe.strict import Strict, invalid
 
 
 class VllmEngine(Strict):
-    """How vLLM lies on its GPUs. May change no weight but for rounding and the random numbers drawn."""
+    """vLLM on its GPUs. May change no weight but for rounding and random numbers."""
 
     tensor_parallel_size: PositiveInt = Field(1, description="GPUs that share a layer; colocated: processes.")
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
@@ -20,7 +20,7 @@ class VllmEngine(Strict):
 
 
 class GenerationResources(Strict):
-    """What vLLM has to itself."""
+    """The share of a vLLM server."""
 
     gpus_per_node: PositiveInt | None = Field(None, description="GPUs; none: vllm_cfg.tensor_parallel_size.")
     num_nodes: Literal[1] | None = Field(
@@ -29,7 +29,7 @@ class GenerationResources(Strict):
 
 
 class Colocated(Strict):
-    """Whether vLLM lies in the trainer's processes, on their GPUs, or is served on others."""
+    """vLLM in the trainer's processes, on their GPUs, or served on further GPUs."""
 
     enabled: bool = Field(True, description="False: the stage starts, watches and ends a vLLM server.")
     resources: GenerationResources = GenerationResources()
@@ -42,7 +42,7 @@ class Colocated(Strict):
 
 
 class Generation(Sampling):
-    """How rollouts are sampled."""
+    """Sampling of rollouts."""
 
     PLACING: ClassVar[tuple[str, ...]] = ("vllm_cfg", "colocated")
     """Settings that change no weight but for rounding and random numbers."""

@@ -1,4 +1,4 @@
-"""Group relative policy optimisation: its settings, and how prompts are rendered."""
+"""Settings of group relative policy optimisation, and its prompts."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -37,7 +37,7 @@ class GrpoPolicy(Policy):
 
 
 class PromptData(Strict):
-    """Which rows of the split are trained on."""
+    """The rows of the split to train on."""
 
     max_input_seq_length: PositiveInt | None = Field(
         None, description="Rows whose prompt has more tokens are left out; none: a prompt that does not fit is refused."
@@ -58,7 +58,7 @@ class Grpo(Strict):
 
 
 class GrpoLoss(Strict):
-    """The clipped policy-gradient loss and its penalty."""
+    """The clipped policy-gradient loss and the KL penalty."""
 
     reference_policy_kl_penalty: float = Field(0.0, ge=0, description="Weight of the k3 KL estimate to the parent.")
     ratio_clip_min: Annotated[float, Field(gt=0)] = 0.2
@@ -120,17 +120,17 @@ class GrpoTraining(TrlTraining):
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of the training split that one step consumes."""
+        """Prompts in a step."""
         return self.grpo.num_prompts_per_step
 
     @property
     def samples_by_vllm(self) -> bool:
-        """Whether vLLM samples the rollouts; otherwise the model that trains does."""
+        """Whether vLLM samples the rollouts instead of the trained model."""
         return self.policy.generation.backend == "vllm"
 
     @property
     def samples_per_step(self) -> int:
-        """Completions of one step."""
+        """Completions in a step."""
         return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
 
     @property
@@ -140,27 +140,27 @@ class GrpoTraining(TrlTraining):
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens that a prompt may have."""
+        """Tokens of a prompt, at most."""
         return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
 
     @property
     def longest_row(self) -> int:
-        """Tokens of a prompt that is trained on."""
+        """Tokens of a trained prompt, at most."""
         return self.data.max_input_seq_length or self.longest_prompt
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer updates of one step, whose rollouts may be trained on in several batches."""
+        """Optimizer updates in a step, each on a batch of the step's rollouts."""
         return self.samples_per_step // self.rows_per_update
 
     @property
     def rows_per_update(self) -> int:
-        """Completions of one update."""
+        """Completions in an update."""
         return self.policy.train_global_batch_size or self.samples_per_step
 
     @property
     def shared_by_processes(self) -> dict[str, int | None]:
-        """Return the batch of an update and the prompts of a step, whose groups are rewarded whole."""
+        """The batch of an update, and the prompts of a step, rewarded in whole groups."""
         return super().shared_by_processes | {"grpo.num_prompts_per_step": self.grpo.num_prompts_per_step}
 
     def prepare(self, processor: Any) -> tuple[Any, partial]:
@@ -224,11 +224,11 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     probe: Probe = Probe()
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
-        """The versions that envs/trl.txt pins, or envs/vllm.txt where vLLM samples."""
+        """Return the versions pinned in envs/trl.txt, or in envs/vllm.txt for rollouts by vLLM."""
         return pinned_versions("vllm", (*self.packages, "vllm")) if self.samples_by_vllm else super().release_in(recipe)
 
     def values_with_effect(self) -> dict[str, Any]:
-        """What it says that may change weights; what is said of vLLM only where vLLM samples."""
+        """Return the settings that may change weights; vLLM's only for rollouts by vLLM."""
         values = super().values_with_effect()
         if self.gym is None:
             del values["gym"]
@@ -242,7 +242,7 @@ class GrpoSettings(TrlSettings, GrpoTraining):
         return values
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
-        """PydanticCustomError where the recipe's model or the stage's blend are not for this backend."""
+        """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
         super().check_in(recipe, name)
         if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
             raise invalid(
@@ -252,11 +252,11 @@ class GrpoSettings(TrlSettings, GrpoTraining):
 
     @property
     def needs_export(self) -> str | None:
-        """Why it cannot start from a fresh model; None where it can."""
+        """The reason why a fresh model cannot be the start; None: a fresh model can."""
         return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
 
     def python_on(self, site: "Site") -> str:
-        """The Python that trains it: one with vLLM where that samples."""
+        """Return the Python that trains the stage: vLLM's for rollouts by vLLM."""
         return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Group relative policy optimisation by TRL's GRPOTrainer; the environments of a step's rows reward its groups."""
+"""Group relative policy optimisation by TRL's GRPOTrainer."""
 
 import json
 import os
@@ -28,7 +28,7 @@ ONE_MESSAGE = ""
 
 
 def make_trainer(job: TrainingJob) -> GRPOTrainer:
-    """The trainer of a stage of GRPO; prompts are taken in file order."""
+    """Make the trainer of GRPO on prompts in file order."""
     grpo = job.config.grpo
     model, processor = model_and_processor(job)
     factories = {name: factory for name in job.environments if (factory := environment_factory(name))}
@@ -63,7 +63,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
 
 
 def _with_pictures(rows: Dataset, split: Path) -> Dataset:
-    """The rows; where they show pictures, with messages and images, as TRL takes them, made when a row is asked for."""
+    """Return the rows; if they show pictures, with messages and images, made on request, as TRL takes them."""
     has_pictures = rows.data.column("has_pictures")
     if not pc.any(has_pictures).as_py():
         return rows
@@ -86,14 +86,14 @@ def _with_pictures(rows: Dataset, split: Path) -> Dataset:
 
 
 class OneMessage:
-    """The environment, for TRL, of rows whose own has no tools."""
+    """TRL's environment for rows whose environment has no tools."""
 
     def reset(self, **_: Any) -> None:
         """Add nothing to the prompt."""
 
 
 def _with_tools(rows: Dataset) -> Dataset:
-    """The rows with messages and their environment's name, as TRL takes those of environments with tools."""
+    """Return the rows with messages and the environment's name, as TRL takes rows with tools."""
 
     def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         fields = [json.loads(text) for text in batch["row"]]
@@ -109,7 +109,7 @@ def _with_tools(rows: Dataset) -> Dataset:
 
 
 def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages whose pictures are placeholders, into which TRL puts a row's images in order."""
+    """Return messages with placeholders for pictures; TRL fills in a row's images in order."""
     return [
         message
         | {"content": [{key: value for key, value in part.items() if key != "image"} for part in message["content"]]}
@@ -145,7 +145,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
 
 
 def sampling_arguments(config: GrpoConfig, accelerator: str) -> dict[str, Any]:
-    """TRL's options, by which both samplers go, for a stage of this resolved config."""
+    """Return TRL's options for either sampler, from a resolved config."""
     generation = config.policy.generation
     cache = {"max_memory_percent": 0.05} if accelerator == "cpu" else None  # of a node's memory; TRL's 0.5 of a GPU's
     more: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def sampling_arguments(config: GrpoConfig, accelerator: str) -> dict[str, Any]:
 
 
 def end_responses(trainer: GRPOTrainer, config: GrpoConfig) -> ResponseEnds:
-    """Let the trainer's sampler end responses where the stage says so besides the model's own end tokens."""
+    """Let the trainer's sampler end responses at the stage's tokens and texts too."""
     generation, tokenizer = config.policy.generation, trainer._tokenizer
     trainer.eos_token_ids = [*trainer.eos_token_ids, *generation.stop_token_ids]
     if not config.samples_by_vllm:

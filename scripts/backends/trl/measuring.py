@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with rewards by environments, further measures, other response ends and baselines."""
+"""TRL's GRPOTrainer with rewards by environments, more measures, other ends and baselines."""
 
 import json
 import sys
@@ -21,10 +21,10 @@ Completion = str | list[dict[str, Any]]
 
 
 class MeasuringTrainer(GRPOTrainer):
-    """GRPO that logs how long a step's rollouts took and, where vLLM samples them, how far it differs from the trainer.
+    """GRPO with the seconds of a step's rollouts, and vLLM's distance from the trainer.
 
-    TRL weights the loss by the ratio of the two, which is taken back unless `corrects_sampling`: it measures nothing
-    where it does not correct.
+    TRL measures the distance only to weight the loss by it; without `corrects_sampling` the weight is set back to
+    1.
     """
 
     corrects_sampling = False
@@ -33,7 +33,7 @@ class MeasuringTrainer(GRPOTrainer):
     ends: ResponseEnds
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
-        """Texts are in the chat template already, which prints a first token where the model wants one."""
+        """Tokenize texts without special tokens, since the chat template prints the first token."""
         if isinstance(prompts[0], str):
             return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
         tokenized = super()._tokenize_prompts(prompts)
@@ -48,7 +48,7 @@ class MeasuringTrainer(GRPOTrainer):
         return tokenized
 
     def _tool_call_loop(self, prompts: list[Any], *arguments: Any) -> tuple[Any, ...]:
-        """A response to a row whose environment has no tools is one message, its text whatever that looks like."""
+        """Leave responses in environments without tools as one message, even if they look like calls."""
         _, responses, completions, *_ = arguments
         for name, ids, completion in zip(self._batch_environments, responses, completions, strict=True):
             if not self._env_tools[name]:
@@ -87,7 +87,7 @@ class MeasuringTrainer(GRPOTrainer):
 
 
 class LeaveOneOutTrainer(MeasuringTrainer):
-    """GRPO that measures each response by the others of its group alone, as NeMo-RL does and TRL's does not."""
+    """GRPO that measures a response by the rest of its group, after NeMo-RL."""
 
     normalize_rewards = True
 
@@ -98,9 +98,9 @@ class LeaveOneOutTrainer(MeasuringTrainer):
 
 
 def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> torch.Tensor:
-    """Each reward less the mean of its group's others; divided by their standard deviation where that is not 0.
+    """Subtract from each reward the mean of the rest of its group, and divide by their deviation unless 0.
 
-    Rewards that are centred already give the same.
+    Centred rewards give the same result.
     """
     groups, others = rewards.double().view(-1, group_size), group_size - 1
     mean = (groups.sum(1, keepdim=True) - groups) / others
@@ -113,10 +113,10 @@ def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> to
 
 
 def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """NeMo-RL's measures of how far trainer and sampler differ, by the names of ``metrics.parquet``.
+    """Return NeMo-RL's measures of the distance between trainer and sampler, by their columns' names.
 
-    Log-probabilities of the sampled tokens and the mask of those that count, each responses x tokens. Empty where no
-    token counts; one that vLLM gave no log-probability (nan) does not.
+    Log-probabilities of the sampled tokens and the mask are responses x tokens. Tokens without a log-probability of
+    vLLM's (nan) do not count; the result is empty where no token counts.
     """
     log_ratio = (trainer - sampler)[mask.bool() & ~sampler.isnan()].double()
     if not log_ratio.numel():
@@ -127,11 +127,11 @@ def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -
 
 
 def environment_reward(group_size: int, split: Path | None = None) -> Callable[..., list[float]]:
-    """A TRL reward function: each `group_size` completions, one prompt's, are rewarded by their environment together.
+    """Return a TRL reward function: environments reward the `group_size` completions of a prompt together.
 
-    It takes a step's completions (of this rank), their rows as JSON and these rows' lines in `split`, and logs each
-    group's mean reward under the name of its environment; TRL averages what is logged over the groups of all ranks. Of
-    the rewards it logs how long they took, and of the responses the share that could not be judged, with a warning.
+    The function takes a step's completions (of this rank), their rows as JSON and the rows' lines in `split`.
+    Logged are each group's mean reward under its environment's name (TRL averages over all ranks' groups), the
+    seconds, and the share of responses that could not be judged, with a warning at the first.
     """
     warned: list[str] = []
 
@@ -173,7 +173,7 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
 
 
 def _response(completion: Completion, episode: Any) -> str:
-    """What is rewarded of a completion, which TRL makes messages where the prompt is some."""
+    """Return the rewarded text of a completion, a list of messages for a prompt of messages."""
     if isinstance(episode, Episode):
         return episode_response(completion, episode)
     return completion if isinstance(completion, str) else completion[0]["content"]

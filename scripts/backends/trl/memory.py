@@ -1,4 +1,4 @@
-"""Estimate the memory that one process of a stage needs, before anything is loaded (docs/memory.md)."""
+"""Estimate the memory of a stage's process before anything is loaded (docs/memory.md)."""
 
 import os
 from collections.abc import Callable
@@ -32,9 +32,10 @@ OUT_OF_MEMORY = (
 
 
 def estimate(shape: Shape, training: TrlTraining, policy: Policy, ranks: int, capacity: float = 0) -> dict[str, float]:
-    """Return the bytes of one of `ranks` processes, by purpose; `capacity` is the GPU's, of which vLLM takes a share.
+    """Return the bytes of one of `ranks` processes, by purpose; vLLM takes a share of a GPU's `capacity`.
 
-    Weights and AdamW's state are counted after ZeRO (arXiv:1910.02054, 3.1), activations after arXiv:2205.05198, 4.1.
+    Weights and AdamW's state are counted after ZeRO (arXiv:1910.02054, 3.1), activations after arXiv:2205.05198,
+    4.1.
     """
     lora, placing, width = policy.lora, policy.dtensor_cfg, 2 if policy.precision == "bfloat16" else 4
     trained = shape.parameters if lora is None else lora.dim * sum(map(sum, shape.linear_layers))
@@ -62,7 +63,7 @@ def estimate(shape: Shape, training: TrlTraining, policy: Policy, ranks: int, ca
 
 
 def sentence(stage: Stage, site: Site, nodes: int, processes: int) -> tuple[str, bool]:
-    """Say what a process of the stage needs and has on the site; and whether that fits, as far as anybody knows."""
+    """Say the memory that a process of the stage needs and has on the site; and whether the stage fits."""
     folder = next(filter(None, map(_export_of, _ancestry(stage))), getattr(stage.recipe.model, "folder", None))
     try:
         shape = Shape.of_folder(folder) if folder else None
@@ -89,7 +90,7 @@ def _export_of(stage: Stage) -> Path | None:
 
 
 def _capacity(stage: Stage, site: Site, processes: int) -> tuple[float | None, str]:
-    """Return the bytes of a process on the site (None: unknown), and the words for them."""
+    """Return the bytes of a process on the site (None: unknown), with words for their place."""
     if site.accelerator != "cpu":
         stated = site.gpu_memory_gb
         return (stated * 2**30, f"a GPU of site {site.name} (gpu_memory_gb)") if stated else (None, "")
@@ -100,7 +101,7 @@ def _capacity(stage: Stage, site: Site, processes: int) -> tuple[float | None, s
 
 
 def memory_of_machine() -> float:
-    """Return the bytes that this machine's processes may use together, or those of this container."""
+    """Return the bytes of memory of this machine or container."""
     limit = Path("/sys/fs/cgroup/memory.max")
     allowed = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -108,7 +109,7 @@ def memory_of_machine() -> float:
 
 
 def telling_out_of_memory(train: Callable[[TrainingJob], None]) -> Callable[[TrainingJob], None]:
-    """Wrap a training: out of memory becomes a UserError that names the remedies and the step to resume from."""
+    """Wrap a training: out of memory becomes a UserError with the remedies and the step to resume from."""
 
     @wraps(train)
     def trains(job: TrainingJob) -> None:

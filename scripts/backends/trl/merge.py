@@ -1,4 +1,4 @@
-"""Export a stage that trained adapters: its start with the adapters merged."""
+"""Export a stage that trained adapters: the start with the adapters merged."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from scripts.stage.stage import Stage
 
 
 def export_merged(stage: Stage) -> None:
-    """Export the merged model; UserError where the adapters are not the file that the checkpoint's record lists."""
+    """Export the merged model; UserError where the adapters' file differs from the checkpoint's record."""
     ckpt, exports = stage.paths.ckpt, exports_of(stage.paths.ckpt)
     record, weights = read_record(ckpt / "record.json", CheckpointRecord), ckpt / "weights"
     _check_adapter(weights, record["files"])

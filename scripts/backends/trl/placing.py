@@ -7,9 +7,9 @@ from scripts.recipe.site import Site
 
 
 def devices_of(site: Site) -> tuple[str, int]:
-    """`cuda` or `cpu`, and the processes of a training on this node: one a GPU, one on CPUs unless the site says more.
+    """Return `cuda` or `cpu`, and the processes on this node: one a GPU, on CPUs one unless the site sets more.
 
-    UserError where the site asks for GPUs that this node has not.
+    UserError where the site asks for missing GPUs.
     """
     if site.accelerator == "cpu":
         return "cpu", site.processes or 1
@@ -27,7 +27,7 @@ def devices_of(site: Site) -> tuple[str, int]:
 
 
 def offloads(job: TrainingJob) -> bool:
-    """Whether what a GPU does not need at once waits in the node's memory; on CPUs it lies there anyway."""
+    """Whether a GPU's shares wait in the node's memory."""
     return job.settings.policy.dtensor_cfg.cpu_offload and job.accelerator == "cuda"
 
 
@@ -37,7 +37,7 @@ def is_served(settings: TrlSettings) -> bool:
 
 
 def left_by_server(stage: str, settings: TrlSettings, nodes: int, processes: int, on_gpus: bool) -> tuple[int, int]:
-    """The nodes and processes on each that train beside a vLLM server, if there is one; UserError where none would."""
+    """Return the nodes, and processes on each, left beside a vLLM server; UserError where none are left."""
     if not is_served(settings):
         return nodes, processes
     if not on_gpus:
@@ -59,15 +59,15 @@ def left_by_server(stage: str, settings: TrlSettings, nodes: int, processes: int
 
 
 def gpus_of_server(settings: TrlSettings) -> int:
-    """The GPUs that a vLLM server has to itself."""
+    """Return the number of GPUs of a vLLM server."""
     generation = settings.policy.generation
     return generation.colocated.resources.gpus_per_node or generation.vllm_cfg.tensor_parallel_size
 
 
 def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: int, ranks: int) -> None:
-    """UserError when a step of this resolved config cannot be shared out evenly among so many processes.
+    """Raise UserError where processes cannot share a step of the resolved config evenly.
 
-    Every process trains the same number of rows; completions of one prompt stay together, being rewarded together.
+    Every process trains equally many rows; the completions of a prompt, rewarded together, stay together.
     """
     each = "nodes" if ranks == nodes else "processes"
     setting = "resources.nodes" if ranks == nodes else "resources.nodes or the site's processes"

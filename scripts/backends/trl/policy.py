@@ -11,7 +11,7 @@ from scripts.recipe.strict import Strict, invalid
 
 
 def leave_out(values: dict[str, Any], settings: Strict) -> None:
-    """Take from a section's values the settings that only place work, and the added ones that are their default."""
+    """Remove from a section's values placement settings, and later additions at their defaults."""
     stated = settings.model_dump(exclude_defaults=True)
     for name in (*settings.PLACING, *(name for name in settings.ADDED if name not in stated)):
         values.pop(name, None)
@@ -39,7 +39,7 @@ class Optimizer(Strict):
 
 
 class Lora(Strict):
-    """Low-rank adapters (arXiv:2106.09685), by peft. The export has them merged."""
+    """Low-rank adapters (arXiv:2106.09685), by peft, merged at export."""
 
     dim: PositiveInt = Field(8, description="Rank.")
     alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
@@ -65,7 +65,7 @@ class Lora(Strict):
 
 
 class Dtensor(Strict):
-    """How a model is laid over the processes that train it. May change no weight but for rounding."""
+    """The model's layout over the training processes. May change no weight but for rounding."""
 
     enabled: bool = Field(
         False, description="FSDP2: each process holds a share of weights, gradients and moments; false: a copy of all."
@@ -84,7 +84,7 @@ class Dtensor(Strict):
 
 
 class Policy(Strict):
-    """What the policies of all algorithms have in common."""
+    """Settings of every algorithm's policy."""
 
     PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
     """Settings that change no weight but for rounding."""

@@ -1,7 +1,7 @@
-"""The processes that train a stage together: torchrun over those of one node, and what each does, there and under Ray.
+"""Processes that train a stage together, under torchrun or Ray; a process alone is rank 0 of 1.
 
-``python -m scripts.backends.trl.ranks PROCESSES JOB.json`` starts torchrun. It leaves signals to the processes, which
-take them as requests to stop, and ends with the process that holds the stage.
+``python -m scripts.backends.trl.ranks PROCESSES JOB.json`` starts torchrun, which ignores signals and ends with its
+parent.
 """
 
 import os
@@ -27,12 +27,12 @@ from scripts.stage.stop import SIGNALS
 
 
 def rank() -> int:
-    """This process's rank; only rank 0 logs, prints and seals."""
+    """Return this process's rank; only rank 0 logs, prints and seals."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
@@ -43,7 +43,7 @@ def wait_for_all_ranks() -> None:
 
 
 def as_rank_0_says(value: Any) -> Any:
-    """Rank 0's value, on every rank; what the others pass is ignored."""
+    """Return rank 0's value on every rank."""
     if world_size() == 1:
         return value
     values = [value]
@@ -52,7 +52,7 @@ def as_rank_0_says(value: Any) -> Any:
 
 
 def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
-    """Train as this rank; RankError says why it failed. `place` is the directory of the attempt."""
+    """Train as this rank; RankError tells a failure. `place` is the attempt's directory."""
     host = socket.gethostname()
     try:
         (place / f"rank_{rank}").write_text(host, encoding="utf-8")
@@ -68,14 +68,14 @@ def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
 
 
 def collectives_of(job: TrainingJob) -> str:
-    """What the processes talk by; shares that wait in the node's memory are gathered and counted there."""
+    """Return torch's communication backend; gloo gathers shares that wait in the node's memory."""
     if job.accelerator == "cpu":
         return "gloo"
     return "cpu:gloo,cuda:nccl" if offloads(job) else "nccl"
 
 
 def _leave_stopping_to_the_holder(place: Path) -> None:
-    """Take no signal as a request to stop, which comes by `job.stop`; torchrun's ends this one after another failed."""
+    """Ignore signals, since stops come by `job.stop`; after another rank's failure torchrun's signal ends the rank."""
 
     def end(*_: Any) -> None:
         if any(place.glob("failed_*")):
@@ -86,7 +86,7 @@ def _leave_stopping_to_the_holder(place: Path) -> None:
 
 
 def _train(job_file: Path) -> None:
-    """Train as the rank that torchrun made this process; why it failed is left in ``failed_N`` beside job.json."""
+    """Train as a rank of torchrun; leave a failure in ``failed_N`` beside job.json."""
     rank, job = int(os.environ["RANK"]), read_job(job_file)
     _leave_stopping_to_the_holder(job_file.parent)
     if rank != 0:
@@ -104,7 +104,7 @@ def _train(job_file: Path) -> None:
 
 
 def main() -> None:
-    """Command line of torchrun, and of the processes that it starts."""
+    """Command line of torchrun and of its processes."""
     *processes, job_file = sys.argv[1:]
     end_with_parent()
     if not processes:

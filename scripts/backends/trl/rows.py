@@ -1,8 +1,7 @@
-"""The rows that a stage trains on: tokenized once for all its attempts, memory-mapped, in file order.
+"""A stage's training rows: tokenized once for all attempts, memory-mapped, in file order.
 
-They are ``<stage>/tokens/<key>/rows.arrow``. The key is a hash of all that they are made from: the split, how many of
-its rows, the tokenizer or processor with its chat template, the settings, the code and its libraries. A stage keeps
-those that it trained on last.
+The file is ``<stage>/tokens/<key>/rows.arrow``. The key hashes split, number of rows, tokenizer or processor with its
+chat template, settings, code and libraries. A stage keeps the rows of its last training.
 """
 
 import inspect
@@ -43,7 +42,7 @@ def training_rows(job: TrainingJob, count: int, schema: pa.Schema, prepare: part
     """Return the first `count` rows of the training split, or all of fewer, as columns on disk.
 
     `prepare` makes rows of the schema from lines, by keyword arguments alone: `processor`, settings. Later rows
-    stand in for rows that it leaves out.
+    replace rows that `prepare` leaves out.
     """
     split = read_record(job.train_split.with_name("manifest.json"), Manifest)["train"]
     count = min(count, split["rows"])

@@ -1,4 +1,4 @@
-"""What the trainers of every algorithm of backend `trl` start from: arguments, model, processor."""
+"""Arguments, model and processor for the trainers of every algorithm."""
 
 from copy import deepcopy
 from typing import Any
@@ -19,7 +19,7 @@ CHECKPOINTING = next(name for name in _NAMES if name in TrainingArguments.__data
 
 
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
-    """Training arguments that all trainers share. TRL counts updates where a stage counts steps."""
+    """Return the training arguments of every trainer. TRL counts updates where a stage counts steps."""
     config, placing = job.config, job.settings.policy.dtensor_cfg
     policy, updates = config.policy, config.updates_per_step
     optimizer = policy.optimizer
@@ -61,19 +61,19 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
 
 
 def shares_of(job: TrainingJob) -> tuple[int, int]:
-    """Rows that a process takes at once, and how often for one update."""
+    """Return the rows of a process's micro-batch, and the micro-batches of an update."""
     share = job.config.rows_per_update // job.ranks
     micro = min(job.settings.policy.train_micro_batch_size or share, share)
     return micro, share // micro
 
 
 def start_options(job: TrainingJob) -> dict[str, Any] | None:
-    """What TRL loads the parent's model with; None where `model_and_processor` has given it the model itself."""
+    """Return TRL's options for loading the parent's model; None for a fresh model."""
     return None if job.parent_model is None else _loading(job)
 
 
 def _loading(job: TrainingJob) -> dict[str, Any]:
-    """What a model is loaded with: in the precision that what is not trained is computed in."""
+    """Return the options for loading a model; frozen weights take the precision of the computation."""
     policy = job.config.policy
     frozen = policy.lora is not None and policy.precision == "bfloat16"
     options: dict[str, Any] = {"dtype": "bfloat16" if frozen else "float32"}
@@ -87,9 +87,9 @@ def _loading(job: TrainingJob) -> dict[str, Any]:
 
 
 def adapters(job: TrainingJob) -> Any:
-    """peft's config of the adapters to make; None where all weights are trained.
+    """Return peft's config of new adapters; None where all weights are trained.
 
-    UserError where they would lie over nothing, or over what TRL does not take.
+    UserError where the adapters would lie over nothing, or over layers that TRL refuses.
     """
     lora = job.config.policy.lora
     if lora is None:
@@ -121,14 +121,14 @@ def adapters(job: TrainingJob) -> Any:
 
 
 def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
-    """Return the model to start from (a path or a fresh one) and its tokenizer or processor."""
+    """Return the start (a path or a fresh model), and its tokenizer or processor."""
     if job.parent_model is None:
         return fresh_model(job.config)
     return str(job.parent_model), use_template(load_processor(job.parent_model), job.config.chat_template)
 
 
 def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:
-    """Hold adapters over 4 bits in float32, as all that is trained; TRL rounds them, but not those that it resumes."""
+    """Hold adapters over 4 bits in float32, like all trained weights; TRL rounds new adapters."""
     if job.config.policy.lora is None or job.config.policy.lora.quantization is None:
         return
     for parameter in model.parameters():

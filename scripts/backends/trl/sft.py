@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: its settings, and how rows become tokens."""
+"""Settings of supervised fine-tuning, and the tokens of demonstrations."""
 
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -12,7 +12,7 @@ from scripts.recipe.strict import Strict
 
 
 class SequencePacking(Strict):
-    """How the rows of a micro-batch lie in it. May change no weight but for rounding."""
+    """The rows of a micro-batch: padded or packed. May change no weight but for rounding."""
 
     enabled: bool = Field(
         False,

@@ -16,7 +16,7 @@ from scripts.rows.prompts import open_picture
 
 
 def make_trainer(job: TrainingJob) -> SFTTrainer:
-    """The trainer of a stage of SFT; rows are learnt in file order."""
+    """Make the trainer of SFT on rows in file order."""
     batch = job.config.policy.train_global_batch_size
     packs = job.settings.policy.sequence_packing.enabled
     model, processor = model_and_processor(job)
@@ -49,9 +49,9 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
 
 
 def refuse_leaks(trainer: SFTTrainer, stage: str) -> None:
-    """UserError where the model reads a row as if it went on from the one before it in a packed micro-batch.
+    """Raise UserError where a row of a packed micro-batch reads the row before.
 
-    Not tried where flash attention waits for a GPU, on which a sharded model is put only later.
+    Not tried for flash attention on a sharded model, which reaches its GPU later.
     """
     model = trainer.model
     attention, was_training = model.config._attn_implementation, model.training
@@ -78,7 +78,7 @@ def refuse_leaks(trainer: SFTTrainer, stage: str) -> None:
 
 
 class _PictureCollator:
-    """TRL's collator for text, and the pictures of those rows of a batch that have any."""
+    """TRL's collator for text, with the pictures of the batch's rows."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -93,9 +93,9 @@ class _PictureCollator:
 
 
 def fill_last_batch(rows: Dataset, batch: int) -> Dataset:
-    """The rows, and as many of which nothing is learnt as the last batch lacks to be shared evenly.
+    """Return the rows, filled up by unlearnt rows until the last batch can be shared evenly.
 
-    Without them the first rows of the split would be learnt twice an epoch, as one process never does.
+    Otherwise the split's first rows would be learnt twice an epoch, unlike in one process.
     """
     filler = {"input_ids": rows[0]["input_ids"][:1], "labels": [-100], "pictures": []}
     lacking = -len(rows) % batch

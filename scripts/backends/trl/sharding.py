@@ -1,7 +1,6 @@
 """FSDP2: each process holds a share of weights, gradients and moments.
 
-Checkpoints hold them whole, as one process's do, so a training may go on in any number of processes, with shares or
-with copies.
+Checkpoints are whole, so a training goes on in any number of processes, with shares or copies.
 """
 
 from pathlib import Path
@@ -21,12 +20,12 @@ from scripts.backends.trl.ranks import rank
 
 
 def is_sharded(job: TrainingJob) -> bool:
-    """Whether processes hold shares; one that trains alone holds all, unless it offloads."""
+    """Whether processes hold shares; a process alone holds all, unless offloading."""
     return job.settings.policy.dtensor_cfg.enabled and (job.ranks > 1 or offloads(job))
 
 
 def sharding_arguments(job: TrainingJob) -> dict[str, Any]:
-    """Trainer's options of FSDP2."""
+    """Return Trainer's options of FSDP2."""
     return {
         "fsdp": True,
         "fsdp_config": {
@@ -39,9 +38,9 @@ def sharding_arguments(job: TrainingJob) -> dict[str, Any]:
 
 
 class ShardingState(AcceleratorState):
-    """accelerate's state, which shards on CPUs as well, where accelerate itself would keep copies without a word.
+    """accelerate's state, sharding on CPUs too, where accelerate silently keeps copies.
 
-    Gradients are summed in float32 whatever is computed in, as they are without shares.
+    Gradients are summed in float32 at every precision, as without shares.
     """
 
     def __init__(self, *arguments: Any, fsdp_plugin: Any = None, **options: Any) -> None:
@@ -56,14 +55,14 @@ class ShardingState(AcceleratorState):
 
 
 def sample_in_step(trainer: Trainer) -> None:
-    """Let all processes sample as many tokens as the longest response has: each token takes all processes' weights."""
+    """Let all processes sample to the longest response's end: each token takes all processes' weights."""
     for module in trainer.model.modules():
         if isinstance(module, PreTrainedModel):
             module._is_fsdp_managed_module = True
 
 
 def save_whole(trainer: Trainer, folder: str) -> None:
-    """Save the moments as one process would that holds them all, and the schedule."""
+    """Save all moments, as a process alone would, and the schedule."""
     state = trainer.optimizer.state_dict()
     state["state"] = {
         number: {name: _whole(value) for name, value in moments.items()} for number, moments in state["state"].items()
@@ -88,7 +87,7 @@ def load_shares(trainer: Trainer, folder: str | None) -> None:
 
 
 def _whole(value: Any) -> Any:
-    """On rank 0 the value on the CPU; all ranks must ask for it."""
+    """Return the value on the CPU of rank 0; every rank must call."""
     if isinstance(value, DTensor):
         value = value.full_tensor()
     if rank() != 0:

@@ -1,4 +1,4 @@
-"""The rows of a stage of backend `trl` as its trainer gets them, by the same functions, without torch."""
+"""A stage's first rows as the trainer gets them, by the same functions, without torch."""
 
 import sys
 from importlib.util import find_spec
@@ -15,9 +15,9 @@ from scripts.stage.stage import Stage
 
 
 def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
-    """The tokens of the first rows that a stage trains on, or why they cannot be told here.
+    """Return the tokens of the first training rows, or the reason why they cannot be shown.
 
-    UserError where the trainer would refuse them, or the chat template that the stage names.
+    UserError where the trainer would refuse the rows or the stage's chat template.
     """
     config, folder = stage.config, stage.parent_export
     register(own_environments(stage.recipe, stage.name), config.environments)
@@ -54,7 +54,7 @@ def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
 
 
 def _ends(folder: Path | None) -> list[int]:
-    """The tokens that end a generation by a model's settings."""
+    """Return the end tokens of a model's generation settings."""
     settings = folder and folder / "generation_config.json"
     ends = read_json(settings).get("eos_token_id") if settings and settings.exists() else None
     return ends if isinstance(ends, list) else [ends] if ends is not None else []

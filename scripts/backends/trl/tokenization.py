@@ -1,7 +1,7 @@
-"""How rows become the tokens that a stage trains on, and which of them it learns. It needs neither torch nor TRL.
+"""Rows become tokens, learnt or not, without torch and TRL.
 
-Texts are rendered in the chat template and tokenized as the template alone says, without special tokens of the
-tokenizer's own, so a first token that both would give is there once.
+Texts are rendered in the chat template and tokenized without the tokenizer's special tokens, so a first token of both
+is there once.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ Spans = list[tuple[int, int]]
 
 
 class Line(NamedTuple):
-    """A row of a split, with its line number and its text; `place` names it in messages."""
+    """A row of a split with line number and text; messages name it by `place`."""
 
     number: int
     place: str
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 def lines_of(split: Path) -> Iterator[Line]:
-    """The lines of a split, in order."""
+    """Yield the lines of a split, in order."""
     for number, line, row in read_rows(split):
         yield Line(number, f"{split}:{number}", line.decode(), row)
 
@@ -77,7 +77,7 @@ def tokenize_demonstrations(
 def _last_answer(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> tuple[list[int], Spans]:
     """Return a conversation's tokens, and the span of its last message.
 
-    A token that merges the end of the prompt with the answer's start is not learnt.
+    A token merged of prompt and answer is not learnt.
     """
     prompt, text = _prompt(line, messages[:-1], processor, options), _text(line, messages, processor, options)
     _check_begins(line, prompt, text, "the conversation", "its last answer")
@@ -91,10 +91,10 @@ def _last_answer(line: Line, messages: Messages, processor: Any, options: dict[s
 
 
 def _all_answers(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> tuple[list[int], Spans]:
-    """Return a conversation's tokens, and the spans of all that the assistant says.
+    """Return a conversation's tokens, and the spans of the assistant's messages.
 
-    The chat template marks the spans (``{% generation %}``). Without marks a span is what a message adds to the prompt
-    before it, proved by tokens: the conversation holds there the very tokens of prompt and message.
+    The chat template marks the spans (``{% generation %}``). Without marks a span is proved by tokens: the
+    conversation holds the very tokens of the prompt and the message after it.
     """
     tokenizer = tokenizer_of(processor)
     if tokenizer is not processor:
@@ -130,7 +130,7 @@ def _prompt(line: Line, messages: Messages, processor: Any, options: dict[str, A
 
 
 def _text(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> str:
-    """Messages in the chat template; UserError names the line for which that fails."""
+    """Return messages in the chat template; UserError names the line of a failure."""
     try:
         return render(messages, processor, **options)
     except (TemplateError, TypeError, ValueError) as error:
@@ -138,7 +138,7 @@ def _text(line: Line, messages: Messages, processor: Any, options: dict[str, Any
 
 
 def _check_begins(line: Line, prompt: str, text: str, what: str, of: str) -> None:
-    """UserError where a text does not begin with a prompt, so that where the answer begins cannot be told."""
+    """Raise UserError where a text does not begin with its prompt, so the answer's start is unknown."""
     if text.startswith(prompt):
         return
     place = common_length(prompt, text)
@@ -152,10 +152,10 @@ def _check_begins(line: Line, prompt: str, text: str, what: str, of: str) -> Non
 def tokenize_pairs(
     lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables, cuts: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the tokens of prompts, chosen and rejected answers, the answers tokenized apart, as the model generates.
+    """Return the tokens of prompts, chosen and rejected answers, tokenized apart as the model generates.
 
-    A pair above `max_length` is a UserError; with `cuts` its answers lose their end, and a prompt that leaves no room
-    loses its start.
+    A pair above `max_length` is a UserError; with `cuts` answers lose their end, and a prompt without room for an
+    answer its start.
     """
     rows, kind = [], KINDS["preferences"]
     for line in lines:
@@ -190,9 +190,9 @@ def render_prompts(
     variables: TemplateVariables,
     tools: dict[str, list[Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return prompts in the chat template, with their rows' text; UserError for a prompt above `max_length` tokens.
+    """Return prompts in the chat template with their rows' text; UserError above `max_length` tokens.
 
-    Prompts above `keep_to` are left out instead. `tools` maps environments to their tools.
+    Prompts above `keep_to` are left out instead. `tools` maps environments to tools.
     """
     rows = []
     for line in lines:
@@ -218,12 +218,12 @@ def render_prompts(
 
 
 def token_ids(texts: list[str], processor: Any) -> list[list[int]]:
-    """The tokens of texts that are in the chat template already, with as many in a picture's place as it has."""
+    """Return the tokens of texts in the chat template, with all tokens of a picture in its place."""
     return tokenizer_of(processor)(_expanded(texts, processor), add_special_tokens=False)["input_ids"]
 
 
 def _expanded(texts: list[str], processor: Any) -> list[str]:
-    """Texts with as many picture tokens in a picture's place as it has. All pictures are scaled to one size."""
+    """Return texts with all tokens of a picture in its place; pictures are scaled to one size."""
     picture = getattr(processor, "image_token", None)
     if picture is None:
         return texts
@@ -232,7 +232,7 @@ def _expanded(texts: list[str], processor: Any) -> list[str]:
 
 
 def pictures_in(conversation: Messages, line: Line, processor: Any) -> list[str]:
-    """The pictures that a row shows; UserError where they are none, or the model cannot see them."""
+    """Return a row's pictures; UserError where a picture is damaged, or the model sees none."""
     pictures, token = pictures_of(conversation), getattr(processor, "image_token", None)
     if pictures and tokenizer_of(processor) is processor:
         raise UserError(f"{line.place}: shows a picture, but the recipe's model has no vision")

