@@ -75,7 +75,7 @@ def trainer_of(algorithm: str, model: str, split: str, output: str) -> Any:
         return SFTTrainer(args=options, train_dataset=Dataset.from_list(data), **shared)
     if algorithm == "dpo":
         pairs = [preference_of(row) for row in rows]
-        data = [{"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in pairs]
+        data = [{"prompt": pair.prompt, "chosen": pair.answers[0], "rejected": pair.answers[1]} for pair in pairs]
         options = DPOConfig(max_length=LENGTH, beta=0.05, **in_order, **arguments(algorithm, output))
         return DPOTrainer(args=options, train_dataset=Dataset.from_list(data), **shared)
     data = [{"prompt": prompt_of(row), "row": line} for row, line in zip(rows, lines, strict=True)]

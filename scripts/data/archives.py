@@ -54,12 +54,6 @@ def extract_folder(
     return extracted
 
 
-def files_below(folder: Path) -> set[str]:
-    """Return the relative paths of all files below a folder."""
-    start = len(str(folder)) + 1
-    return {f"{parent}/{name}"[start:] for parent, _, names in os.walk(folder) for name in names}
-
-
 def _members(opened: ZipFile, archive: Path, name: str) -> list[tuple[str, ZipInfo]]:
     """Return the files below the archive's folder `name`, the one nearest to its root, by their paths in it."""
     found = []

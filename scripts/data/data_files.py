@@ -45,7 +45,7 @@ def _named(file: str, names: Collection[str], where: str) -> list[str]:
         return [file]
     pattern = re.compile(glob_translate(file))
     if not (found := sorted(name for name in names if pattern.fullmatch(name))):
-        raise UserError(f"{where}: no file is like {file}; {near(file, names)}")
+        raise UserError(f"{where}: no file is like {file}; {near(file, sorted(names))}")
     return _whole(found, where)
 
 

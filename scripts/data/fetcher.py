@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from huggingface_hub import constants
 
 from scripts.data.compose import PublishedFile
-from scripts.data.hub import Kind, Snapshot, download, near, open_snapshot
-from scripts.data.source_record import describe_file
+from scripts.data.hub import Snapshot, download, near, open_snapshot
+from scripts.data.source_record import describe_file, files_below
 from scripts.errors import UserError
 from scripts.files import amount, explain_write_errors, link_or_copy
 from scripts.recipe.source import FolderSource, HubSource
@@ -35,9 +35,8 @@ class Wanted:
 class Fetcher:
     """Put files of several sources below one folder; each revision of the hub is resolved once."""
 
-    def __init__(self, directory: Path, kind: Kind = "dataset") -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.kind = kind
         self.described: dict[str, dict[str, Any]] = {}
         """The record of each file below `directory`, by its path."""
         self.brought: dict[Wanted, tuple[Path, dict[str, Any]]] = {}
@@ -60,12 +59,12 @@ class Fetcher:
         """Return the snapshot of a source: with `files`, as far as they need it; without, with all its names."""
         known = self.snapshots.get(source)
         if known is None or not (known.is_whole or known.sizes.keys() >= {*files} > set()):
-            self.snapshots[source] = open_snapshot(source.repository, source.revision, [*files], self.kind)
+            self.snapshots[source] = open_snapshot(source.repository, source.revision, [*files])
         return self.snapshots[source]
 
-    def names(self, source: HubSource | FolderSource) -> tuple[str, ...]:
+    def names(self, source: HubSource | FolderSource) -> set[str]:
         """Return the names of a source's files; without the hub, of the files in the cache."""
-        return files_below(_folder(source)) if isinstance(source, FolderSource) else tuple(self.snapshot(source).sizes)
+        return files_below(_folder(source)) if isinstance(source, FolderSource) else {*self.snapshot(source).sizes}
 
     def bring(self, wanted: list[Wanted]) -> list[PublishedFile]:
         """Fetch files that are read where they lie."""
@@ -141,11 +140,6 @@ def _shown(item: Wanted) -> str:
     return str(Path(item.source.path, item.file)) if is_folder else f"{item.source.repository}/{item.file}"
 
 
-def files_below(folder: Path) -> tuple[str, ...]:
-    """Return the paths of all files below a folder, relative to it."""
-    return tuple(sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()))
-
-
 def _folder(source: FolderSource) -> Path:
     folder = Path(source.path)
     if not folder.is_dir():
@@ -158,7 +152,7 @@ def _find(item: Wanted) -> Path:
     folder = _folder(item.source)
     path = folder / item.file
     if not path.is_file():
-        hint = near(item.file, files_below(folder))
+        hint = near(item.file, sorted(files_below(folder)))
         raise UserError(f"{path}: no such file, but the recipe's source should have it; {hint}")
     with path.open("rb"):
         return path

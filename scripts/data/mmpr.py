@@ -16,8 +16,9 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from scripts.data.archives import extract_folder, files_below
+from scripts.data.archives import extract_folder
 from scripts.data.index import add_arguments, rows_to_read, start_blend, write_index
+from scripts.data.source_record import files_below
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, replace_directory, write_json
 from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT

@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyarrow import ArrowException
 
-from scripts.data.archives import extract_folder, files_below
+from scripts.data.archives import extract_folder
 from scripts.data.index import add_arguments, rows_to_read, start_blend, write_index
+from scripts.data.source_record import files_below
 from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, sha256_file, write_text
 from scripts.recipe.blend import IMAGE_FILES

@@ -1,6 +1,7 @@
 """Files of a downloaded source, as record.json describes them."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,12 @@ def content_of(record: dict[str, Any], blend: str) -> str:
     folders = (f"{blend}.jsonl", f"{blend}/", "tables/")
     named = {path: described["sha256"] for path, described in record["files"].items() if path.startswith(folders)}
     return sha256_text(canonical_json(named))[:16]
+
+
+def files_below(folder: Path) -> set[str]:
+    """Return the relative paths of all files below a folder."""
+    start = len(str(folder)) + 1
+    return {f"{parent}/{name}"[start:] for parent, _, names in os.walk(folder) for name in names}
 
 
 def describe_file(path: Path) -> dict[str, Any]:

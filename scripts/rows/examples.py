@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from scripts.rows.messages import texts_of
 from scripts.rows.request import AgentRef, InputText, Text, broken, parse
 
 Messages = list[dict[str, Any]]
@@ -148,50 +149,55 @@ def form_of(row: dict[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Preference:
-    """A prompt and the messages of a better and a worse answer to it."""
+class Example:
+    """A decoded row: the messages of its prompt, the tools it offers, and its answers, the best first."""
 
     prompt: Messages
-    chosen: Messages
-    rejected: Messages
+    tools: list[Any] | None
+    answers: tuple[Messages, ...] = ()
+
+    @property
+    def longest_answer(self) -> Messages:
+        """The answer with the most text; empty in a row of prompts."""
+        return max(self.answers, key=lambda answer: sum(map(len, texts_of(answer))), default=[])
 
 
-def preference_of(row: dict[str, Any]) -> Preference:
-    """Return the preference in a row of either form; ValueError if there is none."""
+def preference_of(row: dict[str, Any]) -> Example:
+    """Return prompt, chosen and rejected answer of a row in either form; ValueError if nothing is preferred."""
     if is_ranked(row):
         better, worse = sorted(row["completions"], key=itemgetter("rank"))
         names = "context", "completions", "completions"
-        preference = Preference(row["context"], better["completion"], worse["completion"])
+        prompt, answers = row["context"], (better["completion"], worse["completion"])
     else:
         names = "prompt", "chosen", "rejected"
-        preference = _of_pair(row)
-    if preference.chosen == preference.rejected:
+        prompt, *answers = _of_pair(row)
+    if answers[0] == answers[1]:
         raise broken(names[2], "the two are equal, so nothing is preferred")
-    for name, answer in zip(names[1:], (preference.chosen, preference.rejected), strict=True):
+    for name, answer in zip(names[1:], answers, strict=True):
         if not answer or answer[0]["role"] != "assistant" or (last := answer[-1])["role"] != "assistant":
             raise broken(name, "must begin and end with the assistant's message")
         if not last.get("content") and not last.get("tool_calls"):
             raise broken(name, "ends with an empty message")
-    for name, messages in zip(names, (preference.prompt, preference.chosen, preference.rejected), strict=True):
+    for name, messages in zip(names, (prompt, *answers), strict=True):
         for message in messages:
             content = message.get("content")
             if isinstance(content, list) and any(part["type"] == "input_image" for part in content):
                 raise broken(name, "shows a picture; preferences are of texts")
-    return preference
+    return Example(prompt, row.get("tools") or None, tuple(answers))
 
 
-def _of_pair(row: dict[str, Any]) -> Preference:
-    """Return the preference of a `Pair`; answers may be conversations that begin with the prompt."""
+def _of_pair(row: dict[str, Any]) -> tuple[Messages, Messages, Messages]:
+    """Split a `Pair` into prompt and answers; answers may be conversations that begin with the prompt."""
     chosen, rejected = (_as_messages(row[name], "assistant") for name in ("chosen", "rejected"))
     prompt = _as_messages(row["prompt"], "user") if "prompt" in row else []
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if not prompt:
             raise broken("prompt", "is missing")
-        return Preference(prompt, chosen, rejected)
+        return prompt, chosen, rejected
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
     if not same or (prompt and chosen[:same][-len(prompt) :] != prompt):
         raise broken("rejected", "does not begin with the prompt that chosen begins with")
-    return Preference(chosen[:same], chosen[same:], rejected[same:])
+    return chosen[:same], chosen[same:], rejected[same:]
 
 
 def _as_messages(answer: str | Messages, role: str) -> Messages:

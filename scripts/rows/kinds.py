@@ -4,28 +4,13 @@ A new kind is a class here, its name in ``scripts.recipe.blend.Blend.kind``, and
 ``scripts.data.shapes``. Tokenizers count and encode an `Example`, so they know no kind.
 """
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from scripts.rows.examples import Demonstration, Pair, Ranked, form_of, is_ranked, preference_of
-from scripts.rows.messages import Message, messages_of, texts_of
+from scripts.rows.examples import Demonstration, Example, Pair, Ranked, form_of, is_ranked, preference_of
+from scripts.rows.messages import messages_of
 from scripts.rows.request import PromptRow, problem_of
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Example:
-    """A decoded row: the messages of its prompt, the tools it offers, and its answers, the best first."""
-
-    prompt: list[Message]
-    tools: list[Any] | None
-    answers: tuple[list[Message], ...] = ()
-
-    @property
-    def longest_answer(self) -> list[Message]:
-        """The answer with the most text; empty in a row of prompts."""
-        return max(self.answers, key=lambda answer: sum(map(len, texts_of(answer))), default=[])
 
 
 class RowKind:
@@ -95,8 +80,7 @@ class Preferences(RowKind):
 
     def example(self, row: Row) -> Example:
         """The prompt, the chosen and the rejected answer."""
-        pair = preference_of(row)
-        return Example(pair.prompt, row.get("tools") or None, (pair.chosen, pair.rejected))
+        return preference_of(row)
 
     def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
         """What is wrong with either form of a pair."""

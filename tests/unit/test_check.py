@@ -8,20 +8,16 @@ import sys
 from itertools import count
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from scripts.data import check
 from scripts.data.check import Rules, check_files, describe
 from scripts.errors import CutOffError, UserError, run_program
 from scripts.rows import blocks
 from scripts.rows.jsonl import RowError, decode_row, key_of, row_or_error
-from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import AHEAD, default_workers, in_order
-from tests.unit.test_contract import GOOD, PAIR, RANKED, changed, good
+from tests.unit.test_contract import PAIR, RANKED, changed, good
 
 MATH = "math_with_judge_simple_agent"
-SURE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def row(**changes):
@@ -276,48 +272,3 @@ def die(number):
 def test_a_process_that_is_killed_ends_the_work_instead_of_hanging_it():
     with pytest.raises(CutOffError, match="a process that shared the work was killed"):
         list(in_order(die, range(9), 2))
-
-
-# --- whatever a row holds ---
-
-
-@st.composite
-def damaged(draw):
-    """A good row of some environment with a key dropped, a value swapped, or its bytes damaged."""
-    value = good(draw(st.sampled_from(sorted(GOOD))))
-    for _ in range(draw(st.integers(1, 3))):
-        node, keys = value, list(value)
-        while keys:
-            key = draw(st.sampled_from(keys))
-            below = node[key]
-            if isinstance(below, dict | list) and below and draw(st.booleans()):
-                node, keys = below, list(below) if isinstance(below, dict) else list(range(len(below)))
-                continue
-            if draw(st.booleans()):
-                del node[key]
-            else:
-                node[key] = draw(
-                    st.sampled_from((None, True, 0, -1.5, "", "{", "[]", "text", [], {}, [[]], [{}], {"a": None}))
-                )
-            break
-    line = bytearray(json.dumps(value).encode())
-    how = draw(st.sampled_from(("whole", "cut", "bit")))
-    if how == "cut":
-        del line[draw(st.integers(0, len(line))) :]
-    elif how == "bit":
-        line[draw(st.integers(0, len(line) - 1))] ^= 1 << draw(st.integers(0, 7))
-    return bytes(line)
-
-
-@given(line=damaged())
-@SURE
-def test_a_damaged_row_passes_or_is_named_and_nothing_else_happens(line, tmp_path):
-    split = tmp_path / "split.jsonl"
-    split.write_bytes(line_of(row()) + b"\n" + line + b"\n" + line_of(row()) + b"\n")
-    for rules in (Rules(), Rules(KINDS["demonstrations"]), Rules(KINDS["preferences"]), Rules(is_published=True)):
-        try:
-            (tally,) = check_files([split], rules, 1).values()
-        except UserError as error:
-            assert re.search(rf"\n  {split}:\d ", str(error))
-        else:
-            assert tally.rows >= 3 and rules.kind is KINDS["prompts"]

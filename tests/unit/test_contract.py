@@ -9,7 +9,8 @@ import pytest
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.registry import SPECS, contract_of
-from scripts.rows.kinds import KINDS, Example
+from scripts.rows.examples import Example
+from scripts.rows.kinds import KINDS
 from scripts.rows.request import PromptRow, problem_of
 
 TOOL_USE = "single_step_tool_use_with_argument_comparison_agent"

@@ -1,12 +1,7 @@
 """From a published blend to its splits: rows come through whole and in order; a bad row is named and leaves no file."""
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +21,6 @@ from scripts.files import write_json
 from scripts.recipe.source import Reasoning
 from scripts.rows import blocks
 from tests import programs
-from tests.conftest import ROOT
 
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
 AGENT = {"agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"}}
@@ -473,29 +467,6 @@ def test_the_program_writes_splits_and_manifest_and_tells_what_it_left_out(long_
     assert manifest["train"]["rows"] == 15 and manifest["train"]["environments"] == {"x": 15}
     refused = fill(1.5)
     assert refused.returncode != 0 and "a share between 0 and 1" in refused.stderr
-
-
-def test_a_killed_worker_is_one_message_and_leaves_no_file(long_blend, tmp_path):
-    for dataset in (DAPO, SKYWORK):  # a table that is a pipe keeps the worker that reads it waiting
-        path = tmp_path / "tables" / TABLES[dataset].local_path
-        path.parent.mkdir(parents=True)
-        os.mkfifo(path)
-    command = ["--source", str(long_blend), "--tables", f"{tmp_path}/tables", "--holdout", "9", "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scripts.data.fill", *command, "--output", str(tmp_path / "out")],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (workers := children.read_text().split()):
-        time.sleep(0.05)
-    time.sleep(0.5)
-    os.kill(int(workers[0]), signal.SIGKILL)
-    _, said = process.communicate(timeout=30)
-    assert "a process that shared the work was killed" in said and "Traceback" not in said
-    assert process.returncode == os.EX_TEMPFAIL
-    assert files_in(tmp_path / "out") == []
 
 
 # --- damage ---
