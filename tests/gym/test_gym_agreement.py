@@ -111,7 +111,7 @@ NEWER = [
 
 
 def instructions(row: Row) -> Any:
-    return (row.get("verifier_metadata") or row).get("instruction_id_list")
+    return row.get("instruction_id_list")
 
 
 def root_of(checkout: str | None) -> Path:

@@ -27,27 +27,18 @@ class InstructionFollowingRow(PromptRow, kw_only=True):
 
 
 def verify(row: dict[str, Any], response: str) -> float:
-    """Return 1.0 if every instruction is obeyed (``grading_mode`` fraction: the share), else 0.0; empty is 0.0.
-
-    The fields may stand in ``verifier_metadata`` or, as in older rows, beside ``verifier_metadata``.
-    """
+    """Return 1.0 if every instruction is obeyed (``grading_mode`` fraction: the share), else 0.0; empty is 0.0."""
     if not response.strip():
         return 0.0
-    names, arguments, mode = _task(row)
-    obeyed = [obeys(name, response, given) for name, given in zip(names, arguments, strict=True)]
-    return sum(obeyed) / len(obeyed) if mode == "fraction" else float(all(obeyed))
+    obeyed = [
+        obeys(name, response, given) for name, given in zip(row["instruction_id_list"], row["kwargs"], strict=True)
+    ]
+    return sum(obeyed) / len(obeyed) if row.get("grading_mode") == "fraction" else float(all(obeyed))
 
 
 def check(row: dict[str, Any]) -> str | None:
     """Say why the row's instructions cannot be verified, or None."""
-    names, arguments, mode = _task(row)
-    if not isinstance(names, list) or not isinstance(arguments, list):
-        return "instruction_id_list and kwargs are not both lists"
-    if not names or len(names) != len(arguments):
-        return f"kwargs has {len(arguments)} entries for {len(names)} instructions"
-    if mode not in ("binary", "fraction"):
-        return f"grading_mode {mode!r} is neither binary nor fraction"
-    for name, given in zip(names, arguments, strict=True):
+    for name, given in zip(row["instruction_id_list"], row["kwargs"], strict=True):
         if name not in INSTRUCTIONS:
             return f"instruction {name!r} has no verifier"
         try:
@@ -55,11 +46,6 @@ def check(row: dict[str, Any]) -> str | None:
         except (TypeError, ValueError, AttributeError) as error:
             return f"instruction {name}: {str(error).rpartition('() ')[2]}"
     return None
-
-
-def _task(row: dict[str, Any]) -> tuple[Any, Any, str]:
-    fields = row | (row.get("verifier_metadata") or {})
-    return fields.get("instruction_id_list"), fields.get("kwargs"), fields.get("grading_mode") or "binary"
 
 
 ENVIRONMENTS = {Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(InstructionFollowingRow, verify, check=check)}

@@ -35,18 +35,6 @@ def verify(row: dict[str, Any], response: str) -> float:
     return float(chosen is not None and chosen == row["expected_answer"].strip().upper())
 
 
-def check(row: dict[str, Any]) -> str | None:
-    """Say why no choice could be read or be right, or None."""
-    if row["expected_answer"].strip().upper() not in _options(row) and not _patterns(row):
-        return f"expected_answer {row['expected_answer']!r} is the letter of no option"
-    for pattern in _patterns(row):
-        try:
-            regex.compile(pattern, regex.IGNORECASE)
-        except (regex.error, RecursionError) as error:
-            return f"template_metadata.output_regex: {pattern!r} is no regular expression: {error}"
-    return None
-
-
 def _options(row: dict[str, Any]) -> Options:
     named = (item for option in row.get("options") or () for item in option.items())
     return {key.upper(): text for key, text in named if len(key) == 1 and key.isalpha() and text is not None}
@@ -161,4 +149,4 @@ def answer(row: dict[str, Any]) -> str | None:
     return f"Answer: {letter}" if row.get("grading_mode") == "lenient_answer_colon" else rf"\boxed{{{letter}}}"
 
 
-ENVIRONMENTS = {Environment.MCQA: EnvironmentSpec(McqaRow, verify, check=check, answer=answer)}
+ENVIRONMENTS = {Environment.MCQA: EnvironmentSpec(McqaRow, verify, answer=answer)}
