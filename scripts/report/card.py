@@ -47,7 +47,9 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
         stage=link.name,
         step=link.record["step"],
         blends=list(_blends(chain)),
-        stages=list(_stages(chain)),
+        links=list(chain.links.values()),
+        step_text=step_text,
+        is_folder=lambda source: source["revision"] == FOLDER,
         model=_model(link.paths.export),
         configs=[(each.name, config_text(each.settings)) for each in chain.links.values() if each.settings],
         evaluation=evaluation,
@@ -121,7 +123,6 @@ def _results(evaluation: Evaluation | None, split: str) -> Iterator[EvalResult]:
             dataset_type=name,
             dataset_name=f"held-out rows of {name}",
             dataset_split=split,
-            dataset_args={"rows": entry.get("rows")},
             metric_type="mean_reward",
             metric_name="mean reward, 0 to 1",
             metric_value=entry["after"],
@@ -144,42 +145,11 @@ def _benchmark_results(benchmarks: Benchmarks | None) -> Iterator[EvalResult]:
         )
 
 
-def _blends(chain: Chain) -> Iterator[dict[str, Any]]:
-    """Yield a row for each stage's blend: dataset, revision, rows."""
+def _blends(chain: Chain) -> Iterator[tuple[Link, Manifest]]:
+    """Yield each link with recorded data, and the blend's manifest."""
     for link in chain.links.values():
-        if not (data := link.record.get("data")):
-            continue
-        manifest = read_if_there(link.blend / "manifest.json", Manifest) or {}
-        source = data["source"] or {"name": "unrecorded", "revision": "unrecorded"}
-        is_folder = source["revision"] == FOLDER
-        yield {
-            "stage": link.name,
-            "blend": data["blend"],
-            "source": f"{Path(source['name']).name} (a folder)" if is_folder else source["name"],
-            "revision": "" if is_folder else source["revision"],
-            "tables": ", ".join(f"{name}@{revision}" for name, revision in data["tables"].items()),
-            "train": manifest.get("train", {}).get("rows"),
-            "held_out": manifest.get("validation", {}).get("rows"),
-            "trained_on": manifest.get("validation", {}).get("prompts_trained_on", 0),
-        }
-
-
-def _stages(chain: Chain) -> Iterator[dict[str, Any]]:
-    for link in chain.links.values():
-        config, release = link.settings or {}, dict(link.record.get("release") or {})
-        if "name" in release:
-            release = {config["backend"]: release.pop("name")} | release
-        yield {
-            "name": link.name,
-            "parents": ", ".join(link.parents)
-            or ("the base model" if "name" in config.get("model", link.record.get("model", {})) else "fresh weights"),
-            "algorithm": config.get("algorithm", ""),
-            "steps": step_text(link.record),
-            "seed": link.record.get("seed"),
-            "release": ", ".join(f"{name} {version}" for name, version in release.items()),
-            "identity": link.record["identity"],
-            "chat_template": link.record.get("chat_template"),
-        }
+        if link.record.get("data"):
+            yield link, read_if_there(link.blend / "manifest.json", Manifest) or {"train": {}, "validation": {}}
 
 
 def _model(folder: Path) -> dict[str, Any]:
@@ -222,9 +192,9 @@ def _limits(chain: Chain, evaluation: Evaluation | None, benchmarks: Benchmarks 
     gate = read_if_there(chain.last.paths.gate, Gate)
     if gate and gate["verdict"] != "pass":
         yield f"The last stage did not meet all its success criteria: {gate['verdict']}."
-    for blend in _blends(chain):
-        if blend["trained_on"]:
-            yield f"{blend['trained_on']} held-out prompts of blend {blend['blend']} are trained on too."
+    for link, manifest in _blends(chain):
+        if count := manifest["validation"].get("prompts_trained_on"):
+            yield f"{count} held-out prompts of blend {link.record['data']['blend']} are trained on too."
     for link in chain.links.values():
         if skipped := words_of_skipped(link.record):
             yield f"{link.name} was trained for {step_text(link.record)} steps: {skipped}."

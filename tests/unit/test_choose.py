@@ -346,7 +346,7 @@ def test_the_overview_the_summary_and_the_card_say_what_was_chosen(chain):
     page = chain / "overview.html"
     sync_configs(load_recipe(SHORT), chain)
     write_overview(chain, Lineage(parents, sweep_of), page)
-    assert "rlvr1 has the highest score of 2 variants, none of which was chosen: it flatters" in page.read_text()
+    assert "rlvr1 has the highest score of 2 variants, none of which was chosen, so that score" in page.read_text()
     record = read_json(chain / "rlvr1/ckpt/record.json")
     best = {"name": "rlvr1", **{key: record[key] for key in ("identity", "step")}, "content": "0", "left_out": None}
     best |= {"score": 0.5, "low": None, "high": None, "difference": None, "tied": False}
