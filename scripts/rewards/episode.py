@@ -8,6 +8,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial, wraps
 from queue import SimpleQueue
 from typing import Any
@@ -154,26 +155,21 @@ class _Worker:
         if self._tasks is None:
             self._tasks = SimpleQueue()
             threading.Thread(target=_work, args=(self._tasks,), daemon=True, name="environment").start()
-        outcome: list[tuple[Any, BaseException | None]] = []
-        done = threading.Event()
-        self._tasks.put((function, outcome, done))
-        if not done.wait(seconds):
+        called: Future[Any] = Future()
+        self._tasks.put((called, function))
+        if not wait([called], seconds).done:
             self._tasks = None
             raise TooLate(f"took more than {seconds:g} s")
-        value, error = outcome[0]
-        if error is not None:
-            raise error
-        return value
+        return called.result()
 
 
 def _work(tasks: SimpleQueue) -> None:
     while True:
-        function, outcome, done = tasks.get()
+        called, function = tasks.get()
         try:
-            outcome.append((function(), None))
+            called.set_result(function())
         except BaseException as error:
-            outcome.append((None, error))
-        done.set()
+            called.set_exception(error)
 
 
 _WORKER = _Worker()
