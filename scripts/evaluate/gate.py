@@ -1,4 +1,4 @@
-"""Judge a finished stage by its success criteria; gate.json holds the verdict alone, criteria.json what it rests on."""
+"""Judge a finished stage by its success criteria; gate.json holds the verdict, criteria.json the measurements."""
 
 import argparse
 import math
@@ -16,10 +16,16 @@ from scripts.stage.bootstrap import LEAST_ROWS
 from scripts.stage.tables import METRICS, read_table
 
 UNSCORED = "it, or what it is compared with, was not scored by the same task in the same way, or has no standard error"
+NO_KL = (
+    ": the stage loads no reference model (loss_fn.reference_policy_kl_penalty is 0); bound entropy_ratio, "
+    "max_gen_kl_error or max_token_mult_prob_error instead"
+)
+CHANGES = {"parent": "change", "first": "change_from_first"}
+SINCE = {"parent": " since the parent", "first": " since the chain's first scored stage"}
 
 
 class Result(NamedTuple):
-    """How a criterion came out; `outcome` is pass, warn, stop or not measured."""
+    """A criterion's outcome: pass, warn, stop or not measured."""
 
     outcome: str
     says: str
@@ -36,9 +42,9 @@ def judge(
     evaluation: dict[str, Any] | None,
     benchmarks: dict[str, Any] | None = None,
 ) -> Result:
-    """Hold a stage's logged steps, its eval.json and its benchmarks.json (None: there is none) against one criterion.
+    """Judge a stage's logged steps, eval.json or benchmarks.json (None: missing) by a criterion.
 
-    A score, or a change of one, breaks a bound when its whole interval lies beyond it.
+    A score or change breaks a bound when its whole interval lies beyond.
     """
     if criterion.metric in STEP_METRICS:
         return _judge_steps(criterion, steps)
@@ -46,85 +52,76 @@ def judge(
 
 
 def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
-    finding, column = judge_steps(criterion, steps), STEP_METRICS[criterion.metric].column
-    if finding is None:
-        advice = ""
-        if column == "kl":
-            advice = (
-                ": the stage loads no reference model (loss_fn.reference_policy_kl_penalty is 0); bound entropy_ratio, "
-                "max_gen_kl_error or max_token_mult_prob_error instead"
-            )
+    found = judge_steps(criterion, steps)
+    if found is None:
+        advice = NO_KL if STEP_METRICS[criterion.metric].column == "kl" else ""
         return Result("not measured", f"{criterion.metric} was not measured ({_bounds(criterion)}){advice}")
-    value = None if math.isnan(finding.value) else finding.value
+    value = None if math.isnan(found.value) else found.value
     number = "not finite" if value is None else f"{value:.4g}"
-    says = f"{criterion.metric} is {number}, {_bounds(criterion)} (means of {finding.window} steps)"
-    if finding.step is None:
+    says = f"{criterion.metric} is {number}, {_bounds(criterion)} (means of {found.window} steps)"
+    if found.step is None:
         return Result("pass", says, value)
-    return Result(criterion.action, f"{says}, first at step {finding.step}", value, step=finding.step)
+    return Result(criterion.action, f"{says}, first at step {found.step}", value, step=found.step)
 
 
 def _judge_scores(criterion: Criterion, record: dict[str, Any] | None) -> Result:
-    """Of several environments or benchmarks, the one that breaks the bound, or else whose upper bound is lowest."""
+    """Judge the environment or benchmark that breaks the bound, or else has the lowest upper bound."""
     entries = _entries(criterion, record)
-    found = {name: _figure(criterion, entry) for name, entry in entries.items()}
+    kind = CHANGES[criterion.against]
+    found = {
+        name: interval_of(entry) if criterion.metric == "benchmark_score" else entry.get(kind)
+        for name, entry in entries.items()
+    }
     measured = {name: figure for name, figure in found.items() if figure is not None}
     if not measured:
         why = UNSCORED if criterion.metric in BENCHMARKS else _why_unmeasured(criterion, record, entries)
         says = f"{criterion.metric} was not measured ({_bounds(criterion)}): {why}"
         return Result("not measured", says, environment=criterion.environment or criterion.benchmark)
-    results = [_judge_change(criterion, environment, change, len(measured)) for environment, change in measured.items()]
+    results = [_judge_figure(criterion, name, figure, len(measured)) for name, figure in measured.items()]
     worst = min(results, key=lambda result: (result.outcome == "pass", result.high))
     others = [result.environment for result in results if result.outcome != "pass" and result is not worst]
     return worst._replace(says=f"{worst.says}; also broken by {', '.join(others)}") if others else worst
 
 
 def _entries(criterion: Criterion, record: dict[str, Any] | None) -> dict[str | None, dict[str, Any]]:
-    """What a record says of what a criterion is about: environments, benchmarks, or the mean, whose name is None."""
+    """Return a record's entries of a criterion's environments or benchmarks; None names the mean."""
     if record is None:
         return {}
-    if criterion.metric == "held_out_change" and criterion.environment is None:
+    name = criterion.environment or criterion.benchmark
+    if criterion.metric == "held_out_change" and name is None:
         return {None: record["mean"]}
     entries = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"]
-    name = criterion.environment or criterion.benchmark
     return entries if name is None else {name: entries[name]} if name in entries else {}
 
 
-def _figure(criterion: Criterion, entry: dict[str, Any]) -> dict[str, float] | None:
-    """The score or change that a criterion bounds, with its interval."""
-    if criterion.metric == "benchmark_score":
-        return interval_of(entry)
-    return entry.get({"parent": "change", "first": "change_from_first"}[criterion.against])
-
-
-def _judge_change(criterion: Criterion, environment: str | None, change: dict[str, float], compared: int) -> Result:
-    picked = criterion.metric.startswith("worst_")
-    low, high = (change.get(f"joint_{end}", change[end]) if picked else change[end] for end in ("low", "high"))
+def _judge_figure(criterion: Criterion, name: str | None, figure: dict[str, float], compared: int) -> Result:
+    """Judge a score or change by its interval, or by its interval for all `compared` where the worst is picked."""
+    is_worst = criterion.metric.startswith("worst_")
+    low, high = (figure.get(f"joint_{end}", figure[end]) if is_worst else figure[end] for end in ("low", "high"))
     least = -math.inf if criterion.min is None else criterion.min
     most = math.inf if criterion.max is None else criterion.max
-    since = " since the parent" if criterion.against == "parent" else " since the chain's first scored stage"
     is_score, among = criterion.metric == "benchmark_score", criterion.metric.split("_")[1]
     form = ".3f" if is_score else "+.3f"
     says = (
-        f"{criterion.metric}{'' if is_score else since}{f' of {environment}' if environment else ''} is "
-        f"{change['value']:{form}}, 95 % interval {low:{form}} to {high:{form}}"
-        f"{f' ({compared} {among}s at once)' if picked else ''}, {_bounds(criterion)}"
+        f"{criterion.metric}{'' if is_score else SINCE[criterion.against]}{f' of {name}' if name else ''} is "
+        f"{figure['value']:{form}}, 95 % interval {low:{form}} to {high:{form}}"
+        f"{f' ({compared} {among}s at once)' if is_worst else ''}, {_bounds(criterion)}"
     )
     is_broken = high < least or low > most
     if not is_broken and (low < least or high > most):
         says += "; undecided, for the interval reaches beyond the bound"
-    return Result(criterion.action if is_broken else "pass", says, change["value"], low, high, environment)
+    return Result(criterion.action if is_broken else "pass", says, figure["value"], low, high, name)
 
 
 def _why_unmeasured(
     criterion: Criterion, record: dict[str, Any] | None, entries: dict[str | None, dict[str, Any]]
 ) -> str:
-    """Why no change was measured."""
     if record is None:
         return "the stage has no held-out scores"
     if not entries:
         return f"no held-out row is of {criterion.environment}"
     if all(entry["before"] is None for entry in entries.values()):
-        return "what the stage started from was not scored on the same rows"
+        return "the stage's start was not scored on the same rows"
     if all(entry["change"] is None for entry in entries.values()):
         return f"too few held-out rows for an interval ({LEAST_ROWS} an environment at least)"
     return "no earlier stage of the chain was scored on the same rows"
@@ -135,28 +132,23 @@ def _bounds(criterion: Criterion) -> str:
     return ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
 
 
-def verdict_of(results: list[Result]) -> str:
-    """The gravest outcome; what was not measured is a warning."""
-    outcomes = {result.outcome for result in results}
-    return "stop" if "stop" in outcomes else "warn" if outcomes & {"warn", "not measured"} else "pass"
-
-
 def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]) -> dict[str, Any]:
-    """criteria.json: each criterion with what was measured, and the page below the results folder that shows it."""
-    rows = []
-    for criterion, result in zip(criteria, results, strict=True):
-        rows.append(
-            {
-                "metric": criterion.metric,
-                "environment": result.environment,
-                "against": None if criterion.metric in STEP_METRICS else criterion.against,
-                **{key: getattr(result, key) for key in ("value", "low", "high")},
-                **{key: getattr(criterion, key) for key in ("min", "max", "action")},
-                **{key: getattr(result, key) for key in ("outcome", "step", "says")},
-                "figure": f"{stage}/stage.html",
-            }
-        )
-    return {"stage": stage, "verdict": verdict_of(results), "criteria": rows}
+    """Return criteria.json: the gravest outcome, unmeasured ones as warnings, and each criterion's measurement."""
+    outcomes = {result.outcome for result in results}
+    verdict = "stop" if "stop" in outcomes else "warn" if outcomes & {"warn", "not measured"} else "pass"
+    rows = [
+        {
+            "metric": criterion.metric,
+            "environment": result.environment,
+            "against": None if criterion.metric in STEP_METRICS else criterion.against,
+            **{key: getattr(result, key) for key in ("value", "low", "high")},
+            **{key: getattr(criterion, key) for key in ("min", "max", "action")},
+            **{key: getattr(result, key) for key in ("outcome", "step", "says")},
+            "figure": f"{stage}/stage.html",
+        }
+        for criterion, result in zip(criteria, results, strict=True)
+    ]
+    return {"stage": stage, "verdict": verdict, "criteria": rows}
 
 
 def main() -> None:

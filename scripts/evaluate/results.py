@@ -1,4 +1,4 @@
-"""What an evaluation leaves, whichever backend scored: every response in rollouts.parquet, the scores in eval.json."""
+"""Write held-out scores, whichever backend took them: each response in rollouts.parquet, the scores in eval.json."""
 
 from pathlib import Path
 from statistics import fmean
@@ -19,10 +19,7 @@ BEFORE, AFTER, FIRST = "reward_before", "reward_after", "reward_first"
 
 
 class Answer(NamedTuple):
-    """A held-out row with a policy's response to it and what that earned; None: not kept.
-
-    Where several responses to the row were scored, the reward is their mean and no response is kept.
-    """
+    """A policy's response to a held-out row with its reward; of several responses the mean reward, and no text."""
 
     environment: str
     split: str
@@ -35,14 +32,14 @@ class Answer(NamedTuple):
 
 
 def beside_model(answers: list[Answer], before: list[Answer]) -> pa.Table:
-    """The table of a stage that starts from a fresh model, whose answers are `before`."""
+    """Return the table of a stage that starts from a model, whose answers are `before`."""
     return _table(answers, {(answer.split, answer.line): (answer.prompt, _kept(answer, "before")) for answer in before})
 
 
 def beside_parent(answers: list[Answer], parent: pa.Table | None) -> pa.Table:
-    """The table of a stage beside its parent's; for rows that the parent's has not, the columns of before are null.
+    """Return a stage's table with the parent's rewards as those before, null for rows that the parent lacks.
 
-    Where the parent's has no reward of a first stage, the parent is the first.
+    The parent is the chain's first stage where its table has no reward of a first stage.
     """
     before = {}
     for row in parent.to_pylist() if parent is not None else ():
@@ -72,35 +69,28 @@ def write_rollouts(table: pa.Table, path: Path) -> None:
 
 
 def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict[str, Any]) -> dict[str, Any]:
-    """eval.json: scores before and after the stage, and how sure their change is; the mean weighs environments alike.
+    """Return eval.json: scores before and after the stage with their change; the mean weighs environments alike.
 
-    `export` is the stage's hf/record.json. A score before is None, and so is its change, where what the stage started
-    from was not scored on all rows of an environment; for the mean, where that is so of any environment.
+    `export` is the stage's hf/record.json. A score before, and its change, is None where the stage's start was not
+    scored on all rows of the environment; for the mean, of any environment.
     """
     rewards = rollouts.select(["environment", BEFORE, AFTER, FIRST]).to_pandas()
     rows = dict(list(rewards.groupby("environment")))
     before, after = ({name: _mean(part[column]) for name, part in rows.items()} for column in (BEFORE, AFTER))
     from_parent, mean_from_parent = _changes(rows, BEFORE)
     from_first, mean_from_first = _changes(rows, FIRST)
+
+    def scores(before: float | None, after: float, change: Change | None, first: Change | None) -> dict[str, Any]:
+        return {"before": before, "after": after, "change": change, "change_from_first": first}
+
     return {
         **{key: export[key] for key in ("stage", "step", "content")},
         "decoding": decoding,
         "environments": {
-            name: {
-                "rows": len(part),
-                "before": before[name],
-                "after": after[name],
-                "change": from_parent[name],
-                "change_from_first": from_first[name],
-            }
+            name: {"rows": len(part)} | scores(before[name], after[name], from_parent[name], from_first[name])
             for name, part in rows.items()
         },
-        "mean": {
-            "before": _mean_of_means(before),
-            "after": _mean_of_means(after),
-            "change": mean_from_parent,
-            "change_from_first": mean_from_first,
-        },
+        "mean": scores(_mean_of_means(before), _mean_of_means(after), mean_from_parent, mean_from_first),
     }
 
 
@@ -109,17 +99,13 @@ def write_results(
 ) -> None:
     """Write rollouts.parquet and eval.json, with `more` keys, and print the mean; `export` is hf/record.json."""
     write_rollouts(table, rollouts)
-    record = (
-        evaluation_record(read_record(export, ExportRecord), table, decoding)
-        | more
-        | {"rollouts": sha256_file(rollouts)}
-    )
-    write_json(output, record)
+    record = evaluation_record(read_record(export, ExportRecord), table, decoding)
+    write_json(output, record | more | {"rollouts": sha256_file(rollouts)})
     print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
 
 
 def format_mean(mean: dict[str, Any]) -> str:
-    """The mean of eval.json in words."""
+    """Return the mean of eval.json in words."""
     before, change = mean["before"], mean["change"]
     start = "not measured" if before is None else f"{before:.3f}"
     interval = f" ({change['value']:+.3f}, 95 % {change['low']:+.3f} to {change['high']:+.3f})" if change else ""

@@ -170,12 +170,9 @@ class _Expansion:
             if step is None:
                 yield name
                 continue
-            stage = self.stages.get(name)  # None in a circle of parents
+            stage = self.stages.get(name)
             if stage is None:
                 raise invalid(f"{name} comes after itself", at)
-            if step % _save_period(stage) or step > (_last_step(stage) or step):
-                saves = f"{name} saves every {_save_period(stage)} steps, of {_last_step(stage) or 'all its data'}"
-                raise invalid(f"no checkpoint is of step {step}: {saves}", at)
             kept = {*stage.get("checkpointing", {}).get("keep_steps", []), step}
             self.stages[name] = merge(stage, {"checkpointing": {"keep_steps": sorted(kept)}})
             self.checkpoints[f"{name}.step-{step}"] = {"stage": name, "step": step}
@@ -220,18 +217,6 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
-
-
-def _save_period(stage: dict[str, Any]) -> int:
-    checkpointing = stage.get("checkpointing")
-    period = checkpointing.get("save_period") if isinstance(checkpointing, dict) else None
-    return period if isinstance(period, int) and period > 0 else 10
-
-
-def _last_step(stage: dict[str, Any]) -> int | None:
-    section = stage.get(stage.get("algorithm"))
-    last = (section if isinstance(section, dict) else {}).get("max_num_steps", stage.get("max_num_steps"))
-    return last if isinstance(last, int) else None
 
 
 def _parent_choice(values: Any, at: str) -> ParentChoice:

@@ -200,6 +200,10 @@ class Recipe(Strict):
                     f"{stage.algorithm} trains on {wanted}, but blend {stage.blend} holds {kind}",
                     f"stages.{name}.blend",
                 )
+        for checkpoint in self.checkpoints.values():
+            last = self.stages[checkpoint.stage].planned_step(None)
+            if last is not None and checkpoint.step > last:
+                raise invalid(f"has no step {checkpoint.step}, its last is {last}", f"stages.{checkpoint.stage}")
         try:
             self.stage_order()
         except CycleError as error:

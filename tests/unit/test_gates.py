@@ -332,7 +332,7 @@ def test_of_many_environments_that_did_not_change_the_worst_seldom_looks_like_a_
 @pytest.mark.parametrize(
     ("criterion", "why"),
     [
-        ({}, "what the stage started from was not scored on the same rows"),
+        ({}, "the stage's start was not scored on the same rows"),
         ({"environment": "c"}, "no held-out row is of c"),
         ({"environment": B}, "too few held-out rows for an interval (10 an environment at least)"),
         ({"environment": A, "against": "first"}, "no earlier stage of the chain was scored on the same rows"),

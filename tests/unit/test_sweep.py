@@ -106,8 +106,12 @@ SWEPT = {"sweep": {"seed": [1, 2]}}
         ({"sweep": {"draw": 2, LR: {"low": 0, "high": 1}}}, None, "rlvr1.sweep.draw: is gone: list the points"),
         (SWEPT | {"halving": {"steps": [2]}}, None, "halving: is gone: leave it out"),
         ({"best": "held_out_mean"}, None, "rlvr1.best: there is no sweep to choose the best of"),
-        ({}, {"stage": "rlvr1", "checkpoint": 3}, "no checkpoint is of step 3: rlvr1 saves every 2 steps, of 6"),
-        ({}, {"stage": "rlvr1", "checkpoint": 8}, "no checkpoint is of step 8"),
+        (
+            {},
+            {"stage": "rlvr1", "checkpoint": 3},
+            "rlvr1.checkpointing.keep_steps: step 3 is no multiple of save_period 2",
+        ),
+        ({}, {"stage": "rlvr1", "checkpoint": 8}, "rlvr1: has no step 8, its last is 6"),
         (SWEPT | {"best": "held_out"}, None, "stages.rlvr1: no score is named held_out; did you mean held_out_mean?"),
         (
             SWEPT,
