@@ -91,7 +91,9 @@ def export(tokenizer, tmp_path):
         save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
         files = describe_files(folder)
         folder.rename(folder.with_name(export_name(files)))
-        publish_export({"stage": stage, "step": 1, "identity": "0"}, files, tmp_path / stage / "hf")
+        publish_export(
+            {"stage": stage, "step": 1, "identity": "0"}, files, tmp_path / stage / "hf", tmp_path / stage / "exports"
+        )
 
     return write
 

@@ -253,13 +253,14 @@ class World:
         changes["checkpointing"] = Checkpointing(save_period=save_period, **keeps)
         settings = RECIPE.stages["rlvr1"].model_copy(update=changes)
         self.stage = Stage(RECIPE.model_copy(update={"stages": {"rlvr1": settings}}), folder, "rlvr1")
-        self.run, self.ckpt, self.call = self.stage.paths.run, self.stage.paths.ckpt, 1
+        self.ckpt, self.call = self.stage.paths.ckpt, 1
         split = self.stage.train_split
         split.parent.mkdir(parents=True)
         for file in (split, self.stage.validation_split):
             file.write_text("{}\n")
         rows = {"sha256": sha256_file(split), "rows": batches * PROMPTS}
         write_json(self.stage.manifest, {"train": rows, "validation": rows | {"rows": 1}})
+        self.run = self.stage.training
         world = self
 
         class Steps:
@@ -298,6 +299,7 @@ class World:
         except Killed:
             shutil.rmtree(self.run)
             (self.folder / "left").rename(self.run)
+            (self.run / "owner.json").unlink()  # this process lives on, unlike the one that was killed
         except CutOffError:
             pass
         except UserError as error:

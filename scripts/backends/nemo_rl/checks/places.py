@@ -63,7 +63,10 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
         if target.rstrip("/") in IMAGE_FOLDERS:
             yield context.error(38, f"mounts: {source}:{target} hides the image's own code; mount it elsewhere")
     same = [Path(source) for source, target in seen if source.rstrip("/") == target.rstrip("/")]
-    wanted = {"the results": context.stage.results.absolute(), "nemo_rl.cache": Path(nemo_rl.cache)}
+    wanted = {
+        "the results": (context.stage.root or context.stage.results).absolute(),
+        "nemo_rl.cache": Path(nemo_rl.cache),
+    }
     if context.settings.parent is None:
         model = context.stage.recipe.model
         if model.name.startswith("/"):
@@ -173,7 +176,11 @@ def check_hub(context: StageContext) -> Iterator[Finding]:
 
 def check_node_caches(context: StageContext) -> Iterator[Finding]:
     """Find caches for one node on a shared disk."""
-    shared = [context.nemo_rl.cache, str(context.stage.results.absolute()), *context.nemo_rl.checkouts.values()]
+    shared = [
+        context.nemo_rl.cache,
+        str((context.stage.root or context.stage.results).absolute()),
+        *context.nemo_rl.checkouts.values(),
+    ]
     shared += [hub] if (hub := _hub(context)) else []
     variables = context.site.environment | context.environment
     for name in sorted(variables.keys() & NODE_CACHES):
