@@ -5,7 +5,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import min_version
 
-min_version("9.27.1")
+min_version("9.20.0")
 
 here = workflow.current_basedir
 if Path(str(here), "scripts").is_dir():
@@ -21,10 +21,10 @@ else:  # this file was fetched by Git: the code is the installed package's, of t
         stagecoach.snakefile(version)
     sys.path.insert(0, str(stagecoach.ROOT))
 
-from scripts.slurm.messages import Messages
+from scripts.slurm.console import Console
 
-MESSAGES = Messages(workflow)
-MESSAGES.install()
+CONSOLE = Console(workflow)
+CONSOLE.install()
 
 
 configfile: "config/config.yaml"
@@ -59,7 +59,6 @@ localrules:
     metrics,
     gate,
     choose,
-    rung,
     stage_page,
     environments,
     overview,

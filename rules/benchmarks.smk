@@ -17,7 +17,6 @@ rule lm_eval:
     log:
         f"{PACKAGES}/install.log",
     priority: 10
-    retries: 0
     conda:
         "../envs/trl.yaml"
     params:
@@ -33,22 +32,20 @@ rule tasks:
     input:
         packages=ancient(f"{PACKAGES}/installed"),
         files=sorted({file for task in TASKS for file in files_of_task(task)}),
+        settings=f"{SETTINGS}/tasks.json",
     output:
         f"{RESULTS}/tasks.json",
     log:
         f"{RESULTS}/logs/tasks.log",
     priority: 10
-    retries: 0
     conda:
         "../envs/trl.yaml"
-    resources:
-        python=SITE.vllm_python or "python",
     params:
+        python=SITE.vllm_python or "python",
         recipe=CONFIG.recipe,
         packages=subpath(input.packages, parent=True),
-        asked=RECIPE.evaluation.asked if TASKS else [],
     shell:
-        "{resources.python:q} -m scripts.evaluate.tasks --recipe {params.recipe:q} --packages {params.packages:q}"
+        "{params.python:q} -m scripts.evaluate.tasks --recipe {params.recipe:q} --packages {params.packages:q}"
         " --output {output:q} 2> {log:q}"
 
 
@@ -71,19 +68,19 @@ rule score_tasks:
         f"{RESULTS}/{{stage}}/logs/benchmarks.log",
     wildcard_constraints:
         stage=one_of([*BENCHMARKED, *RECIPE.checkpoints]),
-    retries: 0
     conda:
         "../envs/trl.yaml"
     threads: SITE.threads
     resources:
         **(one_node_resources(SITE) if CONVERTED else MODEL_RESOURCES),
         trainings=trainings_of,
+    params:
         accelerator="auto" if CONVERTED else SITE.accelerator,
         python=SITE.vllm_python or "python",
         recipe=CONFIG.recipe,
         packages=PACKAGES,
         store=f"{CONFIG.results}/benchmarks",
     shell:
-        "{resources.python:q} -m scripts.evaluate.tasks --recipe {resources.recipe:q} --export {input.export:q}"
-        " --parent {input.parent:q} --packages {resources.packages:q} --threads {threads} --accelerator {resources.accelerator:q}"
-        " --store {resources.store:q} --output {output:q} 2> {log:q} | tee -a {log:q}"
+        "{params.python:q} -m scripts.evaluate.tasks --recipe {params.recipe:q} --export {input.export:q}"
+        " --parent {input.parent:q} --packages {params.packages:q} --threads {threads} --accelerator {params.accelerator:q}"
+        " --store {params.store:q} --output {output:q} 2> {log:q} | tee -a {log:q}"

@@ -9,17 +9,21 @@ from scripts.slurm.resources import light_resources, one_node_resources, trainin
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.commands.prepare import earlier_results, prepare, refuse_taken_folder
-from scripts.stage.consistency import judge_again, refuse_damage
+from scripts.stage.consistency import refuse_damage
 from scripts.stage.paths import MODEL
+from scripts.stage.rule_settings import write_settings
 from scripts.stage.stage import Stage
 
 CONFIG = parse_config(config)
 RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.start)
 os.environ[START] = CONFIG.start or ""
-MESSAGES.config, MESSAGES.recipe = CONFIG, RECIPE
+CONSOLE.messages.config, CONSOLE.messages.recipe = CONFIG, RECIPE
 SITE = load_site(Path(CONFIG.site), RECIPE)
 RESULTS = CONFIG.folder
-CALL = prepare(workflow, Path(RESULTS), SITE)
+SETTINGS = f"{RESULTS}/settings"
+# Parameters that tell a program where things lie. Settings that decide an output are files below SETTINGS instead.
+WHERE = {"recipe": CONFIG.recipe, "results": RESULTS, "site": CONFIG.site}
+CALL = prepare(CONSOLE, Path(RESULTS), SITE)
 STAGES = RECIPE.stage_order()
 TRAINED = [*STAGES, *RECIPE.checkpoints]
 SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
@@ -29,7 +33,7 @@ if workflow.is_main_process:
         print(line, file=sys.stderr)
     refuse_damage(RECIPE, Path(RESULTS))
     sync_configs(RECIPE, Path(RESULTS))
-    judge_again(RECIPE, Path(RESULTS))
+    write_settings(RECIPE, Path(RESULTS))
 
 LIGHT = light_resources(SITE)
 # Of jobs that sample from a model: a whole training node where the site trains on GPUs.

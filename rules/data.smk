@@ -1,5 +1,3 @@
-from scripts.recipe.blend import COMPOSES
-
 # Blends: source -> filled -> train and validation splits with their manifest.
 SOURCE = f"{RESULTS}/data/source"
 PUBLISHED = [path for name, blend in RECIPE.blends.items() for path in blend.published_files(name)]
@@ -8,30 +6,18 @@ SYNTHESIZED = all(RECIPE.is_synthetic(blend) for blend in RECIPE.blends.values()
 WORKERS = "" if SYNTHESIZED else " --workers {threads}"
 IS_SYNTHETIC = any(RECIPE.is_synthetic(blend) for blend in RECIPE.blends.values())
 SOURCE_PROGRAM = "demo.synthesize" if IS_SYNTHETIC else "scripts.data.download"
-# What of a blend decides its files: an edit of anything else fetches and fills nothing again.
-DECIDES = ["format", "source", "file"]
-DECIDES_COMPOSED = ["kind", "environments", "format", "source", "file", "columns", "shuffle"]
-if RECIPE.source.kind == "synthetic":
-    DECIDES = ["kind", "environments", *DECIDES, "rows", "holdout"]
 
 
-def decides(blend):
-    """What of a blend decides its files, as far as the blend says it."""
-    settings = blend.model_dump(mode="json")
-    if not blend.is_composed:
-        return {key: settings[key] for key in DECIDES}
-    composing = blend.model_dump(mode="json", include={*COMPOSES, "seed"}, exclude_defaults=True)
-    return {key: settings[key] for key in DECIDES_COMPOSED} | composing
-
-
+# `made_from.json` keeps the settings that the data were made from, for plans made without Snakemake.
 rule source:
+    input:
+        f"{SETTINGS}/source.json",
     output:
         record=f"{SOURCE}/record.json",
         blends=expand(f"{SOURCE}/{{file}}", file=PUBLISHED),
         tables=directory(f"{SOURCE}/tables"),
     log:
         f"{RESULTS}/logs/source.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: 1 if SYNTHESIZED else 2
@@ -39,16 +25,12 @@ rule source:
         **LIGHT,
     params:
         recipe=CONFIG.recipe,
-        source=RECIPE.source.model_dump(mode="json"),
-        blends={name: decides(blend) for name, blend in RECIPE.blends.items()},
-        tables=RECIPE.tables,
-        program="synthesize" if SYNTHESIZED else "download",
         directory=subpath(output.record, parent=True),
     shell:
         f"python -m {SOURCE_PROGRAM}"
         + " --recipe {params.recipe:q} --output {params.directory:q}"
         + WORKERS
-        + " 2> {log:q}"
+        + " 2> {log:q} && cp {input:q} {params.directory:q}/made_from.json"
 
 
 def blends_of(format):
@@ -79,6 +61,7 @@ def options_of_fill(wildcards):
 # One pass over the source. The filled blend is its splits one after the other, and is made only when it is asked for.
 rule fill:
     input:
+        settings=f"{SETTINGS}/fill/{{blend}}.json",
         blend=f"{SOURCE}/{{blend}}.jsonl",
         record=f"{SOURCE}/record.json",
         tables=f"{SOURCE}/tables",
@@ -89,7 +72,6 @@ rule fill:
         f"{RESULTS}/logs/fill-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(name for name in blends_of("jsonl") if not RECIPE.blends[name].test),
-    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: 2
@@ -102,6 +84,7 @@ rule fill:
     shell:
         "python -m scripts.data.fill --source {input.blend:q} --holdout {params.holdout} {params.options:q}"
         " --workers {threads} --output {params.directory:q} 2> {log:q}"
+        " && cp {input.settings:q} {params.directory:q}/made_from.json"
 
 
 use rule fill as fill_with_test with:
@@ -125,7 +108,6 @@ rule filled:
         f"{RESULTS}/data/filled/{{blend}}.jsonl",
     log:
         f"{RESULTS}/logs/filled-{{blend}}.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     resources:
@@ -141,9 +123,11 @@ def check_of(wildcards):
     return ["--kind", blend.kind, "--environments", *names, "--allow", *blend.allow]
 
 
-# What the rows must be can change (allow, environments) without a row changing: nothing that is trained hangs on it.
+# What the rows must be can change (allow, environments) without a row changing: no training hangs on it. The manifest
+# speaks for the splits, which are large.
 rule check:
     input:
+        settings=f"{SETTINGS}/check/{{blend}}.json",
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
         splits=ancient(splits_of_blend),
     output:
@@ -152,7 +136,6 @@ rule check:
         f"{RESULTS}/logs/check-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(blends_of("jsonl")),
-    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: 2

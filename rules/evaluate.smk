@@ -37,6 +37,7 @@ def of_scoring(name):
 # Nodes of its own: the stage's driver rolls out the validation rows. The folder is no output, so its logs stay.
 rule held_out:
     input:
+        settings=f"{SETTINGS}/evaluate.json",
         export=f"{RESULTS}/{{stage}}/hf/record.json",
         parent=of_scored_parent("eval.json"),
         parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
@@ -49,19 +50,17 @@ rule held_out:
         f"{RESULTS}/{{stage}}/logs/held_out.log",
     wildcard_constraints:
         stage=one_of(SCORED_BY_DRIVER),
-    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: SITE.threads
     resources:
         **{name: of_scoring(name) for name in TRAINING},
-        site=CONFIG.site,
     params:
-        recipe=CONFIG.recipe,
+        **WHERE,
         folder=f"{RESULTS}/{{stage}}/held_out",
     shell:
         "python -m scripts.backends.nemo_rl.held_out --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --site {resources.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
+        " --site {params.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
         " --parent-eval {input.parent:q} --parent-rollouts {input.parent_rollouts:q} --folder {params.folder:q}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"
 
@@ -79,6 +78,7 @@ def config_of_root(wildcards):
 
 rule evaluate:
     input:
+        settings=f"{SETTINGS}/evaluate.json",
         export=f"{RESULTS}/{{stage}}/hf/record.json",
         parent=of_scored_parent("eval.json"),
         parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
@@ -94,7 +94,6 @@ rule evaluate:
         f"{RESULTS}/{{stage}}/logs/evaluate.log",
     wildcard_constraints:
         stage=one_of(SCORED_HERE),
-    retries: 0
     group:
         group_of if MODEL_RESOURCES == LIGHT else None
     conda:
@@ -103,20 +102,17 @@ rule evaluate:
     resources:
         **MODEL_RESOURCES,
         trainings=trainings_of,
+    params:
         accelerator=SITE.accelerator,
         gym_python=SITE.gym_python,
-    params:
-        **({"decoding": DECODING} if DECODING else {}),
-        **({"gym": GYM.model_dump(mode="json")} if GYM else {}),
         max_new_tokens=getattr(RECIPE.evaluation, "max_new_tokens", None),
         temperature=getattr(RECIPE.evaluation, "temperature", None),
         recipe=CONFIG.recipe if GYM or OWN_ENVIRONMENTS or DECODING else [],
-        judges=[],  # an older parameter, without which Snakemake would score again
     shell:
         "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
         " --config {input.config:q} --model {input.model:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
         " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
-        " --accelerator {resources.accelerator:q} --gym-python {resources.gym_python:q}"
+        " --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
 
 
@@ -142,6 +138,7 @@ def config_of_chain(wildcards):
 # Rows that no gate and no choice looks at, for what the chain ends with alone.
 use rule evaluate as test with:
     input:
+        settings=f"{SETTINGS}/evaluate.json",
         export=f"{RESULTS}/{{stage}}/hf/record.json",
         parent_rollouts=[],
         config=config_of_chain,
@@ -158,10 +155,6 @@ use rule evaluate as test with:
         stage=one_of(TESTED),
 
 
-def criteria_of(wildcards):
-    return [criterion.model_dump() for criterion in settings_of(wildcards).gate]
-
-
 def benchmarks_of_gate(wildcards):
     """The stage's scores on benchmarks, where its gate judges by them."""
     metrics = {criterion.metric for criterion in settings_of(wildcards).gate}
@@ -170,6 +163,7 @@ def benchmarks_of_gate(wildcards):
 
 rule gate:
     input:
+        settings=f"{SETTINGS}/gate/{{stage}}.json",
         metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
         evaluation=evaluation_of,
         benchmarks=benchmarks_of_gate,
@@ -178,12 +172,10 @@ rule gate:
         criteria=f"{RESULTS}/{{stage}}/criteria.json",
     log:
         f"{RESULTS}/{{stage}}/logs/gate.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
         recipe=CONFIG.recipe,
-        criteria=criteria_of,
     shell:
         "python -m scripts.evaluate.gate --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --metrics {input.metrics:q} --evaluation {input.evaluation:q} --benchmarks {input.benchmarks:q}"

@@ -12,7 +12,6 @@ rule layout:
         f"{RESULTS}/logs/layout-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(blends_of("jsonl")),
-    retries: 0
     conda:
         "../envs/controller.yaml"
     resources:

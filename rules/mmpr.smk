@@ -12,6 +12,7 @@ def missing_images_of(wildcards):
 
 rule mmpr:
     input:
+        settings=f"{SETTINGS}/fill/{{blend}}.json",
         source=f"{SOURCE}/record.json",
         published=published_of_blend,
     output:
@@ -25,7 +26,6 @@ rule mmpr:
         f"{RESULTS}/logs/mmpr-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(blends_of("mmpr")),
-    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: SITE.threads
@@ -39,11 +39,12 @@ rule mmpr:
     shell:
         "python -m scripts.data.mmpr --source {params.published:q} --source-record {input.source:q}"
         " --output {params.directory:q} --threads {threads} --missing-images {params.missing_images}"
-        " {params.sample:q} > {log:q} 2>&1"
+        " {params.sample:q} > {log:q} 2>&1 && cp {input.settings:q} {params.directory:q}/made_from.json"
 
 
 rule mmpr_tiny:
     input:
+        settings=f"{SETTINGS}/fill/{{blend}}.json",
         source=f"{SOURCE}/record.json",
         published=published_of_blend,
     output:
@@ -58,7 +59,6 @@ rule mmpr_tiny:
         f"{RESULTS}/logs/mmpr_tiny-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(blends_of("mmpr_tiny")),
-    retries: 0
     conda:
         "../envs/controller.yaml"
     threads: SITE.threads
@@ -72,4 +72,4 @@ rule mmpr_tiny:
     shell:
         "python -m scripts.data.mmpr_tiny --source {params.published:q} --source-record {input.source:q}"
         " --output {params.directory:q} --holdout {params.holdout} --threads {threads}"
-        " {params.sample:q} > {log:q} 2>&1"
+        " {params.sample:q} > {log:q} 2>&1 && cp {input.settings:q} {params.directory:q}/made_from.json"

@@ -14,14 +14,13 @@ rule pretrained:
         record=f"{RESULTS}/{MODEL}/hf/record.json",
     log:
         f"{RESULTS}/logs/model.log",
-    retries: 0
     conda:
         "../envs/trl.yaml"
     resources:
         **LIGHT,
-        recipe=CONFIG.recipe,
-        results=RESULTS,
+    params:
+        **WHERE,
         name=CONFIG.model or "",
     shell:
-        "python -m scripts.train.export --recipe {resources.recipe:q} --model {resources.name:q}"
-        " --results {resources.results:q} 2> {log:q}"
+        "python -m scripts.train.export --recipe {params.recipe:q} --model {params.name:q}"
+        " --results {params.results:q} 2> {log:q}"

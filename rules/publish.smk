@@ -10,6 +10,7 @@ def test_of(wildcards):
 
 rule card:
     input:
+        settings=f"{SETTINGS}/card.json",
         export=f"{RESULTS}/{{stage}}/hf/record.json",
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
         evaluation=evaluation_of,
@@ -20,7 +21,6 @@ rule card:
         f"{RESULTS}/{{stage}}/card.md",
     log:
         f"{RESULTS}/{{stage}}/logs/card.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
@@ -41,7 +41,6 @@ rule track:
         f"{RESULTS}/{{stage}}/logs/track.log",
     wildcard_constraints:
         stage=one_of(TRACKED),
-    retries: 0
     conda:
         "../envs/wandb.yaml"
     params:

@@ -72,7 +72,6 @@ rule stage_page:
         ),
     log:
         f"{RESULTS}/{{stage}}/logs/stage_page.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
@@ -95,7 +94,6 @@ rule environments:
         ),
     log:
         f"{RESULTS}/logs/environments.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     shell:
@@ -115,7 +113,6 @@ rule overview:
         ),
     log:
         f"{RESULTS}/logs/overview.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
@@ -161,16 +158,14 @@ rule sweep_page:
         f"{RESULTS}/{{sweep}}/logs/sweep_page.log",
     wildcard_constraints:
         sweep=one_of(RECIPE.sweeps),
-    retries: 0
     conda:
         "../envs/controller.yaml"
-    resources:
-        results=RESULTS,
     params:
+        results=RESULTS,
         variants=variants_as_json,
         choices=choices_of_sweep,
     shell:
-        "python -m scripts.report.sweep --results {resources.results:q} --sweep {wildcards.sweep:q}"
+        "python -m scripts.report.sweep --results {params.results:q} --sweep {wildcards.sweep:q}"
         " --variants {params.variants:q} --choices {params.choices:q} --output {output:q} 2> {log:q}"
 
 
@@ -189,7 +184,6 @@ if COMPARED:
             ),
         log:
             f"{RESULTS}/logs/compare.log",
-        retries: 0
         localrule: True
         conda:
             "../envs/controller.yaml"
@@ -206,7 +200,6 @@ rule summary:
         f"{RESULTS}/summary.csv",
     log:
         f"{RESULTS}/logs/summary.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     params:
@@ -228,7 +221,6 @@ rule report_html:
         f"{RESULTS}/report.html",
     log:
         f"{RESULTS}/logs/report.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     params:

@@ -5,7 +5,6 @@ from scripts.backends.protocol import backend_of
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project
 from scripts.slurm.site_check import check_executor, check_site
-from scripts.slurm.display import shorten_display
 
 PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
 
@@ -49,15 +48,9 @@ def plan_of_dry_run():
     return dry_run_text(PROJECT, stages_to_train())
 
 
-shorten_display(workflow, plan_of_dry_run)
-
-
-def say_where_the_report_is():
+def where_the_report_is():
     """What a call says that went well."""
-    if Path(f"{RESULTS}/report.html").exists():
-        print(f"The report is {RESULTS}/report.html")
+    return f"The report is {RESULTS}/report.html" if Path(f"{RESULTS}/report.html").exists() else None
 
 
-# Snakemake drops the `onstart:` and `onsuccess:` of a module, which these rules are in a project.
-workflow._onstart = lambda log: check_before_submitting()
-workflow._onsuccess = lambda log: say_where_the_report_is()
+CONSOLE.before_jobs, CONSOLE.plan, CONSOLE.at_end = check_before_submitting, plan_of_dry_run, where_the_report_is

@@ -27,6 +27,7 @@ def options_of(wildcards):
 # Made again, it may fall on the same candidate; as a checkpoint it then leaves all that descends from it as it is.
 checkpoint choose:
     input:
+        f"{SETTINGS}/choose/{{choice}}.json",
         of_candidates(*SMALL),
         ancient(of_candidates(*LARGE)),
     output:
@@ -37,15 +38,13 @@ checkpoint choose:
         f"{RESULTS}/{{choice}}/logs/choose.log",
     wildcard_constraints:
         choice=one_of(RECIPE.choices),
-    retries: 0
     conda:
         "../envs/controller.yaml"
-    resources:
+    params:
         results=RESULTS,
         store=f"{CONFIG.results}/benchmarks",
-    params:
         options=options_of,
         folder=subpath(output.choice, parent=True),
     shell:
-        "python -m scripts.evaluate.choose --results {resources.results:q} {params.options:q} --store {resources.store:q}"
+        "python -m scripts.evaluate.choose --results {params.results:q} {params.options:q} --store {params.store:q}"
         " --folder {params.folder:q} 2> {log:q}"

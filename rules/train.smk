@@ -1,15 +1,9 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
 from scripts.slurm.orphans import orphan_of
 from scripts.stage.attempts import attempts_of
-from scripts.stage.estimate import estimate
 from scripts.stage.state import States
 
 STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), max_age=2.0)
-
-
-def site_of_preflight(wildcards):
-    """A parameter that is not used any more; without it Snakemake would make recorded preflights again."""
-    return ["--site", CONFIG.site] if wildcards.stage in CONVERTED else []
 
 
 def python_of(wildcards):
@@ -24,6 +18,7 @@ def export_of_other_backend(wildcards):
     return of_parent("hf/record.json")(wildcards) if is_other else []
 
 
+# Rows are measured again only with the data: weights before the stage change none, and the manifest speaks for splits.
 rule preflight:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
@@ -38,20 +33,14 @@ rule preflight:
         f"{RESULTS}/{{stage}}/preflight.json",
     log:
         f"{RESULTS}/{{stage}}/logs/preflight.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
-    resources:
-        results=RESULTS,
-        site=CONFIG.site,
     params:
-        recipe=CONFIG.recipe,
-        run=f"{RESULTS}/{{stage}}/run",
-        site=site_of_preflight,
+        **WHERE,
         python=python_of,
     shell:
-        "python -m scripts.train.preflight --recipe {params.recipe:q} --results {resources.results:q}"
-        " --stage {wildcards.stage:q} --site {resources.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.train.preflight --recipe {params.recipe:q} --results {params.results:q}"
+        " --stage {wildcards.stage:q} --site {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
 
 
 def images_of_stage(wildcards):
@@ -101,12 +90,6 @@ def of_training(name):
 TRAINING = {name: of_training(name) for name in training_resources(SITE, next(iter(RECIPE.stages.values())).resources)}
 
 
-def allocations_of(wildcards):
-    """How many allocations a stage is expected to need; shown by a dry run."""
-    stage = stage_of(wildcards)
-    return max(1, estimate(SITE, stage, STATES.of(stage.name).left).allocations)
-
-
 # The run directory is no output: Snakemake would delete it when a job fails. What can change no weight (preflight,
 # gates, the splits' time stamps) is ancient or left out: the manifest speaks for the splits. Snakemake empties the log
 # of a job that is tried again, so every attempt is also told to another file, which is what messages point to. `exec`:
@@ -125,28 +108,26 @@ rule train:
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
     log:
         f"{RESULTS}/{{stage}}/logs/train.log",
+    # A training that was cut off goes on as often as it makes new steps; scripts/stage/retries.py decides.
+    retries: 1000
     conda:
         "../envs/trl.yaml"
     threads: SITE.threads
     resources:
         **TRAINING,
         trainings=trainings_of,
+    params:
+        **WHERE,
+        root=CONFIG.results,
         call=CALL,
+        python=python_of,
         publishes_only=publishes_only,
         waits_for=waits_for,
-        site=CONFIG.site,
-        results=RESULTS,
-        root=CONFIG.results,
-        python=python_of,
-        allocations=allocations_of,
-    params:
-        recipe=CONFIG.recipe,
-        run=f"{RESULTS}/{{stage}}/run",
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
     shell:
-        "exec {resources.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {resources.results:q}"
-        " --stage {wildcards.stage:q} --threads {threads} --site {resources.site:q} --call {resources.call} --wait --log {params.attempts:q}"
-        " --publish-only {resources.publishes_only} --after-job {resources.waits_for} --root {resources.root:q}"
+        "exec {params.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {params.results:q}"
+        " --stage {wildcards.stage:q} --threads {threads} --site {params.site:q} --call {params.call} --wait --log {params.attempts:q}"
+        " --publish-only {params.publishes_only} --after-job {params.waits_for} --root {params.root:q}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 
@@ -161,20 +142,16 @@ rule convert:
         f"{RESULTS}/{{stage}}/logs/export.log",
     wildcard_constraints:
         stage=one_of(CONVERTED),
-    retries: 0
     conda:
         "../envs/controller.yaml"
     resources:
         **one_node_resources(SITE),
-        site=CONFIG.site,
-        results=RESULTS,
     params:
-        recipe=CONFIG.recipe,
-        ckpt=subpath(input[0], parent=True),
+        **WHERE,
         converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",
     shell:
-        "python -m scripts.train.export --recipe {params.recipe:q} --results {resources.results:q}"
-        " --stage {wildcards.stage:q} --site {resources.site:q} --log {params.converter_log:q} 2> {log:q}"
+        "python -m scripts.train.export --recipe {params.recipe:q} --results {params.results:q}"
+        " --stage {wildcards.stage:q} --site {params.site:q} --log {params.converter_log:q} 2> {log:q}"
 
 
 rule export:
@@ -187,19 +164,16 @@ rule export:
         f"{RESULTS}/{{stage}}/logs/export.log",
     wildcard_constraints:
         stage=one_of(stage for stage in TRAINED if stage not in CONVERTED),
-    retries: 0
     group:
         group_of
     conda:
         "../envs/trl.yaml"
     resources:
         **LIGHT,
-        recipe=CONFIG.recipe,
-        results=RESULTS,
     params:
-        ckpt=subpath(input[0], parent=True),
+        **WHERE,
     shell:
-        "python -m scripts.train.export --recipe {resources.recipe:q} --results {resources.results:q}"
+        "python -m scripts.train.export --recipe {params.recipe:q} --results {params.results:q}"
         " --stage {wildcards.stage:q} 2> {log:q}"
 
 
@@ -210,7 +184,6 @@ rule metrics:
         f"{RESULTS}/{{stage}}/metrics.parquet",
     log:
         f"{RESULTS}/{{stage}}/logs/metrics.log",
-    retries: 0
     conda:
         "../envs/controller.yaml"
     params:

@@ -1,12 +1,13 @@
 """What Snakemake needs before it reads the rules: an environment for jobs, and our corrections of Snakemake."""
 
 import os
-import re
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from scripts.errors import UserError
 from scripts.files import check_readable
@@ -15,36 +16,40 @@ from scripts.recipe.recipe import TAKEN_STAGES, Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.slurm.ancient import correct_ancient
+from scripts.slurm.console import Console
 from scripts.slurm.controller_lock import remove_dead_lock
 from scripts.slurm.orphans import export_orphans
 from scripts.stage.paths import STORE
 from scripts.stage.retries import Retries
 
-PINS = "envs/controller.txt"
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
+TESTED = {SNAKEMAKE: ">=9.20,<10", SLURM_PLUGIN: ">=2.5,<3"}
+"""The versions that the tests of tests/workflow and tests/slurm pass on; envs/controller.txt pins the newest."""
 
 
-def prepare(workflow: Any, results: Path, site: Site) -> int:
-    """Prepare this process; the number of this call of Snakemake, which its jobs inherit.
+def prepare(console: Console, results: Path, site: Site) -> int:
+    """Prepare this process; return the number of this call of Snakemake, which its jobs inherit.
 
     Jobs run ``python -m scripts...`` with this Python and find the package whatever their working directory.
     """
     _refuse_other_scripts()
-    check_versions(installation() / PINS, SNAKEMAKE, *([SLURM_PLUGIN] if site.slurm else []))
+    check_versions(SNAKEMAKE, *([SLURM_PLUGIN] if site.slurm else []))
     os.environ.update(
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         PYTHONPATH=str(installation()),
-        STAGECOACH_SNAKEFILE=str(workflow.main_snakefile),
+        STAGECOACH_SNAKEFILE=str(console.workflow.main_snakefile),
     )
     os.environ.update(site.environment)
     call = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
     correct_ancient()
-    if workflow.is_main_process:
+    if console.workflow.is_main_process:
         if (records := Path(".snakemake/metadata")).is_dir():  # Snakemake leaves them to its user and group
             check_readable(records)
         for line in remove_dead_lock(Path(".snakemake")):
             print(line, file=sys.stderr)
-        Retries(results, call, site.slurm is not None).install()
+        retries = Retries(results, call, site.slurm is not None)
+        retries.heed_interrupts()
+        console.on_failure = retries.on_failure
         if site.slurm:
             from scripts.slurm.executor import use_executor  # noqa: PLC0415  (the plugin is for Slurm alone)
 
@@ -83,17 +88,17 @@ def earlier_results(recipe: Recipe, config: Config) -> str | None:
     )
 
 
-def check_versions(pins: Path, *packages: str) -> None:
-    """UserError unless these packages are of the versions pinned there, the ones that our corrections are made for."""
-    text = pins.read_text(encoding="utf-8")
+def check_versions(*packages: str) -> None:
+    """UserError unless the installed versions of these packages lie in the range that was tested."""
     for package in packages:
-        pinned = re.search(rf"^{package}==(\S+)$", text, re.MULTILINE)[1]
         try:
             installed = version(package)
         except PackageNotFoundError:
             installed = "not installed"
-        if installed != pinned:
-            raise UserError(
-                f"{package} is {installed}, but what scripts/slurm/ corrects in it is tested with {pinned} alone: "
-                f"python -m pip install {package}=={pinned}"
-            )
+        else:
+            if Version(installed) in SpecifierSet(TESTED[package]):
+                continue
+        raise UserError(
+            f"{package} is {installed}, but Stagecoach works with {package}{TESTED[package]}: "
+            f"python -m pip install '{package}{TESTED[package]}'"
+        )

@@ -1,16 +1,13 @@
 """Two corrections of how Snakemake finds what is stale.
 
-Snakemake checks jobs from the sources down and, once a job must run, skips the check of everything downstream: that
-will run anyway, it reckons. It will not where the way leads through ``ancient()`` inputs alone, so a job that is stale
-for a reason of its own is passed over until the next call (snakemake issue 4166, open; seen in 9.27.1). Here a gate
-that is judged again would hide that the next stage's settings have changed.
+Snakemake checks jobs from the sources down and skips the check of everything downstream of a job that must run, which
+will run anyway. It will not where the way leads through ``ancient()`` inputs alone, so a job that is stale for a reason
+of its own is passed over until the next call (snakemake issue 4166, open). Here a gate judged again would hide that the
+next stage's settings have changed. The correction: no walk over such edges while the jobs to skip are collected.
 
-The correction is to not walk over such edges while the jobs to skip are collected.
-
-After a checkpoint it looks at all jobs again, and jobs that only were to run because one before them was remember that,
-though that one, whose inputs turned out to be the same to the byte, is not to run any more (read and seen in 9.27.1). A
-choice that is made again with more candidates and falls on the same one would have all that descends from it scored
-again. The correction is to let them forget it.
+After a checkpoint, jobs remember that a job before them was to run, which by then may not be so (read and seen in
+9.27.1). A choice made again that falls on the same candidate would have all its descendants scored again. The
+correction: the memory is cleared.
 """
 
 from collections import deque
@@ -23,9 +20,9 @@ from snakemake.dag import DAG
 
 
 def correct_ancient() -> None:
-    """Correct Snakemake in this process; calling it again changes nothing."""
+    """Correct Snakemake in this process, once; nothing where the patch of upstream/ is in, which collects otherwise."""
     original = DAG.update_needrun
-    if getattr(original, "is_corrected", False):
+    if getattr(original, "is_corrected", False) or "bfs" not in original.__code__.co_names:
         return
 
     async def update_needrun(self: DAG, create_inventory: bool = False) -> None:
@@ -43,7 +40,7 @@ def correct_ancient() -> None:
 
 
 def _certain_to_run(depending: Any, *jobs: Any) -> Iterator[Any]:
-    """The jobs, and those downstream that run because these do: over edges that are not all ancient and there."""
+    """Yield the jobs, and those downstream that run because these do: over edges that are not all ancient and there."""
     queue, visited = deque(jobs), set(jobs)
     while queue:
         job = queue.popleft()

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -32,24 +31,6 @@ class Messages:
         self.workflow = workflow
         self.config: Config | None = None
         self.recipe: Recipe | None = None
-
-    def install(self) -> None:
-        """Have Snakemake ask here first for the text of an exception."""
-        whole, trace = exceptions.format_exception_to_string, sys.excepthook
-
-        def describe(error: BaseException, linemaps: Any = None) -> str:
-            if line := self.line(error):
-                return f"error: {line}"
-            text = whole(error, linemaps)
-            return "" if "CalledProcessError in file" in text else text  # the job's own error says it again
-
-        def interrupted(kind: type[BaseException], error: BaseException, frames: Any) -> None:
-            if issubclass(kind, KeyboardInterrupt):
-                print("stopped before any job began", file=sys.stderr)
-            else:
-                trace(kind, error, frames)
-
-        exceptions.format_exception_to_string, sys.excepthook = describe, interrupted
 
     def line(self, error: BaseException) -> str | None:
         """What is said of an exception; None: what Snakemake says of it."""

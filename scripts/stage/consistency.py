@@ -2,13 +2,10 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import check_readable, sha256_file
-from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.recipe import Recipe
 from scripts.records import (
     ADVICE,
@@ -182,33 +179,3 @@ def exported_model(export_record: Path) -> Path:
             continue
         raise UserError(f"{file}: {problem}, by {export_record}; delete {folder} and the record, and {EXPORTS}")
     return folder
-
-
-def judge_again(recipe: Recipe, results: Path) -> None:
-    """Have a gate judged again whose verdict is not of the criteria that the recipe has now.
-
-    Snakemake sees that by itself where it has its notes of the last call. Where a tree was copied without them, the
-    verdict is given a time before that of the metrics it judged, which no other rule looks at.
-    """
-    for name in (*recipe.stages, *recipe.checkpoints):
-        paths = StagePaths(results / name)
-        judged, gate = read_if_there(paths.criteria, Criteria), read_if_there(paths.gate, Gate)
-        if judged is None or gate is None or not paths.metrics.exists():
-            continue
-        then = [_bounds(**criterion) for criterion in judged["criteria"]]
-        now = [_bounds(**criterion.model_dump()) for criterion in recipe.settings_of(name).gate]
-        if then == now and judged.get("verdict", gate["verdict"]) == gate["verdict"]:
-            continue
-        before = paths.metrics.stat().st_mtime_ns - 1_000_000_000
-        if paths.criteria.stat().st_mtime_ns > before:
-            with suppress(PermissionError):
-                os.utime(paths.criteria, ns=(before, before))
-
-
-def _bounds(
-    metric: str, environment: str | None, against: str | None, benchmark: str | None = None, **rest: Any
-) -> tuple[Any, ...]:
-    """What a criterion asks for, whether the recipe or a verdict's record says it."""
-    of = benchmark or environment if metric in ("held_out_change", "benchmark_score", "benchmark_change") else None
-    since = against if metric in (*HELD_OUT, *BENCHMARKS) else None
-    return metric, of, since, rest["min"], rest["max"], rest["action"]

@@ -1,8 +1,8 @@
 """Which failed training is tried again, and what is said of the failure.
 
-Snakemake repeats every failure alike, ``retries`` times, and shows each as an error. A training that was interrupted
-deserves as many attempts as it makes steps with, and one line a time; one that failed for its own reason, or was
-cancelled by a person, deserves none, and its last words.
+Snakemake repeats every failure of a rule alike, as often as its ``retries`` say. A training that was interrupted is
+repeated as long as it makes steps, with one line each time; one that failed for its own reason, or was cancelled by a
+person, ends with its last words.
 """
 
 import logging
@@ -10,9 +10,6 @@ import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
-
-import snakemake.api  # noqa: F401  (first: Snakemake's modules import each other in a circle)
-from snakemake.jobs import Job
 
 from scripts.slurm.client import ENDED_BY_SLURM
 from scripts.slurm.jobs import newest_job
@@ -22,15 +19,17 @@ from scripts.stage.rundir import newest_step
 
 INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "waited"}
 RULE = "train"
+NO_MORE = 1_000_000
+"""The number of an attempt after which none is left of a rule's retries."""
 
 logger = logging.getLogger("snakemake")
 
 
 def reason_to_stop(run: Path, call: int, before: int, slurm_state: str | None, log: str) -> str | None:
-    """Why a stage's training is not tried again, in words; None: it is.
+    """Return why a stage's training is not tried again; None: it is.
 
-    `before` is how many attempts this call had made when it submitted the one that has just ended, and `slurm_state`
-    how that one's Slurm job ended, where it was one.
+    `before` counts the attempts this call had made when it submitted the attempt that has just ended, `slurm_state` is
+    the state its Slurm job ended in, if any.
     """
     if slurm_state == "CANCELLED":
         return "somebody cancelled its Slurm job; call snakemake again to go on from the newest checkpoint"
@@ -48,52 +47,43 @@ class Retries:
     def __init__(self, results: Path, call: int, on_slurm: bool) -> None:
         self.results, self.call, self.on_slurm = results, call, on_slurm
         self.attempts_before: Counter[str] = Counter()
-        self.decisions: dict[tuple[str, int], str | None] = {}
         self.is_stopped = False
 
-    def install(self) -> None:
-        """Have Snakemake ask here before it tries a failed training again, and before it tells of the failure."""
-        allowed, log_error, interrupt = Job.restart_times.fget, Job.log_error, signal.getsignal(signal.SIGINT)
-
-        def decision(job: Job) -> str | None:
-            return self.decision(job.wildcards.stage, job.attempt)
-
-        def restart_times(job: Job) -> int:
-            times = 0 if self.is_stopped else allowed(job)
-            if job.rule.name == RULE and job.attempt <= times and (reason := decision(job)):
-                logger.error(f"{job.wildcards.stage}: not tried again: {reason}")
-                return 0
-            return times
-
-        def log_failure(job: Job, *arguments: Any, **options: Any) -> None:
-            if self.is_stopped:
-                logger.warning(f"{' '.join([job.rule.name, *job.wildcards])}: stopped; the next call goes on with it")
-            elif job.rule.name == RULE and job.attempt <= allowed(job) and decision(job) is None:
-                logger.warning(f"{job.wildcards.stage}: {self.interruption(job.wildcards.stage)}")
-            else:
-                log_error(job, *arguments, **options)
+    def heed_interrupts(self) -> None:
+        """Try nothing again after Ctrl-C."""
+        interrupt = signal.getsignal(signal.SIGINT)
 
         def stop(number: int, frame: Any) -> None:
             self.is_stopped = True
             interrupt(number, frame)
 
-        Job.restart_times, Job.log_error = property(restart_times), log_failure
         if callable(interrupt):  # it is ignored where a shell started Snakemake in the background
             signal.signal(signal.SIGINT, stop)
 
-    def decision(self, stage: str, attempt: int) -> str | None:
-        """Why the stage, whose attempt has just failed, is not tried again, decided once; None: it is."""
-        if (stage, attempt) not in self.decisions:
-            if self.on_slurm:
-                export_orphans(self.results)
-            run, job = self.results / stage / "run", newest_job(self.results, stage) if self.on_slurm else None
-            before, self.attempts_before[stage] = self.attempts_before[stage], len(attempts_of(run, self.call))
-            reason = reason_to_stop(run, self.call, before, job.state if job else None, str(self._log(stage)))
-            self.decisions[stage, attempt] = reason
-        return self.decisions[stage, attempt]
+    def on_failure(self, job: Any) -> str | None:
+        """Decide on a failed job before Snakemake looks at its number of attempts; return a line to say instead."""
+        if self.is_stopped:
+            job.attempt = NO_MORE
+            return f"{' '.join([job.rule.name, *job.wildcards])}: stopped; the next call goes on with it"
+        if job.rule.name != RULE:
+            return None
+        stage = job.wildcards.stage
+        if reason := self.decision(stage):
+            job.attempt = NO_MORE
+            logger.error(f"{stage}: not tried again: {reason}")
+            return None
+        return f"{stage}: {self.interruption(stage)}"
+
+    def decision(self, stage: str) -> str | None:
+        """Return why the stage, of which an attempt has just failed, is not tried again; None: it is."""
+        if self.on_slurm:
+            export_orphans(self.results)
+        run, job = self.results / stage / "run", newest_job(self.results, stage) if self.on_slurm else None
+        before, self.attempts_before[stage] = self.attempts_before[stage], len(attempts_of(run, self.call))
+        return reason_to_stop(run, self.call, before, job.state if job else None, str(self._log(stage)))
 
     def interruption(self, stage: str) -> str:
-        """What ended the stage's last attempt, by its own last line or by Slurm's word, and where it goes on."""
+        """Return what ended the stage's last attempt, by its last line or by Slurm's word, and where it goes on."""
         log, prefix, suffix = self._log(stage), f"{stage}: ", "; to be continued"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
         job = newest_job(self.results, stage) if self.on_slurm else None

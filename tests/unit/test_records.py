@@ -34,7 +34,7 @@ from scripts.report.stage_page import write_stage_page
 from scripts.report.summary import rows_of
 from scripts.report.tree import chain_text
 from scripts.report.verify import verify
-from scripts.stage.consistency import exported_model, judge_again, refuse_damage
+from scripts.stage.consistency import exported_model, refuse_damage
 from scripts.stage.paths import StagePaths
 from scripts.stage.stage import Stage
 from scripts.stage.stop import StopRequest
@@ -264,31 +264,6 @@ def test_what_is_loaded_is_the_folder_that_the_facts_name_with_the_recorded_file
             weights.write_bytes(content)
         with pytest.raises(UserError, match=rf"model.safetensors: .*{words}"):
             exported_model(record)
-
-
-# --- gates ---
-
-
-def judged(results: Path, verdict: str = "pass", **criterion) -> Path:
-    """The criteria.json of a stage that was judged by what the recipe says, or by another criterion."""
-    own = [each.model_dump() for each in GATE]
-    rest = {"value": None, "low": None, "high": None, "outcome": "pass", "step": None, "says": "", "figure": None}
-    path = results / "sft/criteria.json"
-    write_json(path, {"verdict": verdict, "criteria": [each | rest | criterion for each in own]})
-    return path
-
-
-def test_a_verdict_on_other_criteria_than_the_recipes_is_older_than_what_it_judged(chain):
-    metrics = (chain / "sft/metrics.parquet").stat().st_mtime_ns
-    recipe = RECIPE.model_copy(update={"stages": {"sft": RECIPE.stages["sft"].model_copy(update={"gate": GATE})}})
-    judge_again(recipe, chain)  # a stage that was not judged
-    for changed in ({}, {"max": 0.123}, {"min": 0.0}, {"action": "warn"}):
-        path = judged(chain, **changed)
-        judge_again(recipe, chain)
-        assert (path.stat().st_mtime_ns < metrics) == bool(changed)
-    path = judged(chain, verdict="stop")  # the gate.json beside it says pass
-    judge_again(recipe, chain)
-    assert path.stat().st_mtime_ns < metrics
 
 
 # --- data ---

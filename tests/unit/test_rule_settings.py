@@ -129,3 +129,23 @@ def test_nothing_made_yet_is_all_to_be_made(tmp_path):
     write_settings(recipe, tmp_path)
     assert data_to_be_made(recipe, tmp_path) == ALL
     assert all(path.is_file() for path in settings_files(recipe, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_contradicted"),
+    [
+        ({}, False),
+        ({"max": 0.123}, True),
+        ({"min": 0.0}, True),
+        ({"action": "stop"}, True),
+        ({"outcome": "stop"}, False),
+    ],
+)
+def test_a_verdict_on_other_criteria_than_the_recipes_contradicts_them(tree, change, is_contradicted):
+    path = Path("results/rlvr/criteria.json")
+    record = json.loads(path.read_text())
+    record["criteria"][1] |= change
+    path.write_text(json.dumps(record))
+    assert settings_files(edited(), Path("results"))[Path("results/settings/gate/rlvr.json")].is_contradicted() == (
+        is_contradicted
+    )

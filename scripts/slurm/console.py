@@ -1,0 +1,113 @@
+"""What a call of Snakemake says: a filter on its logger, which sees the documented events of logger plugins.
+
+Of mistakes it prints one line, in a dry run a line a job and the plan at the end. Two events also decide: before the
+first job (RUN_INFO) a refusal may end the call, and after a failed job (JOB_ERROR) it is said whether to try again.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from textwrap import indent
+from typing import Any
+
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from scripts.slurm.messages import Messages
+
+SNAKEMAKE = "snakemake.logging"
+RESOURCES = (
+    *("nodes", "runtime", "tasks", "gres", "cpus_per_task", "mem_mb", "slurm_partition", "slurm_account", "qos"),
+    *("constraint", "slurm_extra"),
+)
+FILES_SHOWN = 3
+REPEATED = ("Reasons:\n", "Some jobs were triggered by provenance", "Rules with provenance triggered jobs")
+
+
+class Console(logging.Filter):
+    """The filter of one call. `before_jobs`, `plan`, `on_failure` and `at_end` are set once the workflow is read."""
+
+    def __init__(self, workflow: Any) -> None:
+        super().__init__()
+        self.workflow, self.messages = workflow, Messages(workflow)
+        self.before_jobs: Callable[[], None] = lambda: None
+        self.plan: Callable[[], str] = lambda: ""
+        self.on_failure: Callable[[Any], str | None] = lambda _: None
+        self.at_end: Callable[[], str | None] = lambda: None
+
+    def install(self) -> None:
+        """Filter the records of Snakemake's logger from now on, in place of an earlier call's filter."""
+        snakemake, trace = logging.getLogger(SNAKEMAKE), sys.excepthook
+        for earlier in [known for known in snakemake.filters if isinstance(known, Console)]:
+            snakemake.removeFilter(earlier)
+        snakemake.addFilter(self)
+
+        def interrupted(kind: type[BaseException], error: BaseException, frames: Any) -> None:
+            if issubclass(kind, KeyboardInterrupt):
+                print("stopped before any job began", file=sys.stderr)
+            else:
+                trace(kind, error, frames)
+
+        sys.excepthook = interrupted
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rewrite a record; False drops it."""
+        event = getattr(record, "event", None)
+        if event == LogEvent.ERROR:
+            return self._tell_mistake(record)
+        if event == LogEvent.JOB_ERROR and self.workflow.is_main_process:
+            self._tell_failure(record)
+        elif event == LogEvent.JOB_INFO and self._is_short:
+            _replace(record, job_line(record.__dict__))
+        elif event == LogEvent.RUN_INFO and not self.workflow.dryrun and self.workflow.is_main_process:
+            self.before_jobs()
+        elif event == LogEvent.PROGRESS and record.done == record.total and (line := self.at_end()):
+            print(line)
+        elif event is None and self._is_short and isinstance(record.msg, str):
+            if record.msg.startswith(REPEATED):
+                return False
+            if record.msg.startswith("This was a dry-run"):
+                record.msg = f"{self.plan()}\n\n{record.msg}"
+        return True
+
+    @property
+    def _is_short(self) -> bool:
+        shown = self.workflow.output_settings
+        return shown.dryrun and not shown.printshellcmds and not shown.verbose
+
+    def _tell_mistake(self, record: logging.LogRecord) -> bool:
+        error = sys.exc_info()[1]
+        if error is not None and (line := self.messages.line(error)):
+            record.msg = f"error: {line}"
+        return "CalledProcessError in file" not in record.msg  # the job's own error says the rest
+
+    def _tell_failure(self, record: logging.LogRecord) -> None:
+        job = next(job for job in self.workflow.dag.jobs if self.workflow.dag.jobid(job) == record.jobid)
+        if line := self.on_failure(job):
+            _replace(record, line)
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+
+
+def _replace(record: logging.LogRecord, line: str) -> None:
+    """Make a record a plain line."""
+    record.event, record.msg = None, line
+
+
+def job_line(job: Mapping[str, Any]) -> str:
+    """Return a planned job in a line: rule, wildcards and reason; a second one has what Slurm is asked for."""
+    wildcards = ", ".join(f"{name}={value}" for name, value in job["wildcards"].items())
+    asked = {name: job["resources"].get(name) for name in RESOURCES}
+    resources = ", ".join(f"{name}={value}" for name, value in asked.items() if value not in (None, "", 0, -1))
+    kind = "checkpoint" if job["is_checkpoint"] else "rule"
+    line = f"{kind} {job['rule_name']}: {'; '.join(filter(None, [wildcards, shortened(job['reason'])]))}"
+    return indent(f"{line}\n    resources: {resources}" if resources else line, "    " * job["indent"])
+
+
+def shortened(reason: str) -> str:
+    """Return Snakemake's reason for a job with three files of each kind at most."""
+    parts = []
+    for part in reason.split("; "):
+        what, _, files = part.partition(": ")
+        names = files.split(", ")
+        more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
+        parts.append(f"{what}: {', '.join(names[:FILES_SHOWN])}{more}" if files else part)
+    return "; ".join(parts)
