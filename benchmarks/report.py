@@ -28,7 +28,6 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.files import read_json, write_json  # noqa: E402
 from scripts.recipe.load import load_recipe  # noqa: E402
-from scripts.report.front import open_on_overview  # noqa: E402
 
 RESULTS = Path("results/measured")
 RULES = ("stage_page", "sweep_page", "environments", "overview", "summary")
@@ -103,7 +102,6 @@ def make_report(root: Path, stages: list[str], swept: bool) -> tuple[float, floa
         seconds.append(time.monotonic() - start)
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
-    open_on_overview(root / "report.html")
     return seconds[0], seconds[1]
 
 

@@ -227,4 +227,4 @@ rule report_html:
         settings=[f"{key}={value}" for key, value in config.items() if value is not None and key != "tracking"],
     shell:
         'snakemake --snakefile "$STAGECOACH_SNAKEFILE" --config {params.settings:q} --nolock --cores 1'
-        " --report {output:q} -- {input:q} > {log:q} 2>&1 && python -m scripts.report.front {output:q} >> {log:q} 2>&1"
+        " --report {output:q} -- {input:q} > {log:q} 2>&1"

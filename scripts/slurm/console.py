@@ -103,11 +103,16 @@ def job_line(job: Mapping[str, Any]) -> str:
 
 
 def shortened(reason: str) -> str:
-    """Return Snakemake's reason for a job with three files of each kind at most."""
-    parts = []
-    for part in reason.split("; "):
-        what, _, files = part.partition(": ")
-        names = files.split(", ")
-        more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
-        parts.append(f"{what}: {', '.join(names[:FILES_SHOWN])}{more}" if files else part)
-    return "; ".join(parts)
+    """Return Snakemake's reason for a job with three files a kind; inputs made anew count as the sole reason alone."""
+    parts = [part.partition(": ") for part in reason.split("; ")]
+    own = [part for part in parts if part[0] != "Input files updated by another job"] or parts
+    return "; ".join(
+        "not there yet" if what == "Missing output files" else what + _some(files) for what, _, files in own
+    )
+
+
+def _some(files: str) -> str:
+    """Return the first three of some files with their colon."""
+    names = files.split(", ")
+    more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
+    return f": {', '.join(names[:FILES_SHOWN])}{more}" if files else ""

@@ -145,10 +145,10 @@ def shown_frame(browser, name: str):
     WebDriverWait(browser, 20).until(lambda driver: driver.find_elements(By.CSS_SELECTOR, "html.embedded main"))
 
 
-def test_the_report_opens_on_the_overview(browser, finished):
+def test_the_overview_says_in_the_report_whether_the_model_got_better(browser, finished):
     from selenium.webdriver.common.by import By
 
-    browser.get((finished.results / "report.html").as_uri())
+    open_page(browser, (finished.results / "report.html").as_uri(), "Chain", 1, 2, "overview.html")
     shown_frame(browser, "filename=overview.html")
     assert browser.find_element(By.CSS_SELECTOR, ".verdict").text.startswith(("Better", "Worse", "No clear change"))
     browser.switch_to.default_content()
@@ -159,7 +159,7 @@ def test_every_section_opens_with_its_pages_and_without_script_errors(browser, f
     from selenium.webdriver.common.by import By
 
     report = (finished.results / "report.html").as_uri()
-    browser.get(report)
+    browser.get(report)  # which opens on the graph of the rules
     visit(browser, "Statistics")
     visit(browser, "Workflow")
     visit(browser, "Stages")

@@ -1,6 +1,6 @@
-"""What Snakemake would note of every job of the recipes: ``python -m tests.recorded.jobs FILE`` writes hashes.
+"""Hash the inputs and settings of every job of the recipes: ``python -m tests.recorded.jobs FILE`` writes the table.
 
-Snakemake runs a job again whose inputs or params are others than it noted, whatever else is the same.
+Snakemake runs a job again that has other inputs than it noted, or a settings file with another text.
 """
 
 import json
@@ -15,8 +15,8 @@ CASES = (
 )
 
 
-def noted(recipe: str, site: str) -> dict[str, tuple[list[str], list[str]]]:
-    """The params and inputs of each job that a bare dry run plans, as Snakemake notes them; by rule and wildcards."""
+def noted(recipe: str, site: str) -> dict[str, list[str]]:
+    """Return the inputs of each job that a bare dry run plans, a settings file with its text; by rule and wildcards."""
     from snakemake.api import SnakemakeApi
     from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, Quietness, ResourceSettings
 
@@ -24,16 +24,19 @@ def noted(recipe: str, site: str) -> dict[str, tuple[list[str], list[str]]]:
     with SnakemakeApi(OutputSettings(dryrun=True, quiet={Quietness.ALL})) as api:
         loaded = api.workflow(ResourceSettings(cores=1), ConfigSettings(config=config), snakefile=Path("Snakefile"))
         loaded.dag(DAGSettings()).execute_workflow(executor="dryrun")
-        dag = loaded._workflow.dag
-        record = loaded._workflow.persistence
         return {
-            " ".join([job.rule.name, *job.wildcards_dict.values()]): (record._params(job), record._input(job))
-            for job in dag.jobs
+            " ".join([job.rule.name, *job.wildcards_dict.values()]): sorted(map(_with_settings, job.input))
+            for job in loaded._workflow.dag.jobs
         }
 
 
+def _with_settings(path: str) -> str:
+    is_settings = path.startswith("results/recorded/settings/")
+    return f"{path} {Path(path).read_text()}" if is_settings else str(path)
+
+
 def jobs() -> dict[str, dict[str, str]]:
-    """By recipe and site: the hash of each job's params and inputs, in a tree in which nothing has run."""
+    """By recipe and site: the hash of each job's inputs, in a tree in which nothing has run."""
     return {
         f"{recipe} {site}": {
             job: sha256_text(json.dumps(told))[:12] for job, told in sorted(noted(recipe, site).items())

@@ -1,4 +1,4 @@
-"""What is done before Snakemake reads the rules: other versions than the pinned ones are refused."""
+"""What is done before Snakemake reads the rules: versions out of the tested range are refused."""
 
 import re
 
@@ -8,27 +8,26 @@ from scripts.commands import prepare
 from scripts.errors import UserError
 from tests.conftest import ROOT
 
-PACKAGES = (prepare.SNAKEMAKE, prepare.SLURM_PLUGIN)
 
-
-def test_the_pinned_versions_are_taken():
-    prepare.check_versions(ROOT / prepare.PINS, *PACKAGES)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_another_version_than_the_pinned_one_is_refused_and_the_message_says_what_to_install(monkeypatch, package):
-    installed = prepare.version
-    monkeypatch.setattr(prepare, "version", lambda name: "99.0" if name == package else installed(name))
-    pinned = re.search(rf"^{package}==(.+)$", (ROOT / prepare.PINS).read_text(), re.MULTILINE)[1]
-    with pytest.raises(UserError) as caught:
-        prepare.check_versions(ROOT / prepare.PINS, *PACKAGES)
-    assert f"{package} is 99.0" in str(caught.value) and f"pip install {package}=={pinned}" in str(caught.value)
-
-
-def test_a_plugin_that_is_missing_is_named(monkeypatch):
+@pytest.mark.parametrize("package", prepare.TESTED)
+@pytest.mark.parametrize("other", ["99.0", "0.1", None])
+def test_a_version_out_of_the_range_is_refused_with_the_command_that_installs_one(monkeypatch, package, other):
     def version(name: str) -> str:
-        raise prepare.PackageNotFoundError(name)
+        if other is None:
+            raise prepare.PackageNotFoundError(name)
+        return other
 
+    prepare.check_versions(package)
     monkeypatch.setattr(prepare, "version", version)
-    with pytest.raises(UserError, match="not installed"):
-        prepare.check_versions(ROOT / prepare.PINS, prepare.SLURM_PLUGIN)
+    with pytest.raises(UserError) as caught:
+        prepare.check_versions(package)
+    wanted = f"python -m pip install '{package}{prepare.TESTED[package]}'"
+    assert f"{package} is {other or 'not installed'}" in str(caught.value) and wanted in str(caught.value)
+
+
+def test_the_pinned_versions_are_the_newest_tested_and_the_snakefile_asks_for_the_oldest():
+    pins = (ROOT / "envs/controller.txt").read_text()
+    for package, tested in prepare.TESTED.items():
+        assert prepare.Version(re.search(rf"^{package}==(\S+)$", pins, re.MULTILINE)[1]) in prepare.SpecifierSet(tested)
+    oldest = re.search(r"min_version\(\"(\S+)\"\)", (ROOT / "Snakefile").read_text())[1]
+    assert prepare.TESTED["snakemake"].startswith(f">={oldest},")

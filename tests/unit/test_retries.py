@@ -60,6 +60,6 @@ def test_the_attempts_of_a_run_directory_set_aside_are_not_counted(run, tmp_path
     run.rename(tmp_path / "stage/run.old")
     run.mkdir()
     attempt(run, "unfinished")
-    assert retries.decision("stage", 1) is None
+    assert retries.decision("stage") is None
     attempt(run, "failed", begin=5)
-    assert "reason of its own" in retries.decision("stage", 2)
+    assert "reason of its own" in retries.decision("stage")

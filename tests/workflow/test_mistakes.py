@@ -35,7 +35,7 @@ for config, targets in json.loads(sys.argv[1]):
             resource_settings=ResourceSettings(cores=1), config_settings=ConfigSettings(config=config),
             snakefile=Path("Snakefile"),
         )
-        messages = made._workflow.globals["MESSAGES"]
+        messages = made._workflow.globals["CONSOLE"].messages
         for target in targets:
             error = __import__("snakemake").exceptions.MissingRuleException(target)
             said[target] = messages.line(error)
