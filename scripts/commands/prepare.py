@@ -23,7 +23,7 @@ from scripts.stage.paths import STORE
 from scripts.stage.retries import Retries
 
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
-TESTED = {SNAKEMAKE: ">=9.20,<10", SLURM_PLUGIN: ">=2.5,<3"}
+TESTED = {SNAKEMAKE: ">=9.20.0,<10", SLURM_PLUGIN: ">=2.5,<3"}
 """The versions that the tests of tests/workflow and tests/slurm pass on; envs/controller.txt pins the newest."""
 
 

@@ -30,4 +30,4 @@ def test_the_pinned_versions_are_the_newest_tested_and_the_snakefile_asks_for_th
     for package, tested in prepare.TESTED.items():
         assert prepare.Version(re.search(rf"^{package}==(\S+)$", pins, re.MULTILINE)[1]) in prepare.SpecifierSet(tested)
     oldest = re.search(r"min_version\(\"(\S+)\"\)", (ROOT / "Snakefile").read_text())[1]
-    assert prepare.TESTED["snakemake"].startswith(f">={oldest},")
+    assert prepare.TESTED["snakemake"].startswith(f">={oldest},"), oldest
