@@ -21,8 +21,8 @@ from scripts.stage.estimate import (
     MEASURED,
     UNKNOWN,
     Estimate,
+    Estimator,
     bound_of,
-    estimate,
     hours_text,
 )
 from scripts.stage.stage import Stage
@@ -66,12 +66,16 @@ class Planned:
 
 def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
     """Return the plan of these stages, parents first."""
-    recipe, site, plan = project.recipe, project.site, []
-    for name, state in project.states().items():
-        if name in stages:
-            left = estimate(site, Stage(recipe, project.results, name), state.left)
-            plan.append(Planned(state, left, site.resources_of(name, recipe.stages[name]).runtime))
-    return plan
+    states, estimator = project.states(), Estimator(project.site, project.stages())
+    return [
+        Planned(
+            states[stage.name],
+            estimator.estimate(stage, states[stage.name].left),
+            project.site.resources_of(stage.name, stage.settings).runtime,
+        )
+        for stage in estimator.stages
+        if stage.name in stages
+    ]
 
 
 def plan_text(project: Project) -> str:
@@ -168,13 +172,13 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
 
 
 def _memory(project: Project, names: Iterable[str]) -> list[str]:
-    """Return each stage's sentence on memory; for a recipe with a fresh model only of stages that do not fit."""
+    """Return each stage's sentence on memory; nothing for a recipe with a fresh model, which is small."""
     lines = []
-    for name in names:
+    for name in names if isinstance(project.recipe.model, PretrainedModel) else ():
         stage = Stage(project.recipe, project.results, name)
         says, fits = backend_of(stage.settings.backend).memory(stage, project.site)
         refused = "its preflight will refuse " if project.site.refuse_over_memory else "warning: "
-        if says and (not fits or isinstance(project.recipe.model, PretrainedModel)):
+        if says:
             lines.append(says if fits else refused + says)
     return lines and ["", *lines]
 

@@ -1,7 +1,7 @@
 """Estimate the memory of a stage's process before anything is loaded (docs/memory.md)."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 
@@ -80,8 +80,10 @@ def sentence(stage: Stage, site: Site, nodes: int, processes: int) -> tuple[str,
     return f"{says}, but {where} has {amount(capacity)}; {LESS} (docs/memory.md)", False
 
 
-def _ancestry(stage: Stage) -> list[Stage]:
-    return [stage, *(_ancestry(stage.parent) if stage.parent else [])]
+def _ancestry(stage: Stage | None) -> Iterator[Stage]:
+    while stage is not None:
+        yield stage
+        stage = stage.parent
 
 
 def _export_of(stage: Stage) -> Path | None:
