@@ -1,12 +1,13 @@
-"""The installed backends: every package in scripts/backends."""
+"""What is installed: the packages in scripts/backends, and the modules in scripts/rewards/environments."""
 
 import pkgutil
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-PACKAGE = "scripts.backends"
+PACKAGE, ENVIRONMENTS = "scripts.backends", "scripts.rewards.environments"
 
 
 @cache
@@ -19,3 +20,11 @@ def backend_names() -> tuple[str, ...]:
 def backend_module(name: str, part: str) -> ModuleType:
     """Return a module of a backend's package."""
     return import_module(".".join([PACKAGE, name, part]))
+
+
+@cache
+def environments() -> dict[str, Any]:
+    """Return the descriptions of the environments (scripts.rewards.spec) by name."""
+    modules = pkgutil.iter_modules(import_module(ENVIRONMENTS).__path__)
+    found = (import_module(f"{ENVIRONMENTS}.{module.name}").ENVIRONMENTS for module in modules)
+    return {name: spec for specs in found for name, spec in specs.items()}

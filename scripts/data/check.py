@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 from scripts.errors import UserError, run_program, shortened
 from scripts.files import write_json
 from scripts.recipe.strict import nearest
-from scripts.rewards.registry import contract_of
 from scripts.rows.blocks import Block, blocks_of
 from scripts.rows.jsonl import RowError, decode_row, key_of, row_or_error
-from scripts.rows.kinds import KINDS, RowKind
+from scripts.rows.kinds import KINDS, RowKind, contract_of
 from scripts.rows.parallel import default_workers, in_order
 
 SHOWN = 50
@@ -60,7 +59,7 @@ class Rules:
         if environment is not None and self.environments and environment not in self.environments:
             return f"$.agent_ref.name: is none of the blend's environments{nearest(environment, self.environments)}"
         missing = "$.agent_ref: is missing" if self.environments and "agent_ref" not in row else None
-        return self.kind.problem(row, contract_of(environment or "")) or missing
+        return self.kind.problem(row, environment or "") or missing
 
 
 @dataclass

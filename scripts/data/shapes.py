@@ -30,7 +30,7 @@ from scripts.data.conversations import (
 )
 from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
-from scripts.rewards.registry import contract_of
+from scripts.rows.kinds import contract_of
 
 Row = dict[str, Any]
 CONVERSATIONS = ("messages", "conversations")

@@ -5,21 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from scripts.errors import CutOffError, UserError, shortened
-from scripts.recipe.environment import Environment
+from scripts.installed import environments
 from scripts.recipe.gym import Gym, GymServer
-from scripts.rewards import environments
 from scripts.rewards.episode import Episode, tools_of
 from scripts.rewards.gym import RunningServer, agents_of
 from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import NotJudged, Unjudged, VerifierError, described
+from scripts.rows import kinds
 from scripts.rows.messages import last_question
 from scripts.rows.request import PromptRow
 
@@ -28,11 +26,7 @@ HARMLESS = "A word or two."
 SHOWN = 60
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
-SPECS: dict[str, EnvironmentSpec] = {
-    name: spec
-    for module in iter_modules(environments.__path__, f"{environments.__name__}.")
-    for name, spec in import_module(module.name).ENVIRONMENTS.items()
-}
+SPECS: dict[str, EnvironmentSpec] = {**environments()}
 
 
 def spec_of(row: Row) -> EnvironmentSpec:
@@ -85,10 +79,8 @@ def tool_schemas(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
 
 
 def contract_of(name: str) -> type[PromptRow] | None:
-    """Return the contract of an environment's rows; None for the many agents of Gym that are unknown here."""
-    if spec := SPECS.get(name):
-        return spec.row
-    return SPECS[Environment.TOOL_USE].row if name.endswith(f"_{Environment.TOOL_USE}") else None
+    """Return the contract of an environment's rows, a user's environments included."""
+    return SPECS[name].row if name in SPECS else kinds.contract_of(name)
 
 
 def check_row(row: Row, held_out: bool = False, by_gym: Collection[str] = ()) -> str | None:

@@ -6,11 +6,21 @@ A new kind is a class here, its name in ``scripts.recipe.blend.Blend.kind``, and
 
 from typing import Any, ClassVar
 
+from scripts.installed import environments
+from scripts.recipe.environment import Environment
 from scripts.rows.examples import Demonstration, Example, Pair, Ranked, form_of, is_ranked, preference_of
 from scripts.rows.messages import messages_of
 from scripts.rows.request import PromptRow, problem_of
 
 Row = dict[str, Any]
+
+
+def contract_of(environment: str) -> type[PromptRow] | None:
+    """Return the contract of an environment's rows; None for an unknown one, as many of Gym's are."""
+    if spec := environments().get(environment):
+        return spec.row
+    is_tool_use = environment.endswith(f"_{Environment.TOOL_USE}")
+    return environments()[Environment.TOOL_USE].row if is_tool_use else None
 
 
 class RowKind:
@@ -30,8 +40,8 @@ class RowKind:
         """Decode a row that has no `problem`; ValueError, KeyError or TypeError for others."""
         raise NotImplementedError
 
-    def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
-        """The first problem of a row, with its path; None for a good row. `contract` is its environment's."""
+    def problem(self, row: Row, environment: str = "") -> str | None:
+        """The first problem of a row, with its path; None for a good row of the `environment`."""
         raise NotImplementedError
 
     def form(self, row: Row) -> str | None:
@@ -49,9 +59,9 @@ class Prompts(RowKind):
         """The prompt and its tools."""
         return Example(messages_of(row), row["responses_create_params"].get("tools") or None)
 
-    def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
+    def problem(self, row: Row, environment: str = "") -> str | None:
         """What breaks the contract of the row's environment."""
-        return problem_of(row, contract or PromptRow)
+        return problem_of(row, contract_of(environment) or PromptRow)
 
 
 class Demonstrations(RowKind):
@@ -65,7 +75,7 @@ class Demonstrations(RowKind):
         """The messages before the last, and the last."""
         return Example(row["messages"][:-1], row.get("tools") or None, (row["messages"][-1:],))
 
-    def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
+    def problem(self, row: Row, environment: str = "") -> str | None:
         """What is wrong with the conversation; an environment asks nothing of it."""
         return problem_of(row, Demonstration)
 
@@ -82,7 +92,7 @@ class Preferences(RowKind):
         """The prompt, the chosen and the rejected answer."""
         return preference_of(row)
 
-    def problem(self, row: Row, contract: type[PromptRow] | None = None) -> str | None:
+    def problem(self, row: Row, environment: str = "") -> str | None:
         """What is wrong with either form of a pair."""
         if problem := problem_of(row, Ranked if is_ranked(row) else Pair):
             return problem

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "recipe": BASE,
     "rows": RECIPE,
     "rewards": ROWS,
-    "data": ROWS | {"rewards"},
+    "data": ROWS,
     "slurm": RECIPE,
     "model": ROWS,
     "stage": STAGE,
