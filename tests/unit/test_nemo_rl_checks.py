@@ -279,29 +279,11 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "it validates with a reward model, so data.validation.repeat must be 16 too",
         True,
     ),
-    "dynamic sampling": (
-        lambda world: world.config("grpo", use_dynamic_sampling=True),
-        5,
-        "grpo.use_dynamic_sampling is on, which asynchronous training does not know; switch it off",
-        True,
-    ),
-    "reward shaping": (
-        lambda world: world.config("grpo", reward_shaping={"enabled": True}),
-        5,
-        "grpo.reward_shaping is on, which asynchronous training does not know; switch it off",
-        True,
-    ),
     "several epochs": (
         lambda world: world.config("grpo", max_num_epochs=1).stage(grpo={"max_num_epochs": 3}),
         5,
         "grpo.max_num_epochs is 3, but asynchronous training makes one pass over the rows",
         False,
-    ),
-    "part of the validation rows": (
-        lambda world: world.config("grpo", max_val_samples=256),
-        20,
-        "grpo.max_val_samples must be null: Gym's validation takes the whole file",
-        True,
     ),
     "too few rows": (
         lambda world: world.rows(600),
@@ -496,20 +478,6 @@ WRONG: dict[str, tuple[Callable[[World], World], int, str, bool]] = {
         "cached",
         True,
     ),
-    "kernels compiled into the shared cache": (
-        lambda world: world.stage(environment={"TRITON_CACHE_DIR": f"{world.root}/cache/triton"}),
-        74,
-        "TRITON_CACHE_DIR is {root}/cache/triton, which all nodes share: a rank that meets another's half-written kernel "
-        "dies, and the rest wait for it; put it into each node's /tmp",
-        False,
-    ),
-    "temporary files beside the models": (
-        lambda world: world.on(environment=world.site.environment | {"TMPDIR": f"{world.root}/hub/tmp"}),
-        74,
-        "TMPDIR is {root}/hub/tmp, which all nodes share: sockets of Ray and vLLM cannot lie there; put it into each "
-        "node's /tmp",
-        False,
-    ),
     "a reference that resumes": (
         lambda world: by_dtensor(world.of("rlhf")),
         66,
@@ -638,7 +606,6 @@ def test_every_trap_that_is_looked_for_has_such_a_value():
 
 
 RIGHT: dict[str, Callable[[World], World]] = {
-    "kernels compiled on each node": lambda world: world.stage(environment={"TRITON_CACHE_DIR": "/local/triton"}),
     "a resumed model without a reference": by_dtensor,
     "a reference that is never resumed": lambda world: by_dtensor(world.of("rlhf")).stage(max_num_steps=4),
     "prefixes kept while nothing else is generated": lambda world: world.stage(

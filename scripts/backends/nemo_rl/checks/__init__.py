@@ -28,7 +28,6 @@ CHECKS: tuple[Callable[[StageContext], Iterator[Finding]], ...] = (
     sums.check_rows_and_steps,
     places.check_import,
     places.check_hub,
-    places.check_node_caches,
     silent.check_reference,
     silent.check_prefix_cache,
     silent.check_optimizer_offload,

@@ -16,13 +16,6 @@ from scripts.stage.provenance import git
 IMAGE_FOLDERS = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
 SAVE_FORMAT_KEY = "checkpointing.model_save_format"
-NODE_CACHES = {
-    "TRITON_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
-    "TORCHINDUCTOR_CACHE_DIR": "a rank that meets another's half-written kernel dies, and the rest wait for it",
-    "TORCH_EXTENSIONS_DIR": "a lock that a killed build has left there makes every later one wait for ever",
-    "TMPDIR": "sockets of Ray and vLLM cannot lie there",
-    "RAY_TMPDIR": "sockets of Ray cannot lie there",
-}
 
 
 def check_conversion(context: StageContext) -> Iterator[Finding]:
@@ -163,7 +156,7 @@ def check_import(context: StageContext) -> Iterator[Finding]:
 
 def check_hub(context: StageContext) -> Iterator[Finding]:
     """Find models that compute nodes would fetch from the hub."""
-    if _hub(context):
+    if context.site.environment.get("HF_HOME") or os.environ.get("HF_HOME"):
         return
     wanted = ["its judge models"] if context.settings.reward == "judge" else []
     if context.settings.parent is None and not context.stage.recipe.model.name.startswith("/"):
@@ -172,26 +165,3 @@ def check_hub(context: StageContext) -> Iterator[Finding]:
         yield context.error(
             41, f"{what} would come from the hub, and no HF_HOME (site's environment) says where that is cached"
         )
-
-
-def check_node_caches(context: StageContext) -> Iterator[Finding]:
-    """Find caches for one node on a shared disk."""
-    shared = [
-        context.nemo_rl.cache,
-        str((context.stage.root or context.stage.results).absolute()),
-        *context.nemo_rl.checkouts.values(),
-    ]
-    shared += [hub] if (hub := _hub(context)) else []
-    variables = context.site.environment | context.environment
-    for name in sorted(variables.keys() & NODE_CACHES):
-        if any(Path(variables[name]).is_relative_to(folder) for folder in shared):
-            yield context.warning(
-                74,
-                f"{name} is {variables[name]}, which all nodes share: {NODE_CACHES[name]}; put it into each "
-                "node's /tmp",
-            )
-
-
-def _hub(context: StageContext) -> str | None:
-    """Return the cache of the hub's models."""
-    return context.site.environment.get("HF_HOME") or os.environ.get("HF_HOME")

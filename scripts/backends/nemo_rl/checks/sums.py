@@ -19,7 +19,7 @@ GYM = "3rdparty/Gym-workspace/Gym"
 
 
 def check_cohorts(context: StageContext) -> Iterator[Finding]:
-    """Find cohorts for which a generative reward model waits for ever, and options unknown to asynchronous loops."""
+    """Find cohorts for which a generative reward model waits for ever, and epochs that asynchronous loops ignore."""
     stage = context.settings
     if stage.algorithm != "grpo":
         return
@@ -35,17 +35,10 @@ def check_cohorts(context: StageContext) -> Iterator[Finding]:
     key = context.release.keys.validation_generations
     if context.validates and cohorts and context.setting(key) != generations:
         yield context.error(20, f"it validates with a reward model, so {key} must be {generations} too")
-    if stage.is_asynchronous:
-        for key in ("use_dynamic_sampling", "reward_scaling", "reward_shaping"):
-            value = context.of_algorithm(key)
-            if value is True or (isinstance(value, dict) and value.get("enabled")):
-                yield context.error(5, f"grpo.{key} is on, which asynchronous training does not know; switch it off")
-        if (epochs := stage.grpo.get("max_num_epochs", 1)) != 1:
-            yield context.warning(
-                5, f"grpo.max_num_epochs is {epochs}, but asynchronous training makes one pass over the rows"
-            )
-    if context.uses_gym and context.of_algorithm("max_val_samples") is not None:
-        yield context.error(20, "grpo.max_val_samples must be null: Gym's validation takes the whole file")
+    if stage.is_asynchronous and (epochs := stage.grpo.get("max_num_epochs", 1)) != 1:
+        yield context.warning(
+            5, f"grpo.max_num_epochs is {epochs}, but asynchronous training makes one pass over the rows"
+        )
 
 
 def check_checkpoints(context: StageContext) -> Iterator[Finding]:
