@@ -144,10 +144,9 @@ def _publish(exported: dict[str, Any], hf: Path, exports: Path) -> None:
 
 
 def note_export(exports: Path, checkpoint: Files, exported: ExportRecord) -> None:
-    """Record which export was made of a checkpoint of these files, unless it merely stands for the checkpoint."""
-    if exported["content"] != export_name(checkpoint):
-        record = {key: value for key, value in exported.items() if key != "adapter"}  # of earlier commits alone
-        write_json(exports / f"{export_name(checkpoint)}.json", record)
+    """Record which export was made of a checkpoint of these files."""
+    record = {key: value for key, value in exported.items() if key != "adapter"}  # of earlier commits alone
+    write_json(exports / f"{export_name(checkpoint)}.json", record)
 
 
 def take_export(ckpt: Path, hf: Path) -> bool:

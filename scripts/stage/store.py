@@ -126,9 +126,10 @@ def published_steps(folder: Path) -> set[int]:
 
 def take_in(root: Path, paths: StagePaths) -> None:
     """Rename a stage's run directories of earlier commits into the store, with its exports, and mend the links."""
-    if not _earlier(paths):
+    lock = paths.directory / "owner.json"  # an earlier commit's training holds it
+    if not _earlier(paths) and not lock.exists():
         return _mend(root, paths)
-    with hold(paths.directory / "owner.json", MOMENT):  # the lock that an earlier commit's training holds
+    with hold(lock, MOMENT):
         for run in _earlier(paths):
             identity = identity_in(run)
             if identity is not None:
@@ -197,5 +198,6 @@ def _mend(root: Path, paths: StagePaths) -> None:
             link_to(weights, folder.joinpath(*weights.readlink().parts[3:]))
         if not os.path.lexists(old / export.name):
             link_to(old / export.name, export)
-    if files := read_if_there(folder / f"checkpoints/step_{exported['step']}" / FILES, Files):
+    linked = (exports / exported["content"] / MEGATRON).is_symlink()
+    if not linked and (files := read_if_there(folder / f"checkpoints/step_{exported['step']}" / FILES, Files)):
         note_export(exports, files, exported)
