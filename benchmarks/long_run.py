@@ -44,6 +44,7 @@ from scripts.backends.protocol import Allocation, backend_of  # noqa: E402
 from scripts.backends.trl import train as _train  # noqa: E402, F401  (loaded before the forks)
 from scripts.commands.plan import plan_text  # noqa: E402
 from scripts.commands.project import project_of  # noqa: E402
+from scripts.commands.retries import Retries, reason_to_stop  # noqa: E402
 from scripts.commands.status import status_text  # noqa: E402
 from scripts.errors import run_program  # noqa: E402
 from scripts.recipe.stage import Checkpointing  # noqa: E402
@@ -51,7 +52,6 @@ from scripts.report.track import _log_metrics  # noqa: E402
 from scripts.slurm.jobs import note_submission, read_call, write_call  # noqa: E402
 from scripts.stage.attempts import read_attempts  # noqa: E402
 from scripts.stage.progress import LIVE_PAGE, read_log, recent_steps  # noqa: E402
-from scripts.stage.retries import Retries, reason_to_stop  # noqa: E402
 from scripts.stage.rundir import checkpoints  # noqa: E402
 from scripts.stage.tables import write_metrics  # noqa: E402
 from scripts.train import run as trainer  # noqa: E402

@@ -27,13 +27,13 @@ from pydantic import TypeAdapter  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 from scripts.backends.protocol import TrainingJob  # noqa: E402
+from scripts.backends.stop import StopRequest  # noqa: E402
 from scripts.backends.trl.memory import estimate  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
 from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.model.shape import Shape  # noqa: E402
 from scripts.recipe.recipe import AnyStage  # noqa: E402
 from scripts.rows.prompts import render  # noqa: E402
-from scripts.stage.stop import StopRequest  # noqa: E402
 from tests.pretrained import tokenizer  # noqa: E402
 
 THREADS, STEPS, MIB = 2, 2, 2**20

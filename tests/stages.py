@@ -8,6 +8,7 @@ from typing import Any
 
 from demo.synthesize import write_source
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.stop import StopRequest
 from scripts.data.fill import fill_blend
 from scripts.files import sha256_file, write_json
 from scripts.recipe.expand import CheckpointOf
@@ -18,7 +19,6 @@ from scripts.recipe.stage import Checkpointing
 from scripts.stage.identity import identity_of
 from scripts.stage.rule_settings import settings_files
 from scripts.stage.stage import Stage
-from scripts.stage.stop import StopRequest
 from tests.conftest import SHORT
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 import msgspec
 from pydantic import TypeAdapter
 
+from scripts.backends.stop import StopRequest
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.installed import backend_module
@@ -25,7 +26,6 @@ from scripts.stage.publish import export_checkpoint
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, step_of
 from scripts.stage.stage import Stage
-from scripts.stage.stop import StopRequest
 
 
 @dataclass(frozen=True)

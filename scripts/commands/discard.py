@@ -8,10 +8,9 @@ from pathlib import Path
 from scripts.errors import UserError
 from scripts.files import amount
 from scripts.recipe.load import load_config
-from scripts.stage.disk import tree_bytes
 from scripts.stage.owner import hold
 from scripts.stage.paths import owner_of
-from scripts.stage.store import unlinked
+from scripts.stage.store import tree_bytes, unlinked
 
 
 def discard(folder: Path, root: Path) -> int:

@@ -13,7 +13,6 @@ from scripts.files import amount, duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.records import Preflight, read_if_there
-from scripts.stage.disk import tree_bytes
 from scripts.stage.estimate import (
     ALIKE,
     EXPECTED,
@@ -27,7 +26,7 @@ from scripts.stage.estimate import (
 )
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
-from scripts.stage.store import unlinked
+from scripts.stage.store import tree_bytes, unlinked
 
 WORDS = {"stale": "trains again", "trained": "published again", "fresh": "fresh", "damaged": "damaged"}
 LARGEST = 3

@@ -9,6 +9,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from scripts.commands.retries import Retries
 from scripts.errors import UserError
 from scripts.files import check_readable
 from scripts.recipe.config import Config
@@ -20,7 +21,6 @@ from scripts.slurm.console import Console
 from scripts.slurm.controller_lock import remove_dead_lock
 from scripts.slurm.orphans import export_orphans
 from scripts.stage.paths import STORE
-from scripts.stage.retries import Retries
 
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
 TESTED = {SNAKEMAKE: ">=9.20.0,<10", SLURM_PLUGIN: ">=2.5,<3"}

@@ -1,4 +1,4 @@
-"""What each attempt at a stage came to, one line each in the run directory."""
+"""Attempts at a training: a line as each begins and ends, in ``attempts.jsonl`` of its folder."""
 
 import json
 import os
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
-from scripts.errors import UserError
 from scripts.records import Code, Count, Image, read_lines
 from scripts.slurm.client import own_job_id
 
@@ -40,27 +39,27 @@ def begin_attempt(
 ) -> None:
     """Note that an attempt begins at a step; without an end line it was killed.
 
-    `call`: which call it belongs to; `gpus`: those of all nodes together; `code` and `image`: what trains, as
+    `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes, `code` and `image` are as
     scripts.stage.provenance tells.
     """
     place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes, "gpus": gpus}
     what = {"code": code, "image": image}
-    _append(run, [{"event": "begin", "step": step, "call": call, **place, **what, "time": time.time()}])
+    _append(run, {"event": "begin", "step": step, "call": call, **place, **what, "time": time.time()})
 
 
 def end_attempt(run: Path, step: int, outcome: str) -> None:
-    """Note how the attempt ended and at which step its newest checkpoint is.
+    """Note an attempt's outcome and the step of its newest checkpoint.
 
-    `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next one aims no further),
-    lost (a node), failed, or waited (for another job, training nothing).
+    `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next attempt aims no further),
+    lost (a node), failed, or waited (trained nothing, for another job does).
     """
-    _append(run, [{"event": "end", "step": step, "outcome": outcome, "time": time.time()}])
+    _append(run, {"event": "end", "step": step, "outcome": outcome, "time": time.time()})
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
-    """Each attempt with its first step and outcome (killed when it has no end), oldest first.
+    """Return the attempts with first step and outcome (killed without an end), oldest first.
 
-    `time` is when it began and `ended` when it ended (None: killed), in seconds since the epoch.
+    `time` is the beginning and `ended` the end (None: killed), in seconds since the epoch.
     """
     attempts: list[dict[str, Any]] = []
     for entry in read_lines(run / "attempts.jsonl", Attempt):
@@ -74,10 +73,7 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
 
 
 def attempts_in(run: Path, step: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """The attempts whose steps are in the checkpoint of this step, newest first, each with the last of its steps.
-
-    An attempt's steps count up to where a later attempt went on.
-    """
+    """Yield the attempts whose steps the checkpoint of a step contains, newest first, with the last of their steps."""
     for attempt in reversed(read_attempts(run)):
         if attempt["outcome"] != "waited" and attempt["from"] < step:
             yield attempt, step
@@ -85,36 +81,26 @@ def attempts_in(run: Path, step: int) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def attempts_of(run: Path, call: int) -> list[dict[str, Any]]:
-    """The attempts that belong to one call of Snakemake, oldest first."""
+    """Return the attempts of one call of Snakemake, oldest first."""
     return [attempt for attempt in read_attempts(run) if attempt["call"] == call]
 
 
 def without_progress(run: Path, call: int, step: int) -> str | None:
-    """How the last two attempts ended when both belong to this call and began at this step; None: another may.
+    """Say how a call's last two attempts ended, if both began at the newest checkpoint's step; else None.
 
-    Another may after one that found where its data end: the next one aims at an earlier step.
-    `call` 0 is a person's own, who may try as often as she likes; `step` is the newest checkpoint's.
+    An attempt that found where its data end does not count: the next one aims at an earlier step. Nor does `call` 0, a
+    person's own.
     """
     last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
-    if (
-        call
-        and len(last) == 2
-        and all(attempt["from"] == step and attempt["outcome"] != "exhausted" for attempt in last)
-    ):
+    if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
 
 
-def refuse_without_progress(run: Path, call: int, step: int, log: str) -> None:
-    """UserError when the two attempts of this call before made no new step."""
-    if stuck := without_progress(run, call, step):
-        raise UserError(f"{run}: {stuck}; not trying again: see {log}")
-
-
-def _append(run: Path, entries: list[dict[str, Any]]) -> None:
+def _append(run: Path, entry: dict[str, Any]) -> None:
     path = run / "attempts.jsonl"
     cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
     with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if cut else "") + "".join(json.dumps(entry) + "\n" for entry in entries))
+        file.write(("\n" if cut else "") + json.dumps(entry) + "\n")
         file.flush()
         os.fsync(file.fileno())

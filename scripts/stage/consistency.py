@@ -1,4 +1,4 @@
-"""Records held against what they describe, before they make anything stale and before anything is trained from them."""
+"""Hold records against the files they describe, before anything is planned or trained from them."""
 
 import os
 from collections.abc import Iterator
@@ -36,9 +36,9 @@ SPLITS = "delete both, and Snakemake splits again"
 
 
 def refuse_damage(recipe: Recipe, results: Path) -> None:
-    """UserError that lists every record of a run that is damaged, or is not of what it describes.
+    """Raise UserError with a line for every damaged or contradictory record of a run.
 
-    Nothing large is read: names, links, sizes, and hashes of what the records hold.
+    Nothing large is read: names, links, sizes, and hashes of hashes.
     """
     problems = list(damage(results / "data/source/record.json", SourceRecord))
     for blend in recipe.blends:
@@ -50,7 +50,7 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
 
 
 def damage_of_stage(paths: StagePaths) -> list[str]:
-    """What is wrong with the records of a stage, a line each."""
+    """Return a line for every damaged or contradictory record of a stage."""
     others = {paths.evaluation: Evaluation, paths.benchmarks: Benchmarks, paths.gate: Gate}
     others |= {paths.criteria: Criteria, paths.preflight: Preflight, paths.choice: Choice, paths.test: Evaluation}
     problems = [line for path, kind in others.items() for line in damage(path, kind)]
@@ -65,7 +65,7 @@ def damage_of_stage(paths: StagePaths) -> list[str]:
 
 
 def damage(path: Path, kind: type) -> Iterator[str]:
-    """What is wrong with a record, in a line; nothing where it is whole or not there."""
+    """Yield a line if a record is damaged; a missing record is not."""
     try:
         read_if_there(path, kind)
     except UserError as error:
@@ -83,7 +83,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def damage_of_blend(manifest: Path) -> Iterator[str]:
-    """Where a manifest is damaged, or its splits have other sizes."""
+    """Yield a line if a manifest is damaged, and for every split of another size."""
     try:
         known = read_if_there(manifest, Manifest)
     except UserError as error:
@@ -103,7 +103,7 @@ def _splits(manifest: Path, known: Manifest) -> list[tuple[Path, dict]]:
 
 
 def check_splits(manifest: Path) -> None:
-    """UserError when the splits are not, to the byte, those that a manifest describes."""
+    """Raise UserError where a split has another hash than its manifest says."""
     for path, split in _splits(manifest, read_record(manifest, Manifest)):
         if sha256_file(path) != split["sha256"]:
             raise UserError(f"{path}: not the file that {manifest} describes; {SPLITS}")

@@ -1,10 +1,9 @@
-"""The lock of a run directory: one process at a time may train there, on whatever host.
+"""The lock of a training folder: one process at a time may train there, on whatever host.
 
-The owner file lies beside the run directory, because that is renamed when it is set aside. It is made by linking a
-finished file to its name, which is atomic and exclusive on local file systems, NFS and Lustre alike, and needs no lock
-daemon. Whether its owner lives is known for certain on the owner's host (process table) and for Slurm jobs (Slurm);
-elsewhere by a heartbeat, a thread that touches the file. An owner that was taken over while it lived (its host lost the
-network, say) ends as soon as that thread sees it, and the new owner waits that long before it begins.
+The owner file appears by linking a finished file to its name: atomic and exclusive on local file systems, NFS and
+Lustre, without a lock daemon. On the owner's host the process table says whether the owner lives, for Slurm jobs Slurm
+does, elsewhere a heartbeat: a thread touches the file. An owner whose lock was taken over (its host had lost the
+network, say) ends when the thread sees it, and the new owner waits as long before it begins.
 """
 
 import json
@@ -33,7 +32,7 @@ FENCE_SECONDS = 5.0
 
 
 class Owner(TypedDict):
-    """owner.json, the lock of a run directory."""
+    """owner.json, the lock of a training folder."""
 
     host: str
     pid: int
@@ -47,10 +46,9 @@ class Owner(TypedDict):
 
 @contextmanager
 def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
-    """Hold the lock while the block runs.
+    """Hold the lock while the block runs; take over a dead process's.
 
-    A living process that holds it already is named, with its host and job, and waited for `timeout` seconds; UserError
-    after that. A dead process's lock is taken over.
+    A living owner is named, with host and job, and waited for `timeout` seconds; then UserError.
     """
     announced, token, since = False, secrets.token_hex(8), time.monotonic()
     while not _take(owner_file, token):
@@ -75,9 +73,9 @@ def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
 
 
 def _silence(owner_file: Path, only_read: bool = False) -> float:
-    """Seconds since the owner's last heartbeat, infinite when there is no owner.
+    """Return the seconds since the owner's last heartbeat, infinite without an owner.
 
-    By the file server's clock, which takes a write to learn, or by this host's for who may `only_read`.
+    The clock is the file server's, read by a write; this host's with `only_read`.
     """
     clock = hidden_name(owner_file)
     try:
@@ -93,7 +91,7 @@ def _silence(owner_file: Path, only_read: bool = False) -> float:
 
 
 def read_owner(owner_file: Path) -> dict[str, Any] | None:
-    """The owner's record, or None when nobody holds it."""
+    """Return the owner's record, or None."""
     try:
         return read_if_there(owner_file, Owner)
     except UserError:
@@ -101,7 +99,7 @@ def read_owner(owner_file: Path) -> dict[str, Any] | None:
 
 
 def describe(owner: dict[str, Any] | None) -> str:
-    """An owner in words: process, host, Slurm job, since when."""
+    """Name an owner: process, host, Slurm job, since when."""
     if not owner:
         return "a process that left no name"
     job = f" (Slurm job {owner['slurm_job']})" if owner.get("slurm_job") else ""
@@ -110,12 +108,12 @@ def describe(owner: dict[str, Any] | None) -> str:
 
 
 def is_alive(owner_file: Path, only_read: bool = False) -> bool:
-    """Whether the process that made an owner file still runs.
+    """Whether the owner's process runs.
 
-    On its own host it does when a process of that id started when the owner did. On another host, or in a container
-    with process ids of its own, it does not when its Slurm job has ended (or is this very job, requeued), and otherwise
-    does while its heartbeat is younger than five minutes. With `only_read`, Slurm is not asked and nothing is written.
-    Nor is Slurm asked of another user's job, which it may hide (PrivateData) and say that it knows none.
+    On its host a process of the owner's id and start time runs. On another host, or in a container with process ids of
+    its own, the Slurm job has not ended (nor is it this job, requeued) and the heartbeat is younger than five minutes.
+    With `only_read` Slurm is not asked and nothing is written. Slurm is not asked about other users' jobs, which it may
+    hide (PrivateData).
     """
     owner = read_owner(owner_file)
     if owner is None:
@@ -166,12 +164,12 @@ def _take(owner_file: Path, token: str) -> bool:
 
 
 def _is_local(owner: dict[str, Any]) -> bool:
-    """Whether this process sees the owner's in its process table."""
+    """Whether the owner is in this process's process table."""
     return (owner.get("host"), owner.get("pid_namespace")) == (socket.gethostname(), pid_namespace())
 
 
 def _link(owner_file: Path, token: str) -> bool:
-    """Make the owner file, whole, if there is none; its folder may be discarded while it is waited for."""
+    """Make the owner file, whole, unless there is one; the folder may have been discarded meanwhile."""
     owner_file.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(owner_file.parent, owner_file.name)
     mine = hidden_name(owner_file)
@@ -213,5 +211,5 @@ def _beat(owner_file: Path, token: str, stop: threading.Event) -> None:
 
 
 def _boot() -> str:
-    """An identifier that changes when the host is started again."""
+    """Return an identifier of the host's start."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

@@ -20,7 +20,9 @@ commit (a directory ``<stage>/run`` or ``run.<identity>``) is valid where it lie
 import errno
 import glob
 import os
+import shutil
 import stat
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -29,13 +31,14 @@ from pathlib import Path
 from scripts.errors import UserError
 from scripts.files import fsync_directory, link_to, remove_leftovers, write_json, write_text
 from scripts.recipe.resolve import config_text
-from scripts.recipe.stage import TrainingConfig
+from scripts.recipe.stage import Checkpointing, TrainingConfig
 from scripts.records import ADVICE, CheckpointRecord, ExportRecord, Facts, Files, RunIdentity, read_if_there
 from scripts.stage.identity import identity_of
 from scripts.stage.owner import hold
 from scripts.stage.paths import STORE, StagePaths, owner_of
+from scripts.stage.progress import read_log
 from scripts.stage.publish import MEGATRON, note_export
-from scripts.stage.rundir import FILES, checkpoints, finish_removals, newest_step
+from scripts.stage.rundir import FILES, Checkpoint, checkpoints, finish_removals, newest_step
 
 LINKS = ("run", "ckpt/weights", "hf/model", "hf/adapter")
 PLACES = ("*", "*/*", "*/sample-*/*")
@@ -119,6 +122,50 @@ def published_steps(folder: Path) -> set[int]:
     root, name = folder.parent.parent, (folder.name, "checkpoints")
     targets = {target.name for _, target in links(root) if target.parts[:2] == name}
     return {checkpoint.step for checkpoint in checkpoints(folder) if checkpoint.path.name in targets}
+
+
+def tree_bytes(directory: Path) -> int:
+    """Return the bytes that removing a folder frees; a file with a name elsewhere stays."""
+    names_seen: Counter[tuple[int, int]] = Counter()
+    size = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            status = os.lstat(Path(folder, name))
+            names_seen[status.st_dev, status.st_ino] += 1
+            if names_seen[status.st_dev, status.st_ino] == status.st_nlink:
+                size += status.st_blocks * 512
+    return size
+
+
+def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
+    """Remove checkpoints of a training folder and return their steps.
+
+    Kept are the newest `keep_last_k`, the best `keep_top_k` by `metric_name`, `keep_steps`, and what any run published.
+    A checkpoint is renamed before it is removed, so half of one never looks whole.
+    """
+    if checkpointing.keep_last_k is None:
+        return []
+    finish_removals(run)
+    found = checkpoints(run)
+    newest = found[-checkpointing.keep_last_k :]
+    kept = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]}
+    removed = [checkpoint for checkpoint in found if checkpoint.step not in kept | {*checkpointing.keep_steps}]
+    published = published_steps(run) if removed else set()
+    removed = [checkpoint for checkpoint in removed if checkpoint.step not in published]
+    for checkpoint in removed:
+        shutil.rmtree(checkpoint.path.rename(checkpoint.path.with_name(f"removing_{checkpoint.path.name}")))
+    return [checkpoint.step for checkpoint in removed]
+
+
+def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> list[Checkpoint]:
+    """Return the best checkpoints by the metric of their step; of equal ones the newer, without the metric none."""
+    if not checkpointing.keep_top_k:
+        return []
+    name, sign = checkpointing.metric_name.removeprefix("train:"), 1 if checkpointing.higher_is_better else -1
+    values = {entry["step"]: entry.get(name) for entry in read_log(run / "metrics.jsonl")}
+    known = [checkpoint for checkpoint in found if values.get(checkpoint.step) is not None]
+    known.sort(key=lambda checkpoint: (sign * values[checkpoint.step], checkpoint.step), reverse=True)
+    return known[: checkpointing.keep_top_k]
 
 
 # --- trees of earlier commits, whose stages trained in a directory of their own ---

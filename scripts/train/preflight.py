@@ -20,12 +20,12 @@ from scripts.records import Criteria, Gate, Manifest, read_record
 from scripts.rows.chat_format import ChatFormat
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
-from scripts.stage.disk import shortage
 from scripts.stage.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.stage.probe import report, sample_rows, try_rewards
 from scripts.stage.shown import shortened_row, text_of_rows, without_torch
 from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of, stage_parser
+from scripts.train.disk import shortage
 
 SHOWN = 10
 SHOWN_ROWS = 3

@@ -1,28 +1,28 @@
 """Train one stage: open its folder of the store, resume or start there, and publish the planned step.
 
 A stage is done once the checkpoint of the planned step exists, or the checkpoint after which an asynchronous stage has
-no rows left. Whatever trained it, in whichever run, it is published without training. Within a Slurm job the training
-stops before the job's end and goes on in the next allocation. Exit status: 0 published; 75 unfinished, to be continued
-by the next attempt; 1 failed.
+no rows left; whichever run trained it, it is published without training. Within a Slurm job the training stops before
+the job's end and goes on in the next allocation. Exit status: 0 published; 75 to be continued; 1 failed.
 """
 
+import argparse
 import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
+from scripts.backends.stop import StopRequest
 from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
 from scripts.recipe.load import load_site
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
-from scripts.stage.attempts import begin_attempt, end_attempt, refuse_without_progress, without_progress
+from scripts.stage.attempts import begin_attempt, end_attempt, without_progress
 from scripts.stage.consistency import check_splits, exported_model, of_export
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step
 from scripts.stage.stage import Stage
-from scripts.stage.stop import StopRequest
 from scripts.train.arguments import stage_of, stage_parser
 
 UNFINISHED = os.EX_TEMPFAIL
@@ -31,10 +31,10 @@ IDLE_NODES_SECONDS = 360.0
 
 @dataclass(frozen=True)
 class Attempt:
-    """How this attempt at a stage is made; may change no weight.
+    """Settings of an attempt; they change no weight.
 
-    `call` tells apart the calls of Snakemake (0: none, a person's own), `patience` is how many seconds another process
-    that trains the stage is waited for, `publish_only` forbids to train.
+    `call` numbers the call of Snakemake (0: a person's own), `patience` is the seconds to wait for another process that
+    trains the stage, `publish_only` forbids to train.
     """
 
     call: int = 0
@@ -46,12 +46,12 @@ class Attempt:
 
     @property
     def nodes(self) -> int:
-        """The nodes that it trains on."""
+        """Return the number of nodes."""
         return len(self.allocation.job.nodes) if self.allocation.job else 1
 
     @property
     def gpus(self) -> int:
-        """The GPUs of all nodes together."""
+        """Return the GPUs of all nodes together."""
         site = self.allocation.site
         return self.nodes * site.slurm.gpus_per_node if self.allocation.job and site and site.slurm else 0
 
@@ -63,12 +63,12 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
     with stage.opened(attempt.patience) as run:
         backend_of(stage.config.backend).seal_finished(run)
         newest = newest_checkpoint(run, stage.planned, content=False)
-        if newest is None or newest.step < _reach(stage, run, newest).step:
-            newest = _train(stage, run, attempt, stop)
-            if newest is None:
-                return UNFINISHED
-        else:
-            print(f"{stage.name}: step {newest.step} of identity {run.name} is already trained; publishing", flush=True)
+        if newest is not None and newest.step >= _reach(stage, run, newest).step:
+            print(
+                f"{stage.name}: step {newest.step} of identity {run.name} is already trained; publishing it", flush=True
+            )
+        elif (newest := _train(stage, run, attempt, stop)) is None:
+            return UNFINISHED
         if stage.reread().identity != stage.identity:
             raise UserError(
                 f"{stage.name}: its config, data or parent changed while it trained; what is trained is kept in {run}: "
@@ -87,12 +87,9 @@ def _reach(stage: Stage, run: Path, newest: Checkpoint | None) -> Reach:
 
 
 def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Checkpoint | None:
-    """Train on from the newest sound checkpoint; return the stage's last, or None where it is to be continued.
-
-    UserError where only later checkpoints are left, which are trained from the wanted one.
-    """
+    """Train on from the newest sound checkpoint; return the stage's last, None where it is to be continued."""
     newest, planned = newest_checkpoint(run, stage.planned), stage.config.planned_step(stage.rows)
-    step, aim = newest.step if newest else 0, _reach(stage, run, newest)
+    step, aim, name = newest.step if newest else 0, _reach(stage, run, newest), stage.name
     if newest_step(run) > stage.planned:
         kept = ", ".join(str(checkpoint.step) for checkpoint in checkpoints(run))
         raise UserError(
@@ -103,40 +100,37 @@ def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Chec
     if stage.parent_export_record:
         exported_model(stage.parent_export_record)
     if aim.step == 0:
-        raise UserError(f"{stage.name}: its data end before the first step; see {attempt.log}")
+        raise UserError(f"{name}: its data end before the first step; see {attempt.log}")
     if attempt.publish_only:
         begin_attempt(run, step, attempt.call, nodes=0)
         end_attempt(run, step, "waited")
-        print(f"{stage.name}: at step {step} of {planned}, the rest takes all its nodes; to be continued", flush=True)
+        print(f"{name}: at step {step} of {planned}, the rest takes all its nodes; to be continued", flush=True)
         return None
-    refuse_without_progress(run, attempt.call, step, attempt.log)
+    if stuck := without_progress(run, attempt.call, step):
+        raise UserError(f"{run}: {stuck}; not trying again: see {attempt.log}")
     start = f"resumes from step {step}" if newest else "starts"
     until = f", {'its data end at' if aim.is_end else 'at first to'} step {aim.step}" if aim.step < planned else ""
-    print(f"{stage.name}: {start}, planned step {planned}{until}, identity {run.name}", flush=True)
+    print(f"{name}: {start}, planned step {planned}{until}, identity {run.name}", flush=True)
     reached = _attempt(stage, run, newest, aim, attempt, stop)
     step = reached.step if reached else 0
     if reached is not None and step >= _reach(stage, run, reached).step:
         return reached
     if step < aim.step and stop.reason is None:
-        raise UserError(
-            f"{stage.name}: training ended at step {step} of {aim.step} for no reason it gave; what is trained is in "
-            f"{run}: see {attempt.log}"
-        )
+        why = f"training ended at step {step} of {aim.step} for no reason it gave"
+        raise UserError(f"{name}: {why}; what is trained is in {run}: see {attempt.log}")
     why = stop.reason or "as far as this attempt was to train"
-    print(f"{stage.name}: unfinished at step {step} of {planned} ({why}); to be continued", flush=True)
+    print(f"{name}: unfinished at step {step} of {planned} ({why}); to be continued", flush=True)
     return None
 
 
 def _attempt(
     stage: Stage, run: Path, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
 ) -> Checkpoint | None:
-    """Let the backend train, and note how the attempt began and ended; return the newest checkpoint after it."""
-    backend = backend_of(stage.config.backend)
-    resume_from = newest.path if newest else None
+    """Let the backend train, and note the attempt; return the newest checkpoint after it."""
+    backend, resume_from, outcome = backend_of(stage.config.backend), newest.path if newest else None, "failed"
     job = TrainingJob.of(stage, aim.step, attempt.threads, stop, resume_from, attempt.nodes)
     image = backend.image_of(stage, attempt.allocation.site)
     begin_attempt(run, job.start, attempt.call, attempt.nodes, attempt.gpus, code_revision(), image)
-    outcome = "failed"
     try:
         backend.train(job, attempt.allocation)
         outcome = "unfinished" if stop.reason else "failed"
@@ -156,7 +150,7 @@ def _attempt(
 
 
 def requeue(run: Path, attempt: Attempt) -> None:
-    """Go on in the same Slurm job's next allocation, where the cluster allows; Slurm then ends this process."""
+    """Go on in the Slurm job's next allocation, where the cluster allows; Slurm then ends this process."""
     job, site = attempt.allocation.job, attempt.allocation.site
     if job is None or site is None or site.slurm is None or not (job.requeues and site.slurm.requeue):
         return
@@ -170,38 +164,26 @@ def requeue(run: Path, attempt: Attempt) -> None:
 
 
 def main() -> int:
-    """Command line of the trainer."""
+    """Run the trainer's command line."""
     parser = stage_parser("run", __doc__)
-    parser.add_argument("--site", type=Path, help="the site, which says how to use a Slurm job's nodes")
-    parser.add_argument(
-        "--root", type=Path, help="the folder with all runs' results, which holds the store (default: --results)"
-    )
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
-    parser.add_argument("--deadline", type=float, help="seconds since the epoch; default: the end of the Slurm job")
-    parser.add_argument("--call", type=int, default=0, help="the call of the workflow that this attempt belongs to")
+    parser.add_argument("--site", type=Path, help="the site, for the use of a Slurm job's nodes")
+    parser.add_argument("--root", type=Path, help="the folder of all runs' results and the store (default: --results)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
+    parser.add_argument("--deadline", type=float, help="seconds since the epoch (default: the end of the Slurm job)")
+    parser.add_argument("--call", type=int, default=0, help="number of the workflow's call")
     parser.add_argument("--wait", action="store_true", help="wait for another process that trains the same")
-    parser.add_argument("--after-job", type=int, default=0, help="wait until this Slurm job is gone; 0: for none")
+    parser.add_argument("--after-job", type=int, default=0, help="wait for the end of this Slurm job; 0: for none")
     parser.add_argument("--publish-only", type=int, default=0, help="1: exit with 75 instead of training")
-    parser.add_argument("--log", default=Attempt.log, help="where messages point for the log")
+    parser.add_argument("--log", default=Attempt.log, help="the log that messages name")
     arguments = parser.parse_args()
     stage = replace(stage_of(arguments), root=arguments.root)
-    site = load_site(arguments.site, stage.recipe) if arguments.site else None
     if arguments.after_job:
         print(f"{stage.name}: Slurm job {arguments.after_job} trains it; waiting for that to end", flush=True)
         wait_for_job(str(arguments.after_job))
-    job = own_job() if site and site.slurm and own_job_id() else None
-    deadline = arguments.deadline
+    attempt, deadline = _attempt_of(arguments, stage), arguments.deadline
+    job, site = attempt.allocation.job, attempt.allocation.site
     if job is not None and job.end is not None and deadline is None:
         deadline = job.end - site.slurm.margin
-    patience = (math.inf if job is None or arguments.publish_only else IDLE_NODES_SECONDS) if arguments.wait else 0.0
-    attempt = Attempt(
-        call=arguments.call,
-        threads=arguments.threads,
-        patience=patience,
-        publish_only=bool(arguments.publish_only),
-        log=arguments.log,
-        allocation=Allocation(job, site),
-    )
     stop = StopRequest(deadline)
     stop.listen()
     try:
@@ -210,8 +192,17 @@ def main() -> int:
         print(f"{stage.name}: {error}; to be continued", flush=True)
         return UNFINISHED
     if status == UNFINISHED and not stop.signalled and not attempt.publish_only:
-        requeue(stage.paths.run, attempt)
+        requeue(stage.training, attempt)
     return status
+
+
+def _attempt_of(arguments: argparse.Namespace, stage: Stage) -> Attempt:
+    site = load_site(arguments.site, stage.recipe) if arguments.site else None
+    job = own_job() if site and site.slurm and own_job_id() else None
+    publish_only = bool(arguments.publish_only)
+    patience = 0.0 if not arguments.wait else math.inf if job is None or publish_only else IDLE_NODES_SECONDS
+    allocation = Allocation(job, site)
+    return Attempt(arguments.call, arguments.threads, patience, publish_only, arguments.log, allocation)
 
 
 if __name__ == "__main__":

@@ -195,8 +195,8 @@ def test_a_training_out_of_memory_ends_with_what_needs_less_and_where_it_goes_on
     import torch
 
     from scripts.backends.protocol import TrainingJob
+    from scripts.backends.stop import StopRequest
     from scripts.stage.rundir import seal_checkpoint
-    from scripts.stage.stop import StopRequest
 
     folder, recipe = results
     job = TrainingJob.of(Stage(recipe, folder, "sft"), 4, 1, StopRequest())

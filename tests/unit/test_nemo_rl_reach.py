@@ -18,16 +18,16 @@ from scripts.backends.nemo_rl import train as nemo_rl_backend
 from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.data_left import batches_taken, generated_steps, reached, sure_step
 from scripts.backends.nemo_rl.ray_sub import RaySub
+from scripts.backends.stop import StopRequest
+from scripts.commands.retries import reason_to_stop
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.stage import Checkpointing
 from scripts.stage.attempts import attempts_of
 from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
-from scripts.stage.retries import reason_to_stop
 from scripts.stage.rundir import Checkpoint, checkpoints
 from scripts.stage.stage import Stage
-from scripts.stage.stop import StopRequest
 from scripts.train import run as trainer
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT

@@ -19,12 +19,12 @@ from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.backends.protocol import Allocation, TrainingJob
+from scripts.backends.stop import StopRequest
 from scripts.errors import UserError
 from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
 from scripts.recipe.load import load_recipe, load_site
 from scripts.slurm.client import Job
 from scripts.stage.stage import Stage
-from scripts.stage.stop import StopRequest
 from tests.conftest import ROOT
 
 ASKED, ANSWER = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from scripts.backends.protocol import TrainingJob, read_job, write_job
+from scripts.backends.stop import StopRequest
 from scripts.backends.trl.backend import BACKEND
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
@@ -17,7 +18,6 @@ from scripts.recipe.resolve import own_environments, resolve_stage, training_con
 from scripts.rewards.episode import episode_response, tools_of, whole_text
 from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_groups, scores
 from scripts.stage.probe import SampledRow, try_rewards
-from scripts.stage.stop import StopRequest
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, SHORT
 from tests.stages import ready_stage

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.backends.stop import StopRequest
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
 from scripts.commands.status import status_text
@@ -37,7 +38,6 @@ from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model, refuse_damage
 from scripts.stage.paths import StagePaths
 from scripts.stage.stage import Stage
-from scripts.stage.stop import StopRequest
 from scripts.stage.store import identity_in, take_in
 from scripts.train.run import Attempt, train_stage
 from tests.conftest import ROOT, SHORT

@@ -2,8 +2,8 @@
 
 import pytest
 
+from scripts.commands.retries import Retries, reason_to_stop
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.retries import Retries, reason_to_stop
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 from scripts import files
 from scripts.backends.protocol import Backend
+from scripts.backends.stop import StopRequest
 from scripts.commands.discard import discard
 from scripts.errors import UserError
 from scripts.files import read_json
@@ -25,11 +26,9 @@ from scripts.stage.owner import hold
 from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.reach import Reach, note_reach
-from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import checkpoints, damage_of, newest_step, seal_checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.stop import StopRequest
-from scripts.stage.store import identity_in, unlinked
+from scripts.stage.store import identity_in, prune_checkpoints, unlinked
 from scripts.train.export import export
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
@@ -195,7 +194,7 @@ from dataclasses import replace
 from tests.unit import test_store as store
 from scripts.backends.trl import backend
 from scripts.train.run import Attempt, train_stage
-from scripts.stage.stop import StopRequest
+from scripts.backends.stop import StopRequest
 
 class Slow(store.StandIn):
     def train(self, job, allocation):

@@ -135,7 +135,9 @@ def test_another_start_trains_from_the_model_and_the_chain_of_before_comes_back(
     record = json.loads((rlvr / "ckpt/record.json").read_text())
     assert record["parents"] == [] and record["identity"] != identity
     trained = files(RECORDED / "results/recorded/rlvr/run/checkpoints")
-    assert files(noted.root / f"results/store/{identity}/checkpoints") == trained and files(noted.results / "sft") == sft
+    assert (
+        files(noted.root / f"results/store/{identity}/checkpoints") == trained and files(noted.results / "sft") == sft
+    )
 
     def plan(*options: str) -> dict[str, str]:
         lines = noted.run("python", "-m", "scripts.commands", "plan", *options).stdout.splitlines()

@@ -13,6 +13,7 @@ pytest.importorskip("trl")
 from trl.chat_template_utils import parse_response, qwen3_chat_template
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.stop import StopRequest
 from scripts.backends.trl.measuring import MeasuringTrainer
 from scripts.backends.trl.train import train_rank
 from scripts.data.fill import fill_blend
@@ -29,7 +30,6 @@ from scripts.recipe.stage import Checkpointing
 from scripts.rewards.episode import whole_text
 from scripts.rewards.registry import SPECS, register
 from scripts.rows.jsonl import read_rows
-from scripts.stage.stop import StopRequest
 from tests.conftest import ROOT
 from tests.pretrained import tokenizer as pretrained_tokenizer
 

@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.files import temporary_directory, write_json
-from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
+from scripts.stage.store import prune_checkpoints
 
 SIZE = 4096
 

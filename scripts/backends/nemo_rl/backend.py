@@ -18,6 +18,7 @@ from scripts.backends.nemo_rl.export import convert, template_text
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
+from scripts.backends.stop import StopRequest
 from scripts.errors import UserError
 from scripts.recipe.site import Site
 from scripts.recipe.stage import TrainingConfig
@@ -30,7 +31,6 @@ from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.shown import load_here, shown_row, without_torch
 from scripts.stage.stage import Stage
-from scripts.stage.stop import StopRequest
 
 NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
 

@@ -25,8 +25,8 @@ from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite
 from scripts.records import read_if_there
 from scripts.stage.reach import forget_beyond
-from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step
+from scripts.stage.store import prune_checkpoints
 
 STARTUP = "startup.json"
 ROWS = "rows"  # the splits of SFT

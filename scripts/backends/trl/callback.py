@@ -13,8 +13,8 @@ from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOU
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks
 from scripts.errors import UserError
 from scripts.evaluate.step_criteria import refuse_divergence
-from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
+from scripts.stage.store import prune_checkpoints
 
 
 class StageCallback(TrainerCallback):

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from scripts.backends.protocol import TrainingJob, read_job
+from scripts.backends.stop import SIGNALS
 from scripts.backends.trl.cluster import RankError
 from scripts.backends.trl.placing import offloads
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.processes import end_with_parent
-from scripts.stage.stop import SIGNALS
 
 
 def rank() -> int:

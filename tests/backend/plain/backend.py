@@ -8,8 +8,8 @@ from scripts.model.load import load_model
 from scripts.model.processor import load_processor
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render
-from scripts.stage.retention import prune_checkpoints
 from scripts.stage.rundir import seal_checkpoint
+from scripts.stage.store import prune_checkpoints
 
 
 class Plain(Backend):

@@ -1,9 +1,7 @@
-"""Whether a stage's checkpoints will fit on the disk, and what room they take."""
+"""Tell whether a stage's checkpoints fit on the disk."""
 
 import math
-import os
 import shutil
-from collections import Counter
 from pathlib import Path
 
 from scripts.files import amount, read_json
@@ -17,10 +15,10 @@ from scripts.stage.stage import Stage
 
 
 def checkpoint_bytes(stage: Stage) -> int:
-    """Bytes of one checkpoint: the parent's; else the model's parameters in float32 with AdamW's two moments.
+    """Return the bytes of one checkpoint: as the parent's, or the parameters and AdamW's two moments in float32.
 
-    For a pretrained model of NeMo-RL 14 bytes a parameter: 2 of the weights in bfloat16, 12 of the optimizer. 0: nobody
-    knows, as of adapters.
+    A pretrained model of NeMo-RL takes 14 bytes a parameter: 2 for weights in bfloat16, 12 for the optimizer. 0: not
+    known, as for adapters.
     """
     if getattr(getattr(stage.config, "policy", None), "lora", None) is not None:
         return 0
@@ -38,7 +36,7 @@ def checkpoint_bytes(stage: Stage) -> int:
 
 
 def checkpoints_at_once(checkpointing: Checkpointing, planned: int) -> int:
-    """The most checkpoints that lie on the disk at one moment: those that are kept, and one being saved."""
+    """Return the most checkpoints on the disk at one moment: the kept, and one being saved."""
     taken = math.ceil(planned / checkpointing.save_period)
     if checkpointing.keep_last_k is None:
         return taken
@@ -46,9 +44,9 @@ def checkpoints_at_once(checkpointing: Checkpointing, planned: int) -> int:
 
 
 def shortage(stage: Stage) -> str | None:
-    """Why the stage would not fit on the disk of its run directory, with the sizes; None when it fits.
+    """Say with sizes why a stage's checkpoints do not fit on the store's disk; None where they fit.
 
-    Checkpoints that the run directory already holds of this very config and data need no room any more.
+    Checkpoints of the same config and data are there already and need no room.
     """
     run = stage.paths.run
     each, most = checkpoint_bytes(stage), checkpoints_at_once(stage.settings.checkpointing, stage.planned)
@@ -63,21 +61,8 @@ def shortage(stage: Stage) -> str | None:
 
 
 def _held(stage: Stage) -> int:
-    """The checkpoints of this very config and data that the run directory holds; the parent may not be exported yet."""
+    """Count the checkpoints of the stage's config and data; its parent may not be exported yet."""
     run = stage.paths.run
     held, splits = read_if_there(run / "identity.json", RunIdentity), read_record(stage.manifest, Manifest)
     now = stage.config.content, splits["train"]["sha256"]
     return len(checkpoints(run)) if held and (held["config"], held["train_split"]) == now else 0
-
-
-def tree_bytes(directory: Path) -> int:
-    """Bytes that are free once a directory tree is removed; a file that has a name elsewhere stays."""
-    names_seen: Counter[tuple[int, int]] = Counter()
-    size = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            status = os.lstat(Path(folder, name))
-            names_seen[status.st_dev, status.st_ino] += 1
-            if names_seen[status.st_dev, status.st_ino] == status.st_nlink:
-                size += status.st_blocks * 512
-    return size
