@@ -240,9 +240,6 @@ def _mend(root: Path, paths: StagePaths) -> None:
         if not export.is_symlink() and not (exports / export.name).exists():
             export.rename(exports / export.name)
     for export in filter(Path.is_dir, exports.glob("[!.]*")):
-        weights = export / MEGATRON
-        if weights.is_symlink() and weights.readlink().parts[:3] == ("..", "..", "run"):
-            link_to(weights, folder.joinpath(*weights.readlink().parts[3:]))
         if not os.path.lexists(old / export.name):
             link_to(old / export.name, export)
     linked = (exports / exported["content"] / MEGATRON).is_symlink()
