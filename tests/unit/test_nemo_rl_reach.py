@@ -288,11 +288,6 @@ class World:
         monkeypatch.setattr(BACKEND, "train", nemo_rl_backend.train)
         monkeypatch.setattr(trainer, "code_revision", lambda: None)
 
-    @property
-    def run(self) -> Path:
-        """The folder in which the stage trains."""
-        return self.stage.paths.run
-
     def attempt(self, stage: Stage | None = None) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)
         before = len(attempts_of(self.run, self.call))
