@@ -108,6 +108,8 @@ def overlaps(prompts: list[list[str]], benchmarks: dict[str, Benchmark], vocabul
             ids.append(0)  # a word that no benchmark has, between prompts
             ends.append(len(ids))
             rows.append(row)
+    if not ends:  # as where all rows of a batch are duplicates
+        return {}
     numbers = np.array(ids, np.uint64)
     prompt_of = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
     unknown = np.concatenate([[0], np.cumsum(numbers == 0)])

@@ -107,6 +107,8 @@ def test_the_first_of_equal_prompts_or_rows_stays_whatever_the_white_space():
     assert left(rows, "prompt") == ([0, 2, 3], {"duplicates": 3})
     assert left(rows, "row") == ([0, 2, 3, 4], {"duplicates": 2})
     assert left(rows) == ([0, 1, 2, 3, 4, 5], {})
+    kept, record = left(rows[:1] * 4, "prompt", b=(iter([["x " * 9]]), 8, 0.5))
+    assert (kept, record["duplicates"]) == ([0], 3)  # a batch of duplicates alone
 
 
 def test_what_was_seen_is_remembered_in_eight_bytes_a_row():
