@@ -200,7 +200,7 @@ class ExportRecord(TypedDict):
 
 
 class ReachedStep(TypedDict):
-    """The last reachable step; see scripts.stage.reach."""
+    """The last reachable step; see scripts.stage.progress."""
 
     step: Count
     is_end: bool

@@ -22,8 +22,8 @@ from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.records import ShownRow
 from scripts.rows.chat_format import ChatFormat
 from scripts.slurm.client import Job
+from scripts.stage.progress import Reach
 from scripts.stage.publish import export_checkpoint
-from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, step_of
 from scripts.stage.stage import Stage
 

@@ -5,10 +5,10 @@ import os
 import sys
 
 from scripts.backends.protocol import backend_of
+from scripts.backends.tokens import text_of_rows, without_torch
 from scripts.commands.project import project_of
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
-from scripts.stage.shown import text_of_rows, without_torch
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,18 +1,24 @@
-"""The steps that a run directory has logged in ``metrics.jsonl``."""
+"""Read a training folder's logged steps (``metrics.jsonl``), and note the reach of each checkpoint (``reach.json``).
+
+NeMo-RL's asynchronous training loses rows at every resume, so its data can end before the planned step; Snakemake, plan
+and status read the note, and need not open checkpoints.
+"""
 
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, NotRequired, TypedDict
 
-from scripts.files import read_tail
-from scripts.records import Count, parse_lines, read_lines
+from scripts.files import read_tail, write_json
+from scripts.records import Count, ReachedStep, Reaches, parse_lines, read_if_there, read_lines
 
 RECENT_STEPS = 50
+REACH = "reach.json"
 
 
 class Step(TypedDict):
-    """A line of metrics.jsonl."""
+    """Describe a line of metrics.jsonl."""
 
     step: Count
     seconds: NotRequired[float | None]
@@ -26,23 +32,64 @@ class Step(TypedDict):
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """All logged steps in order; of a step logged again after a resume, the later line. None without a log."""
+    """Return all logged steps in order; for a step logged again after a resume the later line."""
     steps = {entry["step"]: entry for entry in read_lines(path, Step)}
     return [steps[step] for step in sorted(steps)]
 
 
 def recent_steps(run: Path) -> list[dict[str, Any]]:
-    """The steps at the end of the log, however long that is, in the order logged."""
+    """Return the last logged steps, in the order logged, whatever the log's size."""
     return list(parse_lines(read_tail(run / "metrics.jsonl")[-RECENT_STEPS:], Step))
 
 
 def step_seconds(entries: Iterable[dict[str, Any]]) -> float | None:
-    """Median seconds of logged steps; None when there are none."""
+    """Return the median seconds of logged steps; None without steps."""
     seconds = [entry["seconds"] for entry in entries if entry.get("seconds") is not None]
     return median(seconds) if seconds else None
 
 
 def tokens_per_second(entries: Iterable[dict[str, Any]]) -> float | None:
-    """Tokens of logged steps over their seconds; None where no step counts its tokens."""
+    """Return tokens a second of logged steps; None where no step counts tokens."""
     counted = [entry for entry in entries if entry.get("tokens") and entry.get("seconds")]
     return sum(entry["tokens"] for entry in counted) / sum(entry["seconds"] for entry in counted) if counted else None
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Name the step that an attempt trains to; with `is_end` the data end there, before the planned step."""
+
+    step: int
+    is_end: bool = False
+
+
+def noted_reach(run: Path, start: int) -> Reach | None:
+    """Return the noted reach of an attempt from step `start` (0: from none), or None."""
+    noted = _noted(run).get(str(start))
+    return Reach(noted["step"], noted["is_end"]) if noted else None
+
+
+def note_reach(run: Path, start: int, reach: Reach) -> None:
+    """Note the reach of an attempt from step `start`."""
+    write_json(run / REACH, _noted(run) | {str(start): asdict(reach)})
+
+
+def adopt_reach(run: Path, other: Path, step: int) -> None:
+    """Note as well what another run directory has noted of its checkpoints up to that of a step."""
+    if noted := {start: reach for start, reach in _noted(other).items() if int(start) <= step}:
+        write_json(run / REACH, _noted(run) | noted)
+
+
+def forget_beyond(run: Path, start: int) -> None:
+    """Forget the reach of checkpoints after step `start`, which are trained again."""
+    if noted := _noted(run):
+        write_json(run / REACH, {step: reach for step, reach in noted.items() if int(step) <= start})
+
+
+def last_step(run: Path, start: int, planned: int) -> int:
+    """Return the last step of a stage with newest step `start`: the end of its data, at most the planned step."""
+    reach = noted_reach(run, start)
+    return min(planned, reach.step) if reach and reach.is_end else planned
+
+
+def _noted(run: Path) -> dict[str, ReachedStep]:
+    return read_if_there(run / REACH, Reaches) or {}

@@ -20,8 +20,8 @@ from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_blend, damage_of_stage
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.paths import owner_of
+from scripts.stage.progress import last_step
 from scripts.stage.provenance import words_of_skipped
-from scripts.stage.reach import last_step
 from scripts.stage.rule_settings import data_to_be_made
 from scripts.stage.rundir import newest_step
 from scripts.stage.stage import Stage

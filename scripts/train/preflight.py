@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import backend_of
+from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
 from scripts.errors import UserError, run_program
 from scripts.files import check_readable, write_json
 from scripts.model.hugging_face import check_model
+from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.records import Criteria, Gate, Manifest, read_record
 from scripts.rows.chat_format import ChatFormat
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
-from scripts.stage.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.stage.probe import report, sample_rows, try_rewards
-from scripts.stage.shown import shortened_row, text_of_rows, without_torch
 from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of, stage_parser
 from scripts.train.disk import shortage

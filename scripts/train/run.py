@@ -18,9 +18,9 @@ from scripts.recipe.load import load_site
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.stage.attempts import begin_attempt, end_attempt, without_progress
 from scripts.stage.consistency import check_splits, exported_model, of_export
+from scripts.stage.progress import Reach
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
-from scripts.stage.reach import Reach
 from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step
 from scripts.stage.stage import Stage
 from scripts.train.arguments import stage_of, stage_parser

@@ -8,6 +8,7 @@ pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
 
 from scripts.backends.nemo_rl.training import PASSTHROUGH
 from scripts.backends.protocol import backend_of
+from scripts.backends.tokens import shortened_row, shown_row, text_of_rows
 from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_demonstrations, tokenize_pairs
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_text, write_json
@@ -18,7 +19,6 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
 from scripts.rows.chat_format import ChatFormat, read_template, training_template_of
 from scripts.stage.publish import take_settings
-from scripts.stage.shown import shortened_row, shown_row, text_of_rows
 from scripts.stage.stage import Stage
 from scripts.train.preflight import changes_of_format, check_stage
 from tests.conftest import ROOT, SHORT

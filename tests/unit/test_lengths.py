@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from scripts.errors import UserError
+from scripts.model import lengths
+from scripts.model.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows import blocks
-from scripts.stage import lengths
-from scripts.stage.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
 from tests.pretrained import tokenizer
 
 SCRATCH = RandomModel(

@@ -25,7 +25,7 @@ from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.stage import Checkpointing
 from scripts.stage.attempts import attempts_of
-from scripts.stage.reach import Reach, forget_beyond, last_step, note_reach, noted_reach
+from scripts.stage.progress import Reach, forget_beyond, last_step, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint, checkpoints
 from scripts.stage.stage import Stage
 from scripts.train import run as trainer

@@ -24,10 +24,9 @@ from scripts.slurm.jobs import FOLDER, JobRecord, latest_jobs, write_call
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.estimate import hours_text
 from scripts.stage.owner import hold
-from scripts.stage.progress import recent_steps, step_seconds
+from scripts.stage.progress import Reach, note_reach, recent_steps, step_seconds
 from scripts.stage.provenance import parents_of
 from scripts.stage.publish import export_name
-from scripts.stage.reach import Reach, note_reach
 from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States

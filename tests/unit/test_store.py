@@ -23,9 +23,8 @@ from scripts.recipe.resolve import config_text, resolve_stage
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts
 from scripts.stage.consistency import exported_model
 from scripts.stage.owner import hold
-from scripts.stage.progress import read_log
+from scripts.stage.progress import Reach, note_reach, read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
-from scripts.stage.reach import Reach, note_reach
 from scripts.stage.rundir import checkpoints, damage_of, newest_step, seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_in, prune_checkpoints, unlinked

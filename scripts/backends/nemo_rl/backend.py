@@ -19,6 +19,7 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.stop import StopRequest
+from scripts.backends.tokens import load_here, shown_row, without_torch
 from scripts.errors import UserError
 from scripts.recipe.site import Site
 from scripts.recipe.stage import TrainingConfig
@@ -27,9 +28,8 @@ from scripts.rows.chat_format import ChatFormat, tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
 from scripts.slurm.client import Job
-from scripts.stage.reach import Reach
+from scripts.stage.progress import Reach
 from scripts.stage.rundir import Checkpoint
-from scripts.stage.shown import load_here, shown_row, without_torch
 from scripts.stage.stage import Stage
 
 NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)

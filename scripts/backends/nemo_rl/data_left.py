@@ -18,7 +18,7 @@ import yaml
 
 from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
-from scripts.stage.reach import Reach, note_reach, noted_reach
+from scripts.stage.progress import Reach, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint
 
 LOADER, BUFFER = "train_dataloader.pt", "replay_buffer.pt"

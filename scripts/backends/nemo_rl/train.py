@@ -24,7 +24,7 @@ from scripts.evaluate.step_criteria import refuse_divergence
 from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite
 from scripts.records import read_if_there
-from scripts.stage.reach import forget_beyond
+from scripts.stage.progress import forget_beyond
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step
 from scripts.stage.store import prune_checkpoints
 

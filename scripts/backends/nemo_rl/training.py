@@ -104,7 +104,7 @@ class NemoRlTraining(Training):
 
         By default ``max_num_epochs`` passes over the training rows, without partial batches. Asynchronous training
         generates ahead and waits for ever at the end of the data, so the planned step lies two steps before the end;
-        a resumed training may end earlier (scripts.stage.reach).
+        a resumed training may end earlier (scripts.stage.progress).
         """
         if self.max_num_steps is not None or train_rows is None:
             return self.max_num_steps

@@ -65,8 +65,8 @@ class SftTraining(TrlTraining):
 
     def parts(self, row: dict[str, Any], processor: Any) -> Parts:
         """Return the runs of learnt and unlearnt tokens."""
+        from scripts.backends.tokens import runs  # noqa: PLC0415
         from scripts.backends.trl.tokenization import IGNORED  # noqa: PLC0415
-        from scripts.stage.shown import runs  # noqa: PLC0415
 
         return list(runs(row["input_ids"], row["labels"], IGNORED))
 

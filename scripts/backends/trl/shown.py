@@ -4,13 +4,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from scripts.backends.tokens import load_here, shown_row
 from scripts.backends.trl.tokenization import lines_of
 from scripts.files import read_json
 from scripts.recipe.resolve import own_environments
 from scripts.records import ShownRow
 from scripts.rewards.registry import register
 from scripts.rows.chat_format import tokenizer_of
-from scripts.stage.shown import load_here, shown_row
 from scripts.stage.stage import Stage
 
 
