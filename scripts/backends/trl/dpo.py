@@ -17,7 +17,7 @@ class PreferencePolicy(Policy):
 
     train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
     truncation_mode: Literal["keep_start"] | None = Field(
-        None, description="Keep the start of answers that do not fit after their prompt; none: they are refused."
+        None, description="Keep the start of answers too long after their prompt; none: the pair is refused."
     )
 
 
@@ -25,15 +25,13 @@ class Dpo(Strict):
     """Direct preference optimisation (arXiv:2305.18290), pairs in file order."""
 
     max_num_steps: PositiveInt
-    reference_policy_kl_penalty: PositiveFloat = Field(
-        0.05, description="beta: how dearly the policy pays for leaving its parent."
-    )
+    reference_policy_kl_penalty: PositiveFloat = Field(0.05, description="beta: the price of leaving the parent.")
     preference_loss_weight: float = Field(1.0, ge=0)
     sft_loss_weight: float = Field(
         0.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
     )
     preference_average_log_probs: bool = Field(
-        False, description="Divide an answer's log-probability by its length in the preference loss."
+        False, description="Divide an answer's log-probability by the answer's length in the preference loss."
     )
 
     @model_validator(mode="after")

@@ -11,12 +11,12 @@ from scripts.recipe.strict import Strict, invalid
 class VllmEngine(Strict):
     """vLLM on its GPUs. May change no weight but for rounding and random numbers."""
 
-    tensor_parallel_size: PositiveInt = Field(1, description="GPUs that share a layer; colocated: processes.")
+    tensor_parallel_size: PositiveInt = Field(1, description="GPUs for each layer; colocated: processes.")
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Share of a GPU's memory that it takes; none: 0.3 colocated, 0.9 served."
+        None, description="vLLM's share of a GPU's memory; none: 0.3 colocated, 0.9 served."
     )
     enforce_eager: bool = Field(False, description="Compile nothing and capture no CUDA graphs; so on a CPU always.")
-    enable_sleep_mode: bool = Field(False, description="Colocated: give that memory back while the trainer updates.")
+    enable_sleep_mode: bool = Field(False, description="Colocated: give the memory back during updates.")
 
 
 class GenerationResources(Strict):
@@ -24,7 +24,7 @@ class GenerationResources(Strict):
 
     gpus_per_node: PositiveInt | None = Field(None, description="GPUs; none: vllm_cfg.tensor_parallel_size.")
     num_nodes: Literal[1] | None = Field(
-        None, description="1: a node of the stage's own, since TRL talks to one server; none: GPUs of the trainer's."
+        None, description="1: a node of the stage for the server (TRL talks to one); none: GPUs of the trainer's node."
     )
 
 
@@ -58,10 +58,10 @@ class Generation(Sampling):
 
     backend: Literal["transformers", "vllm"] = Field(
         "transformers",
-        description="What samples them: the model that trains, or vLLM beside it, which gets its weights every step.",
+        description="The sampler: the trained model, or vLLM with the trained model's weights of every step.",
     )
     paged: bool = Field(
-        False, description="transformers: sample by paged attention, with new rows where others ended (text only)."
+        False, description="transformers: sample by paged attention, new rows in place of ended rows (text only)."
     )
     vllm_cfg: VllmEngine = VllmEngine()
     colocated: Colocated = Colocated()

@@ -40,7 +40,7 @@ class PromptData(Strict):
     """The rows of the split to train on."""
 
     max_input_seq_length: PositiveInt | None = Field(
-        None, description="Rows whose prompt has more tokens are left out; none: a prompt that does not fit is refused."
+        None, description="Leave out rows with longer prompts; none: a prompt too long for the sequence is refused."
     )
 
 
@@ -51,9 +51,9 @@ class Grpo(Strict):
     num_generations_per_prompt: Annotated[int, Field(ge=2)]
     max_num_steps: PositiveInt
     overlong_filtering: bool = Field(False, description="Take no gradient from responses cut at max_new_tokens.")
-    normalize_rewards: bool = Field(True, description="Divide a group's advantages by its standard deviation.")
+    normalize_rewards: bool = Field(True, description="Divide a group's advantages by the group's standard deviation.")
     use_leave_one_out_baseline: bool = Field(
-        False, description="Measure a response by the others of its group alone (arXiv:2402.14740)."
+        False, description="Measure a response by the rest of the group (arXiv:2402.14740)."
     )
 
 
@@ -67,16 +67,16 @@ class GrpoLoss(Strict):
         None, description="Bound of the ratio where the advantage is negative (dual clip, arXiv:1912.09729)."
     )
     token_level_loss: bool = Field(
-        True, description="Mean over all tokens of an update (arXiv:2503.14476); false: over responses, each its mean."
+        True, description="Mean over all tokens of an update (arXiv:2503.14476); false: mean over responses."
     )
     sequence_level_importance_ratios: bool = Field(
-        False, description="One ratio a response, the geometric mean of its tokens' (GSPO, arXiv:2507.18071)."
+        False, description="One ratio a response, the geometric mean over tokens (GSPO, arXiv:2507.18071)."
     )
     use_importance_sampling_correction: bool = Field(
-        False, description="Weight the loss by the trainer's over vLLM's probability of what vLLM sampled."
+        False, description="Weight the loss by the trainer's over vLLM's probability of the sampled tokens."
     )
     truncated_importance_sampling_ratio: PositiveFloat | None = Field(
-        None, description="Bound of that weight (TIS, openreview xsonlP8DRV); none: unbounded."
+        None, description="Bound of the weight (TIS, openreview xsonlP8DRV); none: unbounded."
     )
 
     @model_validator(mode="after")

@@ -34,7 +34,7 @@ class Optimizer(Strict):
     clip_grad: float = Field(1.0, gt=0)
     name: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit"] = Field(
         "adamw_torch_fused",
-        description="8bit keeps its moments in 8 bits, by bitsandbytes on a GPU (not tried on one).",
+        description="8bit: moments in 8 bits, by bitsandbytes on a GPU (not tried on a GPU).",
     )
 
 
@@ -44,10 +44,10 @@ class Lora(Strict):
     dim: PositiveInt = Field(8, description="Rank.")
     alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    target_modules: list[str] = Field([], description="Names of the linear layers; none: all of them but the output's.")
+    target_modules: list[str] = Field([], description="Names of the linear layers; none: all but the output layer.")
     exclude_modules: list[str] = Field([])
     target_parameters: list[str] = Field(
-        [], description="Names of parameters that are no linear layer's, as mlp.experts.down_proj of fused experts."
+        [], description="Names of parameters outside linear layers, as mlp.experts.down_proj of fused experts."
     )
     from_parent: SkipJsonSchema[bool] = False  # stays: the identity of every stage with adapters contains it
     quantization: Literal["nf4"] | None = Field(
@@ -68,13 +68,13 @@ class Dtensor(Strict):
     """The model's layout over the training processes. May change no weight but for rounding."""
 
     enabled: bool = Field(
-        False, description="FSDP2: each process holds a share of weights, gradients and moments; false: a copy of all."
+        False, description="FSDP2: every process holds a share of weights, gradients and moments; false: a copy of all."
     )
     cpu_offload: bool = Field(False, description="A GPU's shares wait in the node's memory (not tried on a GPU).")
     reshard_after_forward: bool = Field(
         True, description="Weights are gathered again for the backward pass; false: kept since the forward (ZeRO-2)."
     )
-    activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping them.")
+    activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping all.")
 
     @model_validator(mode="after")
     def _offloads_shares(self) -> "Dtensor":
@@ -93,13 +93,13 @@ class Policy(Strict):
 
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
     train_micro_batch_size: PositiveInt | None = Field(
-        None, description="Rows that a process takes at once, the rest after them; none: all of its share of a batch."
+        None, description="Rows of a process at once; none: the process's whole share of a batch."
     )
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="What is computed in; the weights that are trained stay in float32."
+        "float32", description="Of the computation; trained weights stay in float32."
     )
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = Field(
-        None, description="None: what transformers takes for the model; flash_attention needs a GPU (not tried on one)."
+        None, description="None: transformers' choice for the model; flash_attention needs a GPU (not tried on a GPU)."
     )
     dtensor_cfg: Dtensor = Dtensor()
     lora: Lora | None = Field(None, description="None: all weights are trained.")

@@ -16,7 +16,7 @@ class SequencePacking(Strict):
 
     enabled: bool = Field(
         False,
-        description="One after the other without padding, none seeing another; false: padded to the longest. With "
+        description="Packed without padding or mutual attention; false: padded to the longest. With "
         "attn_implementation eager or sdpa the memory grows with the square of the micro-batch's tokens.",
     )
 
@@ -37,8 +37,8 @@ class Sft(Strict):
     max_num_steps: PositiveInt
     assistant_only_loss: bool = Field(
         False,
-        description="Learn every message of the assistant's; false: the last one alone. Needs {% generation %} in the "
-        "chat template, or a row that proves by its tokens where each begins and ends.",
+        description="Learn every message of the assistant; false: the last alone. Needs {% generation %} in the "
+        "chat template, or rows whose tokens prove every message's begin and end.",
     )
 
 
