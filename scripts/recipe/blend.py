@@ -1,4 +1,4 @@
-"""Blends of training data and where they come from."""
+"""Blends of training data."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ COMPOSES = frozenset({*Rows.model_fields} - {"source", "file"} | {"sources", "sh
 
 
 class Benchmark(Files):
-    """A benchmark whose instances no prompt of a blend is to hold (scripts.data.decontaminate has the definition)."""
+    """A benchmark that no prompt of a blend may overlap (defined in scripts.data.decontaminate)."""
 
     name: Name = Field(description="What it is counted as.")
     columns: list[Text] = Field(
@@ -33,7 +33,7 @@ class Benchmark(Files):
 
 
 class Blend(Rows):
-    """One set of training data."""
+    """A set of training data."""
 
     kind: Literal["prompts", "demonstrations", "preferences"] = Field(
         "prompts",
@@ -76,22 +76,22 @@ class Blend(Rows):
 
     @property
     def names_environments(self) -> bool:
-        """Whether each of its rows names an environment; those of preferences do not, of demonstrations as it says."""
+        """Whether each row names an environment: of prompts, and of demonstrations with `environments`."""
         return self.kind == "prompts" or (self.kind == "demonstrations" and bool(self.environments))
 
     @property
     def is_composed(self) -> bool:
-        """Whether its rows are made from columns of published files; otherwise its one file is linked as it is."""
+        """Whether rows are made from columns of published files; otherwise the blend's file is linked."""
         return self.names_several() or any(getattr(self, name) for name in COMPOSES)
 
     def parts(self) -> list[Part]:
-        """What a composed blend is made of, each with all that counts for it."""
+        """Return the parts of a composed blend with all settings."""
         common = {name: getattr(self, name) for name in self.model_fields_set & Rows.model_fields.keys()}
         own = [{name: getattr(part, name) for name in part.model_fields_set} for part in self.sources or [Part()]]
         return [Part(**common | part) for part in own]
 
     def published_files(self, name: str) -> dict[str, str]:
-        """The files of the blend `name` in its source that are linked, by their path below ``data/source/``."""
+        """Return the blend's linked files in the source by path below ``data/source/``; `name` is the blend's."""
         if self.format == "jsonl":
             return {} if self.is_composed else {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}

@@ -1,4 +1,4 @@
-"""config/config.yaml: what a user edits first."""
+"""config/config.yaml: the first file a user edits."""
 
 import os
 from typing import Annotated
@@ -9,7 +9,7 @@ from scripts.recipe.strict import Name, Strict
 
 
 class Tracking(Strict):
-    """Where published stages are logged in Weights & Biases. The API key stays in the environment (WANDB_API_KEY)."""
+    """Log published stages in Weights & Biases, with the API key of the environment (WANDB_API_KEY)."""
 
     project: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,128}$")]
     entity: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,128}$")] | None = Field(
@@ -18,7 +18,7 @@ class Tracking(Strict):
 
 
 class Config(Strict):
-    """config/config.yaml: what a user edits first."""
+    """config/config.yaml: the first file a user edits."""
 
     recipe: str = Field(description="Path of the recipe, from the project; else one that Stagecoach ships.")
     site: str = Field(description="Path of the site, from the project; else one that Stagecoach ships.")
@@ -43,13 +43,13 @@ class Config(Strict):
 
     @property
     def folder(self) -> str:
-        """The folder that this run's results go to."""
+        """The folder of the run's results."""
         parts = [self.results, self.run, f"sample-{self.sample}" if self.sample else None]
         return "/".join(part for part in parts if part)
 
     @property
     def compared(self) -> list[str]:
-        """The folders of the runs to be compared, this one last unless it is named; none where none is named."""
+        """The folders of compared runs, by default with this run last; none without `compare`."""
         named = [run if "/" in run else f"{self.results}/{run}" for run in self.compare]
         same = os.path.relpath(self.folder)
         folders = [self.folder if os.path.relpath(folder) == same else folder for folder in named]

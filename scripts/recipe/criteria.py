@@ -1,4 +1,4 @@
-"""The criteria by which a finished stage is judged."""
+"""The success criteria of a finished stage."""
 
 from typing import Annotated, Literal, NamedTuple
 
@@ -12,10 +12,10 @@ BENCHMARKS = ("benchmark_score", "benchmark_change", "worst_benchmark_change")
 
 
 class StepMetric(NamedTuple):
-    """What a metric makes of a column of metrics.parquet, whose values are averaged over windows of steps.
+    """A statistic of a column of metrics.parquet, over means of windows.
 
     final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all. `window` is
-    how many measured steps one has, at most.
+    the most measured steps of a window.
     """
 
     statistic: Literal["final", "ratio", "max", "min"]
@@ -49,7 +49,7 @@ STEP_METRICS = {
 
 
 class Criterion(Strict):
-    """One bound that a finished stage must keep; docs/gates.md says how each metric is measured and judged."""
+    """A bound on a finished stage; docs/gates.md defines the metrics."""
 
     metric: Literal[*HELD_OUT, *BENCHMARKS, *STEP_METRICS]
     environment: Annotated[str, StringConstraints(min_length=1)] | None = Field(

@@ -1,4 +1,4 @@
-"""How held-out scores are taken."""
+"""Settings of held-out scores and of lm-eval's tasks."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -18,7 +18,7 @@ TaskName = Annotated[str, StringConstraints(pattern=r"^[\w][\w.:+-]*$")]
 
 
 class Task(Strict):
-    """A task, group or tag of lm-evaluation-harness, and what is asked otherwise than its own file says."""
+    """A task, group or tag of lm-evaluation-harness, with settings over its file's."""
 
     task: TaskName
     num_fewshot: Annotated[int, Field(ge=0)] | None = Field(None, description="Examples before each question.")
@@ -37,7 +37,7 @@ class Task(Strict):
 
 
 class EvaluationBase(Strict):
-    """What every kind of evaluation answers."""
+    """The settings and questions of all kinds of evaluation."""
 
     tasks: list[TaskName | Task] = Field(
         [], description="Tasks of lm-evaluation-harness on which every stage's export is scored (benchmarks.json)."
@@ -60,12 +60,12 @@ class EvaluationBase(Strict):
 
     @property
     def task_list(self) -> list[Task]:
-        """The tasks, those that are only named among them."""
+        """The tasks, mere names included."""
         return [Task(task=task) if isinstance(task, str) else task for task in self.tasks]
 
     @property
     def asked(self) -> dict[str, Any]:
-        """All that tells what the tasks ask."""
+        """All settings of the tasks."""
         return self.model_dump(mode="json", include={*EvaluationBase.model_fields}, exclude_defaults=True)
 
     def scores(self, name: str, stage: "StageSettings") -> bool:
@@ -73,11 +73,11 @@ class EvaluationBase(Strict):
         raise NotImplementedError
 
     def blends_in(self, recipe: "Recipe") -> list[str]:
-        """The blends of which each scored stage's export answers the validation rows; none: its own blend's alone."""
+        """Return the blends that all scored stages answer; none: each stage answers its blend's rows."""
         return []
 
     def check_in(self, recipe: "Recipe") -> None:
-        """PydanticCustomError where it does not fit the rest of the recipe."""
+        """PydanticCustomError where the evaluation does not fit the recipe."""
 
 
 def files_of_task(task: Task) -> list[str]:
@@ -87,7 +87,7 @@ def files_of_task(task: Task) -> list[str]:
 
 
 class Evaluation(EvaluationBase, Sampling):
-    """How held-out scores are taken: every blend's validation rows, one response a row."""
+    """Held-out scores: a response to each validation row of all blends of prompts."""
 
     gone: ClassVar[dict[str, str]] = JUDGES_GONE
 
@@ -103,7 +103,7 @@ class Evaluation(EvaluationBase, Sampling):
 
     @property
     def more_decoding(self) -> dict[str, Any]:
-        """How responses are decoded besides temperature and length, where anything is said of that."""
+        """The settings of decoding besides temperature and length, without defaults."""
         names = {*Sampling.model_fields, "chat_template_kwargs"} - {"temperature", "max_new_tokens"}
         return self.model_dump(mode="json", include=names, exclude_defaults=True)
 
@@ -117,21 +117,21 @@ class Evaluation(EvaluationBase, Sampling):
         return self
 
     def scores(self, name: str, stage: "StageSettings") -> bool:
-        """Whether transformers is to load the stage's export; where nobody says so, a converted one is not."""
+        """Whether transformers loads the stage's export: as `stages` says, or else unless it is converted."""
         return self.max_new_tokens is not None and (name in self.stages if self.stages else not stage.is_converted)
 
     def blends_in(self, recipe: "Recipe") -> list[str]:
-        """The blends whose validation rows are scored."""
+        """Return the blends of the scored validation rows."""
         if self.max_new_tokens is None:
             return []
         return self.blends or [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
 
     def tested_blends(self, recipe: "Recipe") -> list[str]:
-        """The blends whose test rows are scored; none unless `test` says so."""
+        """Return the blends of the scored test rows; none without `test`."""
         return [name for name in self.blends_in(recipe) if self.test and recipe.blends[name].test]
 
     def tested_stages(self, recipe: "Recipe") -> list[str]:
-        """The stages and choices with which the chain ends, scored on test rows: no variant of a sweep."""
+        """Return the chain's ends, scored on test rows: stages and choices, no variant of a sweep."""
         begun = {recipe.stage_trained(stage.parent) for stage in recipe.stages.values() if stage.parent}
         among = {name for choice in recipe.choices.values() for name in choice.among}
         varied = {name for sweep in recipe.sweeps.values() for name in sweep}

@@ -1,7 +1,7 @@
-"""Write a recipe's sweeps out as plain stages, before anything else of the recipe is validated.
+"""Write a recipe's sweeps out as plain stages, before the recipe is validated.
 
-A stage's ``sweep`` makes variants: stages named by the settings in which they differ. A ``parent`` may name a variant,
-each of them, the best of them or an earlier checkpoint. All functions read the raw values of the file, over defaults.
+A stage's ``sweep`` makes variants: stages named by their differing settings. A ``parent`` may name a variant, all of
+them, the best or an earlier checkpoint. Functions read the raw values of the file, over defaults.
 """
 
 import re
@@ -65,7 +65,7 @@ PARENT_SCHEMA = {"anyOf": [{"type": "string"}, ParentChoice.model_json_schema(),
 
 
 def expand(data: Any) -> Any:
-    """Return a recipe's raw values with all sweeps written out as stages; leave values of a wrong shape as they are."""
+    """Return a recipe's raw values with sweeps written out as stages; leave values of wrong shape unchanged."""
     stages = data.get("stages") if isinstance(data, dict) else None
     if not isinstance(stages, dict) or not any(map(_is_swept, stages.values())):
         return data
@@ -85,7 +85,7 @@ def _is_swept(stage: Any) -> bool:
 
 
 class _Expansion:
-    """The stages of a recipe written out, parents first; `names` are a stage's variants, or its own name."""
+    """The stages of a recipe written out, parents first; `names` holds a stage's variants, or the stage."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
@@ -96,7 +96,7 @@ class _Expansion:
         self.choices: dict[str, dict[str, Any]] = {}
 
     def names_of(self, name: str) -> list[str]:
-        """Return a stage's variants, or its own name where it has none; write the stage out first."""
+        """Write a stage out and return its variants, or its name without a sweep."""
         if name not in self.names:
             self.names[name] = [name]  # a circle of parents ends here; the recipe's validation refuses it
             self._write_out(name)
@@ -131,7 +131,7 @@ class _Expansion:
             self._choose(name, str(stage["best"]), self.names[name])
 
     def _parents(self, name: str, parent: Any) -> dict[str, str | None]:
-        """Return the start of each variant by its word in the variant's name; a single start has none."""
+        """Return the start of each variant by the start's word in the variant's name; a single start has none."""
         at = f"stages.{name}.parent"
         if not isinstance(parent, dict):
             if isinstance(parent, str) and parent in self.raw and [parent] != (names := self.names_of(parent)):
@@ -165,7 +165,7 @@ class _Expansion:
         return name
 
     def _as_of(self, names: list[str], step: int | None, at: str) -> Iterator[str]:
-        """Yield the names of stages as of a step, and have the stages keep its checkpoint."""
+        """Yield the names of stages as of a step, and have the stages keep the step's checkpoint."""
         for name in names:
             if step is None:
                 yield name

@@ -1,4 +1,4 @@
-"""Read config, recipe and site from YAML; every mistake is one line with file, line, key and the nearest valid name."""
+"""Read config, recipe and site from YAML; each mistake is a line with file, line, key and the nearest valid name."""
 
 import os
 from dataclasses import replace
@@ -21,10 +21,9 @@ FILES = {"chat_template", "include_path"}
 
 
 def load_recipe(path: Path, seed: int | None = None, model: str | None = None, start: str | None = None) -> Recipe:
-    """Read a recipe from a YAML file, its stages over their defaults, without the stages that `start` leaves out.
+    """Read a recipe from a YAML file: stages over defaults, without the stages that `start` leaves out.
 
-    `seed`, `model` (the name of the pretrained model to start from) and `start` (else the variable START) replace the
-    recipe's.
+    `seed`, `model` (the name of the pretrained model) and `start` (else the variable START) replace the recipe's.
     """
     file = read_yaml(path)
     if isinstance(file.data, dict):
@@ -51,7 +50,7 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
 
 
 def load_whole_recipe(path: Path) -> Recipe:
-    """Read a recipe from its first stage on, whatever its `start`."""
+    """Read a recipe from the first stage on, whatever `start` says."""
     return load_recipe(path, start=next(iter(read_yaml(path).data["stages"])))
 
 
@@ -66,7 +65,7 @@ def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
 
 
 def load_site(path: Path, recipe: Recipe) -> Site:
-    """Read a site from a YAML file; UserError where it names a stage that the recipe has not."""
+    """Read a site from a YAML file; UserError for a stage unknown to the recipe."""
     file = read_yaml(path)
     site = file.validate(Site)
     stages = dict(site.stages)
@@ -99,7 +98,7 @@ def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> 
 
 
 def _with_files(data: Any, folder: Path) -> Any:
-    """Return a recipe's data; files that the project lacks get their paths in the recipe's own `folder`."""
+    """Return a recipe's data, with files missing in the project looked for in the recipe's `folder`."""
     if isinstance(data, list):
         return [_with_files(value, folder) for value in data]
     if not isinstance(data, dict):
@@ -119,7 +118,7 @@ def _found(file: Any, folder: Path) -> Any:
 
 
 def _with_defaults(data: Any) -> Any:
-    """Lay each stage over its algorithm's defaults, where these are its backend's; leave wrong shapes as they are."""
+    """Lay each stage over the defaults of its algorithm and backend; leave values of wrong shape unchanged."""
     if not isinstance(data, dict) or not isinstance(data.get("stages"), dict):
         return data
     defaults = data.get("defaults") or {}

@@ -1,4 +1,4 @@
-"""The model that a recipe's first stages start from."""
+"""The model at a recipe's start."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -9,7 +9,7 @@ from scripts.recipe.strict import Strict
 
 
 class RandomVision(Strict):
-    """A vision tower whose patches stand before the decoder as tokens, as LLaVA's do (arXiv:2304.08485)."""
+    """A vision tower whose patches stand before the decoder as tokens, as in LLaVA (arXiv:2304.08485)."""
 
     image_size: PositiveInt = Field(description="Pixels of a side, to which every picture is scaled.")
     patch_size: PositiveInt
@@ -38,7 +38,7 @@ class RandomModel(Strict):
 
 
 class PretrainedModel(Strict):
-    """The model in Hugging Face's format that the stages without a parent start from."""
+    """A model in Hugging Face's format, the start of stages without a parent."""
 
     gone: ClassVar[dict[str, str]] = {
         "megatron": "convert the checkpoint to Hugging Face's format (docs/nemo_rl.md), and name that folder"
@@ -54,5 +54,5 @@ class PretrainedModel(Strict):
 
     @property
     def folder(self) -> Path | None:
-        """The folder it lies in; None: it is a repository of the hub."""
+        """The model's folder; None: a repository of the hub."""
         return Path(self.name) if self.name.startswith(("/", "./")) else None

@@ -1,8 +1,8 @@
 """A recipe: a model's stages, blends and sources.
 
-Settings bear NeMo-RL's names and meanings where it has them (``grpo.num_prompts_per_step``,
-``loss_fn.reference_policy_kl_penalty``, ``policy.max_total_sequence_length``, ...), so a stage reads the same
-whether it trains a tiny model here or NeMo-RL on a cluster.
+Settings bear the names and meanings of NeMo-RL (``grpo.num_prompts_per_step``, ``loss_fn.reference_policy_kl_penalty``,
+``policy.max_total_sequence_length``, ...), so a stage reads the same for a tiny model here and for NeMo-RL on a
+cluster.
 """
 
 from graphlib import CycleError, TopologicalSorter
@@ -42,7 +42,7 @@ _TAGS = {  # what pydantic calls each model of a stage; in angle brackets, which
 
 
 def _tag_of(stage: Any) -> str | None:
-    """Which model a stage is of: by its backend and algorithm."""
+    """Return the tag of a stage's model, by backend and algorithm."""
     get = stage.get if isinstance(stage, dict) else lambda key: getattr(stage, key, None)
     backend, algorithm = get("backend") or DEFAULT_BACKEND, get("algorithm")
     models = STAGES.get(backend if isinstance(backend, str) else "", STAGES[DEFAULT_BACKEND])
@@ -52,7 +52,7 @@ def _tag_of(stage: Any) -> str | None:
 
 
 def _tag_of_evaluation(evaluation: Any) -> str:
-    """Which model an evaluation is of: its keys say so."""
+    """Return the tag of an evaluation's model, by its keys."""
     keys = evaluation.keys() if isinstance(evaluation, dict) else type(evaluation).model_fields.keys()
     shared = EvaluationBase.model_fields.keys()
     kind = next((kind for kind in EVALUATIONS[1:] if keys & (kind.model_fields.keys() - shared)), Evaluation)
@@ -70,7 +70,7 @@ AnyEvaluation = Annotated[
 
 
 class Recipe(Strict):
-    """A model's stages, blends and sources. ``defaults`` holds, by algorithm, settings that its stages share."""
+    """A model's stages, blends and sources; ``defaults`` holds settings shared by the stages of an algorithm."""
 
     gone: ClassVar[dict[str, str]] = dict.fromkeys(
         ("proves", "next_rung"), "leave it out; docs/recipes.md has the ladder of the shipped recipes"
@@ -131,10 +131,10 @@ class Recipe(Strict):
         return self._started()
 
     def _started(self) -> "Recipe":
-        """The recipe whose stage `start` starts from the model.
+        """Return the recipe whose stage `start` starts from the model.
 
-        Left out are the stages that it descends from, those that descend from them but not from it, and the blends
-        that these alone use and no held-out score is taken on.
+        Left out are the ancestors of `start`, their descendants beside `start`, and the blends of left-out stages
+        alone, unless held-out scores need them.
         """
         if self.start is None:
             return self
@@ -163,11 +163,11 @@ class Recipe(Strict):
         return recipe
 
     def _lineage(self, name: str) -> set[str]:
-        """A stage, checkpoint or choice with all that it descends from."""
+        """Return a stage, checkpoint or choice with all ancestors."""
         return {name}.union(*map(self._lineage, self._before(name)))
 
     def _before(self, name: str) -> list[str]:
-        """What a stage starts from, a checkpoint is of, or a choice is among."""
+        """Return a stage's parent, a checkpoint's stage or a choice's candidates."""
         if name in self.choices:
             return self.choices[name].among
         if name in self.checkpoints:
@@ -176,11 +176,11 @@ class Recipe(Strict):
         return [parent] if parent else []
 
     def settings_of(self, name: str) -> StageSettings:
-        """The settings of a stage, of that of a checkpoint, or of the first of those that a choice is among."""
+        """Return the stage's settings; for a checkpoint its stage's, for a choice its first candidate's."""
         return self.stages[name] if name in self.stages else self.settings_of(self._before(name)[0])
 
     def stage_trained(self, name: str) -> str:
-        """The stage that trains a checkpoint; a stage's own name."""
+        """Return the stage that trains a checkpoint; of a stage its name."""
         return self.checkpoints[name].stage if name in self.checkpoints else name
 
     @property
@@ -268,21 +268,21 @@ class Recipe(Strict):
                 raise invalid("gets no held-out scores, by which the best is to be chosen", f"stages.{choice.stage}")
 
     def seed_of(self, name: str) -> int | None:
-        """What a stage's training is seeded with; None: the backend's own config says it."""
+        """Return the seed of a stage's training; None: the seed of the backend's config."""
         stage = self.stages[name]
         return next((seed for seed in (stage.seed, self.seed) if seed is not None), stage.default_seed)
 
     def stage_order(self) -> list[str]:
-        """The stages' names, parents before children, otherwise in the recipe's order; CycleError: there is none."""
+        """Return the stages, parents first, otherwise in the recipe's order; CycleError for a cycle."""
         before = {name: self._before(name) for name in (*self.stages, *self.checkpoints, *self.choices)}
         return [name for name in TopologicalSorter(before).static_order() if name in self.stages]
 
     def evaluation_blends(self) -> list[str]:
-        """The blends whose validation rows every scored stage answers."""
+        """Return the blends whose validation rows all scored stages answer."""
         return self.evaluation.blends_in(self) if self.evaluation else []
 
     def scored_stages(self) -> list[str]:
-        """The stages that get held-out scores, parents before children."""
+        """Return the stages with held-out scores, parents first."""
         return [name for name in self.stage_order() if self.is_scored(name)]
 
     def is_scored(self, name: str) -> bool:

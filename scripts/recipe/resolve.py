@@ -14,10 +14,10 @@ from scripts.records import Manifest, read_bytes, read_if_there
 
 
 def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
-    """The training config of one stage.
+    """Return a stage's training config: all settings that may change weights.
 
-    Neither the names of parent and blend are in it (their content counts, and the records carry that) nor what
-    only moves work about (nodes, time limits, checkpoint periods) or judges it (gates).
+    Left out are the names of parent and blend (content counts, in the records), settings of nodes, time limits and
+    checkpoint periods, and gates.
     """
     settings, stage_name = recipe.settings_of(stage_name), recipe.stage_trained(stage_name)
     values = settings.values_with_effect()
@@ -30,7 +30,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
 
 
 def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str, Path]:
-    """The files of the user's own environments by name: those that reward a stage's rows, or all of the recipe."""
+    """Return the files of the user's environments by name: a stage's, or all of the recipe."""
     names = recipe.environments.keys()
     if stage_name is not None:
         blend = recipe.blends[recipe.settings_of(stage_name).blend]
@@ -39,12 +39,12 @@ def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str,
 
 
 def config_text(values: dict[str, Any]) -> str:
-    """The YAML text of a resolved config's values; equal values give equal bytes."""
+    """Return a resolved config as YAML; equal values give equal bytes."""
     return yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
 
 
 def read_config(path: Path) -> TrainingConfig:
-    """Read a resolved config that Stagecoach wrote."""
+    """Read a resolved config written by Stagecoach."""
     try:
         return training_config(read_values(path))
     except (KeyError, TypeError, ValidationError) as error:
@@ -52,7 +52,7 @@ def read_config(path: Path) -> TrainingConfig:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """The plain values of a resolved config, whichever commit of Stagecoach wrote it."""
+    """Read the plain values of a resolved config, written by any commit of Stagecoach."""
     try:
         values = yaml.safe_load(read_bytes(path).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -63,12 +63,12 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def training_config(values: dict[str, Any]) -> TrainingConfig:
-    """The config of these values."""
+    """Return plain values as a config."""
     return STAGES[values["backend"]][values["algorithm"]].config_model.model_validate(values)
 
 
 def rows_of_manifest(manifest: Path) -> int | None:
-    """The rows of the training split that a manifest tells of; None when there is no manifest."""
+    """Return the rows of a manifest's training split; None without a manifest."""
     splits = read_if_there(manifest, Manifest)
     return splits["train"].get("rows") if splits else None
 

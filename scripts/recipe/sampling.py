@@ -1,4 +1,4 @@
-"""How rows become text, and how responses are sampled, in training and for held-out scores."""
+"""Settings of chat templates and of sampling, in training and for held-out scores."""
 
 from typing import Annotated, ClassVar
 
@@ -12,7 +12,7 @@ TemplateVariables = dict[str, bool | int | float | str]
 
 
 class Sampling(Strict):
-    """What samplers are told."""
+    """Settings of a sampler."""
 
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -33,7 +33,7 @@ class Sampling(Strict):
 
 
 class Tokenizer(Strict):
-    """How rows become text."""
+    """Settings that turn rows into text."""
 
     PLACING: ClassVar[tuple[str, ...]] = ()
     ADDED: ClassVar[tuple[str, ...]] = ("chat_template",)

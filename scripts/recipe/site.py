@@ -1,4 +1,4 @@
-"""Typed model of a site: what differs from machine to machine and from cluster to cluster. May change no weight."""
+"""Typed model of a site: settings of a machine or cluster. Changes no weight."""
 
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
 class Ports(Strict):
-    """Ports that a stage's Ray cluster listens on, the same on every node; a node carries one stage at a time."""
+    """Ports of a stage's Ray cluster, equal on all nodes; a node carries one stage at a time."""
 
     gcs: Port = Field(6379, description="The head's; the other nodes and the driver connect to it.")
     workers_min: Port = Field(10002, description="First port of Ray's worker processes.")
@@ -27,7 +27,7 @@ class Ports(Strict):
 
 
 class LightJobs(Strict):
-    """What jobs ask for that train nothing: data, exports, evaluations, publishing again what is trained."""
+    """Resources of jobs without training: data, exports, evaluations, publishing."""
 
     partition: Words | None = Field(None, description="None: the partition of training.")
     cpus: PositiveInt = 2
@@ -36,7 +36,7 @@ class LightJobs(Strict):
 
 
 class StageResources(Strict):
-    """A stage's resources on this site, instead of its recipe's."""
+    """A stage's resources on this site, over its recipe's."""
 
     nodes: PositiveInt | None = None
     runtime: PositiveInt | None = Field(None, description="Minutes of one allocation.")
@@ -45,7 +45,7 @@ class StageResources(Strict):
 
 
 class Slurm(Strict):
-    """How jobs are submitted to this cluster."""
+    """Submission of jobs to this cluster."""
 
     account: Word | None = None
     partition: Words | None = Field(None, description="Partition (or comma list) of training; none: the default one.")
@@ -72,7 +72,7 @@ class Slurm(Strict):
 
 
 class NemoRlSite(Strict):
-    """Where NeMo-RL's code, images and caches lie on this cluster, for the recipes that it trains."""
+    """Places of NeMo-RL's code, images and caches on this cluster."""
 
     checkouts: dict[Name, FolderPath] = Field({}, description="A checkout of each release, at its revision.")
     images: dict[Name, str] = Field({}, description="Containers by name, as .sqsh file or registry reference.")
@@ -96,7 +96,7 @@ class NemoRlSite(Strict):
 
 
 class Site(Strict):
-    """What differs from machine to machine. May change no weight."""
+    """Settings of a machine or cluster. Changes no weight."""
 
     name: Name
     description: str = ""
@@ -134,12 +134,12 @@ class Site(Strict):
 
     @property
     def processes_on_node(self) -> int:
-        """The processes of a training of backend trl on a node, as far as this file tells."""
+        """The processes of a training of backend trl on a node, by this file."""
         gpus = self.slurm.gpus_per_node if self.slurm and self.accelerator != "cpu" else 1
         return self.processes or max(gpus, 1)
 
     def resources_of(self, name: str, stage: StageSettings) -> Resources:
-        """A stage's resources here: the site's word over the recipe's, no time limit above the cluster's."""
+        """Return a stage's resources here: the site's over the recipe's, within the cluster's time limit."""
         own: dict[str, Any] = self.stages[name].model_dump(exclude_none=True) if name in self.stages else {}
         resources = stage.resources.model_copy(update=own)
         if self.slurm is not None and self.slurm.max_runtime is not None:

@@ -1,4 +1,4 @@
-"""Where rows come from, and what becomes of their columns."""
+"""Sources of rows, and the conversion of their columns."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -15,7 +15,7 @@ LINKED = (".jsonl",)
 
 
 class SyntheticSource(Strict):
-    """Blends written by demo.synthesize, laid out as the published ones are on the hub."""
+    """Blends written by demo.synthesize, laid out as the published blends are on the hub."""
 
     kind: Literal["synthetic"]
     seed: int = Field(0, description="Another seed, another data set.")
@@ -23,7 +23,7 @@ class SyntheticSource(Strict):
 
 
 class _Published(Strict):
-    """A dataset repository, or a folder laid out as one."""
+    """A dataset repository, or a folder with its layout."""
 
     subset: Text | None = Field(
         None,
@@ -38,7 +38,7 @@ class _Published(Strict):
     )
 
     def whole(self) -> Self:
-        """All of the repository or the folder."""
+        """Return the source without subset and split."""
         return self.model_copy(update={"subset": None, "split": None})
 
 
@@ -51,7 +51,7 @@ class HubSource(_Published):
 
 
 class FolderSource(_Published):
-    """Rows in a folder of this machine, laid out as a dataset repository is."""
+    """Rows in a folder of this machine with the layout of a dataset repository."""
 
     kind: Literal["folder"]
     path: str
@@ -76,7 +76,7 @@ class Files(Strict):
         return self
 
     def names_several(self) -> bool:
-        """Whether more is said than the name of one file of JSON lines."""
+        """Whether more than a single file of JSON lines is named."""
         if self.source is not None and (self.source.subset or self.source.split):
             return True
         return self.file is not None and (
@@ -85,7 +85,7 @@ class Files(Strict):
 
 
 class Rows(Files):
-    """Published files, and what becomes of their columns."""
+    """Published files with the conversion of their columns."""
 
     columns: Literal["gsm8k", "tulu3"] | dict[Text, Text] | None = Field(
         None,
@@ -126,7 +126,7 @@ class Rows(Files):
 
 
 class Part(Rows):
-    """One of the sources of a mixture. What it does not say, the blend says."""
+    """A source of a mixture; the blend's settings fill in."""
 
     share: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Of its rows; which, by the seed.")
     rows: PositiveInt | None = Field(None, description="So many of its rows; which, by the seed.")
@@ -139,7 +139,7 @@ class Part(Rows):
 
 
 class Reasoning(Strict):
-    """Demonstrations with less reasoning than they came with; the answer after it stays."""
+    """Demonstrations that lose part of their reasoning, but not the answer after."""
 
     strip_share: Share = Field(0.1, description="Share of the rows with reasoning that lose it.")
     truncate_share: Share = Field(0.03, description="Share of them that keep the beginning of it.")

@@ -1,7 +1,6 @@
-"""What a recipe says of a stage, and the resolved training config: the part of it that may change weights.
+"""A recipe's settings of a stage, and the resolved training config: the settings that may change weights.
 
-A backend's package has both for its stages in ``settings.py``: ``STAGES``, its StageSettings by algorithm, each with
-the model of its config.
+A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSettings, each with the model of its config.
 """
 
 from collections.abc import Callable
@@ -25,7 +24,7 @@ KINDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo"
 
 
 class Checkpointing(Strict):
-    """When a run directory gets a checkpoint. May change no weight."""
+    """When a run directory gets a checkpoint. Changes no weight."""
 
     save_period: PositiveInt = Field(10, description="Steps between checkpoints; the last step always has one.")
     keep_last_k: PositiveInt | None = Field(None, description="Newest checkpoints to keep; none: all.")
@@ -48,7 +47,7 @@ class Checkpointing(Strict):
 
 
 class Resources(Strict):
-    """What a stage asks its site for. May change no weight."""
+    """A stage's request to its site. Changes no weight."""
 
     nodes: PositiveInt = 1
     runtime: PositiveInt = Field(60, description="Minutes of one allocation.")
@@ -60,7 +59,7 @@ class Resources(Strict):
 
 
 class Training(Strict):
-    """What a stage's settings and its resolved config have in common."""
+    """The common part of a stage's settings and of its resolved config."""
 
     backend: Literal[*backend_names()] = DEFAULT_BACKEND
     algorithm: str
@@ -72,12 +71,12 @@ class Training(Strict):
 
     @property
     def rows_per_step(self) -> int:
-        """Rows of the training split that one step consumes."""
+        """Rows of the training split in a step."""
         raise NotImplementedError
 
     @property
     def samples_per_step(self) -> int:
-        """Rows, or the completions sampled for them, that one step trains on."""
+        """Rows, or completions sampled for them, in a step."""
         return self.rows_per_step
 
     @property
@@ -87,29 +86,29 @@ class Training(Strict):
 
     @property
     def chat_template(self) -> str | None:
-        """The chat template that it names; None: that of what it starts from."""
+        """The named chat template; None: the template of the stage's start."""
         return None
 
     @property
     def max_length(self) -> int:
-        """Tokens of a row's prompt and response together, at most."""
+        """Most tokens of a row's prompt and response together."""
         raise NotImplementedError
 
     @property
     def longest_row(self) -> int:
-        """Tokens of a row of the split, at most: where responses are sampled, of its prompt."""
+        """Most tokens of a row of the split: of its prompt where responses are sampled."""
         return self.max_length
 
     def planned_step(self, train_rows: int | None) -> int | None:
-        """The step at which the stage is done; None where the training rows decide and nobody knows them yet."""
+        """Return the last step of the stage; None where it depends on unknown training rows."""
         raise NotImplementedError
 
 
 class TrainingConfig(Training):
-    """A stage's resolved training config: all that may change its weights, and nothing that may not.
+    """A stage's resolved training config: all settings that may change weights, and no others.
 
-    `release` pins what trains, `environments` holds the SHA-256 of the user's own ones, `template_sha256` that of a
-    chat template whose text is not in the config, `model` is there where the stage has no parent.
+    `release` pins the trainer's versions, `environments` holds the SHA-256 of the user's environments,
+    `template_sha256` of a chat template whose text is not in the config; `model` is set for stages without a parent.
     """
 
     seed: int | None
@@ -119,17 +118,17 @@ class TrainingConfig(Training):
     model: Any = None
 
     def values(self) -> dict[str, Any]:
-        """The plain values that it was made from, whose hash is part of the stage's identity."""
+        """Return the plain values, whose hash is part of the stage's identity."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     @property
     def content(self) -> str:
-        """The hash of its values."""
+        """The hash of the values."""
         return sha256_text(canonical_json(self.values()))
 
 
 class StageSettings(Training):
-    """A stage of a recipe. `config_model` is its config's; the fields `WITHOUT_EFFECT` change no weight."""
+    """A stage of a recipe. `config_model` is its config's model; fields in `WITHOUT_EFFECT` change no weight."""
 
     config_model: ClassVar[type[TrainingConfig]]
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = KEYS | {
@@ -177,28 +176,28 @@ class StageSettings(Training):
     gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
-        """The pinned versions of what decides its weights, by name."""
+        """Return the pinned versions that decide the weights, by name."""
         raise NotImplementedError
 
     def values_with_effect(self) -> dict[str, Any]:
-        """What it says that may change weights."""
+        """Return the settings that may change weights."""
         return self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT))
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
-        """What a stage that starts from no export starts from, in its config."""
+        """Return the config's `model` of a stage that starts from no export."""
         return recipe.model.model_dump(mode="json")
 
     def starts_from_export(self, recipe: "Recipe") -> bool:
-        """Whether it starts from an export: its parent's, or that of the recipe's pretrained model."""
+        """Whether the stage starts from its parent's or the pretrained model's export."""
         return self.parent is not None
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
-        """PydanticCustomError, with the key in its context's `at`, where the rest of the recipe does not fit it."""
+        """PydanticCustomError, with the key as `at` in its context, where recipe and stage do not fit."""
 
     def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
-        """The stage with what its backend's files add; UserError, by `key` (file and line), where they do not fit."""
+        """Return the stage with the additions of its backend's files; UserError at `key` for a misfit."""
         return self
 
     def python_on(self, site: "Site") -> str:
-        """The Python that trains it."""
+        """Return the Python that trains the stage."""
         return "python"

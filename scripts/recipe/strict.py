@@ -1,4 +1,4 @@
-"""What every typed model of ours is built on: unknown keys are refused, and the nearest known one is named."""
+"""The base of all typed models: unknown keys are refused with the nearest known key."""
 
 import difflib
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ ELSEWHERE = {
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`; did you mean ...?` with the closest of the valid words, or the list of them when none is close."""
+    """Return `; did you mean ...?` with the closest valid word, or the list of all without a close word."""
     words = sorted(words)
     if word.lower() in ELSEWHERE and word.lower() not in words:
         return f"; here that is {ELSEWHERE[word.lower()]}"
@@ -44,12 +44,12 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def invalid(message: str, at: str | None = None) -> PydanticCustomError:
-    """The error of a value that does not fit; `at` is its key in the file, if not what is being validated."""
+    """Return the error of a misfit; `at` is the key in the file, if not the validated key."""
     return PydanticCustomError("invalid", "{message}", {"message": message} | ({"at": at} if at else {}))
 
 
 def misnamed(at: str, what: str, name: str, valid: Iterable[str]) -> PydanticCustomError:
-    """The error of a key `at` which something is named that is not there."""
+    """Return the error of a key `at` with an unknown name."""
     return invalid(f"no {what} is named {name}{nearest(name, valid)}", at)
 
 
@@ -57,9 +57,9 @@ NUMBERS = (int, float, int | None, float | None)
 
 
 class Strict(BaseModel):
-    """Refuse unknown keys with the nearest known one, and keys in `gone` with the sentence that stands there.
+    """Refuse unknown keys with the nearest known key, and keys in `gone` with their sentence.
 
-    `gone` maps a key that an earlier version knew to one sentence: what to do instead. Subclasses inherit the entries.
+    `gone` maps a key of an earlier version to a sentence: what to do instead. Subclasses inherit the entries.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -67,7 +67,7 @@ class Strict(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Add the entries of the parent classes to the class's own."""
+        """Add the entries of the parent classes."""
         cls.gone = {key: text for base in reversed(cls.__mro__) for key, text in vars(base).get("gone", {}).items()}
 
     @model_validator(mode="before")

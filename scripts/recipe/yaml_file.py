@@ -1,6 +1,6 @@
 """Read a YAML file into a model; each mistake is a line with file, line, key and the nearest valid name.
 
-Beside that: the folder of the installation, its pinned versions, and nested settings.
+Also: the folder of the installation, pinned versions, nested settings.
 """
 
 import re
@@ -32,7 +32,7 @@ _FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten t
 
 @dataclass(frozen=True)
 class YamlFile:
-    """The values of a YAML file, and its nodes, which know the lines; no nodes: values from a command line."""
+    """The values of a YAML file with the nodes that know lines; no nodes for values of a command line."""
 
     path: Path
     data: Any
@@ -44,9 +44,9 @@ class YamlFile:
         return f"{self.path}{f':{line}' if line else ''}: {'.'.join(location) or 'the file'}"
 
     def line_of(self, location: list[str]) -> int | None:
-        """Return the line of a key's deepest part in the file; for a stage's default the line of the default.
+        """Return the line of a key's deepest part in the file; of a stage's default the default's line.
 
-        A variant of a sweep stands at its stage's line.
+        A variant of a sweep has its stage's line.
         """
         stages = self.data.get("stages") if isinstance(self.data, dict) else None
         stage = None
@@ -85,7 +85,7 @@ class YamlFile:
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a YAML file of the project, or else of that name from the installation; UserError if it is none."""
+    """Read a YAML file of the project, or else of the installation; UserError for a broken file."""
     try:
         text = project_or_shipped(path).read_text(encoding="utf-8")
         file = YamlFile(path, yaml.load(text, _FAST_LOADER), yaml.compose(text, _FAST_LOADER))  # noqa: S506
