@@ -7,8 +7,6 @@ from scripts.recipe.resolve import own_environments
 # The kind of the recipe's evaluation says by which program a stage is scored.
 SCORED_HERE = SCORED if isinstance(RECIPE.evaluation, Evaluation) else []
 SCORED_BY_DRIVER = [stage for stage in SCORED if stage not in SCORED_HERE]
-GYM = getattr(RECIPE.evaluation, "gym", None)
-DECODING = getattr(RECIPE.evaluation, "more_decoding", {})
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
 TESTED = RECIPE.evaluation.tested_stages(RECIPE) if SCORED_HERE else []
 TESTED_BLENDS = RECIPE.evaluation.tested_blends(RECIPE) if TESTED else []
@@ -105,14 +103,11 @@ rule evaluate:
     params:
         accelerator=SITE.accelerator,
         gym_python=SITE.gym_python,
-        max_new_tokens=getattr(RECIPE.evaluation, "max_new_tokens", None),
-        temperature=getattr(RECIPE.evaluation, "temperature", None),
-        recipe=CONFIG.recipe if GYM or OWN_ENVIRONMENTS or DECODING else [],
+        recipe=CONFIG.recipe,
     shell:
-        "python -m scripts.evaluate.score --export {input.export:q} --parent-rollouts {input.parent_rollouts:q}"
-        " --config {input.config:q} --model {input.model:q} --validation {input.splits:q} --max-new-tokens {params.max_new_tokens}"
-        " --recipe {params.recipe:q} --temperature {params.temperature} --threads {threads}"
-        " --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
+        "python -m scripts.evaluate.score --recipe {params.recipe:q} --export {input.export:q}"
+        " --parent-rollouts {input.parent_rollouts:q} --config {input.config:q} --model {input.model:q}"
+        " --validation {input.splits:q} --threads {threads} --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
 
 

@@ -1,4 +1,4 @@
-"""Held-out scores of a stage's export by environment, beside those of what the stage started from."""
+"""Score a stage's export on held-out rows by environment, beside the scores of the stage's start."""
 
 import argparse
 import sys
@@ -67,10 +67,9 @@ def rollouts(
 
 
 def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any]) -> list[Answer]:
-    """A policy's response to every row of the validation splits and what it earns, in the order of the rows.
+    """Return a policy's responses to all rows of the validation splits with their rewards, in the rows' order.
 
-    A split bears the name of its folder, which is that of its blend; UserError where two have the same, and for a row
-    that cannot be scored.
+    A split's folder bears the blend's name; UserError for two of a name, and for a row that cannot be scored.
     """
     if len({split.resolve().parent.name for split in splits}) < len(splits):
         raise UserError(
@@ -97,7 +96,7 @@ def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[s
 
 
 def _problem(row: dict[str, Any], processor: Any, variables: dict[str, Any]) -> str | None:
-    """Why a row cannot be answered and scored, or None; a blend may allow rows that break their contract."""
+    """Return why a row cannot be answered and scored, or None; a blend may allow rows that break their contract."""
     try:
         problem = check_row(row, held_out=True)
         render_prompt(row, processor, **variables)
@@ -108,7 +107,7 @@ def _problem(row: dict[str, Any], processor: Any, variables: dict[str, Any]) -> 
 
 
 def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
-    """How many of the responses could not be judged, and which was the first; None: all were."""
+    """Count the responses that could not be judged, with the place of the first; None: all were."""
     unjudged = [answer for answer in answers if isinstance(answer.reward, Unjudged)]
     if not unjudged:
         return None
@@ -119,26 +118,14 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
 def main() -> None:
     """Command line of the evaluation."""
     parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.score", description=__doc__)
+    parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--export", type=Path, required=True, help="the stage's hf/record.json")
     parser.add_argument(
         "--parent-rollouts", type=Path, nargs="?", help="the parent's rollouts.parquet: its scores after, ours before"
     )
-    parser.add_argument(
-        "--config", type=Path, nargs="?", help="without a parent: config.yaml, to score the fresh model"
-    )
-    parser.add_argument(
-        "--model", type=Path, nargs="?", help="hf/record.json of what the stage starts from, to score it as well"
-    )
+    parser.add_argument("--config", type=Path, nargs="?", help="without a parent: config.yaml of a fresh model")
+    parser.add_argument("--model", type=Path, nargs="?", help="hf/record.json of the stage's start, to score as well")
     parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
-    parser.add_argument(
-        "--recipe",
-        type=Path,
-        nargs="?",
-        help="the recipe, where it says how to decode, names Gym's servers, or has environments of its own",
-    )
-    parser.add_argument("--max-new-tokens", type=int, required=True)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): greedy")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
     parser.add_argument("--gym-python", default=GYM_PYTHON, help="the Python of the environment with NeMo-Gym")
@@ -147,14 +134,11 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     transformers_logging.disable_progress_bar()
-    decoding = {key: getattr(arguments, key) for key in ("max_new_tokens", "temperature", "seed")}
-    if arguments.recipe is not None:
-        recipe = load_recipe(arguments.recipe)
-        register(own_environments(recipe))
-        gym = getattr(recipe.evaluation, "gym", None)
-        if gym:
-            register_gym(gym, recipe.evaluation.gym_servers, arguments.gym_python)
-        decoding |= getattr(recipe.evaluation, "more_decoding", {})
+    recipe = load_recipe(arguments.recipe)
+    register(own_environments(recipe))
+    if recipe.evaluation.gym:
+        register_gym(recipe.evaluation.gym, recipe.evaluation.gym_servers, arguments.gym_python)
+    decoding = recipe.evaluation.decoding
     starts = (arguments.parent_rollouts, arguments.config, arguments.model)
     if sum(start is not None for start in starts) != 1:
         raise UserError("give --parent-rollouts or, for a stage without a scored parent, --config or --model")

@@ -52,7 +52,7 @@ def harness_version(packages: Path) -> str:
 
 def key_of(task: Task, evaluation: EvaluationBase, harness: str) -> str:
     """Return the key of a question: lm-eval's version, the engine, the task's settings and the files of its folder."""
-    settings = ("apply_chat_template", "fewshot_as_multiturn", "max_length", "chat_template_kwargs")
+    settings = ("apply_chat_template", "max_length", "chat_template_kwargs")
     whole = {
         "harness": harness,
         "engine": "vllm" if is_installed("vllm") else "hf",
@@ -79,10 +79,7 @@ def settings_of_model(folder: Path, accelerator: str, evaluation: EvaluationBase
     model |= {"chat_template_args": variables}
     model |= {"max_length": evaluation.max_length} if evaluation.max_length else {}
     with_template = evaluation.apply_chat_template and ChatFormat.of(folder).chat_template is not None
-    settings = {
-        "apply_chat_template": with_template,
-        "fewshot_as_multiturn": with_template and evaluation.fewshot_as_multiturn,
-    }
+    settings = {"apply_chat_template": with_template, "fewshot_as_multiturn": with_template}
     if is_installed("vllm"):
         heads = Shape.of_folder(folder).heads
         parallel = max(count for count in range(1, max(gpus, 1) + 1) if heads % count == 0 == max(gpus, 1) % count)

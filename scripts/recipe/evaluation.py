@@ -39,11 +39,14 @@ class Task(Strict):
 class EvaluationBase(Strict):
     """The settings and questions of all kinds of evaluation."""
 
+    gone: ClassVar[dict[str, str]] = {
+        "fewshot_as_multiturn": "leave it out; examples are turns of the conversation wherever there is a chat template"
+    }
+
     tasks: list[TaskName | Task] = Field(
         [], description="Tasks of lm-evaluation-harness on which every stage's export is scored (benchmarks.json)."
     )
     apply_chat_template: bool = Field(True, description="Of tasks: where the export has a template.")
-    fewshot_as_multiturn: bool = Field(True, description="Of tasks: examples are turns of the conversation.")
     max_length: PositiveInt | None = Field(
         None, description="Of tasks: most tokens of a prompt and its response; none: the model's own."
     )
@@ -102,10 +105,12 @@ class Evaluation(EvaluationBase, Sampling):
     test: bool = Field(False, description="Score what the chain ends with on the blends' test rows too (test.json).")
 
     @property
-    def more_decoding(self) -> dict[str, Any]:
-        """The settings of decoding besides temperature and length, without defaults."""
-        names = {*Sampling.model_fields, "chat_template_kwargs"} - {"temperature", "max_new_tokens"}
-        return self.model_dump(mode="json", include=names, exclude_defaults=True)
+    def decoding(self) -> dict[str, Any]:
+        """The settings of decoding, as eval.json has them: defaults besides length and temperature are left out."""
+        more = self.model_dump(
+            mode="json", include={*Sampling.model_fields, "chat_template_kwargs"}, exclude_defaults=True
+        )
+        return more | {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": 0}
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Evaluation":

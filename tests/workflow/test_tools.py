@@ -101,9 +101,8 @@ class Chain:
     def held_out(self, export: Path) -> list:
         """A policy's answers to the held-out rows, as the recipe's evaluation decodes them."""
         evaluation = self.recipe.evaluation
-        decoding = {"max_new_tokens": evaluation.max_new_tokens, "temperature": 0.0, "seed": 0}
         split = self.folder / "products/val-split.jsonl"
-        return answer_rows(load_model(export), load_processor(export), [split], decoding | evaluation.more_decoding)
+        return answer_rows(load_model(export), load_processor(export), [split], evaluation.decoding)
 
 
 @pytest.fixture(scope="module")
