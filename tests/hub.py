@@ -72,8 +72,6 @@ class Hub:
         self.faults: dict[str, list[Fault]] = defaultdict(list)
         """By a piece of the path: what goes wrong with its next requests, one after the other."""
         self.requests: list[tuple[str, str, Message]] = []
-        self.most_at_once = 0
-        self._at_once = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> "Hub":
@@ -102,12 +100,6 @@ class Hub:
                 if piece in path and faults:
                     return faults.pop(0)
         return Fault()
-
-    def count(self, change: int) -> None:
-        """One more body, or one less, is on its way."""
-        with self._lock:
-            self._at_once += change
-            self.most_at_once = max(self.most_at_once, self._at_once)
 
 
 class _Handler(Uploads, BaseHTTPRequestHandler):
@@ -206,15 +198,12 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return None
-        self.hub.count(1)
         try:
             for start in range(0, len(content[: fault.keep]), 1 << 16):
                 time.sleep(fault.seconds)
                 self.wfile.write(content[: fault.keep][start : start + (1 << 16)])
         except OSError:
             self.close_connection = True  # the client left
-        finally:
-            self.hub.count(-1)
         if fault.keep is not None:
             self.close_connection = True
 

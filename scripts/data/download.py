@@ -3,12 +3,9 @@
 import argparse
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from scripts.data.clean import Cleaner
 from scripts.data.compose import write_blend
@@ -27,19 +24,12 @@ from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import Files, FolderSource, HubSource, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.blocks import blocks_of
-from scripts.rows.jsonl import RowError, read_rows
+from scripts.rows.jsonl import RowError, read_rows, row_or_error
 from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import default_workers
 
-PLACEHOLDER = b"_hf_placeholder"
+PLACEHOLDER = "_hf_placeholder"
 RAW = {"mmpr": "OMNI3_MMPR_PUBLIC_RAW", "mmpr_tiny": "OMNI3_MMPR_TINY_RAW"}  # Nemotron's, of images fetched before
-
-
-class _PlaceholderRow(msgspec.Struct):
-    """The fields of a row that name a table."""
-
-    dataset: Any = None
-    placeholder: Any = msgspec.field(name=PLACEHOLDER.decode(), default=msgspec.UNSET)
 
 
 def fetch_source(
@@ -174,15 +164,11 @@ def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
 def tables_named(path: Path) -> set[ExternalTable]:
     """Return the external tables named by a blend's placeholder rows; the fill reports unknown names."""
     found: set[ExternalTable] = set()
-    decoder = msgspec.json.Decoder(_PlaceholderRow)
     for block in blocks_of(path):
         for line in block.read().split(b"\n"):
-            if PLACEHOLDER not in line:
-                continue
-            with suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                row = decoder.decode(line)
-                if row.placeholder is not msgspec.UNSET and isinstance(row.dataset, str) and row.dataset in TABLES:
-                    found.add(TABLES[row.dataset])
+            row = row_or_error(line.rstrip(b"\r")) if PLACEHOLDER.encode() in line else None
+            if isinstance(row, dict) and PLACEHOLDER in row and isinstance(row.get("dataset"), str):
+                found |= {TABLES[name] for name in TABLES if name == row["dataset"]}
         if found == set(TABLES.values()):
             break
     return found

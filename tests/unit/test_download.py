@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import httpx2
-import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -117,16 +116,6 @@ def test_only_the_blends_come_pinned_to_the_branchs_commit_and_described(served,
     assert all(commit in path for path, _ in served.asked("/resolve/"))
 
 
-def test_the_hubs_own_client_finds_what_was_fetched_in_its_cache(served, fetched):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    fetched()
-    for name, content in (("a.jsonl", SMALL), ("b.jsonl", LARGE)):
-        path = huggingface_hub.hf_hub_download("org/data", name, repo_type="dataset", local_files_only=True)
-        assert Path(path).read_bytes() == content
-    scanned = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
-    assert not scanned.warnings and {repository.repo_id for repository in scanned.repos} == {"org/data"}
-
-
 def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_several_files(
     served, fetched, recipe, tmp_path
 ):
@@ -172,14 +161,6 @@ def test_images_that_were_fetched_before_are_taken_from_where_nemotrons_variable
     assert record["blends"]["b"] == {"source": str(raw), "revision": "folder"}
     assert (tmp_path / "source/b/images.zip").read_bytes() == LARGE
     assert not served.asked("MMPR-Tiny"), "nothing of it is asked of the hub"
-
-
-def test_four_files_come_at_once(served, fetched, recipe):
-    blends = dict.fromkeys("abcdef", recipe().blends["a"])
-    served.repositories["org/data"].commit({f"{name}.jsonl": LARGE + name.encode() for name in blends})
-    served.faults["GET storage"] = [Fault(seconds=0.1)] * len(blends)
-    fetched(blends=blends)
-    assert served.most_at_once == 4
 
 
 def test_the_command_fetches_with_a_token_that_no_other_host_no_log_and_no_record_sees(served, tmp_path):
