@@ -5,9 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from huggingface_hub import parse_local_safetensors_file_metadata
-from huggingface_hub.errors import SafetensorsParsingError
-
 from scripts.errors import UserError
 from scripts.records import DAMAGE, Record, parse_record, read_bytes
 
@@ -149,6 +146,10 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
 
 def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
     """Return the tensors of a shard; UserError where the file's length differs from its header."""
+    # Each call of Snakemake reads this module; the hub's client takes a tenth of a second.
+    from huggingface_hub import parse_local_safetensors_file_metadata  # noqa: PLC0415
+    from huggingface_hub.errors import SafetensorsParsingError  # noqa: PLC0415
+
     try:
         tensors = parse_local_safetensors_file_metadata(path).tensors
         with path.open("rb") as file:

@@ -13,8 +13,6 @@ from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, Self
 
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, RemoteEntryNotFoundError
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
@@ -90,14 +88,18 @@ def _shipped() -> Path:
 
 def _template_on_hub(repository: str, revision: str | None = None) -> str | None:
     """Return the chat template of a model on the hub, from the cache after the first request."""
+    # Each call of Snakemake reads this module; the hub's client takes a tenth of a second.
+    from huggingface_hub import errors as hub  # noqa: PLC0415
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415
+
     for name in (TEMPLATE, SETTINGS):
         try:
             path = try_to_load_from_cache(repository, name, revision=revision)
             if path is None:
                 path = hf_hub_download(repository, name, revision=revision)
-        except RemoteEntryNotFoundError:
+        except hub.RemoteEntryNotFoundError:
             continue
-        except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+        except (OSError, hub.EntryNotFoundError, hub.HfHubHTTPError, hub.HFValidationError) as error:
             raise UserError(
                 f"{repository}: no file of this project, and its chat template cannot be had from the hub: {error}"
             ) from None
