@@ -12,7 +12,7 @@ from transformers import logging as transformers_logging
 from scripts.errors import UserError, run_program
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
 from scripts.model.generate import Rollout, Sampler
-from scripts.model.load import load_model
+from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
 from scripts.model.random_init import fresh_model
 from scripts.recipe.load import load_recipe

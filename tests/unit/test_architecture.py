@@ -41,7 +41,7 @@ MAY_IMPORT = {
 NEED_TORCH_OR_RAY = {
     "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs
     "scripts.model.pretrained",
-    "scripts.backends.trl.merge",
+    "scripts.backends.trl.export",
     "scripts.backends.trl.train",
     "scripts.backends.trl.callback",
     "scripts.backends.trl.driver",
@@ -54,7 +54,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.sharding",
     "scripts.backends.trl.vllm",
     "scripts.backends.nemo_rl.safetensors",
-    "scripts.model.load",
+    "scripts.model.loading",
     "scripts.model.merge",
     "scripts.model.processor",
     "scripts.backends.trl.ranks",

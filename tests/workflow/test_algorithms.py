@@ -23,7 +23,7 @@ from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.evaluate.score import rollouts  # noqa: E402
 from scripts.files import sha256_file, write_json  # noqa: E402
-from scripts.model.load import load_model  # noqa: E402
+from scripts.model.loading import load_model  # noqa: E402
 from scripts.model.processor import load_processor, make_tokenizer  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.rows.jsonl import read_rows  # noqa: E402

@@ -16,7 +16,7 @@ from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.trl.train import train_rank  # noqa: E402
-from scripts.model.load import load_model  # noqa: E402
+from scripts.model.loading import load_model  # noqa: E402
 from scripts.model.merge import WEIGHTS, divergence, log_probabilities, write_merged  # noqa: E402
 from scripts.recipe.resolve import resolve_stage, training_config  # noqa: E402
 from scripts.recipe.stage import Checkpointing  # noqa: E402

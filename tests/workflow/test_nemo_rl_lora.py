@@ -71,7 +71,7 @@ def test_the_export_is_the_base_with_adapters_and_one_that_lost_them_is_none(con
     import torch
     from safetensors.torch import load_file, save_file
 
-    from scripts.model.load import load_model
+    from scripts.model.loading import load_model
     from scripts.model.merge import NotMerged, write_merged
 
     export, adapter, wanted = convert

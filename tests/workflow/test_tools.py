@@ -22,7 +22,7 @@ from scripts.evaluate.score import answer_rows, rollouts
 from scripts.evaluate.turns import EpisodeRunner, prepare_for_tools
 from scripts.files import sha256_file, write_json
 from scripts.model.generate import Sampler
-from scripts.model.load import load_model
+from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config

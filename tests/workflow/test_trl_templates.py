@@ -16,7 +16,7 @@ from scripts.backends.trl.tokenization import PAIRS, Line, tokenize_demonstratio
 from scripts.backends.trl.train import train_rank  # noqa: E402
 from scripts.evaluate.score import rollouts  # noqa: E402
 from scripts.files import read_json, write_json  # noqa: E402
-from scripts.model.load import load_model  # noqa: E402
+from scripts.model.loading import load_model  # noqa: E402
 from scripts.model.processor import load_processor  # noqa: E402
 from scripts.rows.prompts import prompt_of  # noqa: E402
 from scripts.stage.publish import take_settings  # noqa: E402

@@ -82,7 +82,7 @@ class Trl(Backend):
             template = stage.config.chat_template
             export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, template)
         else:
-            import_module("scripts.backends.trl.merge").export_merged(stage)
+            import_module("scripts.backends.trl.export").export_merged(stage)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """Return packages off their pins, too small a memory, and rows that no verifier can reward."""

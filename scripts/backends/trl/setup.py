@@ -9,7 +9,7 @@ from transformers import AutoConfig, BitsAndBytesConfig, TrainingArguments
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.sharding import is_sharded, sharding_arguments
 from scripts.errors import UserError
-from scripts.model.load import class_of
+from scripts.model.loading import class_of
 from scripts.model.processor import load_processor, use_template
 from scripts.model.random_init import fresh_model
 

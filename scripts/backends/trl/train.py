@@ -25,7 +25,7 @@ from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.files import sha256_text
-from scripts.model.load import load_model
+from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
 
 

@@ -4,7 +4,7 @@ import json
 import time
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
-from scripts.model.load import load_model
+from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render
