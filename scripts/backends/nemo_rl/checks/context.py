@@ -7,11 +7,12 @@ from typing import Any
 
 import yaml
 
+from scripts.backends.nemo_rl.command import SETTINGS
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import ABSENT, load_upstream, value_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
-from scripts.recipe.yaml_file import leaves
+from scripts.recipe.yaml_file import leaves, merge
 from scripts.stage.stage import Stage
 
 
@@ -30,12 +31,26 @@ class StageContext(Runtime):
         return Path(name) if name.startswith("/") else None
 
     @cached_property
-    def config(self) -> dict[str, Any]:
-        """Return the config in the checkout, with inherited keys; empty where unreadable."""
+    def upstream(self) -> dict[str, Any]:
+        """Return the config in the release's checkout, with inherited keys; empty where unreadable."""
         try:
             return load_upstream(self.checkout / self.settings.config)
         except (UserError, FileNotFoundError):
             return {}
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Return the driver's config: the release's under ``add``, the recipe's sections and overrides."""
+        config = merge(self.upstream, self.settings.add)
+        config = merge(config, {section: getattr(self.settings, section) for section in SETTINGS})
+        for override in self.settings.overrides:
+            key, _, value = override.lstrip("+").partition("=")
+            if not key.startswith("~"):
+                nested = yaml.safe_load(value)
+                for part in reversed(key.split(".")):
+                    nested = {part: nested}
+                config = merge(config, nested)
+        return config
 
     @property
     def uses_gym(self) -> bool:
@@ -63,25 +78,17 @@ class StageContext(Runtime):
         return size if isinstance(size, int) else 1
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """Return a key's value in the driver: by the recipe's overrides, else sections, else the release's config."""
-        for override in reversed(self.settings.overrides):
-            name, _, value = override.lstrip("+").partition("=")
-            if name == key:
-                return yaml.safe_load(value)
-        section = key.partition(".")[0]
-        for settings in ({section: getattr(self.settings, section, None)}, self.settings.add, self.config):
-            if (value := value_of(settings, key)) != ABSENT:
-                return value
-        return default
+        """Return a key's value in the driver's config."""
+        value = value_of(self.config, key)
+        return default if value == ABSENT else value
 
     def of_algorithm(self, key: str, default: Any = None) -> Any:
         """Return the value of a key in the algorithm's section."""
         return self.setting(f"{self.settings.algorithm}.{key}", default)
 
     def values(self, section: str, key: str) -> dict[str, Any]:
-        """Return all values of a key in a section, at any depth, by place; the recipe's over the release's."""
-        sections = [self.config.get(section), self.settings.add.get(section), getattr(self.settings, section)]
-        found = (leaf for settings in sections for leaf in leaves(settings or {}))
+        """Return all values of a key in a section of the driver's config, at any depth, by place."""
+        found = leaves(self.config.get(section) or {})
         return {place: value for place, value in found if place.rpartition(".")[2] == key}
 
     def error(self, trap: int, says: str) -> Finding:

@@ -48,7 +48,7 @@ def check_reference(context: StageContext) -> Iterator[Finding]:
 
 def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
     """Find a prefix cache of vLLM that outlives the weights during asynchronous training."""
-    generates_by_vllm = context.config and context.setting("policy.generation.backend") != "megatron"
+    generates_by_vllm = context.upstream and context.setting("policy.generation.backend") != "megatron"
     caches = context.setting(PREFIX_CACHE_KEY)
     if generates_by_vllm and context.settings.is_asynchronous and caches is not False:
         yield context.warning(
@@ -90,9 +90,7 @@ def check_chat_template(context: StageContext) -> Iterator[Finding]:
 
 def has_adapters(context: StageContext) -> bool:
     """Return whether a stage trains adapters alone."""
-    enabled = {section: {"enabled": context.setting(f"{section}.enabled")} for section in (DTENSOR, MEGATRON)}
-    megatron = {"enabled": context.setting("policy.megatron_cfg.enabled"), "peft": enabled[MEGATRON]}
-    return trains_adapters({"megatron_cfg": megatron, "dtensor_cfg": {"lora_cfg": enabled[DTENSOR]}})
+    return trains_adapters(context.setting("policy") or {})
 
 
 def check_adapters(context: StageContext) -> Iterator[Finding]:

@@ -83,11 +83,9 @@ def check_environments(context: StageContext) -> Iterator[Finding]:
 def agents_of(context: StageContext) -> set[str]:
     """Return the agents of the stage's Gym, by which rows name environments, as far as files are there."""
     gym = Path(context.nemo_rl.checkouts.get(context.release.name, ""), GYM)
-    sections = [context.config.get("env"), context.settings.add.get("env"), context.settings.env]
-    settings = [(section or {}).get("nemo_gym") or {} for section in sections]
-    paths = next((paths for section in reversed(settings) if (paths := section.get("config_paths"))), [])
-    files = [load_upstream(gym / path) for path in paths if (gym / path).is_file()]
-    servers = [server for section in [*files, *settings] for server in section.items()]
+    settings = context.setting("env.nemo_gym") or {}
+    files = [load_upstream(gym / path) for path in settings.get("config_paths") or [] if (gym / path).is_file()]
+    servers = [server for section in (*files, settings) for server in section.items()]
     return {name for name, server in servers if isinstance(server, dict) and "responses_api_agents" in server}
 
 
