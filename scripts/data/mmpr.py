@@ -11,7 +11,6 @@ import json
 import posixpath
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,12 +22,10 @@ from scripts.errors import UserError, run_program
 from scripts.files import read_json, replace_directory, write_json
 from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
 from scripts.rows.jsonl import parse_row
-from scripts.rows.parallel import in_order
 
-META = "meta/meta_public.json"
+META, IMAGES = "meta/meta_public.json", "MMPR/images"
 SEED = 42
 SHOWN = 10
-_images_below = lru_cache(maxsize=1)(files_below)
 
 
 @dataclass
@@ -69,8 +66,8 @@ def prepare_mmpr(
     if sample is not None:
         meta = _sampled(output, meta, rows_to_read(sample, MMPR_HOLDOUT))
     wanted = None if sample is None else _images_of(output, meta)
-    images = extract_folder(source / "images.zip", "images", output / "MMPR/images", threads, wanted)
-    subsets = check_subsets(output, meta, threads)
+    images = extract_folder(source / "images.zip", "images", output / IMAGES, threads, wanted)
+    subsets = check_subsets(output, meta)
     kept = sum(subset.kept for subset in subsets)
     _judge(subsets, kept, missing, source)
     for subset in () if sample else subsets:
@@ -93,12 +90,12 @@ def prepare_mmpr(
     )
 
 
-def check_subsets(base: Path, meta: dict[str, dict[str, Any]], processes: int = 1) -> list[Subset]:
+def check_subsets(base: Path, meta: dict[str, dict[str, Any]]) -> list[Subset]:
     """Count the rows below `base` by the loader's rules."""
-    subsets = [Subset(name, entry["root"], entry["annotation"]) for name, entry in meta.items()]
-    by_root = sorted(subsets, key=lambda subset: subset.root)  # so that a process lists a folder once
-    checked = {subset.subset: subset for subset in in_order(partial(_check_subset, base), by_root, processes)}
-    return [checked[name] for name in meta]
+    known = files_below(base / IMAGES)
+    return [
+        _check_subset(base, Subset(name, entry["root"], entry["annotation"]), known) for name, entry in meta.items()
+    ]
 
 
 def _rewritten(path: Path) -> dict[str, dict[str, Any]]:
@@ -142,23 +139,27 @@ def _sampled(base: Path, meta: dict[str, dict[str, Any]], rows: int) -> dict[str
 def _images_of(base: Path, meta: dict[str, dict[str, Any]]) -> set[str]:
     """Return the images named by the annotations, relative to ``MMPR/images``."""
     return {
-        posixpath.normpath(f"{entry['root']}/{image}").removeprefix("MMPR/images/")
+        _below_images(entry["root"], image)
         for entry in meta.values()
         for _, _, images in _rows(base / entry["annotation"])
         for image in images
     }
 
 
-def _check_subset(base: Path, subset: Subset) -> Subset:
-    annotation, root, digest = base / subset.annotation, base / subset.root, hashlib.sha256()
+def _below_images(root: str, image: str) -> str:
+    return posixpath.normpath(f"{root}/{image}").removeprefix(f"{IMAGES}/")
+
+
+def _check_subset(base: Path, subset: Subset, known: set[str]) -> Subset:
+    annotation, digest = base / subset.annotation, hashlib.sha256()
     for number, line, images in _rows(annotation):
         digest.update(line)
         subset.rows += 1
         if len(images) != 1:
             subset.several_images += 1
-        elif images[0] in _images_below(root) or (root / images[0]).is_file():
+        elif _below_images(subset.root, images[0]) in known:
             subset.kept += 1
-        elif (root / images[0]).exists():
+        elif (base / subset.root / images[0]).exists():
             raise UserError(
                 f"{annotation}:{number}: image {images[0]!r} is a folder, which the loader takes for an image"
             )
