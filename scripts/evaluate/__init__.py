@@ -1,1 +1,1 @@
-"""Held-out scores and the gate."""
+"""Held-out scores, tasks, gates and choices."""

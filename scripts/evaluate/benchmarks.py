@@ -1,7 +1,7 @@
-"""Scores of exports on benchmarks, read from the results.json and samples of lm-eval, and their paired changes.
+"""Read exports' scores on tasks from the results.json and samples of lm-eval, and pair their changes.
 
-What an export answered to a task lies in ``<store>/<content>/<key>/`` as lm-eval wrote it. `content` names the export
-and `key` the question, so all runs of a results folder share the store and a score is taken once.
+An export's answers to a task lie in ``<store>/<content>/<key>/`` as lm-eval wrote them. `content` names the export and
+`key` the question; all runs of a results folder share the store, so nothing is scored twice.
 """
 
 import json
@@ -28,9 +28,9 @@ def path_in(store: Path, content: str, key: str) -> Path:
 
 
 def read_scores(folder: Path, task: str, metric: str | None, key: str) -> dict[str, Benchmark]:
-    """Read the entries of a task, or of each task of a tag or group without a score, from lm-eval's results.json.
+    """Read the entry of a task from lm-eval's results.json; of a tag or unscored group, an entry a task.
 
-    `metric` is the metric that counts, with its filter or without; None: the task's first.
+    `metric` is the counting metric, with or without its filter; None: the task's first.
     """
     (path,) = folder.rglob("results_*.json")
     found = read_json(path)
@@ -60,7 +60,7 @@ def _entry(found: dict[str, Any], name: str, metric: str | None, key: str, confi
 
 
 def _numbers(result: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return score and standard error of each metric that is a number, by lm-eval's name: metric,filter."""
+    """Return score and standard error of each numeric metric by lm-eval's name: metric,filter."""
     found = {}
     for name, value in result.items():
         if "," in name and "_stderr," not in name and _is_number(value):
@@ -74,7 +74,7 @@ def _is_number(value: Any) -> bool:
 
 
 def read_documents(folder: Path, name: str, entry: Benchmark) -> Documents | None:
-    """Read the scores of a benchmark's documents; None where its score is not their mean."""
+    """Read the scores of a benchmark's documents; None where the score is not their mean."""
     files = {path.stem.removeprefix("samples_").rsplit("_", 1)[0]: path for path in folder.rglob("samples_*.jsonl")}
     number, _, answers = entry.get("metric", "").partition(",")
     found = {}
@@ -90,9 +90,9 @@ def read_documents(folder: Path, name: str, entry: Benchmark) -> Documents | Non
 def beside_parent(
     scores: dict[str, Benchmark], content: str, parent: Benchmarks | None, store: Path
 ) -> dict[str, Benchmark]:
-    """Return the scores with the parent's and with the changes since the parent and since the chain's first export.
+    """Return the scores with the parent's, and with the changes since the parent and since the chain's first export.
 
-    Only answers to the same question count. `first` is the content of the chain's first export that was asked it.
+    Only answers to the same question count. `first` is the content of the chain's first export with an answer.
     """
     befores = {
         name: before
@@ -118,7 +118,7 @@ def beside_parent(
 def _changes(
     scores: dict[str, Benchmark], content: str, since: dict[str, str], store: Path
 ) -> dict[str, Change | None]:
-    """Return the changes since other exports' contents, paired by document; none where a score is not their mean."""
+    """Return the changes since other exports, by content, paired by document; none where a score is no mean."""
     differences = {}
     for name, other in since.items():
         entry, folder = scores[name], path_in(store, other, scores[name]["key"])
@@ -133,7 +133,7 @@ def _changes(
 
 
 def interval_of(entry: Benchmark) -> Change | None:
-    """Return a score with its 95 % interval by the standard error; None where it has none."""
+    """Return a score with its 95 % interval by the standard error; None without an error."""
     error = entry.get("stderr")
     if error is None:
         return None

@@ -1,9 +1,9 @@
 """Choose the best of a stage's variants or checkpoints by a score, and publish it in a folder like a stage's.
 
 The score is held_out_mean, the mean of eval.json; worst_environment_change, the lowest of the bounds by which gates
-judge (joint_low); or a task's score in benchmarks.json. Candidates not clearly below the best are ties: differences are
+judge (joint_low); or a task's score in benchmarks.json. A candidate not clearly below the best is tied: differences are
 taken on the same resampled rows (scripts.stage.bootstrap), and all comparisons with a candidate hold at once with 95 %
-(Bonferroni). So the best policy is chosen or tied in at least 95 of 100 choices (Hsu, Constrained simultaneous
+(Bonferroni). So the truly best is chosen or tied in at least 95 of 100 choices (Hsu, Constrained simultaneous
 confidence intervals for multiple comparisons with the best, Annals of Statistics 12, 1984).
 """
 
@@ -35,7 +35,7 @@ class LeftOut(Exception):
 
 
 class Scored(NamedTuple):
-    """A score with its interval; `means` of resampled rows, (2000,), pair with those of a candidate asked alike."""
+    """A score with its interval; `means` of resampled rows, (2000,), pair among candidates asked alike."""
 
     score: float
     low: float | None
@@ -82,7 +82,7 @@ def rank(folders: list[StagePaths], by: str, store: Path | None = None) -> list[
 
 
 def _score(paths: StagePaths, content: str, by: str, store: Path | None) -> Scored:
-    """Return a candidate's score; LeftOut where it has none or may not be chosen. `content` names its export."""
+    """Return a candidate's score; LeftOut for a missing score or a gate's stop. `content` names its export."""
     if read_record(paths.gate, Gate)["verdict"] == "stop":
         raise LeftOut("its gate says stop")
     path, kind = (paths.evaluation, Evaluation) if by in HELD_OUT else (paths.benchmarks, Benchmarks)
@@ -130,7 +130,7 @@ def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:
 def publish(chosen: StagePaths, folder: Path, choice: Choice) -> None:
     """Fill a choice's folder with the chosen candidate's records and links to its run and exports.
 
-    choice.json is removed first and written last, so it never stands beside the files of another choice.
+    choice.json is removed first and written last, so it never stands beside files of another choice.
     """
     StagePaths(folder).choice.unlink(missing_ok=True)
     for name in FOLDERS:

@@ -65,7 +65,7 @@ def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
 
 
 def _judge_scores(criterion: Criterion, record: dict[str, Any] | None) -> Result:
-    """Judge the environment or benchmark that breaks the bound, or else has the lowest upper bound."""
+    """Judge the environment or benchmark that breaks the bound, or else the lowest upper bound."""
     entries = _entries(criterion, record)
     kind = CHANGES[criterion.against]
     found = {
@@ -95,7 +95,7 @@ def _entries(criterion: Criterion, record: dict[str, Any] | None) -> dict[str | 
 
 
 def _judge_figure(criterion: Criterion, name: str | None, figure: dict[str, float], compared: int) -> Result:
-    """Judge a score or change by its interval, or by its interval for all `compared` where the worst is picked."""
+    """Judge a score or change by its interval; the worst of several by the interval for all `compared`."""
     is_worst = criterion.metric.startswith("worst_")
     low, high = (figure.get(f"joint_{end}", figure[end]) if is_worst else figure[end] for end in ("low", "high"))
     least = -math.inf if criterion.min is None else criterion.min
@@ -133,7 +133,7 @@ def _bounds(criterion: Criterion) -> str:
 
 
 def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]) -> dict[str, Any]:
-    """Return criteria.json: the gravest outcome, unmeasured ones as warnings, and each criterion's measurement."""
+    """Return criteria.json: the gravest outcome (unmeasured: a warning) and each criterion's measurement."""
     outcomes = {result.outcome for result in results}
     verdict = "stop" if "stop" in outcomes else "warn" if outcomes & {"warn", "not measured"} else "pass"
     rows = [

@@ -31,7 +31,7 @@ from scripts.stage.tables import ROLLOUTS, read_table
 def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel, Any]:
     """Load the model of an export's record, in its saved precision, with its tokenizer or processor.
 
-    `accelerator`: `cpu`, the GPUs of this node (`cuda`), or those if there are any (`auto`).
+    `accelerator`: `cpu`, the node's GPUs (`cuda`), or its GPUs if there are any (`auto`).
     """
     folder = exported_model(record)
     on_gpus = accelerator != "cpu" and torch.cuda.is_available()
@@ -69,7 +69,7 @@ def rollouts(
 def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any]) -> list[Answer]:
     """Return a policy's responses to all rows of the validation splits with their rewards, in the rows' order.
 
-    A split's folder bears the blend's name; UserError for two of a name, and for a row that cannot be scored.
+    A split's folder bears the blend's name; UserError for two splits of a name and for a row without a score.
     """
     if len({split.resolve().parent.name for split in splits}) < len(splits):
         raise UserError(

@@ -1,6 +1,6 @@
 """Score an export on the recipe's tasks by the command line of lm-evaluation-harness, a call a task.
 
-Without an export, only fetch the tasks' data sets and check their names, before any node is asked for.
+Without an export, fetch the tasks' data sets and check the names, before any node is asked for.
 """
 
 import argparse
@@ -32,7 +32,7 @@ THINKING = "enable_thinking"
 
 
 def is_installed(package: str) -> str | None:
-    """Return the version of an installed package; None where there is none."""
+    """Return the version of an installed package, or None."""
     try:
         return version(package)
     except PackageNotFoundError:

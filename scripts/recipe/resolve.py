@@ -74,11 +74,9 @@ def rows_of_manifest(manifest: Path) -> int | None:
 
 
 def sync_configs(recipe: Recipe, results: Path) -> list[str]:
-    """Write ``<results>/<stage>/config.yaml`` of every stage whose resolved config is not what lies there.
+    """Write ``<results>/<stage>/config.yaml`` of each stage whose resolved config differs; return their names.
 
-    This happens whenever Snakemake reads the workflow, so that its own check of each config's content decides what
-    is stale, with or without its memory of earlier runs. A stage as of a step gets a link to where the stage trains.
-    Returns the stages whose config was written.
+    Called whenever Snakemake reads the workflow. A checkpoint's stage gets a link to the run directory of its stage.
     """
     written = []
     for name, checkpoint in recipe.checkpoints.items():
