@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
 from scripts.errors import UserError, run_program
-from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
+from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results, write_rollouts
+from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.model.generate import Rollout, Sampler
 from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
@@ -18,6 +19,7 @@ from scripts.model.random_init import fresh_model
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
+from scripts.records import ExportRecord, read_record
 from scripts.rewards.episode import whole_text
 from scripts.rewards.registry import check_row, contract_of, environment_factory, register, register_gym, scores
 from scripts.rewards.verdict import Unjudged, described
@@ -25,6 +27,7 @@ from scripts.rows.jsonl import environment_of, read_rows
 from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.consistency import exported_model
+from scripts.stage.paths import STORE
 from scripts.stage.tables import ROLLOUTS, read_table
 
 
@@ -115,6 +118,21 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
     return {"responses": len(unjudged), "first": f"{first.split}, row {first.line}: {first.reward.why}"}
 
 
+def kept_scores(export: Path, asked: dict[str, Any], start: Path, validation: list[Path]) -> Path | None:
+    """Return the store's file for scores of an export, by its content and all that was asked; None outside the store.
+
+    `start` is what the stage starts from: rollouts of a parent, a config, or the record of an export.
+    """
+    record = read_record(export, ExportRecord)
+    training = (export.parent / "model").resolve().parents[1]
+    if training.parent.name != STORE:
+        return None
+    splits = [[path.parent.name, path.name, sha256_file(path)] for path in validation]
+    beside = read_record(start, ExportRecord)["content"] if start.suffix == ".json" else sha256_file(start)
+    asked |= {"export": record["content"], "splits": splits, "start": [start.name, beside]}
+    return training / "scores" / f"{sha256_text(canonical_json(asked))[:16]}.parquet"
+
+
 def main() -> None:
     """Command line of the evaluation."""
     parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.score", description=__doc__)
@@ -139,9 +157,19 @@ def main() -> None:
     if recipe.evaluation.gym:
         register_gym(recipe.evaluation.gym, recipe.evaluation.gym_servers, arguments.gym_python)
     decoding = recipe.evaluation.decoding
+    own = {name: sha256_file(path) for name, path in own_environments(recipe).items()}
+    gym = repr((recipe.evaluation.gym, recipe.evaluation.gym_servers))
+    asked = {"decoding": decoding, "environments": own, "gym": gym}
     starts = (arguments.parent_rollouts, arguments.config, arguments.model)
     if sum(start is not None for start in starts) != 1:
         raise UserError("give --parent-rollouts or, for a stage without a scored parent, --config or --model")
+
+    kept = kept_scores(arguments.export, asked, next(filter(None, starts)), arguments.validation)
+    if kept is not None and kept.exists():
+        print(f"the scores are {kept}, which were asked for before", flush=True)
+        return write_results(
+            arguments.export, read_table(kept, ROLLOUTS), decoding, arguments.rollouts, arguments.output
+        )
 
     def answers(model: Any, processor: Any) -> list[Answer]:
         return answer_rows(model, processor, arguments.validation, decoding)
@@ -163,6 +191,8 @@ def main() -> None:
             else fresh_model(read_config(arguments.config))
         )
         table = beside_model(after, answers(*start))
+    if kept is not None and not unjudged:
+        write_rollouts(table, kept)
     counted = {"unjudged": unjudged} if unjudged else {}
     write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output, **counted)
 
