@@ -104,8 +104,8 @@ class Workflow:
         recipe.write_text(text.replace(old, new, 1))
 
     def untrained(self, stage: str) -> Path:
-        """A copy of the results, below the tree, in which of one stage nothing but its config is there."""
-        copy = self.root / "hand"
+        """A copy of the results, beside them, in which of one stage nothing but its config is there."""
+        copy = self.results.with_name("hand")  # links into the store lead there from its place
         shutil.copytree(self.results, copy, symlinks=True)
         shutil.rmtree(copy / stage)
         (copy / stage).mkdir()

@@ -19,13 +19,15 @@ import psutil
 
 from benchmarks.striking.kinds import ROOT, RUN, SAVE_PERIOD, Kind
 from benchmarks.striking.sitecustomize import program
+from scripts.stage.rundir import checkpoints
+from scripts.stage.store import unlinked
 
 Strike = dict
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGTERM")
 MOST_CALLS = 400
 # Of these an attempt, a job or a call of Snakemake may leave more than an undisturbed chain has; and a training's live
 # page is not written again where only the publishing was left to do.
-VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|\w+/logs)/|\w+/\w+/run/(checkpoints/step_\d+|live\.html$))")
+VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|\w+/logs)/|store/\w+/checkpoints/step_\d+)")
 LOCKS = ("locks", "incomplete")
 
 
@@ -79,12 +81,23 @@ class Chain:
     # Under strikes
 
     def begin_after_first(self, quiet: "Chain") -> None:
-        """Take the data and the first stage from an undisturbed chain, so that only what follows is to be made."""
+        """Take the data and the first stage from an undisturbed chain, so that only what follows is to be made.
+
+        The second stage is half trained, in a run directory as earlier commits made it, which moves into the store.
+        """
         for name in ("results", ".snakemake"):
             shutil.copytree(quiet.root / name, self.root / name, symlinks=True)
         results = self.root / "results" / RUN
+        second = results / self.kind.stages[1]
+        half_trained = (second / "run").resolve()
         for stage in self.kind.stages[1:]:
             shutil.rmtree(results / stage)
+        for training in unlinked(self.root / "results"):
+            if training.resolve() != half_trained:
+                shutil.rmtree(training)
+        second.mkdir()
+        half_trained.rename(second / "run")
+        shutil.rmtree(checkpoints(second / "run")[-1].path)
         for page in (*results.glob("*.html"), *results.glob("*.csv")):
             page.unlink()
 
