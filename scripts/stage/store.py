@@ -24,7 +24,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from pathlib import Path
 
@@ -76,13 +76,15 @@ def open_training(
     """
     folder = _store(root) / identity_of(facts)
     take_in(root, trained)
-    with hold(owner_of(folder), patience):
+    is_readable_alone = folder.is_dir() and not os.access(folder, os.W_OK)  # another person's: it can be published
+    with nullcontext() if is_readable_alone else hold(owner_of(folder), patience):
         if identity_in(folder) is None:
             (folder / "checkpoints").mkdir(exist_ok=True)
             write_text(folder / "config.yaml", config_text(config.values()))
             write_json(folder / "identity.json", {"identity": folder.name, **facts})
-        remove_leftovers(folder)
-        finish_removals(folder)
+        if not is_readable_alone:
+            remove_leftovers(folder)
+            finish_removals(folder)
         paths.directory.mkdir(parents=True, exist_ok=True)
         link_to(paths.directory / "run", folder)
         yield folder

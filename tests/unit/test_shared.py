@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -157,6 +158,28 @@ def test_a_dead_colleagues_run_directory_is_taken_over_and_a_living_ones_is_not(
         holder.communicate("end")
     assert re.fullmatch(rf"error: {folder}: process \d+ on .* is at work here; wait for it or stop it, .*", refused)
     assert not path.exists()
+
+
+@as_root
+def test_what_a_colleague_trained_is_published_by_who_may_read_it_and_not_trained_on(folder):
+    program = (
+        "import os; os.chdir(sys.argv[1])\n"
+        "from tests.unit import test_store as store; from scripts.backends.trl import backend\n"
+        "from scripts.train.run import Attempt, train_stage; from scripts.backends.stop import StopRequest\n"
+        "backend.BACKEND = store.StandIn()\n"
+        "def main():\n"
+        "    print(train_stage(store.stage_of(sys.argv[2], seed=int(sys.argv[3])), Attempt(), StopRequest()))\n"
+        "run_program(main)\n"
+    )
+    results = folder / "results"
+    results.mkdir()
+    os.chown(results, ANN, SHARED_GROUP)
+    results.chmod(0o2775)
+    assert python(ANN, program, str(folder), "a", "1", umask="022").endswith("\n0")
+    assert "already trained; publishing it" in python(BOB, program, str(folder), "b", "1")
+    assert (folder / "results/b/sft/ckpt/record.json").stat().st_uid == BOB
+    shutil.rmtree(next((folder / "results/store").iterdir()) / "checkpoints/step_4")
+    assert "user " in python(BOB, program, str(folder), "b", "1")
 
 
 @as_root

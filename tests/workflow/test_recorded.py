@@ -144,7 +144,8 @@ def test_another_start_trains_from_the_model_and_the_chain_of_before_comes_back(
         return {line.split()[0]: line for line in lines if line.split()[:1] and line.split()[0] in STAGES}
 
     assert plan("--start", "rlvr").keys() == {"rlvr", "rlhf"}
-    assert f"trained in results/store/{identity}" in plan()["rlvr"]
+    said = noted.snakemake("results/recorded/rlvr/ckpt/record.json")
+    assert f"step 2 of identity {identity} is already trained; publishing it" in said
 
 
 def test_a_run_directory_publishes_the_same_again_and_another_goes_on_from_its_newest_checkpoint(noted):
