@@ -84,6 +84,22 @@ def _delete(name: str) -> Callable[[Any], None]:
     return lambda workflow: shutil.rmtree(workflow.root / name)
 
 
+def _delete_export(workflow: Any) -> None:
+    hf = workflow.results / "rlvr1/hf"
+    shutil.rmtree((hf / "model").resolve().parent)
+    shutil.rmtree(hf)
+
+
+def _unlink(workflow: Any) -> None:
+    (workflow.results / "rlvr1/run").unlink()
+    shutil.rmtree(workflow.results / "rlvr1/ckpt")
+
+
+def _delete_training(workflow: Any) -> None:
+    shutil.rmtree((workflow.results / "rlvr1/run").resolve())
+    shutil.rmtree(workflow.results / "rlvr1")
+
+
 def _site(workflow: Any) -> None:
     path = workflow.root / "config/sites/laptop.yaml"
     path.write_text(path.read_text().replace("description: This machine", "description: Another machine"))
@@ -217,22 +233,10 @@ EDITS = (
     Edit("edit comments in scripts and rules", _comments, NOTHING, "code is no rerun trigger"),
     Edit("delete .snakemake", _delete(".snakemake"), NOTHING, "identity, not Snakemake's memory, decides"),
     Edit("move the tree", _move, NOTHING, "no path is part of an identity"),
-    Edit("delete rlvr1/ckpt", _delete("results/short/rlvr1/ckpt"), NOTHING, "published again from the run directory"),
-    Edit(
-        "delete rlvr1/hf and what it links to",
-        lambda workflow: (
-            _delete("results/short/rlvr1/hf")(workflow),
-            _delete("results/short/rlvr1/exports")(workflow),
-        ),
-        NOTHING,
-        "exported again",
-    ),
-    Edit(
-        "delete rlvr1/run and rlvr1/ckpt",
-        lambda workflow: (_delete("results/short/rlvr1/run")(workflow), _delete("results/short/rlvr1/ckpt")(workflow)),
-        frozenset({"rlvr1"}),
-        "the weights are gone",
-    ),
+    Edit("delete rlvr1/ckpt", _delete("results/short/rlvr1/ckpt"), NOTHING, "published again from the store"),
+    Edit("delete rlvr1/hf and what it links to", _delete_export, NOTHING, "exported again"),
+    Edit("delete rlvr1/run and rlvr1/ckpt", _unlink, NOTHING, "published again from the store", is_trained=True),
+    Edit("delete rlvr1 and its folder in the store", _delete_training, frozenset({"rlvr1"}), "the weights are gone"),
 )
 
 
