@@ -39,6 +39,11 @@ _TEMPLATES.filters |= {"number": number_text, "share": score_text, "svg": Markup
 _TEMPLATES.filters |= {"change": partial(score_text, sign="+"), "time": lambda hours: duration(3600 * hours)}
 
 
+def render(template: str, **values: Any) -> str:
+    """Return a rendered template."""
+    return _TEMPLATES.get_template(template).render(**values)
+
+
 def write_page(path: Path, template: str, **values: Any) -> None:
     """Render a template as a file."""
-    write_text(path, _TEMPLATES.get_template(template).render(**values))
+    write_text(path, render(template, **values))
