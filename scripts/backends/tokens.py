@@ -21,9 +21,9 @@ RESET = "\x1b[0m"
 
 
 def without_torch(tell: Callable[..., Told], *arguments: Any) -> Told:
-    """Call a function in a forked process without torch, where tokenizers load in half a second; return its result.
+    """Call a function in a forked process without torch, where tokenizers load in half a second; return the result.
 
-    transformers would import torch, which tokenizers do not need. Where torch is loaded already, call it here.
+    transformers imports torch, needlessly for tokenizers. Where torch is loaded already, call the function here.
     """
     if "torch" in sys.modules:
         return tell(*arguments)
@@ -37,7 +37,7 @@ def _hide_torch() -> None:
 
 
 def load_here(folder: Path, chat_template: str | None) -> Any:
-    """Return a model's tokenizer or processor with a chat template (None: its own), or the reason for its absence."""
+    """Return a model's tokenizer or processor with a chat template (None: the model's), or the reason for none."""
     if not folder.exists():
         return f"{folder} is not there yet"
     if find_spec("transformers") is None:
@@ -62,13 +62,13 @@ def shown_row(line: int, parts: Iterable[tuple[str, bool, list[int]]], tokenizer
 
 
 def runs(ids: list[int], labels: list[int], ignored: int) -> Iterator[tuple[str, bool, list[int]]]:
-    """Split a row into parts by its labels."""
+    """Split a row into parts by labels."""
     for is_learnt, pairs in groupby(zip(ids, labels, strict=True), lambda pair: pair[1] != ignored):
         yield "", is_learnt, [token for token, _ in pairs]
 
 
 def _texts(ids: list[int], tokenizer: Any) -> list[str]:
-    """Return the text of each token; for a piece of a character its name in the vocabulary."""
+    """Return the tokens' texts; for a piece of a character the name in the vocabulary."""
     names = tokenizer.convert_ids_to_tokens(ids)
     texts = [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in ids]
     return [
@@ -110,6 +110,6 @@ def _part(part: ShownTokens, coloured: bool) -> str:
 
 
 def _visible(text: str) -> str:
-    """Return a token's text on one line, without control characters."""
+    """Return a token's text on a single line, without control characters."""
     text = text.replace("\n", "⏎")
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -1,1 +1,1 @@
-"""The command `stagecoach`: what people type, one module a subcommand."""
+"""The command `stagecoach`, a module a subcommand."""

@@ -1,4 +1,4 @@
-"""Run the command `stagecoach`; import only the module of the called subcommand, so that help and status are quick."""
+"""Run the command `stagecoach`; import no module but the called subcommand's, for a quick help and status."""
 
 import argparse
 from importlib import import_module
@@ -8,7 +8,7 @@ from scripts.errors import run_program
 
 
 def main() -> int | None:
-    """Parse the command line of `stagecoach` and run its subcommand."""
+    """Parse the command line of `stagecoach` and run the subcommand."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--directory")
     given, rest = first.parse_known_args()  # before or behind the command

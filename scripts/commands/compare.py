@@ -1,4 +1,4 @@
-"""Write runs side by side on one page."""
+"""Write a page with runs side by side."""
 
 import argparse
 
@@ -6,5 +6,5 @@ from scripts.report.compare import write_comparison
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the page of two runs or more."""
+    """Write the page."""
     write_comparison(arguments.results, arguments.output)

@@ -1,4 +1,4 @@
-"""Make a project: a folder with config, recipe, site, profiles and a Snakefile that uses this Stagecoach."""
+"""Make a project: a folder with config, recipe, site, profiles and a Snakefile of the installed Stagecoach."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Show which stages would train now, and the costs."""
+"""Show the stages to train, and the costs."""
 
 import argparse
 import shutil
@@ -12,7 +12,6 @@ from scripts.errors import UserError
 from scripts.files import amount, duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
-from scripts.records import Preflight, read_if_there
 from scripts.stage.estimate import (
     ALIKE,
     EXPECTED,
@@ -64,7 +63,7 @@ class Planned:
 
 
 def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
-    """Return the plan of these stages, parents first."""
+    """Return the plan of stages, parents first."""
     states, estimator = project.states(), Estimator(project.site, project.stages())
     return [
         Planned(
@@ -78,16 +77,16 @@ def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
 
 
 def plan_text(project: Project) -> str:
-    """Return the plan: a table with totals, the basis of its hours, memory, long rows, and trainings to discard."""
+    """Return the plan: a table with totals, the basis of the hours, memory, and trainings to discard."""
     plan = planned_stages(project, project.recipe.stages)
-    lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_long_rows(project), *_unlinked(project)]
+    lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_unlinked(project)]
     if project.recipe.note:
         lines += ["", f"note: {project.recipe.note}"]
     return "\n".join(lines)
 
 
 def dry_run_text(project: Project, jobs: set[str]) -> str:
-    """Return the plan of the stages and checkpoints that a call trains, and a line where Slurm is missing."""
+    """Return the plan of a call's training jobs, and a line where Slurm is missing."""
     plan = planned_stages(project, {*map(project.recipe.stage_trained, jobs)})
     lines = _totals(project, plan) if plan else ["no stage trains"]
     if project.site.slurm and not shutil.which("sbatch"):
@@ -100,7 +99,7 @@ def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
 
 
 def _totals(project: Project, plan: list[Planned]) -> list[str]:
-    """Return the table, the basis of its hours, and a line where they exceed the budget."""
+    """Return the table, the basis of the hours, and a line where the budget is exceeded."""
     to_train = _to_train(plan)
     lines = [*_table(project.site, plan), *_basis(to_train, project.site)]
     words = None if project.over_budget else beyond_budget(project.site, to_train)
@@ -138,7 +137,7 @@ def _steps(estimates: list[Estimate]) -> str:
 
 
 def _time(estimates: list[Estimate]) -> str:
-    """Return the known time of all stages one after the other."""
+    """Return the known time of all stages in sequence."""
     known = [each.hours * 3600 for each in estimates if each.steps and not each.bound]
     more = "≥ " if any(each.bound for each in estimates) else ""
     return f"{more}{duration(sum(known))}" if known else ""
@@ -171,7 +170,7 @@ def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
 
 
 def _memory(project: Project, names: Iterable[str]) -> list[str]:
-    """Return each stage's sentence on memory; nothing for a recipe with a fresh model, which is small."""
+    """Return the stages' sentences on memory; nothing for a fresh model, since recipes make small models."""
     lines = []
     for name in names if isinstance(project.recipe.model, PretrainedModel) else ():
         stage = Stage(project.recipe, project.results, name)
@@ -182,22 +181,8 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
     return lines and ["", *lines]
 
 
-def _long_rows(project: Project) -> list[str]:
-    """Return a line for each stage whose preflight counted rows that are too long."""
-    lines = []
-    for name in project.recipe.stages:
-        preflight = read_if_there(Stage(project.recipe, project.results, name).paths.preflight, Preflight)
-        tokens = ((preflight or {}).get("tokens") or {}).get("train", {})
-        if tokens.get("too_long_share"):
-            cut = f", {tokens['answers_cut']} of them without any answer" if tokens["answers_cut"] else ""
-            lines.append(
-                f"{name}: {tokens['too_long']} training rows ({tokens['too_long_share']:.1%}) are too long{cut}"
-            )
-    return ["", *lines] if lines else []
-
-
 def _unlinked(project: Project) -> list[str]:
-    """Return a line on trainings that no run links to, nothing where there are none."""
+    """Return a line on trainings without a link from any run."""
     found = unlinked(project.root or project.results)
     if not found:
         return []
@@ -225,7 +210,7 @@ def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
 def check_budget(project: Project, stages: Collection[str] | None = None) -> None:
     """Raise UserError where training is expected to need more GPU-hours than the site's budget.
 
-    `stages` names the stages and checkpoints that this call of Snakemake trains (default: all).
+    `stages` names the stages and checkpoints of a call's training jobs (default: all).
     """
     if project.over_budget:
         return

@@ -1,4 +1,4 @@
-"""Where every stage stands, from records and the ends of logs alone."""
+"""Show the status of every stage, from records and the ends of logs alone."""
 
 import argparse
 
@@ -11,7 +11,7 @@ from scripts.stage.status import StageStatus, status_of
 
 
 def status_text(project: Project) -> str:
-    """Return one line a stage."""
+    """Return a line a stage."""
     states = project.states()
     jobs = latest_jobs(project.results) if project.site.slurm else {}
     statuses = [status_of(state, StagePaths(project.results / name), jobs.get(name)) for name, state in states.items()]
@@ -36,7 +36,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def aligned(rows: list[list[str]], left: set[int]) -> list[str]:
-    """Rows as lines of aligned columns, those in `left` to the left and the others to the right; a gap is a dash."""
+    """Align rows in columns, to the left for numbers in `left`, else to the right; a gap is a dash."""
     last = len(rows[0]) - 1
     shown = [[cell or ("" if column == last else "-") for column, cell in enumerate(row)] for row in rows]
     widths = [max(len(row[column]) for row in shown) for column in range(last + 1)]

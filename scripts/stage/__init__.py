@@ -1,1 +1,1 @@
-"""A stage: where its files lie, what it trains, how far it is; run directory, checkpoints, publishing."""
+"""A stage: files, identity, the store of trainings, checkpoints, publishing, state."""

@@ -1,4 +1,4 @@
-"""What a stage trains: the facts that may change its weights, and one hash of them."""
+"""Identify a training: hash the facts that may change weights."""
 
 from pathlib import Path
 
@@ -8,11 +8,9 @@ from scripts.records import ExportRecord, Facts, Manifest, read_record
 
 
 def stage_facts(config: TrainingConfig, manifest: Path, parent_export: Path | None) -> Facts:
-    """The facts of a stage: its resolved config, the content of its splits and of the export it starts from.
+    """Return the facts of a stage: resolved config with the pinned release, hashes of splits and parent's export.
 
-    The backend's pinned release is part of the config. Of the manifest only the splits' hashes count, of the
-    parent only its export's content: the same data at another revision, or a parent trained again to the same
-    weights, is the same stage.
+    The same data at another revision, or a parent trained again to the same weights, give the same facts.
     """
     splits = read_record(manifest, Manifest)
     parent = None if parent_export is None else read_record(parent_export, ExportRecord)
@@ -25,5 +23,5 @@ def stage_facts(config: TrainingConfig, manifest: Path, parent_export: Path | No
 
 
 def identity_of(facts: Facts) -> str:
-    """The identity: the first 16 hex digits of the SHA-256 of the facts."""
+    """Return the identity: the first 16 hex digits of the SHA-256 of the facts."""
     return sha256_text(canonical_json(facts))[:16]

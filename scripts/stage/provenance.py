@@ -1,6 +1,6 @@
 """Record a checkpoint's data, and the code and images of the attempts that trained its steps.
 
-None of these changes a weight: they are recorded and never compared. Attempts note code and image when they begin, so
+Provenance changes no weight: it is recorded and never compared. Attempts note code and image at their start, so
 publishing a checkpoint again gives the same record.
 """
 
@@ -25,7 +25,7 @@ OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "pa
 
 
 def code_revision(root: Path | None = None) -> dict[str, Any]:
-    """Return Stagecoach's commit, whether its code was changed since (`dirty`), and a SHA-256 over its scripts.
+    """Return Stagecoach's commit, whether code was changed since (`dirty`), and a SHA-256 over the scripts.
 
     An installed package has a `version`. Without checkout and package, commit and `dirty` are None.
     """
@@ -44,7 +44,7 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
 
 
 def _as_recorded(sha256: str) -> str:
-    """Return a hash as a package's RECORD writes it (PEP 376)."""
+    """Return a hash in the form of a package's RECORD (PEP 376)."""
     return urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=")
 
 
@@ -98,7 +98,7 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
 
 
 def _chat_template(stage: Stage) -> dict[str, Any]:
-    """Return name and hash of the chat template that a stage sets."""
+    """Return name and hash of a stage's chat template."""
     if stage.config.chat_template is None:
         return {}
     content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
@@ -106,7 +106,7 @@ def _chat_template(stage: Stage) -> dict[str, Any]:
 
 
 def _pretrained(stage: Stage) -> dict[str, Any]:
-    """Return source and content of the pretrained model that a first stage starts from."""
+    """Return source and content of a first stage's pretrained model."""
     record = stage.parent_export_record
     if stage.parent is not None or record is None:
         return {}
@@ -137,7 +137,7 @@ def words_of_skipped(record: dict[str, Any]) -> str:
 
 
 def _data_of(manifest: Path) -> dict[str, Any]:
-    """Return the blend, its source, the revisions of its tables of placeholders, and its manifest's SHA-256."""
+    """Return a blend's name, source, revisions of tables of placeholders, and the manifest's SHA-256."""
     splits, source = read_record(manifest, Manifest), manifest.parents[1] / "source/record.json"
     revisions = (read_if_there(source, SourceRecord) or {}).get("tables", {})
     tables = sorted({TABLES[name].repository for name in splits.get("placeholders", {}) if name in TABLES})
@@ -150,9 +150,9 @@ def _data_of(manifest: Path) -> dict[str, Any]:
 
 
 def parents_of(export: Path | None) -> list[dict[str, Any]]:
-    """Return the stage behind an export, with its own ancestors; nothing for a first stage.
+    """Return the stage behind an export, with ancestors; nothing for a first stage.
 
-    Facts of the parent's ckpt/record.json are copied where it is of the exported checkpoint.
+    Facts are copied from the parent's ckpt/record.json where it describes the exported checkpoint.
     """
     if export is None:
         return []

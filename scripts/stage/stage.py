@@ -19,7 +19,7 @@ from scripts.stage.store import folder_of, open_training
 class Stage:
     """A stage, a checkpoint of a stage, or a choice, with its folder of results.
 
-    Files are read once; `reread` returns the stage with files to be read again. With `is_written` the config comes from
+    Files are read once; `reread` reads again. With `is_written` the config comes from
     config.yaml, so that a training job ignores later edits of the recipe. `root` holds the results of all runs and
     their store (None: `results` does).
     """
@@ -31,7 +31,7 @@ class Stage:
     root: Path | None = None
 
     def reread(self) -> Self:
-        """Return the stage, its files to be read again."""
+        """Return the stage, to read files again."""
         return replace(self)
 
     @property
@@ -97,7 +97,7 @@ class Stage:
 
     @property
     def planned(self) -> int | None:
-        """Return the step at which the stage is done; None while its rows are unknown."""
+        """Return the planned step; None while the rows are unknown."""
         return self.planned_of(self.rows)
 
     def planned_of(self, rows: int | None) -> int | None:
@@ -117,21 +117,21 @@ class Stage:
 
     @property
     def trained_paths(self) -> StagePaths:
-        """Return the files of the stage that trains; a checkpoint of a stage has a folder of its own."""
+        """Return the paths of the training stage; a checkpoint has another folder than the stage."""
         return self.paths.sibling(self.recipe.stage_trained(self.name))
 
     def folder_of(self, identity: str) -> Path:
-        """Return the folder that trains an identity, whether or not it exists yet."""
+        """Return the training folder of an identity, there or not."""
         return folder_of(self.root or self.results, self.trained_paths, identity)
 
     def opened(self, patience: float = 0.0) -> AbstractContextManager[Path]:
-        """Hold the folder that trains its identity, made where missing; wait `patience` seconds for another process."""
+        """Hold the training folder, made where missing; wait `patience` seconds for another process."""
         root, facts = self.root or self.results, self.facts
         return open_training(root, self.paths, self.trained_paths, facts, self.config, patience)
 
     @property
     def training(self) -> Path:
-        """Return the folder that trains its identity, whether or not it exists yet."""
+        """Return the training folder of the identity, there or not."""
         return self.folder_of(self.identity)
 
     @property

@@ -1,6 +1,6 @@
 """Tell where stages stand, from files alone: the same answer for rules, plan, status, budget and report.
 
-Neither Slurm nor a checkpoint's content is read: a training job hashes the checkpoint it resumes from.
+Neither Slurm nor a checkpoint's content is read: a training job hashes the checkpoint to resume from.
 """
 
 import math
@@ -57,7 +57,7 @@ class StageState:
 
     @property
     def last(self) -> int | None:
-        """Return the step at which the stage is done."""
+        """Return the last step."""
         return self.planned if self.end is None else self.end
 
     @property
@@ -131,7 +131,7 @@ class States:
             return StageState(name, "damaged", None, note=str(error))
 
     def _first(self, stage: Stage) -> str:
-        """Return in words what is made before the stage has an identity; nothing if all is there."""
+        """Name the parent, data or model to be made first, in words; nothing if all are there."""
         parent, export = stage.settings.parent, stage.parent_export_record
         if parent is not None and self.published(parent) is None:
             return f"{parent} comes first"
@@ -143,7 +143,7 @@ class States:
 
 
 def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob | None) -> StageState:
-    """Return a stage's state; `first` is what is made before, `latest` Slurm's last word on its job."""
+    """Return a stage's state; `first` names a missing parent, data or model, `latest` is Slurm's last word."""
     run, state = stage.paths.run, StageState(stage.name, "waiting", planned, note=first)
     own = run if first else stage.training
     if not first:
@@ -173,7 +173,7 @@ def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob |
 
 
 def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
-    """Return the owner of a lock, alive by its heartbeat and by Slurm's last word on its job."""
+    """Return a lock's owner, alive by heartbeat and by Slurm's last word on the job, or None."""
     owner = read_owner(owner_file)
     if owner is None or not is_alive(owner_file, only_read=True):
         return None
@@ -183,7 +183,7 @@ def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
 
 
 def _steps(run: Path, start: int, planned: int | None) -> dict[str, Any]:
-    """Return the newest step, and the last one where the data end before the planned step."""
+    """Return the newest step, and the last step where the data end before the planned step."""
     if planned is None:
         return {}
     end = last_step(run, start, planned)
@@ -192,7 +192,7 @@ def _steps(run: Path, start: int, planned: int | None) -> dict[str, Any]:
 
 
 def _changes(stage: Stage) -> tuple[str, ...]:
-    """Return in words what differs between the stage and the training in its run directory."""
+    """Return in words the differences between the stage and the training in ``<stage>/run``."""
     run = stage.paths.run
     trained = read_record(run / "identity.json", RunIdentity)
     changed = [words for fact, words in FACTS.items() if trained.get(fact) != stage.facts.get(fact)]

@@ -417,16 +417,6 @@ def test_published_stages_whose_data_will_be_made_anew_wait_and_cost_all(tree):
 # --- the plan's numbers ---
 
 
-def test_the_plan_says_of_which_stages_rows_are_too_long(tree):
-    assert "too long" not in plan_text(tree.project)
-    found = {"too_long": 12, "too_long_share": 0.03, "answers_cut": 2}
-    tokens = {"limit": 96, "train": found, "validation": found | {"too_long_share": 0.0}}
-    write_json(tree.stage("sft").paths.preflight, {"epochs": 1, "tokens": tokens})
-    write_json(tree.stage("rlvr1").paths.preflight, {"epochs": 1, "tokens": None})
-    lines = [line for line in plan_text(tree.project).splitlines() if "too long" in line]
-    assert lines == ["sft: 12 training rows (3.0%) are too long, 2 of them without any answer"]
-
-
 def test_the_plan_counts_steps_left_allocations_and_hours(tree):
     tree.publish("sft")
     assert re.fullmatch(r"sft +fresh +-( +-)+", tree.plan("sft"))
