@@ -66,7 +66,9 @@ def key_of(task: Task, evaluation: EvaluationBase, harness: str) -> str:
 def settings_of(task: Task) -> dict[str, Any]:
     """Return the settings of a task in lm-eval's words."""
     given = task.model_dump(mode="json", include={"num_fewshot", "limit", "gen_kwargs", "include_path"})
-    return {"tasks": [task.task], "log_samples": True} | {key: value for key, value in given.items() if value}
+    return {"tasks": [task.task], "log_samples": True} | {
+        key: value for key, value in given.items() if value not in (None, {})
+    }
 
 
 def settings_of_model(folder: Path, accelerator: str, evaluation: EvaluationBase) -> dict[str, Any]:

@@ -151,15 +151,13 @@ class Evaluation(EvaluationBase, Sampling):
         """PydanticCustomError where no stage or no row can be scored."""
         if self.max_new_tokens is None:
             return
-        for name in self.stages or ():
-            if name not in recipe.stages:
-                raise misnamed("evaluation.stages", "stage", name, recipe.stages)
-        if not recipe.scored_stages():
-            raise invalid("these keys are for backend trl; NeMo-RL takes held_out and nodes", "evaluation")
         prompts = [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
-        for name in self.blends or ():
-            if name not in prompts:
-                raise misnamed("evaluation.blends", "blend of prompts", name, prompts)
+        for key, what, known in (("stages", "stage", recipe.stages), ("blends", "blend of prompts", prompts)):
+            for name in getattr(self, key) or ():
+                if name not in known:
+                    raise misnamed(f"evaluation.{key}", what, name, known)
+        if not recipe.scored_stages():
+            raise invalid("these keys are for backend trl; NeMo-RL takes held_out", "evaluation")
         if not self.blends_in(recipe):
             more = "; with tasks alone, leave max_new_tokens out" if self.tasks else ""
             raise invalid(f"no blend of prompts to take held-out rows from{more}", "evaluation")

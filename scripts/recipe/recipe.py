@@ -123,8 +123,7 @@ class Recipe(Strict):
             self.evaluation.check_in(self)
         elif not any(stage.is_converted for stage in self.stages.values()):
             raise invalid("is missing", "evaluation")
-        self._gates_name_benchmarks()
-        self._choices_are_scored()
+        self._scores_are_taken()
         for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
             for name in taken & names.keys():
                 raise invalid(f"the results folder has a {name}/ of its own; choose another name", f"{at}.{name}")
@@ -194,12 +193,9 @@ class Recipe(Strict):
                 raise misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages)
             if stage.blend not in self.blends:
                 raise misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
-            wanted, kind = stage.kind, self.blends[stage.blend].kind
-            if kind != wanted:
-                raise invalid(
-                    f"{stage.algorithm} trains on {wanted}, but blend {stage.blend} holds {kind}",
-                    f"stages.{name}.blend",
-                )
+            if (kind := self.blends[stage.blend].kind) != stage.kind:
+                says = f"{stage.algorithm} trains on {stage.kind}, but blend {stage.blend} holds {kind}"
+                raise invalid(says, f"stages.{name}.blend")
         for checkpoint in self.checkpoints.values():
             last = self.stages[checkpoint.stage].planned_step(None)
             if last is not None and checkpoint.step > last:
@@ -245,27 +241,21 @@ class Recipe(Strict):
             if name in list(Environment):
                 raise invalid("an environment has this name already; choose another", f"environments.{name}")
 
-    def _gates_name_benchmarks(self) -> None:
-        known = [task.task for task in self.evaluation.task_list] if self.evaluation else []
+    def _scores_are_taken(self) -> None:
+        tasks = [task.task for task in self.evaluation.task_list] if self.evaluation else []
         for name, stage in self.stages.items():
             for place, criterion in enumerate(stage.gate):
-                if criterion.metric not in BENCHMARKS:
-                    continue
-                if not known:
-                    raise invalid("the evaluation has no tasks or benchmarks", f"stages.{name}.gate.{place}.metric")
-                if criterion.benchmark not in (None, *known):
-                    raise misnamed(f"stages.{name}.gate.{place}.benchmark", "benchmark", criterion.benchmark, known)
-
-    def _choices_are_scored(self) -> None:
-        tasks = [task.task for task in self.evaluation.task_list] if self.evaluation else []
+                at = f"stages.{name}.gate.{place}"
+                if criterion.metric in BENCHMARKS and not tasks:
+                    raise invalid("the evaluation has no tasks or benchmarks", f"{at}.metric")
+                if criterion.metric in BENCHMARKS and criterion.benchmark not in (None, *tasks):
+                    raise misnamed(f"{at}.benchmark", "benchmark", criterion.benchmark, tasks)
         for choice in self.choices.values():
-            if choice.by not in (HELD_OUT_MEAN, WORST_CHANGE, *tasks):
-                raise invalid(
-                    f"no score is named {choice.by}{nearest(choice.by, [HELD_OUT_MEAN, WORST_CHANGE, *tasks])}",
-                    f"stages.{choice.stage}",
-                )
+            at, known = f"stages.{choice.stage}", [HELD_OUT_MEAN, WORST_CHANGE, *tasks]
+            if choice.by not in known:
+                raise misnamed(at, "score", choice.by, known)
             if choice.by not in tasks and not all(map(self.is_scored, choice.among)):
-                raise invalid("gets no held-out scores, by which the best is to be chosen", f"stages.{choice.stage}")
+                raise invalid("gets no held-out scores, by which the best is to be chosen", at)
 
     def seed_of(self, name: str) -> int | None:
         """Return the seed of a stage's training; None: the seed of the backend's config."""

@@ -9,6 +9,7 @@ from scripts.evaluate.benchmarks import beside_parent, path_in, read_documents, 
 from scripts.evaluate.gate import judge
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
+from scripts.recipe.evaluation import Evaluation, Task
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, read_record
 from scripts.report.card import model_card
@@ -158,3 +159,14 @@ def test_scores_of_another_export_get_into_no_card(chain):
     write_json(chain / "rlvr1/benchmarks.json", {"stage": "rlvr1", "content": BASE, "benchmarks": {}})
     with pytest.raises(UserError, match=r"benchmarks.json: scores another export than"):
         model_card(chain / "rlvr1/hf")
+
+
+def test_a_tasks_settings_reach_lm_eval_and_another_question_has_another_key():
+    pytest.importorskip("torch")
+    from scripts.evaluate.tasks import key_of, settings_of
+
+    task, evaluation = Task(task="gsm8k", num_fewshot=0, limit=4), Evaluation(tasks=["gsm8k"])
+    assert settings_of(task) == {"tasks": ["gsm8k"], "log_samples": True, "num_fewshot": 0, "limit": 4}
+    asked = [task, task.model_copy(update={"limit": 5}), task.model_copy(update={"metric": "exact_match"})]
+    keys = [key_of(each, evaluation, "0.4.13") for each in asked]
+    assert keys[0] == keys[2] != keys[1] and key_of(task, evaluation, "0.4.14") != keys[0]
