@@ -146,20 +146,14 @@ def _turns_apart(stage: Stage, ranks: int) -> list[str]:
 
 def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:
     """Return the rows that obey their contract, but that no verifier can reward."""
-    found, left_out = [], 0
-    for number, line, row in read_rows(split):
-        if allow and key_of(line) in allow:
-            continue
-        problem = next((why for check in checks if (why := check(row))), None)
-        if problem is None:
-            continue
-        if len(found) < SHOWN:
-            found.append(f"{split}:{number}: {problem}")
-        else:
-            left_out += 1
-    if left_out:
-        found.append(f"{split}: and {left_out} rows more")
-    return found
+    found = [
+        f"{split}:{number}: {problem}"
+        for number, line, row in read_rows(split)
+        if not (allow and key_of(line) in allow)
+        and (problem := next((why for check in checks if (why := check(row))), None))
+    ]
+    more = len(found) - SHOWN
+    return found[:SHOWN] + ([f"{split}: and {more} rows more"] if more > 0 else [])
 
 
 BACKEND = Trl()
