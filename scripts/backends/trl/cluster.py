@@ -124,7 +124,7 @@ def symmetric_run(
     driver = ["env", f"RAY_ADDRESS={address}", sys.executable, "-m", "scripts.backends.trl.driver", str(job_file)]
     command = [
         *step_command(slurm_job, slurm_job.nodes, slurm.gpus_per_node, str(logs / "ray-%N.log")),
-        *("--wait=15", "sh", "-c", 'ray stop --force > /dev/null 2>&1; exec "$@"', "sh"),
+        *("--wait=10", "sh", "-c", 'ray stop --force > /dev/null 2>&1; exec "$@"', "sh"),
         *("ray", "symmetric-run", f"--address={address}", f"--min-nodes={job.nodes}"),
         *(f"--num-gpus={slurm.gpus_per_node}", f"--num-cpus={job.threads * job.processes}", "--disable-usage-stats"),
         *(f"--min-worker-port={slurm.ports.workers_min}", f"--max-worker-port={slurm.ports.workers_max}"),
@@ -218,6 +218,6 @@ def _host_of(rank: int, place: Path) -> str:
 
 
 def _in_short(error: Exception) -> str:
-    """Return the sentences of Ray's message that tell how a process was lost."""
+    """Return the sentences of Ray's message that tell how a process was lost, on one line."""
     found = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(error), re.MULTILINE)
-    return found[0] if found else str(error)
+    return found[0] if found else " ".join(str(error).split())[:300]
