@@ -1,4 +1,4 @@
-"""What Snakemake needs before it reads the rules: an environment for jobs, and our corrections of Snakemake."""
+"""Prepare a call of Snakemake: versions, the jobs' environment, corrections of Snakemake."""
 
 import os
 import sys
@@ -23,8 +23,8 @@ from scripts.slurm.orphans import export_orphans
 from scripts.stage.paths import STORE
 
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
-TESTED = {SNAKEMAKE: ">=9.20.0,<10", SLURM_PLUGIN: ">=2.5,<3"}
-"""The versions that the tests of tests/workflow and tests/slurm pass on; envs/controller.txt pins the newest."""
+TESTED = {SNAKEMAKE: ">=9.20.0,<10", SLURM_PLUGIN: ">=2.6.1,<3"}
+"""Versions in which tests pass; envs/controller.txt pins the newest."""
 
 
 def prepare(console: Console, results: Path, site: Site) -> int:
@@ -59,14 +59,14 @@ def prepare(console: Console, results: Path, site: Site) -> int:
 
 
 def _refuse_other_scripts() -> None:
-    """UserError where the project has a package named as ours, which ``python -m`` would find first."""
+    """UserError where a package of the project hides ours from ``python -m``."""
     for other in ("scripts/__init__.py", "scripts.py"):
         if Path(other).is_file() and Path.cwd() != installation():
             raise UserError(f"{Path.cwd() / other}: Stagecoach's own package bears this name; rename it")
 
 
 def refuse_taken_folder(config: Config) -> None:
-    """UserError where the run's folder is a stage's, or our own, of results without a run."""
+    """UserError where results without a run occupy the run's folder."""
     folder = Path(config.results, config.run or "")
     is_stage = (folder / "config.yaml").is_file()
     is_ours = config.run in TAKEN_STAGES and folder.is_dir() and not any(folder.glob("*/config.yaml"))
@@ -76,7 +76,7 @@ def refuse_taken_folder(config: Config) -> None:
 
 
 def earlier_results(recipe: Recipe, config: Config) -> str | None:
-    """Where results of the recipe lie, in a folder of its name, while the config names no run and has none; or None."""
+    """Return a hint at results of the recipe in a folder of its name, while the config names no run; or None."""
     folder = Path(config.results, recipe.name)
     if config.run or any(Path(config.folder, stage, "run").exists() for stage in recipe.stages):
         return None

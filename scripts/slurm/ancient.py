@@ -1,13 +1,12 @@
-"""Two corrections of how Snakemake finds what is stale.
+"""Two corrections of Snakemake's search for stale jobs.
 
-Snakemake checks jobs from the sources down and skips the check of everything downstream of a job that must run, which
-will run anyway. It will not where the way leads through ``ancient()`` inputs alone, so a job that is stale for a reason
-of its own is passed over until the next call (snakemake issue 4166, open). Here a gate judged again would hide that the
-next stage's settings have changed. The correction: no walk over such edges while the jobs to skip are collected.
+Snakemake checks jobs from the sources down and skips every job downstream of a stale job, as certain to run. Behind
+``ancient()`` inputs alone it is not certain, so a job stale for a reason of its own is passed over until the next call
+(snakemake issue 4166, open). Here a gate judged again would hide changed settings of the next stage. The correction:
+the walk that collects certain jobs does not cross ancient edges.
 
-After a checkpoint, jobs remember that a job before them was to run, which by then may not be so (read and seen in
-9.27.1). A choice made again that falls on the same candidate would have all its descendants scored again. The
-correction: the memory is cleared.
+After a checkpoint, jobs still count as triggered by a job that turned out fresh (read and seen in 9.27.1): a choice made
+again with the same result would have all its descendants scored again. The correction: the trigger is cleared.
 """
 
 from collections import deque
@@ -20,7 +19,7 @@ from snakemake.dag import DAG
 
 
 def correct_ancient() -> None:
-    """Correct Snakemake in this process, once; nothing where the patch of upstream/ is in, which collects otherwise."""
+    """Correct Snakemake in this process, once; without effect on a Snakemake that has the patch of upstream/."""
     original = DAG.update_needrun
     if getattr(original, "is_corrected", False) or "bfs" not in original.__code__.co_names:
         return
@@ -40,7 +39,7 @@ def correct_ancient() -> None:
 
 
 def _certain_to_run(depending: Any, *jobs: Any) -> Iterator[Any]:
-    """Yield the jobs, and those downstream that run because these do: over edges that are not all ancient and there."""
+    """Yield the jobs and all jobs certain to run with them, over edges with a file that is missing or not ancient."""
     queue, visited = deque(jobs), set(jobs)
     while queue:
         job = queue.popleft()

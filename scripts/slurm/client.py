@@ -1,4 +1,4 @@
-"""Slurm's answers and orders: jobs, their nodes and time limits, requeueing, and steps within a job's allocation."""
+"""Questions and orders to Slurm: jobs with nodes and time limits, requeueing, steps within a job's allocation."""
 
 import os
 import signal
@@ -21,12 +21,12 @@ NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "So
 
 
 class SlurmUnreachableError(UserError):
-    """Slurm's controller does not answer (its answer may come later)."""
+    """Slurm's controller does not answer, perhaps only for now."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A Slurm job as its controller sees it; `end` in seconds since the epoch, `cpus_per_node` of its allocation."""
+    """A Slurm job by its controller; `end` in seconds since the epoch, `cpus_per_node` of the allocation."""
 
     id: str
     state: str
@@ -40,12 +40,12 @@ class Job:
 
 
 def own_job_id() -> str | None:
-    """The Slurm job that this process runs in."""
+    """Return the id of the Slurm job around this process."""
     return os.environ.get("SLURM_JOB_ID")
 
 
 def job_of(job_id: str) -> Job | None:
-    """A job, or None when Slurm does not know it (any more). SlurmUnreachableError when it does not answer."""
+    """Return a job, None when Slurm has no record of it. SlurmUnreachableError without an answer."""
     try:
         fields = show("job", job_id)
     except UserError as error:
@@ -68,7 +68,7 @@ def job_of(job_id: str) -> Job | None:
 
 
 def own_job() -> Job:
-    """The job that this process runs in."""
+    """Return the Slurm job around this process."""
     if (job_id := own_job_id()) is None:
         raise UserError("this process runs in no Slurm job")
     if (job := retry_unreachable(lambda: job_of(job_id))) is None:
@@ -77,7 +77,7 @@ def own_job() -> Job:
 
 
 def retry_unreachable(question: Callable[[], Answer]) -> Answer:
-    """The answer to a question, asked again for ten minutes while Slurm's controller is away."""
+    """Return the answer to a question, repeated for ten minutes while Slurm's controller is away."""
     until = time.monotonic() + RETRY_SECONDS
     while True:
         try:
@@ -89,7 +89,7 @@ def retry_unreachable(question: Callable[[], Answer]) -> Answer:
 
 
 def has_ended(job_id: str) -> bool | None:
-    """Whether a job's processes are known to have ended; None when Slurm does not answer."""
+    """Return whether a job's processes have ended; None without an answer from Slurm."""
     try:
         job = job_of(job_id)
     except UserError:
@@ -98,7 +98,7 @@ def has_ended(job_id: str) -> bool | None:
 
 
 def wait_for_job(job_id: str, every: float = 10.0) -> None:
-    """Return when Slurm says that a job is gone for good; a pending one is waited for as well."""
+    """Wait until a job, running or pending, is gone for good."""
     while True:
         try:
             job = job_of(job_id)
@@ -111,7 +111,7 @@ def wait_for_job(job_id: str, every: float = 10.0) -> None:
 
 
 def requeue_own_job(job: Job) -> None:
-    """Put this process's own batch job back into the queue; returns only if Slurm refuses, with UserError.
+    """Put the batch job around this process back into the queue; UserError when Slurm refuses.
 
     Slurm ends the job's processes then, this one among them.
     """
@@ -123,19 +123,19 @@ def requeue_own_job(job: Job) -> None:
 
 
 def show(entity: str, name: str) -> dict[str, str]:
-    """The fields of what ``scontrol show`` says of a job, node or the like."""
+    """Return the fields of ``scontrol show`` for a job, node or the like."""
     return dict(
         part.split("=", 1) for part in ask("scontrol", "show", entity, "--oneliner", name).split() if "=" in part
     )
 
 
 def hostnames(node_list: str) -> tuple[str, ...]:
-    """The names that a compressed list such as node[1-3] stands for."""
+    """Return the names in a compressed list such as node[1-3]."""
     return tuple(ask("scontrol", "show", "hostnames", node_list).split())
 
 
 def ask(*command: str) -> str:
-    """What a Slurm command prints. UserError with its message; SlurmUnreachableError when the controller is away."""
+    """Return a Slurm command's output; UserError with its message, SlurmUnreachableError without a controller."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=60, env=client_environment()
@@ -152,14 +152,14 @@ def ask(*command: str) -> str:
 
 
 def client_environment() -> dict[str, str]:
-    """This process's environment without the settings of the job step around it, which would bind nested steps."""
+    """Return this process's environment without the settings of the job step around it, which bind nested steps."""
     kept = {"SLURM_JOB_ID", "SLURM_CONF"}
     own = ("SLURM_", "SRUN_", "SBATCH_", "SQUEUE_", "SCONTROL_", "SINFO_")
     return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(own)}
 
 
 def step_command(job: Job, nodes: tuple[str, ...], gpus_per_node: int, output: str) -> list[str]:
-    """The srun command line, but for the program, of one task on each of these nodes, beside the job's other steps.
+    """Return srun's command line, without the program, for a task on each node beside the job's other steps.
 
     `output` is the pattern of its log files; %N in it stands for the node. When one task fails, all are ended.
     """
@@ -174,7 +174,7 @@ def step_command(job: Job, nodes: tuple[str, ...], gpus_per_node: int, output: s
 
 
 def epoch(local: str) -> float | None:
-    """A time as Slurm writes it, in seconds since the epoch; None: Slurm knows none."""
+    """Convert Slurm's time to seconds since the epoch; None for an unknown time."""
     try:
         return time.mktime(time.strptime(local, "%Y-%m-%dT%H:%M:%S"))
     except ValueError:

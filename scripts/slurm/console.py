@@ -1,7 +1,7 @@
-"""What a call of Snakemake says: a filter on its logger, which sees the documented events of logger plugins.
+"""A filter on Snakemake's logger, which sees the documented events of logger plugins.
 
-Of mistakes it prints one line, in a dry run a line a job and the plan at the end. Two events also decide: before the
-first job (RUN_INFO) a refusal may end the call, and after a failed job (JOB_ERROR) it is said whether to try again.
+A mistake becomes one line, a dry run a line a job with the plan at its end. Two events also decide: before the first
+job (RUN_INFO) a refusal may end the call, and a failed job (JOB_ERROR) is tried again or not.
 """
 
 import logging
@@ -93,7 +93,7 @@ def _replace(record: logging.LogRecord, line: str) -> None:
 
 
 def job_line(job: Mapping[str, Any]) -> str:
-    """Return a planned job in a line: rule, wildcards and reason; a second one has what Slurm is asked for."""
+    """Describe a planned job in a line, rule, wildcards and reason, and its Slurm resources in a second line."""
     wildcards = ", ".join(f"{name}={value}" for name, value in job["wildcards"].items())
     asked = {name: job["resources"].get(name) for name in RESOURCES}
     resources = ", ".join(f"{name}={value}" for name, value in asked.items() if value not in (None, "", 0, -1))
@@ -103,7 +103,7 @@ def job_line(job: Mapping[str, Any]) -> str:
 
 
 def shortened(reason: str) -> str:
-    """Return Snakemake's reason for a job with three files a kind; inputs made anew count as the sole reason alone."""
+    """Shorten Snakemake's reason for a job to three files a kind; drop inputs made anew beside another reason."""
     parts = [part.partition(": ") for part in reason.split("; ")]
     own = [part for part in parts if part[0] != "Input files updated by another job"] or parts
     return "; ".join(
@@ -112,7 +112,7 @@ def shortened(reason: str) -> str:
 
 
 def _some(files: str) -> str:
-    """Return the first three of some files with their colon."""
+    """Return at most three files after a colon."""
     names = files.split(", ")
     more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
     return f": {', '.join(names[:FILES_SHOWN])}{more}" if files else ""

@@ -1,4 +1,4 @@
-"""Run one program in a container on a node of the Slurm job around this process, by pyxis."""
+"""Run a program in a container on a node of the Slurm job around this process, by pyxis."""
 
 import subprocess
 from pathlib import Path
@@ -15,9 +15,9 @@ HOST_ONLY = {
 
 
 def container_environment() -> dict[str, str]:
-    """This process's environment for a container, which pyxis gives all of srun's.
+    """Return this process's environment for a container, to which pyxis hands srun's.
 
-    Left out is what describes this host alone: where Python's packages and temporary files lie, the number of threads.
+    Left out are facts of this host: paths of Python's packages and temporary files, numbers of threads.
     """
     return {name: value for name, value in client_environment().items() if name not in HOST_ONLY}
 
@@ -31,7 +31,7 @@ def run_in_container(
     gpus: int,
     log: Path,
 ) -> None:
-    """Run `command` in `image` on the job's first node, in `directory`, which `mounts` (host:container) must show.
+    """Run `command` in `image` on the job's first node, in `directory` within `mounts` (host:container).
 
     What it prints goes to `log`. UserError with its last lines when it fails.
     """

@@ -1,9 +1,9 @@
-"""Snakemake's lock on the working directory, where the Snakemake that took it is known to be dead.
+"""Remove Snakemake's lock on the working directory after the death of its Snakemake.
 
-Snakemake leaves its lock behind when it is killed and then asks every later call for ``--unlock``, because its lock
-does not say who took it. So each call leaves a note of itself beside the lock; when every note is of a process of this
-host that has ended, the lock is nobody's and is removed. A training that outlived its Snakemake is no reason to keep
-it: the run directory has an owner of its own (scripts.stage.owner), and the next attempt waits for it.
+A killed Snakemake leaves its lock behind, and later calls then ask for ``--unlock``, because the lock names no holder.
+So each call leaves a note beside the lock; once every noted process of this host has ended, the lock is removed. A
+training that outlived its Snakemake does not keep the lock: its store has an owner (scripts.stage.owner), for whose
+end the next attempt waits.
 """
 
 import json
@@ -15,9 +15,9 @@ from scripts.processes import is_running, process_start
 
 
 def remove_dead_lock(directory: Path) -> list[str]:
-    """Remove the lock below a ``.snakemake`` directory if all that may have taken it are dead, and leave our own note.
+    """Remove the lock below a ``.snakemake`` directory if all possible holders are dead, and leave a note of this call.
 
-    Returns the lines to tell the user: what was removed, or who on another host may hold the lock.
+    Returns lines for the user: the removal, or the possible holder on another host.
     """
     notes = directory / "stagecoach"
     notes.mkdir(parents=True, exist_ok=True)
@@ -37,13 +37,13 @@ def remove_dead_lock(directory: Path) -> list[str]:
 
 
 def holders(directory: Path) -> list[str]:
-    """The other processes that may hold the lock below a ``.snakemake`` directory, in words."""
+    """Name the other processes that may hold the lock below a ``.snakemake`` directory."""
     alive, elsewhere, _ = _holders(directory / "stagecoach")
     return [*(f"process {pid}" for pid in alive if pid != os.getpid()), *elsewhere]
 
 
 def _holders(notes: Path) -> tuple[list[int], list[str], list[Path]]:
-    """Of the calls that left a note: those alive on this host, those of other hosts, and the notes of dead ones."""
+    """Sort the noted calls: alive on this host, on other hosts, and the notes of dead calls."""
     alive, elsewhere, dead = [], [], []
     for note in notes.glob("*.json"):
         try:

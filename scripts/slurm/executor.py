@@ -1,10 +1,9 @@
-"""Snakemake's Slurm executor with corrections of our own; docs/upstream.md lists what they correct.
+"""Snakemake's Slurm executor with the corrections that docs/upstream.md lists.
 
-A job that ended well says so by its mark (scripts.slurm.marks), which is looked for every second. Slurm is asked
-about the others, by squeue, with or without an accounting database: ``--seconds-between-status-checks`` lie between two
-questions, and fewer only where a mark tells of a failure. While Slurm's controller is away no job is forgotten, and
-submissions wait for it. Of a job that failed the program's log is shown, and Slurm's only where the program has left
-none. The job's script starts its step itself, where the plugin has a Snakemake of its own do so.
+A job's mark of success (scripts.slurm.marks) is looked for every second. Slurm is asked about the remaining jobs by
+squeue, with or without an accounting database, every ``--seconds-between-status-checks``, and sooner after a mark of
+failure. While Slurm's controller is away no job is forgotten, and submissions wait. After a failure the program's log
+is shown, and Slurm's log only without a program's log. The job's script starts its step without a Snakemake between.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ UNKNOWN = "UNKNOWN"
 
 
 class Executor(plugin.Executor):
-    """The plugin's executor under the plugin's name and settings; `results` is the folder whose stages it trains."""
+    """The plugin's executor under the plugin's name and settings; `results` is the run's folder."""
 
     results = ""
     cores = "all"  # those of the node, not of this host
@@ -54,17 +53,17 @@ class Executor(plugin.Executor):
         super().__init__(workflow, logger)  # its thread may ask for these at once
 
     def shutdown(self) -> None:
-        """End, without waiting on for a controller that is away."""
+        """End at once, even while the controller is away."""
         self.ending.set()
         super().shutdown()
         remove_marks(self.run_uuid)
 
     def additional_general_args(self) -> str:
-        """Nothing, for the Snakemake inside a job runs it as one on its own machine would."""
+        """Return nothing: the Snakemake inside a job runs it locally."""
         return super().additional_general_args() if self.array_jobs else ""
 
     def format_job_exec(self, job: JobExecutorInterface) -> str:
-        """The job's script: its step, and the mark of its end; the plugin's own where jobs share a script."""
+        """Return the job's script, a step and the mark of its end; the plugin's script for job arrays."""
         command = super().format_job_exec(job)
         if self.array_jobs:
             return command
@@ -75,7 +74,7 @@ class Executor(plugin.Executor):
         return f"{marking} srun -n1 --cpu-bind=q {settings} {command}"
 
     async def sleep(self) -> None:
-        """Wait until Slurm is to be asked, a job has left a mark, or Snakemake ends."""
+        """Wait until the next question to Slurm is due, a job leaves a mark, or Snakemake ends."""
         while True:
             await asyncio.sleep(LOOK_EVERY_SECONDS)
             marked = any(_mark_of(job)[1] is not None for job in list(self.active_jobs))
@@ -83,7 +82,7 @@ class Executor(plugin.Executor):
                 return
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncIterator[SubmittedJobInfo]:
-        """Report the jobs that have ended, and give back the others."""
+        """Report ended jobs and yield the rest."""
         unknown = [job for job in active_jobs if not self._has_succeeded(job)]
         if unknown and time.monotonic() < self.ask_at:
             for job in unknown:
@@ -108,7 +107,7 @@ class Executor(plugin.Executor):
                 yield job
 
     def _has_succeeded(self, job: SubmittedJobInfo) -> bool:
-        """Whether the job's mark says that it ended well, which is then reported; of a failure Slurm is asked soon."""
+        """Report success by the job's mark, and return it; after a mark of failure ask Slurm soon."""
         _, status = _mark_of(job)
         if status == 0:
             note_success(self.run_uuid, job.external_jobid)
@@ -136,14 +135,14 @@ class Executor(plugin.Executor):
         super()._report_job_submission_threadsafe(job_info)
 
     def _report_job_error_threadsafe(self, job_info: SubmittedJobInfo, msg: str) -> None:
-        """Report a failed submission; one that did not reach Slurm's controller is made again once it answers."""
+        """Report a failed submission; repeat it once the controller answers, if the controller was away."""
         if any(words in msg for words in UNREACHED) and self._controller_answers():
             self.run_job(job_info.job)
         else:
             super()._report_job_error_threadsafe(job_info, msg)
 
     def _controller_answers(self) -> bool:
-        """Wait until Slurm's controller answers; False: it did not for half an hour, or Snakemake ends."""
+        """Wait until Slurm's controller answers; False after half an hour, or when Snakemake ends."""
         until = time.monotonic() + SUBMISSION_RETRY_SECONDS
         while time.monotonic() < until and not self.ending.wait(RETRY_EVERY_SECONDS):
             with suppress(UserError):
@@ -152,12 +151,12 @@ class Executor(plugin.Executor):
         return False
 
     def get_account_arg(self, job: JobExecutorInterface) -> Iterator[str]:
-        """The account that the site names; no guess where it names none."""
+        """Return the site's account; never guess."""
         return super().get_account_arg(job) if job.resources.get("slurm_account") else iter([""])
 
 
 def use_executor(results: Path) -> None:
-    """Let ``--executor slurm`` mean this executor in this process."""
+    """Register this executor as ``--executor slurm`` in this process."""
     Executor.results = str(results)
     ExecutorPluginRegistry().get_plugin("slurm").executor = Executor
 
@@ -168,10 +167,10 @@ def _mark_of(job: SubmittedJobInfo) -> tuple[bool, int | None]:
 
 
 def job_states(call: str, results: str) -> dict[str, str]:
-    """The state of every job of a call of Snakemake by its id; empty while Slurm does not answer.
+    """Return the state of every job of a call of Snakemake by id; empty while Slurm does not answer.
 
-    A job that lost its node or was preempted is RUNNING at first, for Slurm may be about to requeue it, and FAILED when
-    it stays so. One that squeue has forgotten is looked up in the accounting; UNKNOWN without one: its outputs judge.
+    A job that lost its node or was preempted counts as RUNNING at first, since Slurm may requeue it, and then as FAILED.
+    A job forgotten by squeue is looked up in the accounting database; UNKNOWN without a database: its outputs decide.
     """
     known = read_call(call)
     try:
@@ -194,7 +193,7 @@ def job_states(call: str, results: str) -> dict[str, str]:
 
 
 def accounted_state(job_id: str) -> str:
-    """How a job ended by the accounting database, where there is one."""
+    """Return a job's final state by the accounting database, if any."""
     try:
         words = ask("sacct", "-X", "--noheader", "--parsable2", "--format=State", f"--jobs={job_id}").split()
     except UserError:
@@ -203,7 +202,7 @@ def accounted_state(job_id: str) -> str:
 
 
 def end_of(job_id: str) -> str:
-    """How and where a job ended, in a few words."""
+    """Describe a job's end in a few words: state, exit status, nodes."""
     try:
         fields = show("job", job_id)
     except UserError:

@@ -1,7 +1,7 @@
-"""The states of the jobs that Snakemake submitted from this folder, kept in one small file for each call of Snakemake.
+"""States of the jobs submitted from this folder, in a small file for each call of Snakemake.
 
-The executor (scripts.slurm.executor) writes it at every query, so that others need not ask Slurm. Before the first
-query, each job has a file of its own, written at its submission.
+The executor (scripts.slurm.executor) writes the file at every question to Slurm, so readers need not ask Slurm. Before
+the first question, each job has a file of its own, written at submission.
 """
 
 import os
@@ -22,7 +22,7 @@ STAGE_COMMENT = "rule_train_wildcards_"
 
 @dataclass(frozen=True)
 class JobRecord:
-    """One job: times as Slurm writes them (local, ISO), `reason` why it is pending or failed, `results` its folder."""
+    """A job: times local in ISO format, `reason` of waiting or failure, `results` the run's folder."""
 
     id: str
     state: str
@@ -37,20 +37,20 @@ class JobRecord:
 
     @property
     def stage(self) -> str | None:
-        """The stage that it trains, or None."""
+        """The stage in training, or None."""
         return self.comment.removeprefix(STAGE_COMMENT) if self.comment.startswith(STAGE_COMMENT) else None
 
 
 @dataclass(frozen=True)
 class LatestJob:
-    """The job that a stage submitted last, and when Slurm was last asked about it, in seconds since the epoch."""
+    """A stage's newest job, and the time of the last question about it in seconds since the epoch."""
 
     job: JobRecord
     at: float
 
 
 def parse_squeue(text: str, results: str) -> dict[str, JobRecord]:
-    """The jobs in squeue's output in FORMAT, by id."""
+    """Parse squeue's output in FORMAT into jobs by id."""
     records = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -61,7 +61,7 @@ def parse_squeue(text: str, results: str) -> dict[str, JobRecord]:
 
 
 def read_call(name: str) -> dict[str, JobRecord]:
-    """The jobs of one call of Snakemake, by id; none when it has no file yet."""
+    """Return the jobs of a call of Snakemake by id; none without a file."""
     path = FOLDER / f"{name}.json"
     try:
         return {job.id: job for job in msgspec.json.decode(path.read_bytes(), type=list[JobRecord])}
@@ -70,21 +70,21 @@ def read_call(name: str) -> dict[str, JobRecord]:
 
 
 def write_call(name: str, records: dict[str, JobRecord]) -> None:
-    """Keep the jobs of one call of Snakemake. The file's time says when Slurm was last asked."""
+    """Write the jobs of a call of Snakemake. The file's time stands for the last question to Slurm."""
     write_json(FOLDER / f"{name}.json", [asdict(record) for record in records.values()])
     for job_id in records:
         (FOLDER / f"{name}.{job_id}.json").unlink(missing_ok=True)
 
 
 def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
-    """Keep a job of which only the submission is known."""
+    """Note a job's submission, before the first question to Slurm."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
     record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", now, "", "", results)
     write_json(FOLDER / f"{name}.{job_id}.json", [asdict(record)])
 
 
 def note_success(name: str, job_id: str) -> None:
-    """Keep that a job has ended well, of which Slurm was not asked."""
+    """Note a job's success without a question to Slurm."""
     path, known = FOLDER / f"{name}.json", read_call(name)
     if record := (read_call(f"{name}.{job_id}") | known).get(job_id):
         asked = path.stat().st_mtime if known else time.time()
@@ -94,7 +94,7 @@ def note_success(name: str, job_id: str) -> None:
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
-    """The training jobs of a results folder with the call that submitted each, oldest first."""
+    """Yield the training jobs of a results folder with the submitting call, oldest first."""
     found: dict[str, tuple[str, JobRecord]] = {}
     for path in sorted(FOLDER.glob("*.json"), key=lambda path: -path.name.count(".")):
         found |= {job_id: (path.stem, job) for job_id, job in read_call(path.stem).items() if job.stage}
@@ -106,12 +106,12 @@ def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
 
 
 def latest_jobs(results: Path) -> dict[str, LatestJob]:
-    """The training job that each stage submitted last."""
+    """Return each stage's newest training job."""
     latest = {job.stage: (call, job) for call, job in stage_jobs(results) if job.stage}
     return {stage: LatestJob(job, (FOLDER / f"{call}.json").stat().st_mtime) for stage, (call, job) in latest.items()}
 
 
 def newest_job(results: Path, stage: str) -> JobRecord | None:
-    """The training job that a stage submitted last; None when there is none."""
+    """Return a stage's newest training job, or None."""
     latest = latest_jobs(results).get(stage)
     return latest.job if latest else None

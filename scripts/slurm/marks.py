@@ -1,12 +1,11 @@
-"""The mark that a Slurm job leaves of its end, so that nobody need ask Slurm whether it ended well.
+"""The mark that a Slurm job leaves at its end, which saves a question to Slurm.
 
-Snakemake's side makes an empty file for each submission and looks into it every second. The job's script runs this
-module around its step: first it writes which allocation it is (job and restart), and as its last act, the step's exit
-status after that, unless another allocation of the job has begun meanwhile or Snakemake's side has emptied the file.
-A mark is a help alone: whoever finds none asks Slurm.
+Snakemake makes an empty file for each submission and reads it every second. The job's script runs this module around
+its step: first it writes the allocation (job and restart), and as its last act the step's exit status, unless another
+allocation of the job has begun meanwhile or Snakemake has emptied the file. Without a mark, Slurm is asked.
 
-The file is there before the job and is written in place, because NFS caches names, and that there is none, for up to a
-minute, but compares a file with the server whenever it is opened.
+The file exists before the job and is written in place: NFS caches names, and their absence, for up to a minute, but
+compares a file with the server at every opening.
 """
 
 import os
@@ -27,7 +26,7 @@ ABOUT_SUBMISSION = ("SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST
 
 
 def make_mark(call: str) -> Path:
-    """An empty mark for a job that a call of Snakemake is about to submit."""
+    """Make an empty mark for a job about to be submitted."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     descriptor, path = tempfile.mkstemp(prefix=f"{call}.", dir=FOLDER.absolute())
     os.close(descriptor)
@@ -35,7 +34,7 @@ def make_mark(call: str) -> Path:
 
 
 def read_mark(mark: Path, job_id: str) -> tuple[bool, int | None]:
-    """Whether an allocation of the job has begun, and the exit status with which that one has ended."""
+    """Return whether an allocation of the job has begun, and its exit status or None."""
     try:
         text = mark.read_text(encoding="utf-8")
     except OSError:
@@ -45,14 +44,14 @@ def read_mark(mark: Path, job_id: str) -> tuple[bool, int | None]:
 
 
 def write_mark(mark: Path, text: str) -> None:
-    """Write into a mark, if it is still there."""
+    """Write into a mark that still exists."""
     with suppress(OSError), mark.open("r+", encoding="utf-8") as file:
         file.truncate()
         file.write(text)
 
 
 def remove_marks(call: str) -> None:
-    """Remove the marks of a call of Snakemake, and those that killed ones left long ago."""
+    """Remove the marks of a call of Snakemake, and old marks of killed calls."""
     for mark in FOLDER.glob("*"):
         with suppress(OSError):
             if mark.name.startswith(f"{call}.") or time.time() - mark.stat().st_mtime > KEPT_SECONDS:
@@ -60,7 +59,7 @@ def remove_marks(call: str) -> None:
 
 
 def main() -> int:
-    """Run the command after the mark's path as the job's only step; its exit status."""
+    """Run the command after the mark's path as the job's only step; return its exit status."""
     mark, command = Path(sys.argv[1]), sys.argv[2:]
     signal.signal(signal.SIGTERM, lambda *_: None)  # Slurm sends it to the step as well, which ends by it or not
     allocation = f"{os.environ['SLURM_JOB_ID']} {os.environ.get('SLURM_RESTART_COUNT', '0')}"

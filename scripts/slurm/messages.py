@@ -1,4 +1,4 @@
-"""What Snakemake says of a mistake: one line, with the nearest target that there is, and no frame of Python."""
+"""Messages on mistakes: one line with the nearest target and no frame of Python."""
 
 import os
 import re
@@ -25,7 +25,7 @@ NO_RULE = re.compile(r"No rule to produce (.+?) \(if you use")
 
 
 class Messages:
-    """What a call of Snakemake says of mistakes; of targets once `config` and `recipe` are read."""
+    """Messages of a call of Snakemake; those on targets need `config` and `recipe`."""
 
     def __init__(self, workflow: Any) -> None:
         self.workflow = workflow
@@ -33,7 +33,7 @@ class Messages:
         self.recipe: Recipe | None = None
 
     def line(self, error: BaseException) -> str | None:
-        """What is said of an exception; None: what Snakemake says of it."""
+        """Return the message on an exception; None leaves Snakemake's text."""
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, UserError):
@@ -51,7 +51,7 @@ class Messages:
         return self._of_target(error) if self.recipe else None
 
     def _of_config(self) -> str:
-        """What is wrong with the config, which Snakemake reads first and says no line of."""
+        """Return the fault of the config, for which Snakemake names no line."""
         if not CONFIG.is_file():
             return (
                 f"{Path.cwd() / CONFIG}: no such file; call it in your clone, or in a project: stagecoach init FOLDER"
@@ -75,7 +75,7 @@ class Messages:
         return f"{name} is a rule for many files; name one of them, such as {next(self._files(rules[name]), '')}"
 
     def missing_target(self, target: str) -> str:
-        """Why no rule makes a target, and which it may mean."""
+        """Explain why no rule makes a target, and suggest the nearest target."""
         parts, own, root = (
             Path(os.path.relpath(target)).parts,
             Path(self.config.folder).parts,
@@ -99,7 +99,7 @@ class Messages:
         return f"{target}: no rule makes it; {f'did you mean {close[0]}?' if close else some}"
 
     def _files(self, rule: Any) -> Iterator[str]:
-        """The files that a rule makes, for every stage and blend of the recipe."""
+        """Yield a rule's outputs for every stage and blend of the recipe."""
         values = {"stage": [*self.recipe.stages, *self.recipe.checkpoints], "blend": [*self.recipe.blends]}
         for output in rule.output:
             pattern, names = strip_wildcard_constraints(str(output)), sorted(output.get_wildcard_names())
@@ -111,7 +111,7 @@ class Messages:
 
 
 def _recipe_with(stage: str) -> Path | None:
-    """The first recipe that has a stage of this name, of those that can be read."""
+    """Return the first readable recipe with a stage of this name."""
     for path in sorted(Path("config/recipes").glob("*.yaml")):
         with suppress(UserError, AttributeError, TypeError):
             if stage in read_yaml(path).data["stages"]:

@@ -12,9 +12,9 @@ VARIABLE = "STAGECOACH_ORPHANS"
 
 
 def find_orphans(results: Path) -> dict[str, str]:
-    """The stages whose training job, of an earlier call, is still queued or running, with its id.
+    """Return the stages whose training job of an earlier call is queued or running, with the job's id.
 
-    UserError when Slurm does not say so: submitting a second job without knowing could waste its nodes.
+    UserError without an answer from Slurm: a second job, submitted blindly, could waste its nodes.
     """
     known = {record.id: record.stage for _, record in stage_jobs(results) if record.state not in ENDED_STATES}
     if not known:
@@ -25,7 +25,7 @@ def find_orphans(results: Path) -> dict[str, str]:
 
 
 def export_orphans(results: Path) -> None:
-    """Tell this process's jobs, which read the workflow anew, by their environment."""
+    """Tell the jobs of this process, which read the workflow anew, by an environment variable."""
     try:
         orphans = find_orphans(results)
     except UserError as error:
@@ -35,6 +35,6 @@ def export_orphans(results: Path) -> None:
 
 
 def orphan_of(stage: str) -> int:
-    """The Slurm job of an earlier call that still trains the stage, as `export_orphans` told; 0: none."""
+    """Return the Slurm job of an earlier call that still trains the stage, by `export_orphans`; 0 for none."""
     pairs = os.environ.get(VARIABLE, "").split(",")
     return int(dict(pair.split("=", 1) for pair in pairs if pair).get(stage, 0))

@@ -1,4 +1,4 @@
-"""What jobs ask Slurm for, as resources of the Slurm plugin. Only what the site sets is there."""
+"""Resources of jobs, in the names of the Slurm plugin; keys that the site leaves out are left out."""
 
 from scripts.recipe.site import Site
 from scripts.recipe.stage import Resources
@@ -9,7 +9,7 @@ PUBLISHING_MINUTES = 5
 def training_resources(
     site: Site, resources: Resources, publishes_only: bool = False, waits: bool = False
 ) -> dict[str, int | str]:
-    """A training job's resources; those of a light job when it `publishes_only`, which first may have to wait."""
+    """Return a training job's resources; a light job's when it `publishes_only`, perhaps after a wait."""
     slurm = site.slurm
     if publishes_only:
         light = light_resources(site)
@@ -34,13 +34,13 @@ def training_resources(
 
 
 def one_node_resources(site: Site) -> dict[str, int | str]:
-    """The resources of a job that takes one whole training node for the time of a light job."""
+    """Return the resources of a job on a whole training node for a light job's time."""
     minutes = site.slurm.light.runtime if site.slurm else PUBLISHING_MINUTES
     return training_resources(site, Resources(nodes=1, runtime=minutes, mem_mb=0))
 
 
 def light_resources(site: Site) -> dict[str, int | str]:
-    """The resources of a job that trains nothing."""
+    """Return the resources of a light job."""
     slurm = site.slurm
     if slurm is None:
         return {}

@@ -1,4 +1,4 @@
-"""Whether a cluster has what the site's file and the recipe's stages ask for; asked of sinfo before submitting."""
+"""Compare the site's file and the stages' resources with sinfo before anything is submitted."""
 
 import math
 import re
@@ -17,7 +17,7 @@ GPUS = re.compile(r"gpu(?::[^:,(]+)*:(\d+)")
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of one partition that are alike; `limit` in minutes, None: none."""
+    """Equal nodes of a partition; `limit` in minutes, None for no limit."""
 
     partition: str
     is_default: bool
@@ -29,7 +29,7 @@ class NodeGroup:
 
 
 def node_groups(text: str) -> list[NodeGroup]:
-    """The nodes in sinfo's output in FORMAT."""
+    """Parse sinfo's output in FORMAT."""
     return [
         NodeGroup(
             partition.rstrip("*"),
@@ -45,7 +45,7 @@ def node_groups(text: str) -> list[NodeGroup]:
 
 
 def minutes(limit: str) -> float | None:
-    """A time limit as Slurm writes it ([days-]hours:minutes:seconds, minutes:seconds, infinite), in minutes."""
+    """Convert Slurm's time limit ([days-]hours:minutes:seconds, minutes:seconds, infinite) to minutes."""
     if limit in ("infinite", "n/a"):
         return None
     days, _, clock = limit.rpartition("-")
@@ -55,7 +55,7 @@ def minutes(limit: str) -> float | None:
 
 
 def check_executor(path: str, site: Site, executor: str) -> None:
-    """UserError where Snakemake's executor is not the one that the site is for, or Slurm is not on this machine."""
+    """UserError where Snakemake's executor does not fit the site, or this machine has no Slurm."""
     here = "config/sites/laptop.yaml trains on this machine: --config site=config/sites/laptop.yaml, without --profile"
     if executor == "slurm":
         try:
@@ -75,7 +75,7 @@ def check_executor(path: str, site: Site, executor: str) -> None:
 
 
 def check_site(path: str, slurm: Slurm, stages: dict[str, Resources]) -> None:
-    """UserError that lists everything which the cluster has not or does not allow."""
+    """UserError listing everything that the cluster lacks or forbids."""
     groups = node_groups(ask("sinfo", "--noheader", f"--format={FORMAT}"))
     problems = list(_problems(slurm, stages, groups))
     if slurm.reservation:
