@@ -5,7 +5,7 @@ Snakemake checks jobs from the sources down and skips every job downstream of a 
 (snakemake issue 4166, open). Here a gate judged again would hide changed settings of the next stage. The correction:
 the walk that collects certain jobs does not cross ancient edges.
 
-After a checkpoint, jobs still count as triggered by a job that turned out fresh (read and seen in 9.27.1): a choice made
+After a checkpoint, jobs still count as triggered by a job that turned out fresh (seen in 9.27.1): a choice made
 again with the same result would have all its descendants scored again. The correction: the trigger is cleared.
 """
 

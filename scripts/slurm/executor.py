@@ -169,7 +169,7 @@ def _mark_of(job: SubmittedJobInfo) -> tuple[bool, int | None]:
 def job_states(call: str, results: str) -> dict[str, str]:
     """Return the state of every job of a call of Snakemake by id; empty while Slurm does not answer.
 
-    A job that lost its node or was preempted counts as RUNNING at first, since Slurm may requeue it, and then as FAILED.
+    A job that lost its node or was preempted counts as RUNNING at first, since Slurm may requeue it, then as FAILED.
     A job forgotten by squeue is looked up in the accounting database; UNKNOWN without a database: its outputs decide.
     """
     known = read_call(call)
