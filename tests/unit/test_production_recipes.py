@@ -314,119 +314,28 @@ def test_judges_get_their_nodes_where_the_release_has_no_key_for_them():
 UNFIT = (
     "static preference pairs are for dpo or mpo; a deterministic check (verifier) or a judge is for grpo; sft has none"
 )
+REFUSED = r"""
+steps-rlvr | reward: verifier => reward: pairs | steps-rlvr.yaml: stages.rlvr: grpo does not fit a reward from pairs: UNFIT
+steps-dpo | reward: pairs => reward: verifier | steps-dpo.yaml: stages.dpo: dpo does not fit a reward from verifier: UNFIT
+omni3 | algorithm: mpo\n    reward: pairs => algorithm: mpo\n    reward: judge | omni3.yaml: stages.mpo: mpo does not fit a reward from judge: UNFIT
+steps-dpo |   dpo: {kind: preferences} =>   dpo: {} | steps-dpo.yaml: stages.dpo.blend: dpo trains on preferences, but blend dpo holds prompts
+omni3 |     kind: preferences\n =>  | omni3.yaml: blends.mpo: mmpr holds preferences: set kind
+omni3 |     format: mmpr_tiny\n =>     kind: preferences\n    format: mmpr_tiny\n | omni3.yaml: blends.vision: mmpr_tiny holds prompts: set kind
+omni3 | holdout: 2000 # => holdout: 200 # | omni3.yaml: blends.mpo: mmpr is split by NeMo-RL itself: holdout must be 2000, and test left out
+omni3 | holdout: 500 # => holdout: 0.1 # | omni3.yaml: blends.vision: mmpr_tiny is split by NeMo-RL itself: holdout must be the stage's data.val_size, and test left out
+omni3 | holdout: 500 # => holdout: 400 # | omni3.yaml: stages.vision.data.val_size: must be the holdout of blend vision, 400
+steps-rlvr |   rlvr: {} =>   rlvr: {kind: preferences} | steps-rlvr.yaml: stages.rlvr.blend: grpo trains on prompts, but blend rlvr holds preferences
+steps-rlvr | train_global_batch_size: 128 => train_global_batch_size: 32 | steps-rlvr.yaml: stages.rlvr: loss_fn.force_on_policy_ratio wants policy.train_global_batch_size (32) to be grpo.num_prompts_per_step x num_generations_per_prompt = 128
+nano3 | train_global_batch_size: 2048 => train_global_batch_size: 2000 | nano3.yaml: stages.rlvr: grpo.num_prompts_per_step x num_generations_per_prompt = 2048 is no multiple of policy.train_global_batch_size, 2000\n  nano3.yaml: stages.rlhf: loss_fn.force_on_policy_ratio wants policy.train_global_batch_size (2000) to be grpo.num_prompts_per_step x num_generations_per_prompt = 2048
+steps-rlvr | resources: { => resources: {nodes: 4,  | steps-rlvr.yaml: stages.rlvr: resources.nodes follows from cluster here; leave it out
+super3-b200 | {num_nodes: 64, generation_nodes: 32} => {num_nodes: 64, generation_nodes: 64} | super3-b200.yaml: stages.swe1: cluster.generation_nodes leaves no node to train on
+nano3 | release: v0.7.0 => release: v0.7.1 | envs/nemo-rl.yaml: no release is named v0.7.1; did you mean v0.7.0?
+super3-small | launcher: super => launcher: supper | super3-small.yaml: stages.rlvr1.launcher: v0.7.0 has no launcher supper; did you mean super?
+steps-dpo |       max_total_sequence_length: 4096\n =>  | steps-dpo.yaml: stages.dpo: policy.max_total_sequence_length must be stated
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "expected"),
-    [
-        (
-            "steps-rlvr",
-            "reward: verifier",
-            "reward: pairs",
-            f"steps-rlvr.yaml: stages.rlvr: grpo does not fit a reward from pairs: {UNFIT}",
-        ),
-        (
-            "steps-dpo",
-            "reward: pairs",
-            "reward: verifier",
-            f"steps-dpo.yaml: stages.dpo: dpo does not fit a reward from verifier: {UNFIT}",
-        ),
-        (
-            "omni3",
-            "algorithm: mpo\n    reward: pairs",
-            "algorithm: mpo\n    reward: judge",
-            f"omni3.yaml: stages.mpo: mpo does not fit a reward from judge: {UNFIT}",
-        ),
-        (
-            "steps-dpo",
-            "  dpo: {kind: preferences}",
-            "  dpo: {}",
-            "steps-dpo.yaml: stages.dpo.blend: dpo trains on preferences, but blend dpo holds prompts",
-        ),
-        (
-            "omni3",
-            "    kind: preferences\n",
-            "",
-            "omni3.yaml: blends.mpo: mmpr holds preferences: set kind",
-        ),
-        (
-            "omni3",
-            "    format: mmpr_tiny\n",
-            "    kind: preferences\n    format: mmpr_tiny\n",
-            "omni3.yaml: blends.vision: mmpr_tiny holds prompts: set kind",
-        ),
-        (
-            "omni3",
-            "holdout: 2000 #",
-            "holdout: 200 #",
-            "omni3.yaml: blends.mpo: mmpr is split by NeMo-RL itself: holdout must be 2000, and test left out",
-        ),
-        (
-            "omni3",
-            "holdout: 500 #",
-            "holdout: 0.1 #",
-            "omni3.yaml: blends.vision: mmpr_tiny is split by NeMo-RL itself: holdout must be the stage's data.val_size, and "
-            "test left out",
-        ),
-        (
-            "omni3",
-            "holdout: 500 #",
-            "holdout: 400 #",
-            "omni3.yaml: stages.vision.data.val_size: must be the holdout of blend vision, 400",
-        ),
-        (
-            "steps-rlvr",
-            "  rlvr: {}",
-            "  rlvr: {kind: preferences}",
-            "steps-rlvr.yaml: stages.rlvr.blend: grpo trains on prompts, but blend rlvr holds preferences",
-        ),
-        (
-            "steps-rlvr",
-            "train_global_batch_size: 128",
-            "train_global_batch_size: 32",
-            "steps-rlvr.yaml: stages.rlvr: loss_fn.force_on_policy_ratio wants policy.train_global_batch_size (32) to be "
-            "grpo.num_prompts_per_step x num_generations_per_prompt = 128",
-        ),
-        (
-            "nano3",
-            "train_global_batch_size: 2048",
-            "train_global_batch_size: 2000",
-            "nano3.yaml: stages.rlvr: grpo.num_prompts_per_step x num_generations_per_prompt = 2048 is no multiple of "
-            "policy.train_global_batch_size, 2000\n  "
-            "nano3.yaml: stages.rlhf: loss_fn.force_on_policy_ratio wants policy.train_global_batch_size (2000) to be "
-            "grpo.num_prompts_per_step x num_generations_per_prompt = 2048",
-        ),
-        (
-            "steps-rlvr",
-            "resources: {",
-            "resources: {nodes: 4, ",
-            "steps-rlvr.yaml: stages.rlvr: resources.nodes follows from cluster here; leave it out",
-        ),
-        (
-            "super3-b200",
-            "{num_nodes: 64, generation_nodes: 32}",
-            "{num_nodes: 64, generation_nodes: 64}",
-            "super3-b200.yaml: stages.swe1: cluster.generation_nodes leaves no node to train on",
-        ),
-        (
-            "nano3",
-            "release: v0.7.0",
-            "release: v0.7.1",
-            "envs/nemo-rl.yaml: no release is named v0.7.1; did you mean v0.7.0?",
-        ),
-        (
-            "super3-small",
-            "launcher: super",
-            "launcher: supper",
-            "super3-small.yaml: stages.rlvr1.launcher: v0.7.0 has no launcher supper; did you mean super?",
-        ),
-        (
-            "steps-dpo",
-            "      max_total_sequence_length: 4096\n",
-            "",
-            "steps-dpo.yaml: stages.dpo: policy.max_total_sequence_length must be stated",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_the_rule(refused, name, old, new, expected):
-    assert refused(name, old, new) == expected
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_what_does_not_fit_is_refused_with_the_rule(refused, case):
+    name, edit, expected = case.replace("\\n", "\n").split(" | ")
+    assert refused(name, *edit.split(" => ")) == expected.replace("UNFIT", UNFIT)
