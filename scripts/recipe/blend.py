@@ -22,13 +22,11 @@ COMPOSES = frozenset({*Rows.model_fields} - {"source", "file"} | {"sources", "sh
 class Benchmark(Files):
     """A benchmark that no prompt of a blend may overlap (defined in scripts.data.decontaminate)."""
 
-    name: Name = Field(description="What it is counted as.")
-    columns: list[Text] = Field(
-        min_length=1, description="Its columns of text; of several, the mean of their overlaps counts."
-    )
+    name: Name = Field(description="Its name in the counts.")
+    columns: list[Text] = Field(min_length=1, description="Columns of text; of several, the mean overlap counts.")
     ngram: int = Field(8, ge=2, le=32, description="Words of an n-gram.")
     overlap: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.5, description="A row goes when more than this share of an instance's words stand in n-grams that it has too."
+        0.5, description="Leave out a row when more than this share of an instance's words stand in shared n-grams."
     )
 
 
@@ -49,11 +47,9 @@ class Blend(Rows):
         "OpenGVLab/MMPR-Tiny.",
     )
     sources: list[Part] = Field(
-        [], description="Instead of source and file: several, whose rows are mixed, with a share or rows of each."
+        [], description="Several sources instead of source and file, their rows mixed, with a share or rows of each."
     )
-    shuffle: bool = Field(
-        False, description="Mix the rows of each file, or of those that one name means; sources are always mixed."
-    )
+    shuffle: bool = Field(False, description="Mix the rows of each file or pattern; sources are always mixed.")
     seed: int = Field(0, description="Another seed, another order of mixed rows, and other rows of a share.")
     reasoning: Reasoning | None = Field(None, description="Demonstrations: how much reasoning some lose; none: none.")
     rows: PositiveInt | None = Field(None, description="Rows to synthesize, held-out rows included.")
@@ -66,13 +62,17 @@ class Blend(Rows):
     holdout: PositiveInt | Fraction = Field(
         100, description="The last N rows, or this share of all rows, become the validation split."
     )
-    test: int = Field(0, ge=0, description="The N rows before those become a test split, which nothing trains on.")
+    test: int = Field(
+        0, ge=0, description="The N rows before the validation split become a test split, for no training."
+    )
     allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
     missing_images: Share = Field(0.0, description="Of format mmpr: the share of rows that may lack their image.")
     deduplicate: Literal["prompt", "row"] | None = Field(
-        None, description="Leave out rows whose prompt, or all of which, came before; white space does not count."
+        None,
+        description="Leave out rows with an earlier row's prompt, or equal to an earlier row; white space does not "
+        "count.",
     )
-    decontaminate: list[Benchmark] = Field([], description="Leave out rows whose prompts overlap with these.")
+    decontaminate: list[Benchmark] = Field([], description="Leave out rows with prompts that overlap with benchmarks.")
 
     @property
     def names_environments(self) -> bool:

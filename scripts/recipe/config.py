@@ -20,8 +20,8 @@ class Tracking(Strict):
 class Config(Strict):
     """config/config.yaml: the first file a user edits."""
 
-    recipe: str = Field(description="Path of the recipe, from the project; else one that Stagecoach ships.")
-    site: str = Field(description="Path of the site, from the project; else one that Stagecoach ships.")
+    recipe: str = Field(description="Path of the recipe, from the project, or of a shipped recipe.")
+    site: str = Field(description="Path of the site, from the project, or of a shipped site.")
     run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
     sample: PositiveInt | None = Field(
         None, description="For a trial: only N training rows of each blend; results go to a folder sample-N."
@@ -30,15 +30,15 @@ class Config(Strict):
     seed: int | None = Field(None, description="Instead of the recipe's.")
     model: str | None = Field(None, description="Name of the pretrained model to start from, instead of the recipe's.")
     start: str | None = Field(
-        None, description="The stage that starts from the model, instead of the recipe's; those before it are left out."
+        None, description="The stage to start from the model, instead of the recipe's; earlier stages are left out."
     )
     over_budget: bool = Field(False, description="Train although the plan exceeds the site's budget_gpu_hours.")
     tracking: Tracking | None = Field(None, description="Log published stages to W&B; none: nothing is logged.")
 
     compare: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
         [],
-        description="Show these runs beside this one in compare.html: names of runs below the results' root, or paths "
-        "of folders of results, of other clones too. Differences are from the first.",
+        description="Runs to show beside the current run in compare.html: names of runs below the results' root, or "
+        "paths of folders of results, of other clones too. Differences are from the first.",
     )
 
     @property

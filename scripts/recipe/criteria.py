@@ -53,7 +53,7 @@ class Criterion(Strict):
 
     metric: Literal[*HELD_OUT, *BENCHMARKS, *STEP_METRICS]
     environment: Annotated[str, StringConstraints(min_length=1)] | None = Field(
-        None, description="Of held_out_change: this environment's; none: the mean's, which weighs environments alike."
+        None, description="Of held_out_change: the environment; none: the mean, with equal weights of environments."
     )
     benchmark: Annotated[str, StringConstraints(min_length=1)] | None = Field(
         None,

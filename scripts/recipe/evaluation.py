@@ -23,16 +23,16 @@ class Task(Strict):
     task: TaskName
     num_fewshot: Annotated[int, Field(ge=0)] | None = Field(None, description="Examples before each question.")
     limit: PositiveInt | Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Only so many documents of each task, or that share of them; none: all."
+        None, description="Documents of each task, as a number or share; none: all."
     )
     gen_kwargs: dict[str, bool | int | float | str | list[str]] = Field(
         {}, description="Over the task's generation_kwargs, such as {max_gen_toks: 2048, temperature: 0.6}."
     )
     metric: str | None = Field(
-        None, description="The one that counts, such as exact_match,flexible-extract; none: the task's first."
+        None, description="The counting metric, such as exact_match,flexible-extract; none: the task's first."
     )
     include_path: str | None = Field(
-        None, description="The folder of your own task's file, from the folder that Snakemake runs in."
+        None, description="The folder of your task's file, from Snakemake's working directory."
     )
 
 
@@ -48,7 +48,7 @@ class EvaluationBase(Strict):
     )
     apply_chat_template: bool = Field(True, description="Of tasks: where the export has a template.")
     max_length: PositiveInt | None = Field(
-        None, description="Of tasks: most tokens of a prompt and its response; none: the model's own."
+        None, description="Of tasks: most tokens of prompt and response; none: the model's limit."
     )
     chat_template_kwargs: TemplateVariables = Field(
         {}, description="Variables of the chat template, such as enable_thinking."
@@ -97,12 +97,10 @@ class Evaluation(EvaluationBase, Sampling):
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
     max_new_tokens: PositiveInt | None = Field(None, description="None, beside tasks: no held-out scores are taken.")
     blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
-    stages: list[Name] | None = Field(
-        None, description="Whose exports are scored, whichever backend trained them; none: those of backend trl."
-    )
+    stages: list[Name] | None = Field(None, description="Stages to score, of any backend; none: stages of backend trl.")
     gym: Gym | None = Field(None, description="None: the verifiers here score the rows.")
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
-    test: bool = Field(False, description="Score what the chain ends with on the blends' test rows too (test.json).")
+    test: bool = Field(False, description="Score the chain's ends on the blends' test rows too (test.json).")
 
     @property
     def decoding(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class PretrainedModel(Strict):
     name: str = Field(description="A folder (its path begins with / or ./) or a repository of the hub.")
     revision: str | None = Field(None, description="Commit of the repository.")
     chat_template: str | None = Field(
-        None, description="A file with the chat template (Jinja), for a model without one or instead of its own."
+        None, description="A file with the chat template (Jinja), instead of the model's, if any."
     )
     eos_token: str | None = Field(None, description="The token that ends an answer, instead of the tokenizer's.")
     pad_token: str | None = Field(None, description="The token that fills a batch, where the tokenizer has none.")

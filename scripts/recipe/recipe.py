@@ -83,20 +83,20 @@ class Recipe(Strict):
         None, description="Of the trained models, by the hub's name of it, for their cards; none: the cards state none."
     )
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
-    note: str | None = Field(None, description="What to know before training it; the doctor and the plan say it.")
+    note: str | None = Field(None, description="A note before training, shown by doctor and plan.")
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
     tables: dict[str, str] = Field(
         {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
     )
     model: RandomModel | PretrainedModel
     environments: dict[Name, str] = Field(
-        {}, description="Your own: the Python file, by name, whose functions reward the rows that bear the name."
+        {}, description="Environments of yours: by name, the Python file with functions that reward rows of the name."
     )
     blends: dict[Name, Blend]
     evaluation: AnyEvaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
     defaults: dict[Literal[ALGORITHMS], dict[str, Any]] = Field({})
     start: Name | None = Field(
-        None, description="The stage that starts from the model; those before it are left out. None: none is."
+        None, description="The stage to start from the model; earlier stages are left out. None: all stages stay."
     )
     stages: dict[Name, AnyStage] = Field(min_length=1)
     sweeps: SkipJsonSchema[dict[Name, dict[Name, dict[str, Any]]]] = Field({})

@@ -21,10 +21,10 @@ class Sampling(Strict):
         None, description="Sample among tokens that are at least so likely beside the likeliest (arXiv:2407.01082)."
     )
     stop_strings: list[Annotated[str, Field(min_length=1)]] = Field(
-        [], description="Texts that end a response, and stay in it."
+        [], description="Texts that end a response and stay in the text."
     )
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="Tokens that end a response besides the model's own."
+        [], description="Tokens that end a response besides the model's."
     )
     max_new_tokens: PositiveInt
     max_tool_calling_iterations: PositiveInt | None = Field(
@@ -40,9 +40,9 @@ class Tokenizer(Strict):
 
     chat_template: str = Field(
         OWN,
-        description="default: that of what the stage starts from. Or a file (Jinja), a model's (its folder, or its "
-        "name on the hub) or one that TRL ships (qwen3_training), which is published with the stage. Another one than "
-        "the parent's wants template_change: true.",
+        description="default: the template of the stage's start. Or a file (Jinja), a model (folder, or name on the "
+        "hub) or a template of TRL (qwen3_training), published with the stage. A template other than the "
+        "parent's needs template_change: true.",
     )
     chat_template_kwargs: TemplateVariables = Field(
         {}, description="Variables of the chat template, such as enable_thinking."

@@ -21,7 +21,7 @@ Port = Annotated[int, Field(ge=1024, le=65535)]
 class Ports(Strict):
     """Ports of a stage's Ray cluster, equal on all nodes; a node carries one stage at a time."""
 
-    gcs: Port = Field(6379, description="The head's; the other nodes and the driver connect to it.")
+    gcs: Port = Field(6379, description="Port of the head, for the nodes and the driver.")
     workers_min: Port = Field(10002, description="First port of Ray's worker processes.")
     workers_max: Port = Field(19999, description="Last port of Ray's worker processes.")
 
@@ -39,9 +39,9 @@ class StageResources(Strict):
     """A stage's resources on this site, over its recipe's."""
 
     nodes: PositiveInt | None = None
-    runtime: PositiveInt | None = Field(None, description="Minutes of one allocation.")
+    runtime: PositiveInt | None = Field(None, description="Minutes of an allocation.")
     mem_mb: PositiveInt | None = Field(None, description="Memory of a node.")
-    step_seconds: PositiveFloat | None = Field(None, description="What a step is expected to take here.")
+    step_seconds: PositiveFloat | None = Field(None, description="Expected seconds of a step here.")
 
 
 class Slurm(Strict):
@@ -52,38 +52,38 @@ class Slurm(Strict):
     constraint: Constraint | None = None
     qos: Word | None = None
     reservation: Word | None = None
-    max_nodes: PositiveInt | None = Field(None, description="Most nodes that one job may have; none: what sinfo says.")
+    max_nodes: PositiveInt | None = Field(None, description="Most nodes of a job; none: by sinfo.")
     max_runtime: PositiveInt | None = Field(None, description="Longest time limit in minutes; a stage's is cut to it.")
     gpus_per_node: Annotated[int, Field(ge=0)] = Field(8, description="Every node of a training gives all its GPUs.")
     cpus_per_node: PositiveInt | None = Field(
-        None, description="CPUs of every node that NeMo-RL's Ray is told of; none: as many as its launcher takes."
+        None, description="CPUs of a node for NeMo-RL's Ray; none: the launcher's number."
     )
-    exclusive: bool = Field(True, description="A training has its nodes to itself.")
-    requeue: bool = Field(True, description="A training goes on by requeueing its own job at the time limit.")
-    margin: PositiveInt = Field(60, description="Seconds to end a training in, besides one step and one save.")
+    exclusive: bool = Field(True, description="Give a training whole nodes.")
+    requeue: bool = Field(True, description="Requeue a training's job at the time limit.")
+    margin: PositiveInt = Field(60, description="Seconds to end a training, besides a step and a save.")
     network: IPv4Network | IPv6Network | None = Field(
-        None, description="Network whose address of each node Ray uses, such as 10.0.0.0/8; none: Slurm's NodeAddr."
+        None, description="Network of the nodes' addresses for Ray, such as 10.0.0.0/8; none: Slurm's NodeAddr."
     )
     ports: Ports = Ports()
     ray_start_seconds: PositiveInt = Field(300, description="Patience until Ray runs on every node.")
     object_store_mb: PositiveInt | None = Field(None, description="Ray's object store on a node; none: Ray's choice.")
     light: LightJobs = LightJobs()
-    budget_gpu_hours: PositiveFloat | None = Field(None, description="A plan that needs more is refused.")
+    budget_gpu_hours: PositiveFloat | None = Field(None, description="Refuse a plan that needs more.")
 
 
 class NemoRlSite(Strict):
     """Places of NeMo-RL's code, images and caches on this cluster."""
 
-    checkouts: dict[Name, FolderPath] = Field({}, description="A checkout of each release, at its revision.")
+    checkouts: dict[Name, FolderPath] = Field({}, description="A checkout of each release, at the release's revision.")
     images: dict[Name, str] = Field({}, description="Containers by name, as .sqsh file or registry reference.")
     cache: FolderPath = Field(description="A folder for caches that all nodes see (vLLM, FlashInfer, Megatron, HF).")
     sif: FolderPath | None = Field(None, description="The folder of the .sif images of software-engineering rows.")
     startup_seconds: PositiveInt = Field(
-        2400, description="From a job's start to its first step: Ray, model load. Measured by what ran before, if any."
+        2400, description="From a job's start to its first step: Ray, model load. Earlier attempts replace the figure."
     )
-    save_seconds: PositiveInt = Field(600, description="What the saving of a checkpoint is expected to take.")
+    save_seconds: PositiveInt = Field(600, description="Expected seconds to save a checkpoint.")
     stall_seconds: PositiveInt = Field(
-        7200, description="An attempt without a new step for so long, beyond its start-up, is ended."
+        7200, description="End an attempt after so long without a new step, start-up aside."
     )
     wandb_project: str | None = Field(None, description="None: Weights & Biases is off.")
     wandb_entity: str | None = Field(None, description="Team or user of wandb_project; none: the account's own.")
@@ -102,16 +102,16 @@ class Site(Strict):
     description: str = ""
     threads: PositiveInt = Field(description="CPU threads of each process of a training, or of an evaluation.")
     accelerator: Literal["auto", "cuda", "cpu"] = Field(
-        "cpu", description="What backend trl trains on; auto: GPUs where there are any. (No GPU has been tried yet.)"
+        "cpu", description="Devices of backend trl; auto: GPUs, if any. (No GPU has been tried yet.)"
     )
     processes: PositiveInt | None = Field(
-        None, description="Processes of a training on a node; none: one a GPU, and one where there is none."
+        None, description="Processes of a training on a node; none: one a GPU, or one without GPUs."
     )
     gpu_memory_gb: PositiveFloat | None = Field(
-        None, description="Memory of a GPU (80 of an H100); none: nobody knows before a training sees it."
+        None, description="Memory of a GPU (80 of an H100); none: unknown until a training starts."
     )
     refuse_over_memory: bool = Field(
-        True, description="Refuse a stage of backend trl that by its estimate does not fit; false: warn."
+        True, description="Refuse a stage of backend trl over the memory by its estimate; false: warn."
     )
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
         [], description="Where backend trl's trainers report each step (transformers' report_to), once it is installed."
@@ -127,7 +127,7 @@ class Site(Strict):
     slurm: Slurm | None = Field(None, description="None: everything runs on this machine.")
     stages: dict[Name, StageResources] = Field({}, description="Resources of single stages on this site.")
     nemo_rl: NemoRlSite | None = Field(None, description="For recipes whose backend is nemo_rl.")
-    mounts: list[Mount] = Field([], description="What containers see, as host path:container path.")
+    mounts: list[Mount] = Field([], description="Mounts of containers, as host path:container path.")
     environment: dict[Variable, str] = Field(
         {}, description="Variables of every job, such as caches (HF_HOME). No secrets: this file is no safe place."
     )

@@ -28,13 +28,13 @@ class _Published(Strict):
     subset: Text | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="Of the dataset card's configs, or a folder; none: the default one.",
+        description="A config of the dataset card, or a folder; none: the default.",
     )
     split: Text | None = Field(
         None,
         exclude_if=lambda value: value is None,
-        description="By the dataset card, or by the names of files and folders; train+test: one after the other. "
-        "None: file says it, or else train.",
+        description="By the dataset card, or by the names of files and folders; train+test: both in order. None: by "
+        "file, or else train.",
     )
 
     def whole(self) -> Self:
@@ -89,27 +89,27 @@ class Rows(Files):
 
     columns: Literal["gsm8k", "tulu3"] | dict[Text, Text] | None = Field(
         None,
-        description="The column of each field that is not named like it: {prompt: question, expected_answer: answer}; "
-        "gsm8k and tulu3: as those data sets need it. None: the standard shapes (docs/data.md).",
+        description="Columns of fields with other names: {prompt: question, expected_answer: answer}; gsm8k and "
+        "tulu3: the columns of these data sets. None: the standard shapes (docs/data.md).",
     )
     filter: list[tuple[Text, Operator, Any]] = Field(
-        [], description="Conditions that a row must meet, all of them, as pyarrow's: [[difficulty, '>=', 3]]."
+        [], description="Conditions on rows, all to be met, in pyarrow's form: [[difficulty, '>=', 3]]."
     )
-    environment: EnvironmentName | None = Field(None, description="What rewards the rows, where they do not say it.")
-    constants: dict[Text, Any] = Field({}, description="Prompts: fields that are the same in every row.")
-    system_prompt: Text | None = Field(None, description="The first message of conversations that have no such one.")
+    environment: EnvironmentName | None = Field(None, description="The environment of rows that name none.")
+    constants: dict[Text, Any] = Field({}, description="Prompts: fields with an equal value in all rows.")
+    system_prompt: Text | None = Field(None, description="The first message of conversations without a system prompt.")
     prompt_template: Annotated[str, StringConstraints(pattern=r"\{prompt\}")] | None = Field(
         None, description='What the last message of the user becomes, such as "{prompt}\\n\\nAnswer in \\boxed{}."'
     )
     answer_after: Text | None = Field(
         None,
-        description="A mark, such as '####': the answer is what follows the last of them, the reasoning what precedes; "
-        "a number loses its commas.",
+        description="A mark, such as '####', between reasoning and answer; of several the last counts. Numbers lose "
+        "commas.",
     )
     completion_template: Text | None = Field(
         None, description='What the answer becomes in demonstrations, such as "{reasoning}\\n\\boxed{{answer}}".'
     )
-    remove: Text | None = Field(None, description="A regular expression: what matches is taken out of completions.")
+    remove: Text | None = Field(None, description="A regular expression; matches are taken out of completions.")
     json_columns: list[Text] = Field([], description="Columns whose texts are JSON (tools always may be).")
     drop_invalid: bool = Field(
         False, description="Leave out and count rows that do not fit, rather than refuse the blend."
@@ -128,8 +128,8 @@ class Rows(Files):
 class Part(Rows):
     """A source of a mixture; the blend's settings fill in."""
 
-    share: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Of its rows; which, by the seed.")
-    rows: PositiveInt | None = Field(None, description="So many of its rows; which, by the seed.")
+    share: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Share of the rows, drawn by the seed.")
+    rows: PositiveInt | None = Field(None, description="Number of rows, drawn by the seed.")
 
     @model_validator(mode="after")
     def _one_amount(self) -> "Part":
@@ -141,10 +141,10 @@ class Part(Rows):
 class Reasoning(Strict):
     """Demonstrations that lose part of their reasoning, but not the answer after."""
 
-    strip_share: Share = Field(0.1, description="Share of the rows with reasoning that lose it.")
-    truncate_share: Share = Field(0.03, description="Share of them that keep the beginning of it.")
+    strip_share: Share = Field(0.1, description="Share of the rows with reasoning that lose the reasoning.")
+    truncate_share: Share = Field(0.03, description="Share of these rows that keep the reasoning's beginning.")
     budgets: list[PositiveInt] = Field(
-        [64, 256, 1024], min_length=1, description="Words to keep; each truncated row gets one that it exceeds."
+        [64, 256, 1024], min_length=1, description="Words to keep; each truncated row gets a number below its length."
     )
 
     @model_validator(mode="after")

@@ -26,15 +26,17 @@ KINDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo"
 class Checkpointing(Strict):
     """When a run directory gets a checkpoint. Changes no weight."""
 
-    save_period: PositiveInt = Field(10, description="Steps between checkpoints; the last step always has one.")
+    save_period: PositiveInt = Field(
+        10, description="Steps between checkpoints; the last step always has a checkpoint."
+    )
     keep_last_k: PositiveInt | None = Field(None, description="Newest checkpoints to keep; none: all.")
     keep_top_k: Annotated[int, Field(ge=0)] = Field(0, description="Best checkpoints to keep besides the newest.")
     metric_name: Literal["train:reward_mean", "train:loss"] = Field(
-        "train:reward_mean", description="What best means: this metric of the checkpoint's step."
+        "train:reward_mean", description="The metric, at the checkpoint's step, of the best."
     )
     higher_is_better: bool = True
     keep_steps: list[PositiveInt] = Field(
-        [], description="Steps whose checkpoints are kept besides these; multiples of save_period."
+        [], description="More steps to keep checkpoints of; multiples of save_period."
     )
 
     @field_validator("keep_steps")
@@ -50,11 +52,11 @@ class Resources(Strict):
     """A stage's request to its site. Changes no weight."""
 
     nodes: PositiveInt = 1
-    runtime: PositiveInt = Field(60, description="Minutes of one allocation.")
-    mem_mb: int = Field(4000, ge=0, description="Memory of a node; 0: what the partition gives.")
+    runtime: PositiveInt = Field(60, description="Minutes of an allocation.")
+    mem_mb: int = Field(4000, ge=0, description="Memory of a node; 0: the partition's.")
     step_seconds: PositiveFloat | None = Field(
         None,
-        description="What a step is expected to take until that is measured; none: all steps fit one allocation.",
+        description="Expected seconds of a step until measured; none: all steps fit an allocation.",
     )
 
 
@@ -153,11 +155,10 @@ class StageSettings(Training):
 
     parent: Annotated[Name | None, WithJsonSchema(PARENT_SCHEMA)] = Field(
         None,
-        description="The stage whose checkpoint this one starts from, or which of its variants or checkpoints; none: "
-        "the recipe's model.",
+        description="The stage to start from, or variants or checkpoints of a stage; none: the recipe's model.",
     )
     sweep: Annotated[None, WithJsonSchema(SWEEP_SCHEMA)] = Field(
-        None, description="Makes variants of the stage, which are stages named by what differs (docs/sweeps.md)."
+        None, description="Make variants of the stage, named by the settings that differ (docs/sweeps.md)."
     )
     best: Annotated[None, WithJsonSchema({"type": "string"})] = Field(
         None, description="Choose the best variant by this score, also where no stage starts from it."
@@ -165,13 +166,13 @@ class StageSettings(Training):
     blend: Name
     seed: int | None = Field(None, description="Instead of the recipe's.")
     max_truncated_share: Share = Field(
-        0.05, description="Of the training rows, how many may be too long for the stage; more, and it is refused."
+        0.05, description="Refuse the stage when a larger share of its training rows is too long."
     )
     checkpointing: Checkpointing = Checkpointing()
     resources: Resources = Resources()
     template_change: bool = Field(
         False,
-        description="Chat template, special tokens and vocabulary may be others than those its parent trained with.",
+        description="Chat template, special tokens and vocabulary may differ from the parent's.",
     )
     gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")
 
