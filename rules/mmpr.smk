@@ -6,8 +6,11 @@ def published_of_blend(wildcards):
     return [f"{SOURCE}/{file}" for file in RECIPE.blends[wildcards.blend].published_files(wildcards.blend)]
 
 
-def missing_images_of(wildcards):
-    return RECIPE.blends[wildcards.blend].missing_images
+def options_of_mmpr(wildcards):
+    """The options of the loader's program: both formats are split by NeMo-RL itself, so few settings count."""
+    blend = RECIPE.blends[wildcards.blend]
+    own = ["--missing-images", blend.missing_images] if blend.format == "mmpr" else ["--holdout", blend.holdout]
+    return [*map(str, own), *sample_option()]
 
 
 rule mmpr:
@@ -32,21 +35,17 @@ rule mmpr:
     resources:
         **LIGHT,
     params:
-        missing_images=missing_images_of,
-        sample=sample_option(),
+        program="mmpr",
+        options=options_of_mmpr,
         directory=subpath(output.manifest, parent=True),
         published=f"{SOURCE}/{{blend}}",
     shell:
-        "python -m scripts.data.mmpr --source {params.published:q} --source-record {input.source:q}"
-        " --output {params.directory:q} --threads {threads} --missing-images {params.missing_images}"
-        " {params.sample:q} > {log:q} 2>&1 && cp {input.settings:q} {params.directory:q}/made_from.json"
+        "python -m scripts.data.{params.program} --source {params.published:q} --source-record {input.source:q}"
+        " --output {params.directory:q} --threads {threads} {params.options:q} > {log:q} 2>&1"
+        " && cp {input.settings:q} {params.directory:q}/made_from.json"
 
 
-rule mmpr_tiny:
-    input:
-        settings=f"{SETTINGS}/fill/{{blend}}.json",
-        source=f"{SOURCE}/record.json",
-        published=published_of_blend,
+use rule mmpr as mmpr_tiny with:
     output:
         mark=f"{RESULTS}/data/{{blend}}/MMPR-Tiny/images/.extracted.json",
         table=f"{RESULTS}/data/{{blend}}/mmpr_tiny.parquet",
@@ -59,17 +58,5 @@ rule mmpr_tiny:
         f"{RESULTS}/logs/mmpr_tiny-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(blends_of("mmpr_tiny")),
-    conda:
-        "../envs/controller.yaml"
-    threads: SITE.threads
-    resources:
-        **LIGHT,
     params:
-        holdout=holdout_of,
-        sample=sample_option(),
-        directory=subpath(output.manifest, parent=True),
-        published=f"{SOURCE}/{{blend}}",
-    shell:
-        "python -m scripts.data.mmpr_tiny --source {params.published:q} --source-record {input.source:q}"
-        " --output {params.directory:q} --holdout {params.holdout} --threads {threads}"
-        " {params.sample:q} > {log:q} 2>&1 && cp {input.settings:q} {params.directory:q}/made_from.json"
+        program="mmpr_tiny",

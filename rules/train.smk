@@ -154,14 +154,7 @@ rule convert:
         " --stage {wildcards.stage:q} --site {params.site:q} --log {params.converter_log:q} 2> {log:q}"
 
 
-rule export:
-    input:
-        f"{RESULTS}/{{stage}}/ckpt/record.json",
-    output:
-        hf=directory(f"{RESULTS}/{{stage}}/hf"),
-        record=f"{RESULTS}/{{stage}}/hf/record.json",
-    log:
-        f"{RESULTS}/{{stage}}/logs/export.log",
+use rule convert as export with:
     wildcard_constraints:
         stage=one_of(stage for stage in TRAINED if stage not in CONVERTED),
     group:
@@ -170,11 +163,6 @@ rule export:
         "../envs/trl.yaml"
     resources:
         **LIGHT,
-    params:
-        **WHERE,
-    shell:
-        "python -m scripts.train.export --recipe {params.recipe:q} --results {params.results:q}"
-        " --stage {wildcards.stage:q} 2> {log:q}"
 
 
 rule metrics:
