@@ -65,7 +65,7 @@ class Retries:
         if self.is_stopped:
             job.attempt = NO_MORE
             return f"{' '.join([job.rule.name, *job.wildcards])}: stopped; the next call goes on with it"
-        if job.rule.name != RULE:
+        if job.rule.name != RULE or job.attempt == NO_MORE:  # earlier releases list failures again at the end
             return None
         stage = job.wildcards.stage
         if reason := self.decision(stage):

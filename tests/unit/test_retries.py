@@ -1,8 +1,10 @@
 """Which trainings are tried again: those that something cut off, as long as they get on."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from scripts.commands.retries import Retries, reason_to_stop
+from scripts.commands.retries import NO_MORE, Retries, reason_to_stop
 from scripts.stage.attempts import begin_attempt, end_attempt
 
 
@@ -63,3 +65,18 @@ def test_the_attempts_of_a_run_directory_set_aside_are_not_counted(run, tmp_path
     assert retries.decision("stage") is None
     attempt(run, "failed", begin=5)
     assert "reason of its own" in retries.decision("stage")
+
+
+def test_a_failed_job_has_no_attempt_left_an_interrupted_or_another_rules_goes_on(run, tmp_path, caplog):
+    retries = Retries(tmp_path, call=7, on_slurm=False)
+    job = SimpleNamespace(rule=SimpleNamespace(name="train"), wildcards=SimpleNamespace(stage="stage"), attempt=1)
+    attempt(run, "unfinished")
+    assert retries.on_failure(job).startswith("stage: killed; trying again from step") and job.attempt == 1
+    attempt(run, "failed", begin=5)
+    assert retries.on_failure(job) is None and job.attempt == NO_MORE
+    assert retries.on_failure(job) is None and caplog.text.count("not tried again") == 1
+    other = SimpleNamespace(rule=SimpleNamespace(name="gate"), wildcards=["stage"], attempt=1)
+    assert retries.on_failure(other) is None and other.attempt == 1
+    retries.is_stopped = True
+    assert retries.on_failure(other) == "gate stage: stopped; the next call goes on with it"
+    assert other.attempt == NO_MORE

@@ -1,0 +1,112 @@
+"""What the filter on Snakemake's logger makes of its records: on failures, mistakes, dry runs and the end."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from scripts.errors import UserError
+from scripts.slurm.console import Console, job_line, shortened
+
+
+def workflow(**shown):
+    output = {"dryrun": False, "printshellcmds": False, "verbose": False} | shown
+    job = SimpleNamespace(name="a job")
+    dag = SimpleNamespace(jobs=[job], jobid=lambda _: 3)
+    return SimpleNamespace(
+        output_settings=SimpleNamespace(**output), is_main_process=True, dryrun=output["dryrun"], dag=dag
+    )
+
+
+def record(event=None, msg="", **fields):
+    made = logging.makeLogRecord({"event": event, "msg": msg, "levelno": logging.ERROR} | fields)
+    return made
+
+
+JOB = {
+    "rule_name": "train",
+    "wildcards": {"stage": "sft"},
+    "reason": "Missing output files: a, b; Input files updated by another job: c",
+    "resources": {"nodes": 2, "gres": "", "trainings": 1},
+    "is_checkpoint": False,
+    "indent": False,
+}
+
+
+def test_a_planned_job_is_a_line_and_its_resources_a_second_one():
+    assert job_line(JOB) == "rule train: stage=sft; not there yet\n    resources: nodes=2"
+    shown = record(LogEvent.JOB_INFO, **JOB)
+    assert Console(workflow(dryrun=True)).filter(shown) and (shown.event, shown.msg) == (None, job_line(JOB))
+    whole = record(LogEvent.JOB_INFO, **JOB)
+    assert Console(workflow(dryrun=True, printshellcmds=True)).filter(whole) and whole.event == LogEvent.JOB_INFO
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("Forced execution", "Forced execution"),
+        ("Updated input files: a, b, c, d, e", "Updated input files: a, b, c and 2 more"),
+        ("Input files updated by another job: a", "Input files updated by another job: a"),
+    ],
+)
+def test_a_reason_names_three_files(reason, said):
+    assert shortened(reason) == said
+
+
+def test_the_plan_stands_before_the_end_of_a_dry_run_and_repetitions_go():
+    console = Console(workflow(dryrun=True))
+    console.plan = lambda: "the plan"
+    end = record(msg="This was a dry-run (flag -n).")
+    assert console.filter(end) and end.msg == "the plan\n\nThis was a dry-run (flag -n)."
+    assert not console.filter(record(msg="Reasons:\n    (check"))
+
+
+def test_a_refusal_before_the_first_job_ends_the_call_and_a_dry_run_asks_for_none():
+    def refuse():
+        raise UserError("too much")
+
+    for console in (Console(workflow()), Console(workflow(dryrun=True))):
+        console.before_jobs = refuse
+        if console.workflow.dryrun:
+            assert console.filter(record(LogEvent.RUN_INFO))
+        else:
+            with pytest.raises(UserError, match="too much"):
+                console.filter(record(LogEvent.RUN_INFO))
+
+
+def test_a_failure_that_is_tried_again_is_a_warning_in_a_line():
+    console = Console(workflow())
+    failed = record(LogEvent.JOB_ERROR, "Error in rule train", jobid=3)
+    assert console.filter(failed) and failed.event == LogEvent.JOB_ERROR
+    console.on_failure = lambda job: f"{job.name}: cut off"
+    assert console.filter(failed)
+    assert (failed.event, failed.msg, failed.levelname) == (None, "a job: cut off", "WARNING")
+
+
+def test_a_mistake_is_a_line_and_what_a_job_has_said_is_not_said_again():
+    console = Console(workflow())
+    try:
+        raise UserError("config.yaml: no")
+    except UserError:
+        mistake = record(LogEvent.ERROR, "UserError in file ...")
+        assert console.filter(mistake) and mistake.msg == "error: config.yaml: no"
+    assert not console.filter(record(LogEvent.ERROR, "CalledProcessError in file rules/train.smk"))
+
+
+def test_the_end_of_the_last_job_says_where_the_report_is(capsys):
+    console = Console(workflow())
+    console.at_end = lambda: "The report is here"
+    console.filter(record(LogEvent.PROGRESS, done=1, total=2))
+    assert not capsys.readouterr().out
+    console.filter(record(LogEvent.PROGRESS, done=2, total=2))
+    assert capsys.readouterr().out == "The report is here\n"
+
+
+def test_a_second_call_in_a_process_replaces_the_filter():
+    logger = logging.getLogger("snakemake.logging")
+    for _ in range(2):
+        console = Console(workflow())
+        console.install()
+    assert [known for known in logger.filters if isinstance(known, Console)] == [console]
+    logger.removeFilter(console)
