@@ -1,1 +1,1 @@
-"""The rows of the tiny recipes: small tasks that a byte-level model learns in minutes, published as real blends are."""
+"""Rows of the tiny recipes: small tasks for a byte-level model, published like real blends."""

@@ -1,7 +1,7 @@
-"""Small tasks for a tiny byte-level model, one family for each environment, in the published row schema.
+"""Small tasks for a tiny byte-level model, a family for every environment, in the published row schema.
 
-A family has thousands of prompts, each with a short answer that the environment's verifier accepts and the fields that
-the verifier reads (the row contract of NeMo-Gym's resources servers). Two families show a picture.
+A family has thousands of prompts, with a short answer accepted by the environment's verifier and the fields read by
+the verifier (the row contract of NeMo-Gym's resources servers). Two families show a picture.
 """
 
 import base64
