@@ -109,7 +109,7 @@ def _program(cluster: Cluster, host: str, *command: str) -> Any:
 
 @fault(
     "Ray's port taken on the head",
-    r"node1: .*; see .*ray-node1\.log",
+    r"node1: .*slurm\.ports\.gcs.*; see .*ray-node1\.log",
     rf"{STAGE}: not tried again: two attempts in a row .* made no new step beyond 0",
     nodes=2,
     at_once=True,

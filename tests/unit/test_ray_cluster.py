@@ -42,6 +42,10 @@ def test_a_driver_that_left_an_outcome_is_believed(tmp_path):
             {"node1": "Error: Timed out waiting for other nodes to start.", "node2": "x\nFailed to start Ray: no port"},
             "node2: Failed to start Ray: no port; see ",
         ),
+        (
+            {"node1": "Failed to start Ray: Command '['ray', 'start', '--head']' returned non-zero exit status 1."},
+            r"node1: Failed to start Ray: `ray start` \(is the port of slurm.ports.gcs in the site free\?\) returned non-",
+        ),
         ({"node1": "Error: Ray is already started on this node."}, "node1: Error: Ray is already started"),
         ({"node1": "On head node."}, "Ray's job step ended without a reason; see "),
     ],

@@ -176,7 +176,9 @@ def raise_outcome(place: Path, logs: Path) -> None:
         node = log.stem.removeprefix("ray-")
         found += [f"{node}: {line.strip()}; see {log}" for line in lines if NO_RAY.search(line)]
     found.sort(key=lambda line: "Failed to start Ray" not in line)
-    raise CutOffError(found[0] if found else f"Ray's job step ended without a reason; see {logs}")
+    says = found[0] if found else f"Ray's job step ended without a reason; see {logs}"
+    port = " (is the port of slurm.ports.gcs in the site free?)" if "'--head'" in says else ""
+    raise CutOffError(re.sub(r"Command '.*' returned", f"`ray start`{port} returned", says))
 
 
 class RankError(Exception):
