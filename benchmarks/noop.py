@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 from scripts.recipe.load import load_recipe  # noqa: E402
 from scripts.recipe.recipe import Recipe  # noqa: E402
 from scripts.records import Facts  # noqa: E402
-from scripts.stage.identity import identity_of  # noqa: E402
 from scripts.stage.publish import export_name  # noqa: E402
+from scripts.stage.store import identity_of  # noqa: E402
 
 FILES_OF_BLEND = ("train-split.jsonl", "val-split.jsonl", "manifest.json", "check.json")
 STAGE_FILES = (

@@ -16,9 +16,9 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
-from scripts.stage.identity import identity_of
 from scripts.stage.rule_settings import settings_files
 from scripts.stage.stage import Stage
+from scripts.stage.store import identity_of
 from tests.conftest import SHORT
 
 

@@ -1,4 +1,4 @@
-"""Why and when a training should stop before its planned step: a signal, or the end of its allocation."""
+"""Stop a training before its planned step: at a signal, or before the end of its allocation."""
 
 import signal
 import time
@@ -14,39 +14,38 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopRequest:
-    """Whether to stop, asked at the end of every step; then the step is saved and the training ends as unfinished.
+    """A request to stop, looked for after every step; the step is then saved and the training ends as unfinished.
 
-    Where several processes share one training, the request travels in a file on their shared file system (which
-    may show it to another host some seconds late). The file and its directory belong to one attempt; when they are
-    gone, the attempt is over.
+    Processes of one training share the request by a file on their file system (another host may see it seconds late).
+    The file's folder belongs to one attempt; without the folder the attempt is over.
     """
 
     def __init__(self, deadline: float | None = None, file: Path | None = None) -> None:
-        """`deadline`: seconds since the epoch at which the allocation ends; None: never. `file`: where requests lie."""
+        """`deadline`: the allocation's end in seconds since the epoch, or None. `file`: the shared request."""
         self.deadline = deadline
         self.file = file
         self.reason: str | None = None
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal, not the deadline, is why to stop."""
+        """Whether the reason is a signal."""
         return self.reason in {number.name for number in SIGNALS}
 
     def listen(self) -> None:
-        """Take SIGTERM, SIGINT and SIGHUP as requests; a second Ctrl-C (SIGINT) acts at once, as it does by default."""
+        """Take SIGTERM, SIGINT and SIGHUP as requests; a second Ctrl-C (SIGINT) interrupts at once."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 
     def ask(self, reason: str) -> None:
-        """Request a stop, here and in every process that shares the file; the first reason stays."""
+        """Request a stop, here and in all processes that share the file; the first reason stays."""
         self.reason = self.reason or reason
         if self.file is not None and self.file.parent.is_dir() and not self.file.exists():
             write_text(self.file, self.reason)
 
     def is_due(self, step_seconds: float, save_seconds: float) -> bool:
-        """Whether to stop now: it was requested, or one more step and its save may not end before the deadline.
+        """Whether to stop now: on request, or where another step and save may not end before the deadline.
 
-        UserError when the attempt is over: a process that outlived it must not save into the next one's run directory.
+        UserError where the attempt is over: a process that outlived it must not save into the next attempt's folder.
         """
         if self.file is not None and not self.file.parent.is_dir():
             raise UserError(f"{self.file.parent}: is gone, so the attempt that trains here is over; nothing was saved")
@@ -59,7 +58,7 @@ class StopRequest:
 
     @contextmanager
     def shared(self, file: Path) -> Iterator[None]:
-        """Share requests through `file` while the block runs; one that an earlier attempt left there is removed."""
+        """Share requests through `file` while the block runs; remove an earlier attempt's."""
         file.unlink(missing_ok=True)
         self.file = file
         if self.reason is not None:

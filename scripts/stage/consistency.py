@@ -25,10 +25,10 @@ from scripts.records import (
     read_if_there,
     read_record,
 )
-from scripts.stage.identity import identity_of
 from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.publish import MEGATRON, export_name
-from scripts.stage.rundir import step_of
+from scripts.stage.rundir import differences, step_of
+from scripts.stage.store import identity_of
 
 HASHED_BYTES = 16 << 20
 EXPORTS = "Snakemake exports the checkpoint again"
@@ -73,7 +73,7 @@ def damage(path: Path, kind: type) -> Iterator[str]:
 
 
 def _is_parquet(path: Path) -> bool:
-    """Whether a file begins and ends as Parquet does."""
+    """Whether a file begins and ends with Parquet's magic bytes."""
     if not path.is_file() or path.stat().st_size < 12:
         return False
     with path.open("rb") as file:
@@ -110,7 +110,7 @@ def check_splits(manifest: Path) -> None:
 
 
 def _of_run(paths: StagePaths) -> Iterator[str]:
-    """Whether the run directory's identity is the hash of its facts."""
+    """Yield a line if the training folder's identity is not the hash of its facts."""
     path = paths.run / "identity.json"
     if (held := read_if_there(path, RunIdentity)) is not None:
         facts = {name: held[name] for name in Facts.__annotations__ if name in held}
@@ -120,7 +120,7 @@ def _of_run(paths: StagePaths) -> Iterator[str]:
 
 
 def of_checkpoint(paths: StagePaths) -> Iterator[str]:
-    """Where a checkpoint's record contradicts itself or the checkpoint that it lies beside."""
+    """Yield the contradictions between a checkpoint's record, its facts and the link beside it."""
     record = read_if_there(paths.record, CheckpointRecord)
     if record is None:
         return
@@ -137,7 +137,7 @@ def of_checkpoint(paths: StagePaths) -> Iterator[str]:
 
 
 def of_export(paths: StagePaths) -> Iterator[str]:
-    """Where an export's record contradicts itself or the model that it lies beside."""
+    """Yield the contradictions between an export's record, its files and the link beside it."""
     record = read_if_there(paths.export_record, ExportRecord)
     if record is None:
         return
@@ -150,10 +150,9 @@ def of_export(paths: StagePaths) -> Iterator[str]:
 
 
 def exported_model(export_record: Path) -> Path:
-    """The folder of the model that an export's record names; UserError where it does not hold that model.
+    """Return the folder of an export, named by the record's content; UserError where files differ from the record.
 
-    It is the folder named by its content, wherever the link beside the record points. Sizes are compared, and hashes of
-    files up to 16 MB; `stagecoach lineage` compares all.
+    Sizes are compared, and hashes of files up to 16 MB; `stagecoach lineage` compares all.
     """
     paths = StagePaths(export_record.parents[1])
     record = read_record(export_record, ExportRecord)
@@ -167,15 +166,8 @@ def exported_model(export_record: Path) -> Path:
             f"{folder}: links to Megatron weights, which no stage starts from any more; delete "
             f"{export_record}, and {EXPORTS}"
         )
-    for name, described in record["files"].items():
-        file, size = folder / name, described["bytes"]
-        if not file.is_file():
-            problem = "is missing"
-        elif file.stat().st_size != size:
-            problem = f"has {file.stat().st_size} bytes instead of {size}"
-        elif size <= HASHED_BYTES and described["sha256"] and sha256_file(file) != described["sha256"]:
-            problem = "has the right size but other content"
-        else:
-            continue
-        raise UserError(f"{file}: {problem}, by {export_record}; delete {folder} and the record, and {EXPORTS}")
+    for name, problem in differences(folder, record["files"], HASHED_BYTES):
+        raise UserError(
+            f"{folder / name}: {problem}, by {export_record}; delete {folder} and the record, and {EXPORTS}"
+        )
     return folder

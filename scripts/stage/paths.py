@@ -1,19 +1,17 @@
-"""Where a stage's files lie in its folder of results."""
+"""Name the files in a stage's folder of results."""
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 MODEL = "model"
-"""The folder, among those of the stages, of the recipe's pretrained model: its export, from which stages start."""
-
-
+"""Folder, beside the stages', of the recipe's pretrained model: the export that first stages start from."""
 STORE = "store"
-"""The folder, among those of the runs, of what all runs trained (scripts.stage.store)."""
+"""Folder, beside the runs', of all trainings (scripts.stage.store)."""
 
 
 class Below:
-    """A path below a stage's folder, and what is there."""
+    """Describe a path below a stage's folder."""
 
     def __init__(self, path: str, about: str) -> None:
         self._path, self.__doc__ = path, about
@@ -29,31 +27,31 @@ class StagePaths:
     directory: Path
 
     config = Below("config.yaml", "The resolved training config.")
-    preflight = Below("preflight.json", "What was checked before any node was asked for.")
-    logs = Below("logs", "The folder of its logs.")
-    attempts_log = Below("logs/attempts.log", "What every attempt at training printed.")
-    ckpt = Below("ckpt", "The published checkpoint: record.json and weights, a link into the run directory.")
+    preflight = Below("preflight.json", "Checks before any node is asked for.")
+    logs = Below("logs", "Logs.")
+    attempts_log = Below("logs/attempts.log", "Output of every attempt at training.")
+    ckpt = Below("ckpt", "The published checkpoint: record.json and weights.")
     record = Below("ckpt/record.json", "The published checkpoint's record.")
     export_record = Below("hf/record.json", "The record of the export in Hugging Face's format.")
     weights = Below("ckpt/weights", "The published checkpoint's files, a link into the store.")
-    export = Below("hf/model", "The exported model, a link to a folder named by its content.")
+    export = Below("hf/model", "The exported model, a link into the store.")
     metrics = Below("metrics.parquet", "One row a training step.")
     evaluation = Below("eval.json", "Held-out scores by environment.")
-    test = Below("test.json", "Scores on the test split, beside those of the model that the chain started from.")
+    test = Below("test.json", "Scores on the test split, beside the chain's first model.")
     benchmarks = Below("benchmarks.json", "Scores on benchmarks.")
-    rollouts = Below("rollouts.parquet", "Each held-out row with its responses before and after the stage.")
+    rollouts = Below("rollouts.parquet", "Held-out rows with responses before and after the stage.")
     gate = Below("gate.json", "The gate's verdict.")
-    criteria = Below("criteria.json", "What each criterion of the gate came to.")
-    choice = Below("choice.json", "What was chosen, where the folder is that of a choice.")
+    criteria = Below("criteria.json", "Value and verdict of each criterion.")
+    choice = Below("choice.json", "The chosen, in a choice's folder.")
 
     @property
     def name(self) -> str:
-        """The stage's name."""
+        """Return the stage's name."""
         return self.directory.name
 
     @property
     def run(self) -> Path:
-        """Return the folder in which the stage trained last: where ``run`` leads."""
+        """Return the folder of the stage's last training, to which ``run`` leads."""
         run = self.directory / "run"
         while run.is_symlink():
             run = _target(run)
@@ -65,12 +63,12 @@ class StagePaths:
         return owner_of(self.run)
 
     def exported(self, content: str) -> Path:
-        """Return the folder of an exported model, beside the one that ``hf/model`` links to."""
+        """Return the folder of an exported model, beside the target of ``hf/model``."""
         exports = _target(self.export).parent if self.export.is_symlink() else self.directory / "exports"
         return exports / content
 
     def sibling(self, stage: str) -> "StagePaths":
-        """The files of another stage of the same results."""
+        """Return the files of another stage of the same results."""
         return StagePaths(self.directory.with_name(stage))
 
 

@@ -73,12 +73,6 @@ def note_reach(run: Path, start: int, reach: Reach) -> None:
     write_json(run / REACH, _noted(run) | {str(start): asdict(reach)})
 
 
-def adopt_reach(run: Path, other: Path, step: int) -> None:
-    """Note as well what another run directory has noted of its checkpoints up to that of a step."""
-    if noted := {start: reach for start, reach in _noted(other).items() if int(start) <= step}:
-        write_json(run / REACH, _noted(run) | noted)
-
-
 def forget_beyond(run: Path, start: int) -> None:
     """Forget the reach of checkpoints after step `start`, which are trained again."""
     if noted := _noted(run):

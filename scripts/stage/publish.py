@@ -1,4 +1,4 @@
-"""Publish what a stage trained: `ckpt/` with its record, `hf/` for the next stage. Renames and links, no copies."""
+"""Publish a trained checkpoint as ``ckpt/`` and its export as ``hf/``, by renames and links."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +23,8 @@ from scripts.rows.chat_format import write_template
 from scripts.stage.rundir import FILES, Checkpoint
 
 MEGATRON = "megatron"
-"""In an export that only stands for a checkpoint: a link to the checkpoint's ``policy/weights``."""
+"""Exports of earlier commits may hold this link to Megatron weights instead of a model."""
+MORE = {"merged", "source"}
 EXPORT_PATTERNS = (
     "config.json",
     "generation_config.json",
@@ -92,10 +93,10 @@ def weights_among(files: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_settings(model: Path, fresh: Path, chat_template: str | None = None) -> None:
-    """Let a folder of weights have the config, tokenizer, template and generation settings of a model, to the byte.
+    """Give a folder of weights a model's config, tokenizer, template and generation settings, to the byte.
 
-    What saved the weights may have changed them. Only the config's type is that of the weights, and the chat template
-    is another where one is given.
+    The program that saved the weights may have changed them. The config keeps the weights' dtype; `chat_template`
+    replaces the model's.
     """
     dtype = config_of(fresh).get("dtype")
     for path in fresh.iterdir():
@@ -133,20 +134,16 @@ def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path, expo
 
     `record` is the checkpoint's, `files` describes the export's files, `more` is recorded as well.
     """
-    exported = {key: record[key] for key in ("stage", "step", "identity")}
-    _publish(exported | {"content": export_name(files), "files": files, **more}, hf, exports)
-
-
-def _publish(exported: dict[str, Any], hf: Path, exports: Path) -> None:
+    content = export_name(files)
+    exported = {key: record[key] for key in ("stage", "step", "identity")} | {"content": content, "files": files}
     with replace_directory(hf) as fresh:
-        (fresh / "model").symlink_to(relative(exports / exported["content"], hf))
-        write_json(fresh / "record.json", exported)
+        (fresh / "model").symlink_to(relative(exports / content, hf))
+        write_json(fresh / "record.json", exported | more)
 
 
 def note_export(exports: Path, checkpoint: Files, exported: ExportRecord) -> None:
-    """Record which export was made of a checkpoint of these files."""
-    record = {key: value for key, value in exported.items() if key != "adapter"}  # of earlier commits alone
-    write_json(exports / f"{export_name(checkpoint)}.json", record)
+    """Record the export of a checkpoint with these files, for other runs and stages to take."""
+    write_json(exports / f"{export_name(checkpoint)}.json", exported)
 
 
 def take_export(ckpt: Path, hf: Path) -> bool:
@@ -155,5 +152,5 @@ def take_export(ckpt: Path, hf: Path) -> bool:
     exported = read_if_there(exports / f"{export_name(record['files'])}.json", ExportRecord)
     if exported is None or not (exports / exported["content"]).is_dir():
         return False
-    _publish({**exported, "stage": record["stage"]}, hf, exports)
+    publish_export(record, exported["files"], hf, exports, **{key: exported[key] for key in MORE & exported.keys()})
     return True

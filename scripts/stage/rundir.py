@@ -1,7 +1,9 @@
 """Checkpoints of a training folder: sealed with a list of their files, read back, held against the list."""
 
+import math
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,15 +77,19 @@ def damage_of(path: Path, content: bool = True) -> str | None:
         listed = read_record(path / FILES, Files)
     except UserError:
         return f"{FILES} is damaged"
-    for name, described in listed.items():
-        file = path / name
+    return next((f"{name} {problem}" for name, problem in differences(path, listed, math.inf if content else -1)), None)
+
+
+def differences(folder: Path, files: Files, hashed_bytes: float) -> Iterator[tuple[str, str]]:
+    """Yield the files of a folder that differ from their description; hashes of larger files are not compared."""
+    for name, described in files.items():
+        file, size = folder / name, described["bytes"]
         if not file.is_file():
-            return f"{name} is missing"
-        if file.stat().st_size != described["bytes"]:
-            return f"{name} has {file.stat().st_size} bytes instead of {described['bytes']}"
-        if content and described["sha256"] is not None and sha256_file(file) != described["sha256"]:
-            return f"{name} has the right size but other content"
-    return None
+            yield name, "is missing"
+        elif file.stat().st_size != size:
+            yield name, f"has {file.stat().st_size} bytes instead of {size}"
+        elif size <= hashed_bytes and described["sha256"] and sha256_file(file) != described["sha256"]:
+            yield name, "has the right size but other content"
 
 
 def finish_removals(run: Path) -> None:

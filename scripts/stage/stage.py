@@ -10,9 +10,8 @@ from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.records import ExportRecord, Facts, read_if_there
-from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.paths import MODEL, StagePaths
-from scripts.stage.store import folder_of, open_training
+from scripts.stage.store import folder_of, identity_of, open_training, stage_facts
 
 
 @dataclass(frozen=True)

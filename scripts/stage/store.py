@@ -29,11 +29,28 @@ from itertools import count
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.files import fsync_directory, link_to, remove_leftovers, write_json, write_text
+from scripts.files import (
+    canonical_json,
+    fsync_directory,
+    link_to,
+    remove_leftovers,
+    sha256_text,
+    write_json,
+    write_text,
+)
 from scripts.recipe.resolve import config_text
 from scripts.recipe.stage import Checkpointing, TrainingConfig
-from scripts.records import ADVICE, CheckpointRecord, ExportRecord, Facts, Files, RunIdentity, read_if_there
-from scripts.stage.identity import identity_of
+from scripts.records import (
+    ADVICE,
+    CheckpointRecord,
+    ExportRecord,
+    Facts,
+    Files,
+    Manifest,
+    RunIdentity,
+    read_if_there,
+    read_record,
+)
 from scripts.stage.owner import hold
 from scripts.stage.paths import STORE, StagePaths, owner_of
 from scripts.stage.progress import read_log
@@ -44,6 +61,25 @@ LINKS = ("run", "ckpt/weights", "hf/model", "hf/adapter")
 PLACES = ("*", "*/*", "*/sample-*/*")
 LOGS = ("metrics.jsonl", "attempts.jsonl", "reach.json")
 MOMENT = 60.0
+
+
+def stage_facts(config: TrainingConfig, manifest: Path, parent_export: Path | None) -> Facts:
+    """Return the facts that may change a stage's weights: resolved config, content of its splits and parent's export.
+
+    The config holds the backend's pinned release. Neither the data's revision counts nor the parent's training.
+    """
+    splits = read_record(manifest, Manifest)
+    return {
+        "config": config.content,
+        "train_split": splits["train"]["sha256"],
+        "validation_split": splits["validation"]["sha256"],
+        "parent_export": read_record(parent_export, ExportRecord)["content"] if parent_export else None,
+    }
+
+
+def identity_of(facts: Facts) -> str:
+    """Return the first 16 hex digits of the facts' SHA-256."""
+    return sha256_text(canonical_json(facts))[:16]
 
 
 def identity_in(run: Path) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from scripts.files import sha256_text, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import config_text, resolve_stage
-from scripts.stage.identity import identity_of, stage_facts
+from scripts.stage.store import identity_of, stage_facts
 from tests.conftest import ROOT
 
 TABLE = Path(__file__).with_name("identities.json")

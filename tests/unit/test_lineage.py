@@ -14,10 +14,10 @@ from scripts.recipe.site import NemoRlSite, Site
 from scripts.report.chain import read_chain
 from scripts.report.tree import chain_text
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.identity import identity_of
 from scripts.stage.provenance import code_revision, parents_of, trained_by
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
+from scripts.stage.store import identity_of
 from tests import programs
 from tests.conftest import ROOT
 from tests.published import publish

@@ -25,12 +25,11 @@ from scripts.recipe.resolve import config_text, resolve_stage, training_config
 from scripts.recipe.stage import Checkpointing
 from scripts.rewards.gym import GymUnavailable
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, without_progress
-from scripts.stage.identity import identity_of, stage_facts
 from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.rundir import checkpoints, newest_checkpoint, seal_checkpoint, step_of
 from scripts.stage.stage import Stage
-from scripts.stage.store import prune_checkpoints
+from scripts.stage.store import identity_of, prune_checkpoints, stage_facts
 from scripts.stage.tables import METRICS, write_metrics
 from scripts.train.disk import checkpoint_bytes, checkpoints_at_once
 from scripts.train.preflight import check_stage
