@@ -168,7 +168,7 @@ DAMAGES = {
     "held-out rows changed": (lambda results: flip(results / "data/sft/val-split.jsonl"), "sft/val-split.jsonl: has the SHA"),
     "source changed": (lambda results: flip(results / "data/source/sft.jsonl"), "source/sft.jsonl: has the SHA"),
     "manifest changed": (lambda results: flip(results / "data/sft/manifest.json"), "sft/manifest.json: has the SHA"),
-    "config changed": (lambda results: (results / "sft/run/config.yaml").write_text("{algorithm: sft, backend: trl, lr: 2}\n"), "run/config.yaml: not the config"),
+    "config changed": (lambda results: (results / "sft/run/config.yaml").write_text("{algorithm: sft, backend: trl, lr: 2}\n"), "/config.yaml: not the config"),
     "facts changed": (lambda results: rewrite(results / "rlvr1/ckpt/record.json", lambda r: r["facts"].update(config="0")), "its facts hash to"),
     "another parent": (lambda results: rewrite(results / "rlvr1/ckpt/record.json", lambda r: r["parents"][0].update(content="0")), "but names 0 as sft"),
     "export's list changed": (lambda results: rewrite(results / "sft/hf/record.json", lambda r: r["files"].pop("config.json")), "do not hash to its content"),

@@ -34,4 +34,4 @@ def test_one_whose_holder_was_gone_before_it_could_say_so_does_not_begin():
     done = subprocess.run(
         [sys.executable, "-c", CHILD], env=os.environ | {PARENT: "1"}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1 and done.stdout == "" and "what started this process is gone" in done.stderr
+    assert done.returncode == 1 and done.stdout == "" and "the parent process is gone" in done.stderr
