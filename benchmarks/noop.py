@@ -74,6 +74,8 @@ def generate(root: Path, stages: int) -> None:
         path = results / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text_of(path, recipe_of_chain))
+    for settings in (results / "settings/source.json", *(results / "settings/fill").glob("*.json")):
+        (results / "data" / settings.stem / "made_from.json").write_bytes(settings.read_bytes())
     for folder, directories, files in os.walk(results):
         for name in (*directories, *files):
             os.utime(Path(folder, name), (now, now))

@@ -27,7 +27,7 @@ YAML_HINTS = {
     "could not find expected ':'": "; a key ends with a colon and a space",
 }
 Model = TypeVar("Model", bound=BaseModel)
-_FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def read_yaml(path: Path) -> YamlFile:
     """Read a YAML file of the project, or else of the installation; UserError for a broken file."""
     try:
         text = project_or_shipped(path).read_text(encoding="utf-8")
-        file = YamlFile(path, yaml.load(text, _FAST_LOADER), yaml.compose(text, _FAST_LOADER))  # noqa: S506
+        file = YamlFile(path, yaml.load(text, FAST_LOADER), yaml.compose(text, FAST_LOADER))  # noqa: S506
         _refuse_duplicate_keys(file, file.node)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file{_file_meant(path)}") from None
