@@ -8,7 +8,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-COPIED = ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs")
+COPIED = ("Snakefile", "demo", "rules", "scripts", "config", "envs", "profiles", "docs")
 RUN = "struck"
 SAVE_PERIOD = 3
 CLUSTER_SITE = {

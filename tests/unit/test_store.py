@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -50,7 +51,12 @@ def stage_of(run: str, name: str = "sft", seed: int = 1) -> Stage:
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    """Work in memory where that is: thousands of folders are synced and removed."""
+    memory = Path("/dev/shm")  # noqa: S108
+    with TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        monkeypatch.chdir(folder)
+        yield
+        monkeypatch.undo()
 
 
 def save(run: Path, step: int) -> None:
@@ -190,6 +196,7 @@ def test_a_job_that_may_not_train_says_that_it_waited(train):
 ASKER = """
 import sys, time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from dataclasses import replace
 from tests.unit import test_store as store
 from scripts.backends.trl import backend
