@@ -38,7 +38,10 @@ def raylet_head(chain: Chain) -> None:
 
 
 @fault(
-    "driver killed", r"node\d: Command failed with return code -9; see .*; trying again from step \d+", nodes=2, jobs=2
+    "driver killed",
+    r"(the driver was killed|step: srun: error: node\d).*; see .*; trying again from step \d+",
+    nodes=2,
+    jobs=2,
 )
 def driver_killed(chain: Chain) -> None:
     _kill(chain, chain.hosts()[0], "scripts.backends.trl.driver")

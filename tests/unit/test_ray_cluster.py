@@ -47,7 +47,7 @@ def test_a_driver_that_left_an_outcome_is_believed(tmp_path):
             r"node1: Failed to start Ray: `ray start` \(is the port of slurm.ports.gcs in the site free\?\) returned non-",
         ),
         ({"node1": "Error: Ray is already started on this node."}, "node1: Error: Ray is already started"),
-        ({"node1": "On head node."}, "Ray's job step ended without a reason; see "),
+        ({"node1": "On head node."}, "the driver was killed, by somebody or by the system for lack of memory; see "),
     ],
 )
 def test_a_step_that_ended_without_its_driver_is_explained_by_rays_logs_and_tried_again(tmp_path, logs, says):

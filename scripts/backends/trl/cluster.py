@@ -33,7 +33,7 @@ from scripts.recipe.site import Slurm
 from scripts.slurm.client import Job, client_environment, retry_unreachable, show, step_command
 
 Run = Callable[[Path], None]
-NO_RAY = re.compile(r"Failed to start Ray|Timed out waiting|already started|Command failed|Error: ")
+NO_RAY = re.compile(r"Failed to start Ray|Timed out waiting|already started|Command failed|[Ee]rror: ")
 
 
 def train_apart(job: TrainingJob, run: Run) -> None:
@@ -176,7 +176,7 @@ def raise_outcome(place: Path, logs: Path) -> None:
         node = log.stem.removeprefix("ray-")
         found += [f"{node}: {line.strip()}; see {log}" for line in lines if NO_RAY.search(line)]
     found.sort(key=lambda line: "Failed to start Ray" not in line)
-    says = found[0] if found else f"Ray's job step ended without a reason; see {logs}"
+    says = found[0] if found else f"the driver was killed, by somebody or by the system for lack of memory; see {logs}"
     port = " (is the port of slurm.ports.gcs in the site free?)" if "'--head'" in says else ""
     raise CutOffError(re.sub(r"Command '.*' returned", f"`ray start`{port} returned", says))
 
