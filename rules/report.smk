@@ -28,6 +28,12 @@ COMPARED = [file for folder in CONFIG.compared for file in what_compares(folder)
 COMPARISON = f"{RESULTS}/compare.html" if COMPARED else []
 
 
+def page(path, category, caption, labels):
+    """An output that Snakemake's report embeds."""
+    captions = f"../docs/captions/{caption}.rst"
+    return report(f"{RESULTS}/{path}", category=category, labels=labels, caption=captions)
+
+
 def rollouts_of(wildcards):
     return f"{RESULTS}/{wildcards.stage}/rollouts.parquet" if wildcards.stage in SCORED else []
 
@@ -64,12 +70,7 @@ rule stage_page:
         manifest=of_blend("manifest.json"),
         benchmarks=benchmarks_of_tasks,
     output:
-        report(
-            f"{RESULTS}/{{stage}}/stage.html",
-            category="Stages",
-            labels=stage_labels,
-            caption="../docs/captions/stage.rst",
-        ),
+        page("{stage}/stage.html", "Stages", "stage", stage_labels),
     log:
         f"{RESULTS}/{{stage}}/logs/stage_page.log",
     conda:
@@ -86,12 +87,7 @@ rule environments:
         evaluations=of_stages("eval.json", among=SCORED),
         benchmarks=of_stages("benchmarks.json", among=BENCHMARKED),
     output:
-        report(
-            f"{RESULTS}/environments.html",
-            category="Chain",
-            labels={"page": "environments"},
-            caption="../docs/captions/environments.rst",
-        ),
+        page("environments.html", "Chain", "environments", {"page": "environments"}),
     log:
         f"{RESULTS}/logs/environments.log",
     conda:
@@ -105,12 +101,7 @@ rule overview:
     input:
         **WHAT_STAGES_LEFT,
     output:
-        report(
-            f"{RESULTS}/overview.html",
-            category="Chain",
-            labels={"page": "overview"},
-            caption="../docs/captions/overview.rst",
-        ),
+        page("overview.html", "Chain", "overview", {"page": "overview"}),
     log:
         f"{RESULTS}/logs/overview.log",
     conda:
@@ -148,12 +139,7 @@ rule sweep_page:
     input:
         what_sweep_left,
     output:
-        report(
-            f"{RESULTS}/{{sweep}}/sweep.html",
-            category="Sweeps",
-            labels={"sweep": "{sweep}"},
-            caption="../docs/captions/sweep.rst",
-        ),
+        page("{sweep}/sweep.html", "Sweeps", "sweep", {"sweep": "{sweep}"}),
     log:
         f"{RESULTS}/{{sweep}}/logs/sweep_page.log",
     wildcard_constraints:
@@ -176,11 +162,11 @@ if COMPARED:
         input:
             COMPARED,
         output:
-            report(
-                f"{RESULTS}/compare.html",
-                category="Side by side",
-                labels={"runs": ", ".join(Path(run).name for run in CONFIG.compared)},
-                caption="../docs/captions/compare.rst",
+            page(
+                "compare.html",
+                "Side by side",
+                "compare",
+                {"runs": ", ".join(Path(run).name for run in CONFIG.compared)},
             ),
         log:
             f"{RESULTS}/logs/compare.log",

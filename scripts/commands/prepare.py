@@ -89,16 +89,13 @@ def earlier_results(recipe: Recipe, config: Config) -> str | None:
 
 
 def check_versions(*packages: str) -> None:
-    """UserError unless the installed versions of these packages lie in the range that was tested."""
+    """UserError unless the installed versions of these packages lie in the tested range."""
     for package in packages:
+        wanted = f"{package}{TESTED[package]}"
         try:
             installed = version(package)
         except PackageNotFoundError:
-            installed = "not installed"
-        else:
-            if Version(installed) in SpecifierSet(TESTED[package]):
-                continue
-        raise UserError(
-            f"{package} is {installed}, but Stagecoach works with {package}{TESTED[package]}: "
-            f"python -m pip install '{package}{TESTED[package]}'"
-        )
+            installed = None
+        if installed is None or Version(installed) not in SpecifierSet(TESTED[package]):
+            has = f"{package} is {installed or 'not installed'}"
+            raise UserError(f"{has}, but Stagecoach works with {wanted}: python -m pip install '{wanted}'")
