@@ -103,7 +103,7 @@ def test_metrics_have_the_columns_of_every_backend_and_no_kl_where_none_was_meas
 def scored(chain):
     """The chain, its recipe asking for held-out scores now: what is planned, and rlvr1's made."""
     recipe = chain.root / "config/recipes/double.yaml"
-    chain.write_recipe(recipe, evaluation={"held_out": True, "nodes": 2})
+    chain.write_recipe(recipe, evaluation={"held_out": True})
     told = ("--profile", "profiles/slurm", "results/double/dpo/gate.json")
     jobs = chain.planned_jobs(*told)
     chain.training, chain.scoring = jobs["train"], jobs["held_out"]
