@@ -1,4 +1,4 @@
-"""Interrupted work goes on; what is set aside is shown, comes back, and is removed only when asked for."""
+"""Interrupted work goes on; a training that nothing links to is counted, found again, and removed only when asked for."""
 
 import json
 import os
