@@ -6,55 +6,49 @@ The clone is of this checkout's last commit; packages come from the index, or fr
 """
 
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.common import ROOT, checked, head, options, row, seconds_of
 from tests import docs_commands
 
 SET_UP = ("git clone {root} stagecoach", "cd stagecoach", "make setup", "source .venv/bin/activate")
+PAGES = (
+    ("a dry run of Super's chain", "docs/howto/super.md"),
+    ("a trained environment of one's own", "docs/howto/environment.md"),
+)
 
 
 def main() -> None:
     """Print a row for each of what people come for."""
-    print(
-        "# From an empty folder\n\n`python benchmarks/adopt.py > benchmarks/adopt.md`, on two cores. Commands are lines"
-    )
+    is_smoke = options(__doc__).parse_args().smoke
+    print("# From an empty folder\n\n`python benchmarks/adopt.py > benchmarks/adopt.md`, on two cores. Commands are lines")
     print(f"that are typed; the first {len(SET_UP)} set Stagecoach up. Packages came from pip's cache.\n")
-    print("| to | page | commands | minutes of set-up | minutes after it |\n| --- | --- | --- | --- | --- |")
+    print(head("to", "page", "commands", "minutes of set-up", "minutes after it"))
     with tempfile.TemporaryDirectory() as name:
         clone = Path(name, "stagecoach")
-        started = time.monotonic()
-        run(["git", "clone", "--quiet", str(docs_commands.ROOT), str(clone)], Path(name))
-        run(["make", "setup"], clone)
-        set_up = (time.monotonic() - started) / 60
-        docs_commands.ROOT, python = clone, clone / ".venv/bin/python"
-        sys.executable = str(python)  # the pages' commands are the clone's
-        for result, page in (
-            ("a dry run of Super's chain", "docs/howto/super.md"),
-            ("a trained environment of one's own", "docs/howto/environment.md"),
-        ):
+        set_up = seconds_of("git", "clone", "--quiet", ROOT, clone)
+        docs_commands.ROOT = clone
+        if is_smoke:
+            for result, page in PAGES:
+                count = sum(commands_in(block.command) for block in docs_commands.blocks_of(page))
+                print(row(result, page, len(SET_UP) + count, f"{set_up / 60:.1f}", "-"))
+            return
+        set_up += seconds_of("make", "setup", cwd=clone)
+        sys.executable = str(clone / ".venv/bin/python")  # the pages' commands are the clone's
+        for result, page in PAGES:
             folder = Path(name, Path(page).stem)
             folder.mkdir()
             ran = list(docs_commands.run_page(page, folder, Path(name, "no model"), slow=True))
             commands = len(SET_UP) + sum(commands_in(block.command) for block, _ in ran)
-            row(result, page, commands, set_up, sum(seconds for _, seconds in ran) / 60)
+            print_row(result, page, commands, set_up, sum(seconds for _, seconds in ran))
             shutil.rmtree(folder)
-        started = time.monotonic()
-        run(["make", "demo"], clone)
+        demo = seconds_of("make", "demo", cwd=clone)
         (clone / "results/report.html").stat()
-        row("the demo's report", "README.md", len(SET_UP), set_up, (time.monotonic() - started) / 60)
-
-
-def run(command: list[str], folder: Path) -> None:
-    """Run a command; its output is shown when it fails."""
-    done = subprocess.run(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}")
+        print_row("the demo's report", "README.md", len(SET_UP), set_up, demo)
 
 
 def commands_in(block: str) -> int:
@@ -69,9 +63,9 @@ def commands_in(block: str) -> int:
     return count
 
 
-def row(result: str, page: str, commands: int, set_up: float, minutes: float) -> None:
-    """Print one row."""
-    print(f"| {result} | {page} | {commands} | {set_up:.1f} | {minutes:.1f} |", flush=True)
+def print_row(result: str, page: str, commands: int, set_up: float, after: float) -> None:
+    """Print one row; times are in seconds."""
+    print(row(result, page, commands, f"{set_up / 60:.1f}", f"{after / 60:.1f}"), flush=True)
 
 
 if __name__ == "__main__":

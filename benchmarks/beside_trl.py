@@ -3,13 +3,11 @@
     python benchmarks/beside_trl.py --output benchmarks/beside_trl.md    (20 minutes on two idle cores)
 
 SFT, DPO and GRPO of a pretrained model, in one process and in two, by turns through ``scripts.train.run``, as the rule
-calls it, and through benchmarks/bare_trl.py; the same model, rows in the same order, settings and checkpoints. Seconds
+calls it, and through this file's `bare`, a script of one's own without Stagecoach but for GRPO's verifiers; the same model, rows in the same order, settings and checkpoints. Seconds
 of a step count from the end of the first to the end of the last. Fixed cost is what a program takes beyond its steps.
 Memory is the largest sum, at one moment, of the proportional set sizes of all its processes, in a run of its own.
 """
 
-import argparse
-import contextlib
 import json
 import os
 import re
@@ -22,11 +20,12 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import psutil
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks.common import ROOT, checked, head, options, peak_memory, row
+from tests.stages import Stages
 
 RUN = Path("results/beside-trl")
 STEPS, LENGTH, LR, SAVE_PERIOD = 12, 256, 1e-4, 6
@@ -115,8 +114,7 @@ def prepare(place: Path) -> dict[int, list[str]]:
     shutil.rmtree(ROOT / RUN, ignore_errors=True)
     targets = [f"{RUN}/{stage}/preflight.json" for stage in ("sft", "dpo", "grpo")]
     config = [f"recipe={recipe}", f"site={place / 'site1.yaml'}", f"run={RUN.name}"]
-    command = ["snakemake", "--config", *config, "--", *targets, f"{RUN}/model/hf/record.json"]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
+    checked("snakemake", "--config", *config, "--", *targets, f"{RUN}/model/hf/record.json")
     return options
 
 
@@ -129,8 +127,7 @@ def command_of(side: str, stage: str, processes: int, options: list[str], place:
         return [sys.executable, "-m", "scripts.train.run", "--stage", stage, *options]
     model, split = ROOT / RUN / "model/hf/model", ROOT / RUN / "data" / stage / "train-split.jsonl"
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
-    script = [str(ROOT / "benchmarks/bare_trl.py"), stage, str(model), str(split), str(place / "bare")]
-    return [sys.executable, *launcher, *script]
+    return [sys.executable, *launcher, __file__, "--bare", stage, str(model), str(split), str(place / "bare"), str(STEPS)]
 
 
 def start(command: list[str], processes: int) -> subprocess.Popen:
@@ -163,16 +160,11 @@ def timed(command: list[str], stage: str, processes: int) -> Timing:
     )
 
 
-def peak_memory(command: list[str], processes: int) -> int:
-    """The largest memory of a program's processes together, in bytes."""
+def memory(command: list[str], processes: int) -> int:
+    """Return the largest memory of a program's processes together, in bytes."""
     process = start(command, processes)
     threading.Thread(target=process.stdout.read, daemon=True).start()
-    root, peak = psutil.Process(process.pid), 0
-    while process.poll() is None:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            peak = max(peak, sum(part.memory_full_info().pss for part in [root, *root.children(recursive=True)]))
-        time.sleep(0.25)
-    return peak
+    return peak_memory(process, 0.25)
 
 
 def measure(stage: str, processes: int, options: list[str], place: Path, times: int) -> str:
@@ -182,7 +174,7 @@ def measure(stage: str, processes: int, options: list[str], place: Path, times: 
         for side, timings in found.items():
             timings.append(timed(command_of(side, stage, processes, options, place), stage, processes))
             print(stage, processes, side, timings[-1], file=sys.stderr, flush=True)
-    peaks = {side: peak_memory(command_of(side, stage, processes, options, place), processes) for side in found}
+    peaks = {side: memory(command_of(side, stage, processes, options, place), processes) for side in found}
     ours, bare = ([timing.tokens / timing.steps for timing in found[side]] for side in found)
     fixed = [statistics.median(timing.fixed for timing in timings) for timings in found.values()]
     cells = [
@@ -196,17 +188,99 @@ def measure(stage: str, processes: int, options: list[str], place: Path, times: 
         f"{peaks['bare'] / 1e6:,.0f}",
         f"{peaks['stagecoach'] / peaks['bare']:.3f}",
     ]
-    return f"| {' | '.join(cells)} |"
+    return row(*cells)
+
+
+def bare(algorithm: str, model: str, split: str, output: str, steps: int) -> None:
+    """Train by TRL alone, with rows as conversations that TRL tokenizes; print every step's end."""
+    import torch  # noqa: PLC0415
+    from datasets import Dataset  # noqa: PLC0415
+    from transformers import AutoTokenizer, TrainerCallback  # noqa: PLC0415
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # noqa: PLC0415
+
+    from scripts.rewards.registry import reward_groups  # noqa: PLC0415
+    from scripts.rows.examples import preference_of  # noqa: PLC0415
+    from scripts.rows.prompts import prompt_of  # noqa: PLC0415
+
+    class Steps(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+            if "loss" in logs and state.is_world_process_zero:
+                print(f"step {state.global_step}/{steps} {logs['num_tokens']:.0f} tokens", flush=True)
+
+    def reward(completions: list[Any], row: list[str], **_: Any) -> list[float]:
+        texts = [completion[0]["content"] for completion in completions]
+        starts = range(0, len(row), GENERATIONS)
+        groups = [(json.loads(row[start]), texts[start : start + GENERATIONS]) for start in starts]
+        return [value for group in reward_groups(groups) for value in group]
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    lines = Path(split).read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    given: dict[str, Any] = {
+        "output_dir": output,
+        "per_device_train_batch_size": BATCH[algorithm] // int(os.environ.get("WORLD_SIZE", "1")),
+        "max_steps": steps,
+        "learning_rate": LR,
+        "lr_scheduler_type": "constant",
+        "gradient_checkpointing": False,
+        "bf16": False,
+        "use_cpu": True,
+        "dataloader_pin_memory": False,
+        "save_steps": SAVE_PERIOD,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "model_init_kwargs": {"dtype": "float32"},
+    }
+    in_order = {"train_sampling_strategy": "sequential"}
+    if algorithm == "sft":
+        data = [{"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in rows]
+        config, kind = SFTConfig(max_length=LENGTH, shuffle_dataset=False, **in_order, **given), SFTTrainer
+    elif algorithm == "dpo":
+        pairs = [preference_of(row) for row in rows]
+        data = [{"prompt": pair.prompt, "chosen": pair.answers[0], "rejected": pair.answers[1]} for pair in pairs]
+        config, kind = DPOConfig(max_length=LENGTH, beta=0.05, **in_order, **given), DPOTrainer
+    else:
+        data = [{"prompt": prompt_of(row), "row": line} for row, line in zip(rows, lines, strict=True)]
+        lengths = {"num_generations": GENERATIONS, "max_completion_length": NEW_TOKENS}
+        as_ours = {"epsilon_high": 0.28, "shuffle_dataset": False, "remove_unused_columns": False}
+        config, kind = GRPOConfig(**lengths, **as_ours, **given), GRPOTrainer
+    rewarded = {"reward_funcs": [reward]} if algorithm == "grpo" else {}
+    shared = {"processing_class": AutoTokenizer.from_pretrained(model), "train_dataset": Dataset.from_list(data)}
+    trainer = kind(model=model, args=config, **shared, **rewarded)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    trainer.add_callback(Steps())
+    trainer.train()
+    trainer.save_model()
+
+
+def try_bare(place: Path) -> None:
+    """Train two steps of SFT by TRL alone in this process, on the recipe's own rows."""
+    save_model(place / "model")
+    recipe = place / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("FOLDER", str(place / "model")))
+    BATCH["sft"] = 4
+    os.environ["OMP_NUM_THREADS"] = str(CORES)
+    bare("sft", str(place / "model"), str(Stages(place, recipe).split("sft")), str(place / "bare"), 2)
 
 
 def main() -> None:
     """Measure and print, and write the table where asked."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--stages", nargs="+", default=["sft", "dpo", "grpo"])
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--bare", nargs=5, help="train by TRL alone: algorithm, model, split, output, steps")
     arguments = parser.parse_args()
+    if arguments.bare:
+        *places, steps = arguments.bare
+        bare(*places, int(steps))
+        return
+    if arguments.smoke:
+        with tempfile.TemporaryDirectory() as directory:
+            try_bare(Path(directory))
+        return
     lines = [
         "# Backend `trl` beside bare TRL",
         "",

@@ -2,8 +2,9 @@
 
     python benchmarks/cost.py > benchmarks/cost.md
 
-Runs the chain afresh in results/cost/ (about four minutes on two idle cores), then times a dry run on the finished
-tree and one of a one-rule Snakefile in the same environment, five of each in turn.
+Runs the chain afresh in results/cost/ (about four minutes on two idle cores) with a store of its own, then times a dry
+run on the finished tree and one of a one-rule Snakefile in the same environment, five of each in turn. `--smoke` takes
+the finished chain among the tests, where nothing is left to do.
 
 A stage's fixed cost is what its training job takes beyond its steps: imports, reading, saving, publishing. Memory is
 the largest sum, at one moment, of the proportional set sizes of Snakemake and all its descendants.
@@ -16,87 +17,81 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import pandas as pd
-import psutil
 
-ROOT = Path(__file__).parents[1]
-RESULTS = Path("results/cost")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.common import ROOT, finished_tree, head, options, peak_memory, row, seconds_of
+
 RUNS = 5
+CONFIG = ("--config", "results=results/cost", "run=cost")
 
 
-def watch_memory(process: subprocess.Popen, peak: list[int]) -> None:
-    """Keep the largest proportional set size of a process and its descendants together, in bytes, until it ends."""
-    root = psutil.Process(process.pid)
-    while process.poll() is None:
-        total = 0
-        try:
-            for one in [root, *root.children(recursive=True)]:
-                total += one.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            pass
-        peak[0] = max(peak[0], total)
-        time.sleep(1)
-
-
-def run_chain() -> tuple[float, int]:
-    """Seconds and peak bytes of the chain from nothing to its report."""
-    shutil.rmtree(ROOT / RESULTS, ignore_errors=True)
-    start, peak = time.monotonic(), [0]
-    process = subprocess.Popen(["snakemake", "--config", f"run={RESULTS.name}"], cwd=ROOT, stdout=sys.stderr)
-    watcher = threading.Thread(target=watch_memory, args=(process, peak))
-    watcher.start()
-    status = process.wait()
-    watcher.join()
-    if status != 0:
+def run_chain(root: Path, config: tuple[str, ...]) -> tuple[float, int]:
+    """Return the seconds and the peak bytes of a call of Snakemake for everything."""
+    start = time.monotonic()
+    process = subprocess.Popen(["snakemake", *config], cwd=root, stdout=sys.stderr)
+    peak = peak_memory(process, 1)
+    if process.wait() != 0:
         sys.exit("the chain failed")
-    return time.monotonic() - start, peak[0]
+    return time.monotonic() - start, peak
 
 
-def job_seconds(output: Path) -> float:
-    """Seconds that the job of an output took, as Snakemake recorded them."""
-    name = base64.b64encode(str(output).encode(), altchars=b"_-").decode()
-    metadata = json.loads((ROOT / ".snakemake/metadata" / name).read_text())
+def job_seconds(root: Path, output: Path) -> float:
+    """Return the seconds that the job of an output took, as Snakemake recorded them."""
+    name = base64.b64encode(str(output.relative_to(root)).encode(), altchars=b"_-").decode()
+    metadata = json.loads((root / ".snakemake/metadata" / name).read_text())
     return metadata["endtime"] - metadata["starttime"]
 
 
-def dry_run_seconds() -> tuple[list[float], list[float]]:
-    """Seconds of dry runs in turn: of the finished chain, and of a one-rule Snakefile."""
+def dry_run_seconds(root: Path, config: tuple[str, ...], runs: int) -> tuple[list[float], list[float]]:
+    """Return the seconds of dry runs in turn: of the finished chain, and of a one-rule Snakefile."""
     chain, single = [], []
     with tempfile.TemporaryDirectory() as directory:
-        (Path(directory) / "Snakefile").write_text("rule one:\n    output: 'out'\n    shell: 'touch {output}'\n")
-        (Path(directory) / "out").touch()
-        for _ in range(RUNS + 1):
-            for seconds, cwd, extra in ((chain, ROOT, ["--config", f"run={RESULTS.name}"]), (single, directory, [])):
-                start = time.monotonic()
-                subprocess.run(
-                    ["snakemake", "--dry-run", "--cores", "2", *extra], cwd=cwd, check=True, capture_output=True
-                )
-                seconds.append(time.monotonic() - start)
-    return chain[1:], single[1:]
+        bare = Path(directory)
+        (bare / "Snakefile").write_text("rule one:\n    output: 'out'\n    shell: 'touch {output}'\n")
+        (bare / "out").touch()
+        for _ in range(runs):
+            for seconds, cwd, extra in ((chain, root, config), (single, bare, ())):
+                seconds.append(seconds_of("snakemake", "--dry-run", "--cores", "2", *extra, cwd=cwd))
+    return chain, single
+
+
+def print_whole(root: Path, config: tuple[str, ...], runs: int) -> None:
+    """Run a tree's chain and print the table of the whole."""
+    seconds, peak = run_chain(root, config)
+    chain, single = (times[-runs:] for times in dry_run_seconds(root, config, runs + (runs > 1)))
+    ratio = statistics.median(one / other for one, other in zip(chain, single, strict=True))
+    print("Cost of the tiny chain after set-up. Made by `python benchmarks/cost.py`, 2 CPU cores.\n")
+    print(head("what", "measured", "bound"))
+    print(row("chain, from nothing to the report", f"{seconds:.0f} s", "360 s"))
+    print(row("peak memory", f"{peak / 1e9:.2f} GB", "2.5 GB"))
+    medians = f"{statistics.median(chain):.2f} s / {statistics.median(single):.2f} s = {ratio:.2f}"
+    print(row(f"dry run, finished tree / one-rule Snakefile, median of {runs}", medians, "1.5"))
+
+
+def print_stages(root: Path, results: Path) -> None:
+    """Print the table of the stages."""
+    print("\n" + head("stage", "training job", "its steps", "fixed cost (bound 20 s)", "evaluation job"))
+    for stage in pd.read_csv(results / "summary.csv")["stage"]:
+        steps = pd.read_parquet(results / stage / "metrics.parquet")["seconds"].sum()
+        job, evaluation = (job_seconds(root, results / stage / name) for name in ("ckpt/record.json", "eval.json"))
+        print(row(stage, *(f"{each:.1f} s" for each in (job, steps, job - steps, evaluation))))
 
 
 def main() -> None:
     """Print the tables."""
-    seconds, peak = run_chain()
-    chain, single = dry_run_seconds()
-    ratio = statistics.median(one / other for one, other in zip(chain, single, strict=True))
-    print("Cost of the tiny chain after set-up. Made by `python benchmarks/cost.py`, 2 CPU cores.\n")
-    print("| what | measured | bound |\n| --- | --- | --- |")
-    print(f"| chain, from nothing to the report | {seconds:.0f} s | 360 s |")
-    print(f"| peak memory | {peak / 1e9:.2f} GB | 2.5 GB |")
-    medians = f"{statistics.median(chain):.2f} s / {statistics.median(single):.2f} s"
-    print(f"| dry run, finished tree / one-rule Snakefile, median of {RUNS} | {medians} = {ratio:.2f} | 1.5 |")
-    print("\n| stage | training job | its steps | fixed cost (bound 20 s) | evaluation job |")
-    print("| --- | --- | --- | --- | --- |")
-    for stage in pd.read_csv(ROOT / RESULTS / "summary.csv")["stage"]:
-        steps = pd.read_parquet(ROOT / RESULTS / stage / "metrics.parquet")["seconds"].sum()
-        job = job_seconds(RESULTS / stage / "ckpt")
-        evaluation = job_seconds(RESULTS / stage / "eval.json")
-        print(f"| {stage} | {job:.1f} s | {steps:.1f} s | {job - steps:.1f} s | {evaluation:.1f} s |")
+    if options(__doc__).parse_args().smoke:
+        with tempfile.TemporaryDirectory() as directory:
+            tree = finished_tree(Path(directory))
+            print_whole(tree.root, (), 1)
+        return
+    shutil.rmtree(ROOT / "results/cost", ignore_errors=True)
+    print_whole(ROOT, CONFIG, RUNS)
+    print_stages(ROOT, ROOT / "results/cost/cost")
 
 
 if __name__ == "__main__":

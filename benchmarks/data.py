@@ -7,28 +7,24 @@ size is taken in one run, one program after the other, the best of `--times`. Me
 program's processes, of their proportional set sizes, in a run of its own.
 """
 
-import argparse
 import json
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from demo.synthesize import TABLE_SCHEMA  # noqa: E402
-from scripts.data.placeholders import TABLES  # noqa: E402
-from scripts.data.source_record import describe_file  # noqa: E402
-from scripts.files import write_json  # noqa: E402
+from benchmarks.common import ROOT, head, options, peak_memory, row, seconds_of
+from demo.synthesize import TABLE_SCHEMA
+from scripts.data.placeholders import TABLES
+from scripts.data.source_record import describe_file
+from scripts.files import write_json
 
 HOLDOUT = 100
 TABLE_ROWS = 100_000
@@ -144,31 +140,9 @@ class Input:
         }
 
 
-def seconds_of(command: list[str]) -> float:
-    """Seconds that a command takes."""
-    begin = time.perf_counter()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{command}: {done.stderr}")
-    return time.perf_counter() - begin
-
-
 def megabytes_of(command: list[str]) -> float:
-    """The largest memory of a command's processes together, looked at often; that takes time of theirs."""
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-    peak = 0
-    while process.poll() is None:
-        peak = max(peak, _memory(process.pid))
-        time.sleep(0.02)
-    return peak / 1e6
-
-
-def _memory(pid: int) -> int:
-    try:
-        process = psutil.Process(pid)
-        return sum(one.memory_full_info().pss for one in [process, *process.children(recursive=True)])
-    except psutil.Error:
-        return 0
+    """Return the largest memory of a command's processes together; looking often takes time of theirs."""
+    return peak_memory(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL), 0.02) / 1e6
 
 
 def figures_of(gigabytes: float, times: int, scratch: Path) -> dict[str, float]:
@@ -193,9 +167,9 @@ def figures_of(gigabytes: float, times: int, scratch: Path) -> dict[str, float]:
             copy.unlink(missing_ok=True)
             for split in output.glob("*.jsonl") if name == "fill" else ():
                 split.unlink()
-            seconds = seconds_of(command)
+            seconds = seconds_of(*command)
             best[name] = min(seconds, best.get(name, seconds))
-    best["plain loop"] = seconds_of(loop) + seconds_of(["sh", "-c", head_and_tail])
+    best["plain loop"] = seconds_of(*loop) + seconds_of("sh", "-c", head_and_tail)
     best |= {"fill, MB": megabytes_of(fill), "check, MB": megabytes_of(check)}
     return best
 
@@ -207,12 +181,11 @@ def table(sizes: dict[float, dict[str, float]]) -> str:
         "",
         "`python benchmarks/data.py --gigabytes " + " ".join(f"{size:g}" for size in sizes) + "` on 2 cores. Seconds.",
         "",
-        "| | " + " | ".join(f"{size:g} GB" for size in sizes) + " |",
-        "| --- |" + " ---: |" * len(sizes),
+        head("", *(f"{size:g} GB" for size in sizes)),
     ]
 
     def line(name: str, values: list[str]) -> None:
-        lines.append(f"| {name} | " + " | ".join(values) + " |")
+        lines.append(row(name, *values))
 
     every = list(sizes.items())
     line("rows, a quarter of them placeholders", [f"{int(one['rows']):,}" for _, one in every])
@@ -233,14 +206,16 @@ def table(sizes: dict[float, dict[str, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure_sizes(description: str, times: int, figures_of: Callable[..., dict], table: Callable[[dict], str]) -> None:
+def main() -> None:
     """Measure at the sizes that the command line names, and print the table; write it where asked."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[1.0])
-    parser.add_argument("--times", type=int, default=times)
+    parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to make the input (default: the temporary folder)")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.gigabytes, arguments.times = [0.001], 1
     sizes = {}
     for gigabytes in arguments.gigabytes:
         scratch = Path(tempfile.mkdtemp(dir=arguments.folder))
@@ -255,4 +230,4 @@ def measure_sizes(description: str, times: int, figures_of: Callable[..., dict],
 
 
 if __name__ == "__main__":
-    measure_sizes(__doc__, 3, figures_of, table)
+    main()

@@ -7,7 +7,6 @@ cores: undisturbed, and again from the checkpoint halfway, each in processes of 
 compared bit for bit, and losses with those of the same precision in one process that takes a batch at once.
 """
 
-import argparse
 import hashlib
 import json
 import multiprocessing
@@ -23,15 +22,15 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.backends.protocol import TrainingJob  # noqa: E402
-from scripts.backends.trl.policy import Dtensor  # noqa: E402
-from scripts.backends.trl.train import train_rank  # noqa: E402
-from scripts.recipe.resolve import training_config  # noqa: E402
-from tests.pretrained import save_pretrained  # noqa: E402
-from tests.stages import Stages, checkpoint, logged  # noqa: E402
+from benchmarks.common import ROOT, head, options, row
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.policy import Dtensor
+from scripts.backends.trl.train import train_rank
+from scripts.recipe.resolve import training_config
+from tests.pretrained import save_pretrained
+from tests.stages import Stages, checkpoint, logged
 
 STEPS = 6
 LORA = {"lora": {"dim": 4, "alpha": 8}}
@@ -154,25 +153,26 @@ def compare(trainings: Trainings, stage: str, setting: Setting, alone: dict[str,
 
 def report(architecture: str, rows: list[list[str]]) -> str:
     """The table as Markdown."""
-    heading = ["stage", "setting", "processes", "weights equal", "optimizer equal", "losses beside one process's"]
-    lines = [f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *rows)]
-    head = f"""# Resumed to the bit
+    columns = ("stage", "setting", "processes", "weights equal", "optimizer equal", "losses beside one process's")
+    above = f"""# Resumed to the bit
 
 `python benchmarks/exactness.py` on two cores: a small {architecture} with random weights, {STEPS} steps, undisturbed
 and resumed from step {STEPS // 2}. The last column is the largest relative difference of a step's loss from that of one
 process, same precision, whole batches; GRPO (stage rlvr1, with a reference) draws other completions in another number
 of processes. FSDP2 computes in bfloat16 what copies keep in float32."""
-    return "\n".join([head, "", *lines, ""])
+    return "\n".join([above, "", head(*columns), *(row(*cells) for cells in rows), ""])
 
 
 def main() -> None:
     """Command line of the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--stages", nargs="+", default=["sft", "dpo", "rlvr1"])
     parser.add_argument("--settings", default="", help="those whose name has this in it (default: all)")
     parser.add_argument("--architecture", default="qwen3")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.stages, arguments.settings = ["sft"], "all weights"
     torch.set_num_threads(1)
     rows = []
     with tempfile.TemporaryDirectory() as directory:
@@ -182,7 +182,7 @@ def main() -> None:
             for setting in SETTINGS:
                 if stage in setting.stages and arguments.settings in setting.name:
                     rows.append(compare(trainings, stage, setting, alone))
-                    print(f"| {' | '.join(rows[-1])} |", flush=True)
+                    print(row(*rows[-1]), flush=True)
     if arguments.output:
         arguments.output.write_text(report(arguments.architecture, rows), encoding="utf-8")
 

@@ -8,10 +8,9 @@
 
 Needs root, and the packages of tests/slurm/install.sh. The faults are in tests/slurm/faults.py, and some are tests.
 Every run is a line of benchmarks/faults.jsonl once it has ended, and benchmarks/faults.md is made from these lines;
-status 1 when something was not as it should be.
+status 1 when something was not as it should be. `--smoke` makes the table of the runs that are known, and causes none.
 """
 
-import argparse
 import json
 import os
 import re
@@ -28,15 +27,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.errors import shortened  # noqa: E402
-from scripts.stage.provenance import git  # noqa: E402
-from tests.conftest import Workflow  # noqa: E402
-from tests.slurm.chain import SAVE_PERIOD, STAGE, STEPS, Chain, make_base  # noqa: E402
-from tests.slurm.cluster import Cluster, ClusterError, reason_missing  # noqa: E402
-from tests.slurm.faults import FAULTS, Fault, suffer  # noqa: E402
+from benchmarks.common import ROOT, head, options
+from benchmarks.common import row as row_of
+from scripts.errors import shortened
+from scripts.stage.provenance import git
+from tests.conftest import Workflow
+from tests.slurm.chain import SAVE_PERIOD, STAGE, STEPS, Chain, make_base
+from tests.slurm.cluster import Cluster, ClusterError, reason_missing
+from tests.slurm.faults import FAULTS, Fault, suffer
 
 RUNS = 2
 TABLE = Path(__file__).with_suffix(".md")
@@ -56,12 +56,12 @@ the cores, and several such clusters ran side by side). Two figures are those of
 60 of them here, and where a host is lost Slurm waits for it (`SlurmdTimeout`: 10 s) and then holds the job back.
 *Calls* of Snakemake count the one that a person made first.
 """
-COLUMNS = "| fault | nodes | steps lost | seconds | attempts | jobs | calls | what the person read |"
+COLUMNS = ("fault", "nodes", "steps lost", "seconds", "attempts", "jobs", "calls", "what the person read")
 
 
 def main() -> None:
     """Make the runs asked for, keep what came of each, print what was not as it should be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=sorted(FAULTS), default=list(FAULTS), metavar="NAME")
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="keep the runs that are known")
     parser.add_argument("--most", type=int, help="make at most so many runs")
@@ -70,6 +70,9 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="names, what they are, and how many runs are known")
     parser.add_argument("--keep", type=Path, help="leave the trees in this directory, and use what it has of them")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        print(table(known()))
+        return
     if not arguments.goes_on and not arguments.list:
         kept = [run for run in known() if run["fault"] not in arguments.only]
         FIGURES.write_text("".join(f"{json.dumps(run)}\n" for run in kept))
@@ -121,7 +124,7 @@ def cause(base: Workflow, directory: Path, expected: dict[int, str], slow: int, 
         run[words] = [re.sub(r"\s+", " ", line.replace(f"{root}/", "")) for line in run[words]]
     with FIGURES.open("a") as figures:
         figures.write(f"{json.dumps(run)}\n")
-    write_table(known())
+    TABLE.write_text(table(known()))
     return not outcome.problems
 
 
@@ -155,7 +158,7 @@ def known() -> list[dict[str, Any]]:
     return [json.loads(line) for line in FIGURES.read_text().splitlines()] if FIGURES.exists() else []
 
 
-def write_table(runs: list[dict[str, Any]]) -> None:
+def table(runs: list[dict[str, Any]]) -> str:
     """Make the table of these runs."""
     by_fault = {name: [run for run in runs if run["fault"] == name and not run["problems"]] for name in FAULTS}
     rows = [row(FAULTS[name], found) for name, found in by_fault.items() if found]
@@ -164,14 +167,14 @@ def write_table(runs: list[dict[str, Any]]) -> None:
         for run in runs
         if run["problems"]
     ]
-    head = HEAD.format(
+    above = HEAD.format(
         complete=sum(len(found) >= RUNS for found in by_fault.values()),
         cores=spread(run["cores"] for run in runs),
         walls=f"{spread(run['wall'] for run in runs)} s",
         loads=spread(run["load"] for run in runs),
     )
     below = ["", "Not as it should be:", "", *faulty] if faulty else []
-    TABLE.write_text("\n".join([head, COLUMNS, "|" + " --- |" * 8, *rows, *below, ""]))
+    return "\n".join([above, head(*COLUMNS), *rows, *below, ""])
 
 
 def row(one: Fault, runs: list[dict[str, Any]]) -> str:
@@ -184,7 +187,7 @@ def row(one: Fault, runs: list[dict[str, Any]]) -> str:
         )
     read = [line.replace("|", "\\|") for line in runs[-1]["read"]]
     told = "<br>".join(f"`{line}`" for line in read) or "nothing: the stage stays one job"
-    return f"| {one.what} | {one.nodes} | {' | '.join(figures)} | {told} |"
+    return row_of(one.what, one.nodes, *figures, told)
 
 
 def spread(values: Iterable[float]) -> str:

@@ -4,14 +4,14 @@
 
 Every setting is the recipe tiny-pretrained with a few changes, in results/gpu-<name>/, through Snakemake to a published
 checkpoint; what a GPU, a number of them or a package is missing for is skipped and said so. `--accelerator cpu` tries
-the script itself where there is no GPU.
+the script itself where there is no GPU; `--smoke` loads every setting's recipe.
 """
 
-import argparse
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -21,7 +21,11 @@ from typing import Any
 import torch
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import ROOT, options
+from scripts.recipe.load import load_recipe
+
 RECIPE = ROOT / "config/recipes/tiny-pretrained.yaml"
 VLLM = ROOT / ".venv-vllm/bin/python"
 STEPS = 4
@@ -135,14 +139,26 @@ def train(setting: Setting, site: Path, model: str, log: Path) -> str | None:
     return f"exit status {status}" if status else None
 
 
+def check_recipes(model: str) -> None:
+    """Load every setting's recipe, as a training would."""
+    with tempfile.TemporaryDirectory() as folder:
+        for setting in SETTINGS:
+            path = Path(folder, f"{setting.name}.yaml")
+            write_recipe(setting, model, path)
+            print(f"{setting.name:20} stages: {', '.join(load_recipe(path).stages)}")
+
+
 def main() -> None:
     """Command line of the program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--model", default="Qwen/Qwen3-0.6B", help="a folder or a repository of the hub")
     parser.add_argument("--only", default="", help="settings whose name has this in it")
     parser.add_argument("--accelerator", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--logs", type=Path, default=ROOT / "results/gpu-logs")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        check_recipes(arguments.model)
+        return
     gpus = torch.cuda.device_count() if arguments.accelerator == "cuda" else 0
     if arguments.accelerator == "cuda" and gpus == 0:
         sys.exit(f"torch {torch.__version__} sees no GPU here; --accelerator cpu tries the script alone")

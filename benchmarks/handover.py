@@ -7,15 +7,14 @@ the test cluster in two ways, in turn: by Snakemake with the profile as it ships
 --dependency=afterok`, one script for each job that Snakemake submits, with the same resources and the shell commands
 that a dry run prints. What Snakemake runs beside Slurm stands in the script of the job that
 follows (gate and preflight at the training job's start), in the background where that job does not need it; what
-Snakemake groups stands in one script. Each stage has one node, to measure without Ray's bootstrap (ray_bootstrap.md),
-which is the same either way.
+Snakemake groups stands in one script. Each stage has one node, to measure without Ray's bootstrap, which is the same
+either way. `--smoke` prints the scripts that would be submitted.
 
 A step ends when its line is appended to run/metrics.jsonl (the time stamp of the file), and began as many seconds
 before as the line says. A wait lasts from slurmctld's line that a job is done to Snakemake's that it is finished; it is
 negative where the job's mark was seen first.
 """
 
-import argparse
 import json
 import os
 import re
@@ -30,12 +29,12 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.watching import Call, SlurmTimes, Watch  # noqa: E402
-from tests.conftest import Workflow  # noqa: E402
-from tests.slurm.cluster import Cluster  # noqa: E402
+from benchmarks.common import configure, head, options, row
+from benchmarks.watching import Call, SlurmTimes, Watch
+from tests.conftest import Workflow
+from tests.slurm.cluster import Cluster
 
 STAGES = ("sft", "rlvr1", "rlhf")
 SITE = """\
@@ -106,9 +105,7 @@ def prepare(root: Path) -> Workflow:
     tree.edit("sft: {max_num_steps: 30}", "sft: {max_num_steps: 5}")
     tree.snakemake(*(f"results/short/data/{blend}/manifest.json" for blend in STAGES))
     (root / "config/sites/test.yaml").write_text(SITE)
-    (root / "config/config.yaml").write_text(
-        "recipe: config/recipes/short.yaml\nsite: config/sites/test.yaml\nrun: short\n"
-    )
+    configure(root, "short", "short", "test")
     return tree
 
 
@@ -236,9 +233,8 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     """Print the tables; status 1 when the bound is broken."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--smoke", action="store_true", help="only the batch scripts that would be submitted")
     arguments = parser.parse_args()
     repetitions = arguments.repetitions
     if arguments.smoke:
@@ -259,7 +255,7 @@ def main() -> None:
                     runs.append(run(way, place / "template", place / f"{number}-{len(loads)}", cluster))
     print("From one stage's last step to the next stage's first. Made by `python benchmarks/handover.py`, 2 CPU cores")
     print(f"(load {min(loads):.1f} to {max(loads):.1f} before each), {2 * repetitions} handovers. Median and range.\n")
-    print("| chained by | in all | noticing that jobs ended | apart from that |\n| --- | --- | --- | --- |")
+    print(head("chained by", "in all", "noticing that jobs ended", "apart from that"))
     all_of = {way: [it for done in runs for it in done] for way, runs in measured.items()}
     for way, name in WAYS.items():
         columns = (
@@ -267,11 +263,11 @@ def main() -> None:
             [it.waits for it in all_of[way]],
             [it.own for it in all_of[way]],
         )
-        print(f"| {name} | {' | '.join(map(spread, columns))} |")
-    print(f"\nOf that, median:\n\n| chained by | {' | '.join(PARTS)} |\n| --- |{' --- |' * len(PARTS)}")
+        print(row(name, *map(spread, columns)))
+    print(f"\nOf that, median:\n\n{head('chained by', *PARTS)}")
     for way, name in WAYS.items():
         medians = (statistics.median(values) for values in zip(*(it.parts for it in all_of[way]), strict=True))
-        print(f"| {name} | {' | '.join(f'{value:.1f} s' for value in medians)} |")
+        print(row(name, *(f"{value:.1f} s" for value in medians)))
     more = [one.waits + one.own - other.own for one, other in zip(all_of["snakemake"], all_of["sbatch"], strict=True)]
     print(f"\nMore by Snakemake, in all, handover by handover of the same round: {spread(more)}. Bound: {BOUND:g} s.")
     sys.exit(1 if statistics.median(more) > BOUND else 0)

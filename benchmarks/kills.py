@@ -34,12 +34,12 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.striking.chain import Chain  # noqa: E402
-from benchmarks.striking.kinds import COPIED, KINDS  # noqa: E402
-from tests.slurm.cluster import Cluster  # noqa: E402
+from benchmarks.common import ROOT, options
+from benchmarks.striking.chain import Chain
+from benchmarks.striking.kinds import COPIED, KINDS, Kind
+from tests.slurm.cluster import Cluster
 
 FIGURES = Path(__file__).with_suffix(".csv")
 COLUMNS = ("commit", "kind", "chain", "program", "moment", "signal", "target", "lost", "fault")
@@ -108,6 +108,15 @@ def strike_chains(asked: argparse.Namespace) -> bool:
     return well
 
 
+def plan_chain(kind: Kind) -> None:
+    """Make the tree that would be struck and let Snakemake plan its chain."""
+    with tempfile.TemporaryDirectory(prefix="kills-") as directory:
+        chain = Chain(kind, Path(directory, "chain"), os.environ)
+        said = chain.say("snakemake", "-n", "--", *chain.targets)
+    if said.count("\nrule train:") != len(kind.stages):
+        sys.exit(f"not every stage would be trained:\n{said}")
+
+
 def share(rows: list[dict[str, str]], name: str) -> str:
     """Mean and most steps lost to a signal."""
     lost = [int(row["lost"]) for row in rows if row["signal"] == name]
@@ -149,7 +158,7 @@ def print_table() -> None:
 
 def main() -> None:
     """Strike, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--kind", choices=KINDS, default="light")
     parser.add_argument("--strikes", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=math.inf, help="strike no longer than this")
@@ -163,7 +172,9 @@ def main() -> None:
     parser.add_argument("--after-first", action="store_true", help="begin where the data and the first stage are made")
     parser.add_argument("--table", action="store_true", help="print the figures in sum")
     asked = parser.parse_args()
-    if asked.table:
+    if asked.smoke:
+        plan_chain(KINDS[asked.kind])
+    if asked.table or asked.smoke:
         print_table()
     else:
         sys.exit(not strike_chains(asked))

@@ -8,7 +8,6 @@ fixed part. glibc is told to give freed memory back (MALLOC_MMAP_THRESHOLD_). Ha
 --only chooses by a part of a setting's words.
 """
 
-import argparse
 import json
 import os
 import re
@@ -18,23 +17,23 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import peft  # noqa: E402, F401 - what is imported before is no memory of the training
-import torch  # noqa: E402
-from pydantic import TypeAdapter  # noqa: E402
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+import peft, F401 - what is imported before is no memory of the training
+import torch
+from pydantic import TypeAdapter
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from scripts.backends.protocol import TrainingJob  # noqa: E402
-from scripts.backends.stop import StopRequest  # noqa: E402
-from scripts.backends.trl.memory import estimate  # noqa: E402
-from scripts.backends.trl.train import train_rank  # noqa: E402
-from scripts.files import sha256_file, write_json  # noqa: E402
-from scripts.model.shape import Shape  # noqa: E402
-from scripts.recipe.recipe import AnyStage  # noqa: E402
-from scripts.rows.prompts import render  # noqa: E402
-from tests.pretrained import tokenizer  # noqa: E402
+from benchmarks.common import options, row
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.stop import StopRequest
+from scripts.backends.trl.memory import estimate
+from scripts.backends.trl.train import train_rank
+from scripts.files import sha256_file, write_json
+from scripts.model.shape import Shape
+from scripts.recipe.recipe import AnyStage
+from scripts.rows.prompts import render
+from tests.pretrained import tokenizer
 
 THREADS, STEPS, MIB = 2, 2, 2**20
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
@@ -184,7 +183,7 @@ def measured(algorithm: str, says: dict[str, Any], folder: Path) -> int:
     return int(printed.splitlines()[-1])
 
 
-def row(name: str, algorithm: str, says: dict[str, Any], folder: Path, peak: int) -> str:
+def line(name: str, algorithm: str, says: dict[str, Any], folder: Path, peak: int) -> str:
     """A line of the table."""
     settings = stage_of(algorithm, says)
     parts = estimate(Shape.of_folder(folder), settings, settings.policy, ranks=1)
@@ -192,7 +191,7 @@ def row(name: str, algorithm: str, says: dict[str, Any], folder: Path, peak: int
     total = sum(parts.values())
     shown = ", ".join(f"{part} {size / MIB:.0f}" for part, size in sorted(parts.items(), key=lambda part: -part[1]))
     words = json.dumps(says)[1:-1].replace('"', "")
-    return f"| {name} | {algorithm} | {words} | {peak / MIB:.0f} | {total / MIB:.0f} | {total / peak:.2f} | {shown} |"
+    return row(name, algorithm, words, f"{peak / MIB:.0f}", f"{total / MIB:.0f}", f"{total / peak:.2f}", shown)
 
 
 HEAD = """# Estimate and peak of a training's memory
@@ -212,24 +211,25 @@ offload, nf4, 8-bit moments and vLLM were not measured. No figure of a GPU is he
 
 def main() -> None:
     """Command line of the measurement."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--only", default="", help="a part of the setting's words")
-    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=3, help="what a process of its own is told")
     arguments = parser.parse_args()
     if arguments.measure:
         algorithm, says, folder = arguments.measure
         measure(algorithm, json.loads(says), Path(folder))
         return
+    settings = [("llama-34M", "sft", {"rows": 1})] if arguments.smoke else SETTINGS
     rows = []
     with tempfile.TemporaryDirectory() as place:
-        for name, algorithm, says in SETTINGS:
+        for name, algorithm, says in settings:
             if arguments.only not in f"{name} {algorithm} {json.dumps(says)}":
                 continue
             folder = Path(place, name)
             if not folder.exists():
                 make_model(SHAPES[name], folder)
-            rows.append(row(name, algorithm, says, folder, measured(algorithm, says, folder)))
+            rows.append(line(name, algorithm, says, folder, measured(algorithm, says, folder)))
             print(rows[-1], flush=True)
     if arguments.output:
         head = HEAD.format(torch=torch.__version__, length=LENGTH)

@@ -17,25 +17,28 @@ import time
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
-ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.common import ROOT, head, options, row
+
 IMAGES, SUBSETS, ROWS_AN_IMAGE, BYTES = 30_000, 30, 6, 20_000
 BARE = "import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])"
 
 
-def publish(folder: Path) -> None:
+def publish(folder: Path, count: int) -> None:
     """Write meta.json, annotations.zip and images.zip."""
     random.seed(7)
     noise = random.randbytes(1 << 20)
     text = "Because the angles of a triangle add up to 180 degrees. " * 10
     meta = {}
     with ZipFile(folder / "images.zip", "w", ZIP_DEFLATED, compresslevel=1) as archive:
-        for number in range(IMAGES):
+        for number in range(count):
             start = random.randrange(len(noise) - BYTES)
             name = f"MMPR/images/set{number % SUBSETS}/{number}.png"
             archive.writestr(name, noise[start : start + BYTES])
     with ZipFile(folder / "annotations.zip", "w", ZIP_DEFLATED) as archive:
         for subset in range(SUBSETS):
-            images = [f"{number}.png" for number in range(subset, IMAGES, SUBSETS)] * ROWS_AN_IMAGE
+            images = [f"{number}.png" for number in range(subset, count, SUBSETS)] * ROWS_AN_IMAGE
             rows = [{"image": it, "question": "Why?", "chosen": text, "rejected": text} for it in images]
             name = f"MMPR/annotations/set{subset}.jsonl"
             archive.writestr(name, "".join(json.dumps(row) + "\n" for row in rows))
@@ -57,16 +60,17 @@ def timed(what: str, *command: str) -> None:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         sys.exit(f"{' '.join(command)}: ended with status {process.returncode}")
-    print(f"| {what} | {time.monotonic() - start:.0f} | {usage.ru_maxrss / 1024:.0f} |", flush=True)
+    print(row(what, f"{time.monotonic() - start:.0f}", f"{usage.ru_maxrss / 1024:.0f}"), flush=True)
 
 
 def main() -> None:
     """Print the table."""
+    count = SUBSETS if options(__doc__).parse_args().smoke else IMAGES
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        publish(folder)
-        print(f"{IMAGES} images of {BYTES // 1000} KB, {IMAGES * ROWS_AN_IMAGE} rows, {os.cpu_count()} cores\n")
-        print("| | seconds | MB |\n| --- | --- | --- |")
+        publish(folder, count)
+        print(f"{count} images of {BYTES // 1000} KB, {count * ROWS_AN_IMAGE} rows, {os.cpu_count()} cores\n")
+        print(head("", "seconds", "MB"))
         timed("bare extraction", sys.executable, "-c", BARE, str(folder / "images.zip"), str(folder / "bare"))
         os.sync()
         for threads in (1, 4):

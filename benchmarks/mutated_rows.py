@@ -9,7 +9,6 @@ stage, for each of several chat templates that TRL ships. What is trained on is 
 ``apply_chat_template`` of messages that are made here from the row, and what is learnt against the answer.
 """
 
-import argparse
 import copy
 import json
 import random
@@ -25,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from benchmarks.common import ROOT, head, options, row as row_of
 from benchmarks.mutations import COMPOSED, SHAPES, Row, rows_of
 from scripts.backends.trl.tokenization import Line, render_prompts, tokenize_demonstrations, tokenize_pairs
 from scripts.data.check import Rules, check_files
@@ -38,7 +38,6 @@ from scripts.rows.kinds import KINDS
 from scripts.rows.prompts import open_picture
 from tests.pretrained import tokenizer
 
-ROOT = Path(__file__).parents[1]
 TEMPLATES = ("qwen2_5", "qwen3", "llama3_1", "gemma3", "nemotron_3_nano")
 OUTCOMES = {
     "by the check": "refused while composed or checked, with file, line and field",
@@ -234,10 +233,12 @@ def outcomes(count: int, seed: int) -> Iterator[tuple[str, str, str, bytes]]:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = options(__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    if arguments.smoke:
+        arguments.rows = len(SHAPES)
     counts: dict[str, Counter[str]] = {shape: Counter() for shape in SHAPES}
     for shape, outcome, says, line in outcomes(arguments.rows, arguments.seed):
         counts[shape][outcome] += 1
@@ -247,12 +248,11 @@ def main() -> None:
         f"What becomes of {arguments.rows:,} damaged rows, seed {arguments.seed}. Made by "
         f"`python benchmarks/mutated_rows.py --rows {arguments.rows}`, which\nsays what it does to them. Templates: "
         f"{', '.join(TEMPLATES)}, as TRL ships them.\n\n"
-        f"| shape | rows | {' | '.join(OUTCOMES.values())} |\n| --- | --- |{' --- |' * len(OUTCOMES)}"
+        + head("shape", "rows", *OUTCOMES.values())
     )
     counts["all"] = sum(counts.values(), Counter())
     for shape, found in counts.items():
-        cells = [found[name] for name in OUTCOMES]
-        print(f"| {shape} | {found.total():,} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
+        print(row_of(shape, *(f"{count:,}" for count in (found.total(), *(found[name] for name in OUTCOMES)))))
     sys.exit(bool(counts["all"]["failed"]))
 
 

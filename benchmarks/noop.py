@@ -6,11 +6,9 @@ The chains are generated, records only: every output of every rule is there, sma
 Memory is the process's largest resident set.
 """
 
-import argparse
 import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,14 +16,15 @@ from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.recipe.load import load_recipe  # noqa: E402
-from scripts.recipe.recipe import Recipe  # noqa: E402
-from scripts.records import Facts  # noqa: E402
-from scripts.stage.publish import export_name  # noqa: E402
-from scripts.stage.store import identity_of  # noqa: E402
+from benchmarks.common import ROOT, checked, configure, head, options, row
+from scripts.recipe.load import load_recipe
+from scripts.recipe.recipe import Recipe
+from scripts.records import Facts
+from scripts.stage.store import identity_of
+from scripts.stage.publish import export_name
+from tests.conftest import Workflow
 
 FILES_OF_BLEND = ("train-split.jsonl", "val-split.jsonl", "manifest.json", "check.json")
 STAGE_FILES = (
@@ -40,12 +39,15 @@ STAGE_FILES = (
     "stage.html",
 )
 RUN_FILES = ("overview.html", "environments.html", "summary.csv", "report.html")
+TABLES = (
+    "BytedTsinghua-SIA/DAPO-Math-17k/data/dapo-math-17k",
+    "Skywork/Skywork-OR1-RL-Data/data/math-00000-of-00001",
+)
 
 
 def generate(root: Path, stages: int) -> None:
-    """A tree whose chain of that many stages is finished."""
-    for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs"):
-        subprocess.run(["cp", "-r", ROOT / part, root], check=True)
+    """Make a tree with a finished chain of so many stages."""
+    Workflow(root)
     recipe = yaml.safe_load((ROOT / "tests/short.yaml").read_text())
     recipe["stages"] = {"sft": recipe["stages"]["sft"]}
     parent = "sft"
@@ -54,17 +56,11 @@ def generate(root: Path, stages: int) -> None:
         recipe["stages"][name] = {"algorithm": "grpo", "parent": parent, "blend": "rlvr1"}
         parent = name
     (root / "config/recipes/many.yaml").write_text(yaml.safe_dump(recipe))
-    (root / "config/config.yaml").write_text(
-        "recipe: config/recipes/many.yaml\nsite: config/sites/laptop.yaml\nrun: many\n"
-    )
-    snakemake(root, "--list-rules")  # writes the stages' configs
+    configure(root, "many", "many")
+    checked("snakemake", "--list-rules", cwd=root)  # writes the stages' configs
     results, now = root / "results/many", time.time()
     names = [f"data/source/{name}" for name in ("record.json", *(f"{blend}.jsonl" for blend in recipe["blends"]))]
-    tables = (
-        "BytedTsinghua-SIA/DAPO-Math-17k/data/dapo-math-17k",
-        "Skywork/Skywork-OR1-RL-Data/data/math-00000-of-00001",
-    )
-    names += [f"data/source/tables/{table}.parquet" for table in tables]
+    names += [f"data/source/tables/{table}.parquet" for table in TABLES]
     for blend in recipe["blends"]:
         names += [f"data/{blend}/{name}" for name in FILES_OF_BLEND]
     for stage in recipe["stages"]:
@@ -82,7 +78,7 @@ def generate(root: Path, stages: int) -> None:
 
 
 def text_of(path: Path, recipe: Recipe) -> str:
-    """What stands in a file of the chain: in a record the least that its type asks for."""
+    """Return the content of a file of the chain; a record has no more than its type asks for."""
     stage = path.parent.name if path.parent.name in recipe.stages else path.parents[1].name
     facts = dict.fromkeys(Facts.__annotations__, "0")
     origin = {"stage": stage, "step": 1, "files": {}}
@@ -106,31 +102,23 @@ def text_of(path: Path, recipe: Recipe) -> str:
     return json.dumps(records.get(path.name, {}))
 
 
-def snakemake(root: Path, *arguments: str) -> tuple[float, float, str]:
-    """Seconds, peak megabytes and output of a call."""
-    start = time.monotonic()
-    done = subprocess.run(["snakemake", *arguments], cwd=root, capture_output=True, text=True, check=False)
-    seconds = time.monotonic() - start
-    if done.returncode != 0:
-        sys.exit(done.stdout + done.stderr)
-    return seconds, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024, done.stdout + done.stderr
-
-
 def main() -> None:
     """Print the table; status 1 when there was something to do."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--stages", type=int, nargs="+", default=[7, 100, 1000])
-    rows = []
-    for stages in parser.parse_args().stages:
+    arguments = parser.parse_args()
+    print("A call of `snakemake` on a finished chain. Made by `python benchmarks/noop.py`, 2 CPU cores.\n")
+    print(head("stages", "seconds", "a stage", "peak memory"))
+    for stages in [2] if arguments.smoke else arguments.stages:
         with tempfile.TemporaryDirectory(prefix="noop-") as directory:
             generate(Path(directory), stages)
-            seconds, megabytes, output = snakemake(Path(directory))
-            if "Nothing to be done" not in output:
-                sys.exit(f"{stages} stages: there was something to do:\n{output[-3000:]}")
-            rows.append(f"| {stages} | {seconds:.1f} s | {1000 * seconds / stages:.0f} ms | {megabytes:.0f} MB |")
-    print("A call of `snakemake` on a finished chain. Made by `python benchmarks/noop.py`, 2 CPU cores.\n")
-    print("| stages | seconds | a stage | peak memory |\n| --- | --- | --- | --- |")
-    print("\n".join(rows))
+            start = time.monotonic()
+            output = checked("snakemake", cwd=Path(directory))
+            seconds = time.monotonic() - start
+        if "Nothing to be done" not in output:
+            sys.exit(f"{stages} stages: there was something to do:\n{output[-3000:]}")
+        megabytes = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+        print(row(stages, f"{seconds:.1f} s", f"{1000 * seconds / stages:.0f} ms", f"{megabytes:.0f} MB"), flush=True)
 
 
 if __name__ == "__main__":

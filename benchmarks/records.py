@@ -5,10 +5,9 @@
     python benchmarks/records.py --damages 120    # as many, drawn evenly from all
     python benchmarks/records.py --code ../other  # the same by another commit's code
 
-The damages are in tests/damages.py. Status 1 when a command ended in a traceback, hung, or planned to train.
+The damages are in tests/damages.py; `--smoke` makes three on the finished chain among the tests. Status 1 when a command ended in a traceback, hung, or planned to train.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -17,14 +16,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.damages import TRACEBACK, Damage, Printed, damaged, damages, forked, preload  # noqa: E402
+from benchmarks.common import ROOT, finished_tree, head, options, row
+from tests.damages import TRACEBACK, Damage, Printed, damaged, damages, forked, preload
 
-CODE = ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers")
-RESULTS = Path("results")
-STAGE, BLEND, LAST = "rlvr1", "rlvr1", "rlhf"
+CODE = ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers", "demo")
 COMMANDS = ("plan", "status", "snakemake -n", "report", "lineage")
 
 
@@ -32,7 +29,7 @@ def commands(results: Path, stages: dict[str, str]) -> dict[str, list[list[str]]
     """The calls of each command; the report's are those of its rules."""
     names = list(stages)
     evaluations = [str(results / name / "eval.json") for name in names]
-    manifest = str(results / "data" / BLEND / "manifest.json")
+    manifest = str(results / "data" / names[1] / "manifest.json")
     parents = [f"{name}={parent}" for name, parent in stages.items()]
     out = ["--output", "page.html"]
     return {
@@ -40,12 +37,12 @@ def commands(results: Path, stages: dict[str, str]) -> dict[str, list[list[str]]
         "status": [["scripts.commands", "status"]],
         "snakemake -n": [["snakemake", "-n", "--nolock"]],
         "report": [
-            ["scripts.report.stage_page", "--stage", str(results / STAGE), "--manifest", manifest, *out],
+            ["scripts.report.stage_page", "--stage", str(results / names[1]), "--manifest", manifest, *out],
             ["scripts.report.environments", "--evaluations", *evaluations, *out],
             ["scripts.report.overview", "--results", str(results), "--stages", *parents, *out],
             ["scripts.report.summary", "--stages", *(str(results / name) for name in names), *out],
         ],
-        "lineage": [["scripts.commands", "lineage", str(results / LAST / "ckpt")]],
+        "lineage": [["scripts.commands", "lineage", str(results / names[-1] / "ckpt")]],
     }
 
 
@@ -78,8 +75,10 @@ def make_tree(code: Path, chain: Path) -> Path:
     for part in CODE:
         copy = shutil.copytree if (code / part).is_dir() else shutil.copy
         copy(code / part, tree / part)
-    for part in (RESULTS, Path(".snakemake")):
-        shutil.copytree(chain / part, tree / part, symlinks=True)
+    shutil.copytree(chain / "config", tree / "config", dirs_exist_ok=True)
+    for part in ("results", ".snakemake"):
+        if (chain / part).exists():
+            shutil.copytree(chain / part, tree / part, symlinks=True)
     sys.path.insert(0, str(tree))
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
@@ -88,7 +87,7 @@ def make_tree(code: Path, chain: Path) -> Path:
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--code", type=Path, default=ROOT, help="the working tree whose code is tried")
     parser.add_argument("--chain", type=Path, default=ROOT, help="the tree with the finished tiny chain")
     parser.add_argument("--every", type=int, default=1, help="only every so many places within a record")
@@ -96,26 +95,31 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=COMMANDS)
     parser.add_argument("--log", type=Path, help="what each printed that was not in order")
     arguments = parser.parse_args()
+    name, results = "tiny", Path("results")
+    if arguments.smoke:
+        chain = Path(tempfile.mkdtemp())
+        finished_tree(chain)
+        arguments.chain, arguments.damages, name, results = chain, 3, "recorded", Path("results/recorded")
     tree = make_tree(arguments.code, arguments.chain)
     preload("snakemake.cli", "scripts.commands.plan", "scripts.commands.status", "scripts.commands.lineage")
-    preload(*(f"scripts.report.{name}" for name in ("stage", "environments", "overview", "summary")))
+    preload(*(f"scripts.report.{name}" for name in ("stage_page", "environments", "overview", "summary")))
     from scripts.recipe.load import load_recipe  # noqa: PLC0415  (of the code that is tried)
 
-    recipe = load_recipe(Path("config/recipes/tiny.yaml"))
+    recipe = load_recipe(Path(f"config/recipes/{name}.yaml"))
     stages = {name: recipe.stages[name].parent or "" for name in recipe.stage_order()}
-    calls = commands(RESULTS, stages)
+    calls = commands(results, stages)
     for command in arguments.only:
         for call in calls[command]:
             if (said := forked(call)).status:
                 sys.exit(f"without a damage: {' '.join(call)}: {said.text}")
     found: dict[str, Counter[str]] = {command: Counter() for command in arguments.only}
-    todo, began = damages(RESULTS, STAGE, BLEND, arguments.every), time.time()
+    todo, began = damages(results, recipe.stage_order()[1], recipe.stage_order()[1], arguments.every), time.time()
     if arguments.damages:
         todo = [todo[place * len(todo) // arguments.damages] for place in range(arguments.damages)]
     log = arguments.log.open("w") if arguments.log else None
     for number, damage in enumerate(todo):
-        with damaged(RESULTS / damage.file, damage.make):
-            before = listing(RESULTS)
+        with damaged(results / damage.file, damage.make):
+            before = listing(results)
             for command in arguments.only:
                 said = [forked(call) for call in calls[command]]
                 word = verdict(command, said)
@@ -124,24 +128,24 @@ def main() -> int:
                     text = "\n".join(each.text for each in said if each.status)
                     log.write(f"== {damage.file}: {damage.kind}: {command}: {word}\n{text[-3000:]}\n")
                     log.flush()
-            if changed := {path for path, was in before.items() if listing(RESULTS).get(path) != was}:
+            if changed := {path for path, was in before.items() if listing(results).get(path) != was}:
                 found[command]["changed a file"] += 1
                 if log:
                     log.write(f"== {damage.file}: {damage.kind}: changed {sorted(changed)}\n")
         if number % 50 == 49:
             print(f"{number + 1} of {len(todo)}, {time.time() - began:.0f} s", file=sys.stderr, flush=True)
-    text = table(todo, found)
-    print(text)
+    print(table(todo, found))
     shutil.rmtree(tree)
+    if arguments.smoke:
+        shutil.rmtree(chain)
     return int(any(counts[word] for counts in found.values() for word in ("traceback", "hung", "plans a training")))
 
 
 def table(todo: list[Damage], found: dict[str, Counter[str]]) -> str:
     """The table in Markdown."""
     words = ("traceback", "hung", "plans a training", "changed a file", "one message", "goes on")
-    lines = [f"| {len(todo)} damages | {' | '.join(words)} |", f"| --- |{' --- |' * len(words)}"]
-    lines += [f"| {name} | {' | '.join(str(counts[word]) for word in words)} |" for name, counts in found.items()]
-    return "\n".join(lines)
+    rows = (row(name, *(counts[word] for word in words)) for name, counts in found.items())
+    return "\n".join([head(f"{len(todo)} damages", *words), *rows])
 
 
 if __name__ == "__main__":

@@ -4,30 +4,33 @@
 
 Takes the finished tiny chain (`make demo`), and a chain of 100 stages and a sweep of 50 variants made of copies of its
 files. The pages and the report are made anew by Snakemake on all cores; then headless Chromium, with its network cut
-off, opens the report and shows its first screen, the overview, and a stage's page or the sweep's. Needs chromium and
+off, opens the report up to its sections, and a stage's page or the sweep's. Needs chromium and
 chromedriver (Debian: chromium chromium-driver).
 """
 
-import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from selenium import webdriver
+from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.files import read_json, write_json  # noqa: E402
-from scripts.recipe.load import load_recipe  # noqa: E402
+from benchmarks.common import ROOT, configure, end_for_lack_of, finished_tree, head, options, row, seconds_of
+from scripts.files import read_json, write_json
+from scripts.recipe.load import load_recipe
+from tests.conftest import Workflow
 
 RESULTS = Path("results/measured")
 RULES = ("stage_page", "sweep_page", "environments", "overview", "summary")
@@ -44,11 +47,8 @@ def plant(root: Path, recipe: Path, results: Path, count: int | None, variants: 
     With a `count` the chain has so many stages: the first, and after it copies of the last, one after the other; with
     `variants` so many copies of the last, as a sweep from the first.
     """
-    for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs"):
-        subprocess.run(["cp", "-r", ROOT / part, root], check=True)
-    (root / "config/config.yaml").write_text(
-        "recipe: config/recipes/measured.yaml\nsite: config/sites/laptop.yaml\nrun: measured\n"
-    )
+    Workflow(root)
+    configure(root, "measured", "measured")
     described, order = yaml.safe_load(recipe.read_text(encoding="utf-8")), load_recipe(recipe).stage_order()
     first, last = order[0], order[-1]
     kept, copied = described["stages"][first], described["stages"][last]
@@ -95,77 +95,79 @@ def make_report(root: Path, stages: list[str], swept: bool) -> tuple[float, floa
     pages += [f"{RESULTS}/{name}" for name in ("overview.html", "environments.html", "summary.csv")]
     pages += [f"{RESULTS}/{SWEPT}/sweep.html"] if swept else []
     common = ["snakemake", "--quiet", "all", "--cores", str(os.cpu_count()), "--allowed-rules", *RULES]
-    seconds = []
-    for command in ([*common, "--", *pages], [*common, "--report", "report.html", "--", *pages]):
-        start = time.monotonic()
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        seconds.append(time.monotonic() - start)
-        if done.returncode != 0:
-            sys.exit(done.stdout + done.stderr)
-    return seconds[0], seconds[1]
+    made = seconds_of(*common, "--", *pages, cwd=root)
+    return made, seconds_of(*common, "--report", "report.html", "--", *pages, cwd=root)
 
 
-def open_report(report: Path, swept: bool) -> list[float]:
-    """Seconds from opening the report to its first screen's stages, and from a click to a page's first curve."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium")
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"):
-        options.add_argument(flag)
-    browser = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+def open_report(report: Path, section: str) -> list[float]:
+    """Return the seconds from opening the report to its sections, and from a click to a page's first figure."""
+    flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND")
+    chrome = webdriver.ChromeOptions()
+    chrome.binary_location = shutil.which("chromium")
+    for flag in flags:
+        chrome.add_argument(flag)
+    browser = webdriver.Chrome(options=chrome, service=Service(shutil.which("chromedriver")))
+
+    def until(found: Callable[[webdriver.Chrome], Any]) -> Any:
+        early = (ElementClickInterceptedException, StaleElementReferenceException)
+        return WebDriverWait(browser, 60, 0.02, early).until(found)
+
+    def displayed(by: str, what: str) -> list[WebElement]:
+        return [found for found in browser.find_elements(by, what) if found.is_displayed()]
+
+    def is_clicked(by: str, what: str) -> bool:
+        found = displayed(by, what)
+        if found:
+            found[-1].click()
+        return bool(found)
+
     try:
+        name = f"//*[normalize-space(text())='{section}' and not(self::script)]"
         start = time.monotonic()
         browser.get(report.as_uri())
-        seconds = [_shown(browser, "overview.html", ".chain a") - start]
-        browser.switch_to.default_content()
-        _click(browser, "Sweeps" if swept else "Stages")
+        until(lambda _: displayed(By.XPATH, name))
+        opened = time.monotonic() - start
+        until(lambda _: is_clicked(By.XPATH, name))
+        until(lambda _: is_clicked(By.CSS_SELECTOR, "a[iconname=eye]"))
         start = time.monotonic()
-        icons = [it for it in browser.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if it.is_displayed()]
-        icons[-1].click()
-        return [*seconds, _shown(browser, "sweep.html" if swept else "stage.html", "svg.chart") - start]
+        browser.switch_to.frame(until(lambda _: displayed(By.TAG_NAME, "iframe"))[-1])
+        until(lambda _: displayed(By.CSS_SELECTOR, "svg.chart"))
+        return [opened, time.monotonic() - start]
     finally:
         browser.quit()
 
 
-def _shown(browser: webdriver.Chrome, page: str, figure: str) -> float:
-    """When an embedded page has drawn a figure."""
-
-    def frames(driver: webdriver.Chrome) -> list:
-        found = driver.find_elements(By.TAG_NAME, "iframe")
-        return [frame for frame in found if f"filename={page}" in frame.get_attribute("src")[:200]]
-
-    browser.switch_to.frame(WebDriverWait(browser, 60, 0.02).until(frames)[0])
-    WebDriverWait(browser, 60, 0.02).until(lambda driver: driver.find_elements(By.CSS_SELECTOR, figure))
-    return time.monotonic()
-
-
-def _click(browser: webdriver.Chrome, text: str) -> None:
-    path = f"//*[normalize-space(text())='{text}' and not(self::script)]"
-    shown = WebDriverWait(browser, 60, 0.02).until(
-        lambda driver: next((it for it in driver.find_elements(By.XPATH, path) if it.is_displayed()), None)
-    )
-    shown.click()
-
-
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--recipe", type=Path, default=ROOT / "config/recipes/tiny.yaml")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="of the finished chain")
     parser.add_argument("--stages", type=int, default=100, help="of the chain made of copies (default 100)")
     parser.add_argument("--variants", type=int, default=50, help="of the sweep made of copies (default 50)")
     arguments = parser.parse_args()
+    if arguments.smoke:
+        if not (shutil.which("chromium") and shutil.which("chromedriver")):
+            end_for_lack_of("chromium and chromedriver (Debian: chromium chromium-driver)")
+        with tempfile.TemporaryDirectory() as directory:
+            tree = finished_tree(Path(directory))
+            measure(tree.root / "config/recipes/recorded.yaml", tree.results, None, 0)
+        return
     print("What the report costs. Made by `python benchmarks/report.py`, 2 CPU cores.\n")
-    print("| chain | pages | report | size | first screen shown | a stage's, or the sweep's page shown |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print(head("chain", "pages", "report", "size", "sections shown", "a stage's, or the sweep's page shown"))
     for count, variants in ((None, 0), (arguments.stages, 0), (None, arguments.variants)):
-        with tempfile.TemporaryDirectory(prefix="report-") as directory:
-            root = Path(directory)
-            stages = plant(root, arguments.recipe, arguments.results, count, variants)
-            made = [f"{seconds:.1f} s" for seconds in make_report(root, stages, bool(variants))]
-            size = f"{(root / 'report.html').stat().st_size / 1e6:.1f} MB"
-            shown = [f"{seconds:.2f} s" for seconds in open_report(root / "report.html", bool(variants))]
-            what = f"sweep of {variants} variants" if variants else f"{len(stages)} stages"
-            print(f"| {what} | {' | '.join([*made, size, *shown])} |", flush=True)
+        measure(arguments.recipe, arguments.results, count, variants)
+
+
+def measure(recipe: Path, results: Path, count: int | None, variants: int) -> None:
+    """Print the row of a chain, of so many copies of a stage, or of a sweep of so many variants."""
+    with tempfile.TemporaryDirectory(prefix="report-") as directory:
+        root = Path(directory)
+        stages = plant(root, recipe, results, count, variants)
+        made = [f"{seconds:.1f} s" for seconds in make_report(root, stages, bool(variants))]
+        size = f"{(root / 'report.html').stat().st_size / 1e6:.1f} MB"
+        shown = [f"{seconds:.2f} s" for seconds in open_report(root / "report.html", "Sweeps" if variants else "Stages")]
+    what = f"sweep of {variants} variants" if variants else f"{len(stages)} stages"
+    print(row(what, *made, size, *shown), flush=True)
 
 
 if __name__ == "__main__":

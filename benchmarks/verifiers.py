@@ -17,8 +17,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import psutil
-
+from benchmarks.common import head, memory_of, options, row
+from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.gym import Gym, GymServer
 from scripts.recipe.site import GYM_PYTHON
@@ -114,7 +114,7 @@ def full(environment: Environment, made: tuple[Row, str]) -> tuple[Row, str]:
 
 
 def measure(
-    verify: Callable[[Row, str], float], environment: Environment, make: Make, threads: int
+    verify: Callable[[Row, str], float], environment: Environment, make: Make, threads: int, seconds: float
 ) -> tuple[float, float]:
     """Checks a second and the mean reward, over some seconds."""
 
@@ -125,43 +125,48 @@ def measure(
         spread = pool.map if threads > 1 else map
         list(spread(check, range(-2 * threads, 0)))  # what is started, starts
         started, rewards = time.monotonic(), []
-        while time.monotonic() - started < SECONDS:
+        while time.monotonic() - started < seconds:
             done = len(rewards)
             rewards += spread(check, range(done + 1, done + 1 + 8 * threads))
         return len(rewards) / (time.monotonic() - started), sum(rewards) / len(rewards)
 
 
-def measure_gym(name: str, environment: Environment, make: Make) -> str:
+def measure_gym(name: str, environment: Environment, make: Make, seconds: float) -> list[str]:
     """Columns of the table: Gym's checks a second, their mean reward, the server's seconds to start and its memory."""
     started = time.monotonic()
     server = RunningServer(name, Gym(version=VERSION, servers=[name]), GymServer(), GYM_PYTHON)
     try:
         server.wait()
         start = time.monotonic() - started
-        rate, reward = measure(server.verify, environment, make, AT_ONCE)
-        process = psutil.Process(server._process.pid)
-        memory = sum(part.memory_info().rss for part in (process, *process.children(recursive=True)))
-        return f"{rate:,.0f} | {reward:.2f} | {start:.1f} | {memory / 1024**2:.0f}"
+        rate, reward = measure(server.verify, environment, make, AT_ONCE, seconds)
+        memory = memory_of(server._process.pid) / 1024**2
+        return [f"{rate:,.0f}", f"{reward:.2f}", f"{start:.1f}", f"{memory:.0f}"]
     finally:
         server.close()
 
 
 def main() -> None:
     """Print the table."""
+    seconds = 0.05 if options(__doc__).parse_args().smoke else SECONDS
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     print(
         "How many responses a second each verifier checks, and NeMo-Gym's server in its stead. Made by "
         f"`python\nbenchmarks/verifiers.py`, {CORES} CPU cores, load {os.getloadavg()[0]:.1f} before it started; half "
         "of the responses are wrong.\n"
     )
-    print("| environment | | checks a second here | mean reward | by Gym | mean reward | start, s | MiB |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print(head("environment", "", "checks a second here", "mean reward", "by Gym", "mean reward", "start, s", "MiB"))
+    lacking = set()
     for what, environment, make, server in BENCHES:
-        spec = SPECS[environment]
-        rate, reward = measure(spec.verify, environment, make, CORES if environment in CONFINED else 1)
-        here = f"{rate:,.0f} | {reward:.2f}"
-        there = measure_gym(server, environment, make) if server else "- | - | - | -"
-        print(f"| `{environment}` | {what} | {here} | {there} |", flush=True)
+        threads = CORES if environment in CONFINED else 1
+        rate, reward = measure(SPECS[environment].verify, environment, make, threads, seconds)
+        there = ["-"] * 4
+        if server:
+            try:
+                there = measure_gym(server, environment, make, seconds)
+            except UserError as error:
+                lacking.add(str(error))
+        print(row(f"`{environment}`", what, f"{rate:,.0f}", f"{reward:.2f}", *there), flush=True)
+    print("\n".join(f"\nNot asked: {why}" for why in sorted(lacking)))
 
 
 if __name__ == "__main__":

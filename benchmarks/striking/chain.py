@@ -25,9 +25,8 @@ from scripts.stage.store import unlinked
 Strike = dict
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGTERM")
 MOST_CALLS = 400
-# Of these an attempt, a job or a call of Snakemake may leave more than an undisturbed chain has; and a training's live
-# page is not written again where only the publishing was left to do.
-VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|\w+/logs)/|store/\w+/checkpoints/step_\d+)")
+# Of these an attempt, a job or a call of Snakemake may leave more than an undisturbed chain has.
+VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|\w+/logs)/|store/[0-9a-f]+/checkpoints/step_\d+)")
 LOCKS = ("locks", "incomplete")
 
 
@@ -254,7 +253,7 @@ class Chain:
         """
 
         def order(strike: Strike) -> tuple[int, bool]:
-            is_at_log = f"{stage}/run/metrics.jsonl" in (strike["event"] or "")
+            is_at_log = strike["program"].endswith(f" {stage}") and "metrics.jsonl" in strike["event"]
             return strike["logged"].get(stage, 0) + is_at_log, strike["signal"] == "SIGKILL"
 
         for strike in strikes:

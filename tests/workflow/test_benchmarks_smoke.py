@@ -7,12 +7,14 @@ import pytest
 
 from tests.conftest import ROOT
 
-SCRIPTS = ("handover", "parity", "real_chain", "recipes")
+BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "def main()" in path.read_text())
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_benchmark_runs(script):
-    command = [sys.executable, f"benchmarks/{script}.py", "--smoke"]
+@pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda path: path.stem)
+def test_a_benchmark_runs(benchmark):
+    command = [sys.executable, benchmark, "--smoke"]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    if done.stdout.startswith("lacking: "):
+        pytest.skip(done.stdout.strip())
     assert done.stdout.strip()
