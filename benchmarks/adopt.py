@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, checked, head, options, row, seconds_of
+from benchmarks.common import ROOT, command_line, head, row, seconds_of
 from tests import docs_commands
 
 SET_UP = ("git clone {root} stagecoach", "cd stagecoach", "make setup", "source .venv/bin/activate")
@@ -24,8 +24,10 @@ PAGES = (
 
 def main() -> None:
     """Print a row for each of what people come for."""
-    is_smoke = options(__doc__).parse_args().smoke
-    print("# From an empty folder\n\n`python benchmarks/adopt.py > benchmarks/adopt.md`, on two cores. Commands are lines")
+    is_smoke = command_line(__doc__).parse_args().smoke
+    print(
+        "# From an empty folder\n\n`python benchmarks/adopt.py > benchmarks/adopt.md`, on two cores. Commands are lines"
+    )
     print(f"that are typed; the first {len(SET_UP)} set Stagecoach up. Packages came from pip's cache.\n")
     print(head("to", "page", "commands", "minutes of set-up", "minutes after it"))
     with tempfile.TemporaryDirectory() as name:

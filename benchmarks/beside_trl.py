@@ -3,9 +3,10 @@
     python benchmarks/beside_trl.py --output benchmarks/beside_trl.md    (20 minutes on two idle cores)
 
 SFT, DPO and GRPO of a pretrained model, in one process and in two, by turns through ``scripts.train.run``, as the rule
-calls it, and through this file's `bare`, a script of one's own without Stagecoach but for GRPO's verifiers; the same model, rows in the same order, settings and checkpoints. Seconds
-of a step count from the end of the first to the end of the last. Fixed cost is what a program takes beyond its steps.
-Memory is the largest sum, at one moment, of the proportional set sizes of all its processes, in a run of its own.
+calls it, and through `bare` below, which has of Stagecoach only GRPO's verifiers; the same model, rows in the same
+order, settings and checkpoints. Seconds of a step count from the end of the first to the end of the last. Fixed cost is
+what a program takes beyond its steps. Memory is the largest sum, at one moment, of the proportional set sizes of all
+its processes, in a run of its own. `--smoke` trains two steps by TRL alone.
 """
 
 import json
@@ -24,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, checked, head, options, peak_memory, row
+from benchmarks.common import ROOT, checked, command_line, peak_memory, row
 from tests.stages import Stages
 
 RUN = Path("results/beside-trl")
@@ -127,7 +128,17 @@ def command_of(side: str, stage: str, processes: int, options: list[str], place:
         return [sys.executable, "-m", "scripts.train.run", "--stage", stage, *options]
     model, split = ROOT / RUN / "model/hf/model", ROOT / RUN / "data" / stage / "train-split.jsonl"
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
-    return [sys.executable, *launcher, __file__, "--bare", stage, str(model), str(split), str(place / "bare"), str(STEPS)]
+    return [
+        sys.executable,
+        *launcher,
+        __file__,
+        "--bare",
+        stage,
+        str(model),
+        str(split),
+        str(place / "bare"),
+        str(STEPS),
+    ]
 
 
 def start(command: list[str], processes: int) -> subprocess.Popen:
@@ -266,7 +277,7 @@ def try_bare(place: Path) -> None:
 
 def main() -> None:
     """Measure and print, and write the table where asked."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--stages", nargs="+", default=["sft", "dpo", "grpo"])
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])

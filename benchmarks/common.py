@@ -19,7 +19,7 @@ RECORDED = ROOT / "tests/recorded"
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def options(description: str) -> argparse.ArgumentParser:
+def command_line(description: str) -> argparse.ArgumentParser:
     """Start the command line of a benchmark; `--smoke` is part of every one."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="try the program in seconds; measures nothing")
@@ -34,9 +34,7 @@ def end_for_lack_of(what: str) -> None:
 
 def checked(*command: str | Path, cwd: Path = ROOT) -> str:
     """Run a command and return its output, both streams together; when it fails, print that and end."""
-    done = subprocess.run(
-        command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
+    done = subprocess.run(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}")
     return done.stdout

@@ -24,7 +24,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, finished_tree, head, options, peak_memory, row, seconds_of
+from benchmarks.common import ROOT, command_line, finished_tree, head, peak_memory, row, seconds_of
 
 RUNS = 5
 CONFIG = ("--config", "results=results/cost", "run=cost")
@@ -84,7 +84,7 @@ def print_stages(root: Path, results: Path) -> None:
 
 def main() -> None:
     """Print the tables."""
-    if options(__doc__).parse_args().smoke:
+    if command_line(__doc__).parse_args().smoke:
         with tempfile.TemporaryDirectory() as directory:
             tree = finished_tree(Path(directory))
             print_whole(tree.root, (), 1)

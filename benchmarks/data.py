@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, head, options, peak_memory, row, seconds_of
+from benchmarks.common import ROOT, command_line, head, peak_memory, row, seconds_of
 from demo.synthesize import TABLE_SCHEMA
 from scripts.data.placeholders import TABLES
 from scripts.data.source_record import describe_file
@@ -208,7 +208,7 @@ def table(sizes: dict[float, dict[str, float]]) -> str:
 
 def main() -> None:
     """Measure at the sizes that the command line names, and print the table; write it where asked."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--gigabytes", type=float, nargs="+", default=[1.0])
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to make the input (default: the temporary folder)")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import head, options, row
+from benchmarks.common import command_line, head, row
 from tests.docs_commands import PAGES, blocks_of, run_page
 from tests.pretrained import save_pretrained
 
@@ -21,7 +21,7 @@ QUICKEST = "docs/howto/super.md"
 
 def main() -> None:
     """Print a row for each page."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("pages", nargs="*", default=PAGES)
     arguments = parser.parse_args()
     print("# The docs, followed\n\n`python benchmarks/docs.py > benchmarks/docs.md`, on two shared cores;")
@@ -36,7 +36,9 @@ def main() -> None:
             folder = Path(name, str(number))
             folder.mkdir()
             times = [seconds for _, seconds in run_page(page, folder, model, slow=not arguments.smoke)]
-            print(row(page, len(blocks_of(page)), len(times), f"{sum(times) / 60:.1f}", f"{max(times):.0f}"), flush=True)
+            print(
+                row(page, len(blocks_of(page)), len(times), f"{sum(times) / 60:.1f}", f"{max(times):.0f}"), flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import ROOT, head, options, row
+from benchmarks.common import ROOT, command_line, head, row
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.policy import Dtensor
 from scripts.backends.trl.train import train_rank
@@ -165,7 +165,7 @@ of processes. FSDP2 computes in bfloat16 what copies keep in float32."""
 
 def main() -> None:
     """Command line of the benchmark."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--stages", nargs="+", default=["sft", "dpo", "rlvr1"])
     parser.add_argument("--settings", default="", help="those whose name has this in it (default: all)")

@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, head, options
+from benchmarks.common import ROOT, command_line, head
 from benchmarks.common import row as row_of
 from scripts.errors import shortened
 from scripts.stage.provenance import git
@@ -61,7 +61,7 @@ COLUMNS = ("fault", "nodes", "steps lost", "seconds", "attempts", "jobs", "calls
 
 def main() -> None:
     """Make the runs asked for, keep what came of each, print what was not as it should be."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", choices=sorted(FAULTS), default=list(FAULTS), metavar="NAME")
     parser.add_argument("--continue", action="store_true", dest="goes_on", help="keep the runs that are known")
     parser.add_argument("--most", type=int, help="make at most so many runs")

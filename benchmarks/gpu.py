@@ -23,7 +23,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import ROOT, options
+from benchmarks.common import ROOT, command_line
 from scripts.recipe.load import load_recipe
 
 RECIPE = ROOT / "config/recipes/tiny-pretrained.yaml"
@@ -68,7 +68,7 @@ SETTINGS = (
         gpus=1,
         package="flash_attn",
     ),
-    Setting("paged", HALF, rlvr={"generation": {"paged": True}}),
+    Setting("paged", rlvr={"generation": {"paged": True}}),
     Setting("sampling", HALF, rlvr={"generation": {"top_k": 20, "min_p": 0.05, "stop_strings": ["\n\n"]}}),
     Setting("offload", HALF | {"dtensor_cfg": {"enabled": True, "cpu_offload": True}}, gpus=1),
     by_vllm("vllm"),
@@ -150,7 +150,7 @@ def check_recipes(model: str) -> None:
 
 def main() -> None:
     """Command line of the program."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--model", default="Qwen/Qwen3-0.6B", help="a folder or a repository of the hub")
     parser.add_argument("--only", default="", help="settings whose name has this in it")
     parser.add_argument("--accelerator", default="cuda", choices=("cuda", "cpu"))

@@ -31,7 +31,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import configure, head, options, row
+from benchmarks.common import command_line, configure, head, row
 from benchmarks.watching import Call, SlurmTimes, Watch
 from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster
@@ -233,7 +233,7 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     """Print the tables; status 1 when the bound is broken."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
     repetitions = arguments.repetitions

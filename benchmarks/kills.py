@@ -36,7 +36,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, options
+from benchmarks.common import ROOT, command_line
 from benchmarks.striking.chain import Chain
 from benchmarks.striking.kinds import COPIED, KINDS, Kind
 from tests.slurm.cluster import Cluster
@@ -158,7 +158,7 @@ def print_table() -> None:
 
 def main() -> None:
     """Strike, or print the table."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--kind", choices=KINDS, default="light")
     parser.add_argument("--strikes", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=math.inf, help="strike no longer than this")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import RECORDED, ROOT, checked, head, options, row
+from benchmarks.common import RECORDED, ROOT, checked, command_line, head, row
 
 MINIMUM_GAIN, LARGEST_FALL = 0.30, 0.05
 
@@ -43,7 +43,7 @@ def judged(seed: int, results: Path) -> tuple[str, bool]:
 
 def main() -> None:
     """Print the table; status 1 when a seed misses a bound."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     arguments = parser.parse_args()
     seeds = arguments.seeds

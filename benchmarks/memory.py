@@ -19,12 +19,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import peft, F401 - what is imported before is no memory of the training
+import peft  # noqa: F401 - what is imported before is no memory of the training
 import torch
 from pydantic import TypeAdapter
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.common import options, row
+from benchmarks.common import command_line, row
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.backends.trl.memory import estimate
@@ -211,7 +211,7 @@ offload, nf4, 8-bit moments and vLLM were not measured. No figure of a GPU is he
 
 def main() -> None:
     """Command line of the measurement."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--only", default="", help="a part of the setting's words")
     parser.add_argument("--measure", nargs=3, help="what a process of its own is told")

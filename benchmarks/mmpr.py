@@ -19,7 +19,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, head, options, row
+from benchmarks.common import ROOT, command_line, head, row
 
 IMAGES, SUBSETS, ROWS_AN_IMAGE, BYTES = 30_000, 30, 6, 20_000
 BARE = "import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])"
@@ -65,7 +65,7 @@ def timed(what: str, *command: str) -> None:
 
 def main() -> None:
     """Print the table."""
-    count = SUBSETS if options(__doc__).parse_args().smoke else IMAGES
+    count = SUBSETS if command_line(__doc__).parse_args().smoke else IMAGES
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         publish(folder, count)

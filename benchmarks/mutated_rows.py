@@ -24,7 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, head, options, row as row_of
+from benchmarks.common import ROOT, command_line, head
+from benchmarks.common import row as row_of
 from benchmarks.mutations import COMPOSED, SHAPES, Row, rows_of
 from scripts.backends.trl.tokenization import Line, render_prompts, tokenize_demonstrations, tokenize_pairs
 from scripts.data.check import Rules, check_files
@@ -233,7 +234,7 @@ def outcomes(count: int, seed: int) -> Iterator[tuple[str, str, str, bytes]]:
 
 def main() -> None:
     """Command line."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--rows", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -247,8 +248,7 @@ def main() -> None:
     print(
         f"What becomes of {arguments.rows:,} damaged rows, seed {arguments.seed}. Made by "
         f"`python benchmarks/mutated_rows.py --rows {arguments.rows}`, which\nsays what it does to them. Templates: "
-        f"{', '.join(TEMPLATES)}, as TRL ships them.\n\n"
-        + head("shape", "rows", *OUTCOMES.values())
+        f"{', '.join(TEMPLATES)}, as TRL ships them.\n\n" + head("shape", "rows", *OUTCOMES.values())
     )
     counts["all"] = sum(counts.values(), Counter())
     for shape, found in counts.items():

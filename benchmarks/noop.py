@@ -18,12 +18,12 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, checked, configure, head, options, row
+from benchmarks.common import ROOT, checked, command_line, configure, head, row
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.records import Facts
-from scripts.stage.store import identity_of
 from scripts.stage.publish import export_name
+from scripts.stage.store import identity_of
 from tests.conftest import Workflow
 
 FILES_OF_BLEND = ("train-split.jsonl", "val-split.jsonl", "manifest.json", "check.json")
@@ -104,7 +104,7 @@ def text_of(path: Path, recipe: Recipe) -> str:
 
 def main() -> None:
     """Print the table; status 1 when there was something to do."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--stages", type=int, nargs="+", default=[7, 100, 1000])
     arguments = parser.parse_args()
     print("A call of `snakemake` on a finished chain. Made by `python benchmarks/noop.py`, 2 CPU cores.\n")

@@ -5,7 +5,8 @@
     python benchmarks/records.py --damages 120    # as many, drawn evenly from all
     python benchmarks/records.py --code ../other  # the same by another commit's code
 
-The damages are in tests/damages.py; `--smoke` makes three on the finished chain among the tests. Status 1 when a command ended in a traceback, hung, or planned to train.
+The damages are in tests/damages.py; `--smoke` makes three on the finished chain among the tests. Status 1 when a
+command ended in a traceback, hung, or planned to train.
 """
 
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, finished_tree, head, options, row
+from benchmarks.common import ROOT, command_line, finished_tree, head, row
 from tests.damages import TRACEBACK, Damage, Printed, damaged, damages, forked, preload
 
 CODE = ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers", "demo")
@@ -87,7 +88,7 @@ def make_tree(code: Path, chain: Path) -> Path:
 
 def main() -> int:
     """Print the table."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--code", type=Path, default=ROOT, help="the working tree whose code is tried")
     parser.add_argument("--chain", type=Path, default=ROOT, help="the tree with the finished tiny chain")
     parser.add_argument("--every", type=int, default=1, help="only every so many places within a record")

@@ -27,7 +27,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import ROOT, configure, end_for_lack_of, finished_tree, head, options, row, seconds_of
+from benchmarks.common import ROOT, command_line, configure, end_for_lack_of, finished_tree, head, row, seconds_of
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from tests.conftest import Workflow
@@ -115,10 +115,10 @@ def open_report(report: Path, section: str) -> list[float]:
     def displayed(by: str, what: str) -> list[WebElement]:
         return [found for found in browser.find_elements(by, what) if found.is_displayed()]
 
-    def is_clicked(by: str, what: str) -> bool:
+    def is_clicked(by: str, what: str, place: int) -> bool:
         found = displayed(by, what)
         if found:
-            found[-1].click()
+            found[place].click()
         return bool(found)
 
     try:
@@ -127,8 +127,8 @@ def open_report(report: Path, section: str) -> list[float]:
         browser.get(report.as_uri())
         until(lambda _: displayed(By.XPATH, name))
         opened = time.monotonic() - start
-        until(lambda _: is_clicked(By.XPATH, name))
-        until(lambda _: is_clicked(By.CSS_SELECTOR, "a[iconname=eye]"))
+        until(lambda _: is_clicked(By.XPATH, name, 0))
+        until(lambda _: is_clicked(By.CSS_SELECTOR, "a[iconname=eye]", -1))
         start = time.monotonic()
         browser.switch_to.frame(until(lambda _: displayed(By.TAG_NAME, "iframe"))[-1])
         until(lambda _: displayed(By.CSS_SELECTOR, "svg.chart"))
@@ -139,7 +139,7 @@ def open_report(report: Path, section: str) -> list[float]:
 
 def main() -> None:
     """Print the table."""
-    parser = options(__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--recipe", type=Path, default=ROOT / "config/recipes/tiny.yaml")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="of the finished chain")
     parser.add_argument("--stages", type=int, default=100, help="of the chain made of copies (default 100)")
@@ -165,7 +165,9 @@ def measure(recipe: Path, results: Path, count: int | None, variants: int) -> No
         stages = plant(root, recipe, results, count, variants)
         made = [f"{seconds:.1f} s" for seconds in make_report(root, stages, bool(variants))]
         size = f"{(root / 'report.html').stat().st_size / 1e6:.1f} MB"
-        shown = [f"{seconds:.2f} s" for seconds in open_report(root / "report.html", "Sweeps" if variants else "Stages")]
+        shown = [
+            f"{seconds:.2f} s" for seconds in open_report(root / "report.html", "Sweeps" if variants else "Stages")
+        ]
     what = f"sweep of {variants} variants" if variants else f"{len(stages)} stages"
     print(row(what, *made, size, *shown), flush=True)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.common import head, memory_of, options, row
+from benchmarks.common import command_line, head, memory_of, row
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.gym import Gym, GymServer
@@ -147,7 +147,7 @@ def measure_gym(name: str, environment: Environment, make: Make, seconds: float)
 
 def main() -> None:
     """Print the table."""
-    seconds = 0.05 if options(__doc__).parse_args().smoke else SECONDS
+    seconds = 0.05 if command_line(__doc__).parse_args().smoke else SECONDS
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     print(
         "How many responses a second each verifier checks, and NeMo-Gym's server in its stead. Made by "
