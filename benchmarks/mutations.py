@@ -11,20 +11,8 @@ PICTURE = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
 )
 WORDS = (
-    "add",
-    "two",
-    "numbers",
-    "größer",
-    "東京",
-    "🙂",
-    "x²",
-    "if",
-    "then",
-    "box",
-    "3.5",
-    "\\frac{1}{2}",
-    "<think>",
-    "</think>",
+    *("add", "two", "numbers", "größer", "東京", "🙂", "x²", "if", "then", "box", "3.5"),
+    *("\\frac{1}{2}", "<think>", "</think>"),
 )
 TEXTS = (
     "",

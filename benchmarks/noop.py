@@ -28,15 +28,8 @@ from tests.conftest import Workflow
 
 FILES_OF_BLEND = ("train-split.jsonl", "val-split.jsonl", "manifest.json", "check.json")
 STAGE_FILES = (
-    "preflight.json",
-    "ckpt/record.json",
-    "hf/record.json",
-    "metrics.parquet",
-    "eval.json",
-    "rollouts.parquet",
-    "gate.json",
-    "criteria.json",
-    "stage.html",
+    *("preflight.json", "ckpt/record.json", "hf/record.json", "metrics.parquet", "eval.json"),
+    *("rollouts.parquet", "gate.json", "criteria.json", "stage.html"),
 )
 RUN_FILES = ("overview.html", "environments.html", "summary.csv", "report.html")
 TABLES = (

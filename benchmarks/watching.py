@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from tests.slurm.cluster import Cluster
 
@@ -19,17 +20,14 @@ ENDED = re.compile(r"_job_complete: JobId=(\d+) done")
 EVERY = 0.05
 
 
-class SlurmTimes:
-    """When the jobs of a cluster started and ended, by the lines of slurmctld's log; as a context, it watches."""
+class Watch:
+    """Calls a function every moment until its `with` ends."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.started: dict[int, float] = {}
-        self.ended: dict[int, float] = {}
-        self._log = cluster.directory / "slurmctld.log"
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow)
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look, self._stop = look, threading.Event()
+        self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> "SlurmTimes":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -37,16 +35,32 @@ class SlurmTimes:
         self._stop.set()
         self._thread.join()
 
-    def _follow(self) -> None:
-        with self._log.open(encoding="utf-8", errors="replace") as log:
-            log.seek(0, os.SEEK_END)
-            while not self._stop.wait(EVERY):
-                now = time.time()
-                for line in log:
-                    if found := STARTED.search(line):
-                        self.started.setdefault(int(found[1] or found[2]), now)
-                    if found := ENDED.search(line):
-                        self.ended[int(found[1])] = now
+    def _run(self) -> None:
+        while not self._stop.wait(EVERY):
+            self._look()
+
+
+class SlurmTimes(Watch):
+    """When the jobs of a cluster started and ended, by the lines of slurmctld's log."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.started: dict[int, float] = {}
+        self.ended: dict[int, float] = {}
+        self._log = (cluster.directory / "slurmctld.log").open(encoding="utf-8", errors="replace")
+        self._log.seek(0, os.SEEK_END)
+        super().__init__(self._read)
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._log.close()
+
+    def _read(self) -> None:
+        now = time.time()
+        for line in self._log:
+            if found := STARTED.search(line):
+                self.started.setdefault(int(found[1] or found[2]), now)
+            if found := ENDED.search(line):
+                self.ended[int(found[1])] = now
 
 
 class Call:
@@ -91,23 +105,3 @@ class Call:
         self._thread.join()
         if status != fails:
             raise SystemExit("".join(self.output[-80:]))
-
-
-class Watch:
-    """Calls a function every moment until its `with` ends."""
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look, self._stop = look, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> "Watch":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(EVERY):
-            self._look()
