@@ -1,12 +1,9 @@
 """Check every row of a blend against the contract of the row's environment; list all bad rows in one table.
 
-With a bad row the status is 1 and no output appears. `--source` checks a published blend by hand: placeholder rows are
-counted, and line ends of Windows pass.
+With a bad row the status is 1 and no output appears.
 """
 
 import argparse
-import codecs
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -40,15 +37,13 @@ class BadRow(NamedTuple):
 class Rules:
     """The contract of a blend's rows.
 
-    `form` is the one form of all rows (scripts.rows.kinds), None for any. With `is_published`, rows may be placeholders
-    and lines may end as on Windows.
+    `form` is the one form of all rows (scripts.rows.kinds), None for any.
     """
 
     kind: RowKind = KINDS["prompts"]
     environments: frozenset[str] = frozenset()
     allow: frozenset[str] = frozenset()
     form: str | None = None
-    is_published: bool = False
 
     def problem_of(self, row: dict[str, Any], environment: str | None) -> str | None:
         """Return the problem of a row; None for a good row."""
@@ -68,26 +63,24 @@ class Tally:
 
     rows: int = 0
     environments: Counter[str] = field(default_factory=Counter)
-    placeholders: int = 0
     allowed: Counter[str] = field(default_factory=Counter)
     shown: list[BadRow] = field(default_factory=list)
-    bad: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bad: int = 0
 
     def add(self, other: "Tally") -> None:
         """Add the tally of the rows that follow."""
         room = SHOWN - len(self.shown)
         self.shown += [bad._replace(line=bad.line + self.rows) for bad in other.shown[:room]]
         self.rows += other.rows
-        self.placeholders += other.placeholders
-        for name in ("environments", "allowed", "bad"):
-            getattr(self, name).update(getattr(other, name))
+        self.bad += other.bad
+        self.environments += other.environments
+        self.allowed += other.allowed
 
     def refuse(self, key: str, environment: str | None, problem: str) -> None:
         """Count the latest row as bad."""
-        bad = BadRow(self.rows, key, _tidy(environment or "-"), _tidy(problem))
-        self.bad[bad.environment, _gist(bad.problem)] += 1
+        self.bad += 1
         if len(self.shown) < SHOWN:
-            self.shown.append(bad)
+            self.shown.append(BadRow(self.rows, key, _tidy(environment or "-"), _tidy(problem)))
 
 
 def _tidy(text: str) -> str:
@@ -95,21 +88,10 @@ def _tidy(text: str) -> str:
     return shortened(" ".join(text.split()), LONGEST_PROBLEM)
 
 
-def _gist(problem: str) -> str:
-    """Reduce a problem to its path, or to words without numbers, so that alike problems are counted together."""
-    path, colon, _ = problem.partition(": ")
-    return re.sub(r"\d+", "*", path if colon and path.startswith("$.") else problem)
-
-
 def check_block(block: Block, rules: Rules) -> Tally:
     """Check the rows of a block; lines are counted from the block's start."""
-    data = block.read()
-    if rules.is_published:
-        data = data.replace(b"\r\n", b"\n")
-        if block.start == 0:
-            data = data.removeprefix(codecs.BOM_UTF8)
     tally = Tally()
-    for line in data.removesuffix(b"\n").split(b"\n"):
+    for line in block.read().removesuffix(b"\n").split(b"\n"):
         tally.rows += 1
         _check_row(line, row_or_error(line), rules, tally)
     return tally
@@ -122,9 +104,7 @@ def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally:
     agent = row.get("agent_ref")
     name = agent.get("name") if isinstance(agent, dict) else None
     environment = name if isinstance(name, str) and rules.kind.is_rewarded else None
-    if rules.is_published and "_hf_placeholder" in row:
-        tally.placeholders += 1
-    elif problem := rules.problem_of(row, environment):
+    if problem := rules.problem_of(row, environment):
         if (key := key_of(line)) in rules.allow:
             tally.allowed[key] += 1
         else:
@@ -165,30 +145,21 @@ def _first_form(file: Path, kind: RowKind) -> str | None:
 
 
 def _table(tallies: dict[Path, Tally]) -> str:
-    """Format the first bad rows one by one, and further ones by environment and problem."""
-    bad = sum((tally.bad for tally in tallies.values()), Counter())
+    """Format the first bad rows one by one; count all."""
     found = [(f"{file}:{bad.line}", *bad[1:]) for file, tally in tallies.items() for bad in tally.shown][:SHOWN]
-    total, rows = bad.total(), sum(tally.rows for tally in tallies.values())
-    parts = [
-        f"{total} of {rows} rows cannot be trained on:",
-        *_columns([("row", "key", "environment", "problem"), *found]),
-    ]
-    if total > len(found):
-        counted = [(str(count), *what) for what, count in sorted(bad.items(), key=lambda item: (-item[1], item[0]))]
-        parts += [
-            f"and {total - len(found)} more; all {total}:",
-            *_columns([("rows", "environment", "problem"), *counted[:SHOWN]]),
+    bad, rows = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("bad", "rows"))
+    table = [("row", "key", "environment", "problem"), *found]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in table]
+    more = [f"and {bad - len(found)} more"] if bad > len(found) else []
+    return "\n".join(
+        [
+            f"{bad} of {rows} rows cannot be trained on:",
+            *("  " + "  ".join(row).rstrip() for row in cells),
+            *more,
+            "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here",
         ]
-    parts.append(
-        "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here"
     )
-    return "\n".join(parts)
-
-
-def _columns(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return ["  " + "  ".join(row).rstrip() for row in cells]
 
 
 def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
@@ -215,7 +186,6 @@ def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
 def _summary(tallies: dict[Path, Tally], rules: Rules) -> Iterator[str]:
     for file, tally in tallies.items():
         notes = [f"{tally.allowed.total()} of them bad but allowed"] if tally.allowed else []
-        notes += [f"{tally.placeholders} of them to be filled in"] if tally.placeholders else []
         yield ", ".join([f"{file}: {tally.rows} rows", *notes])
         for name, count in sorted(tally.environments.items()):
             unknown = rules.kind.has_contract and contract_of(name) is None
@@ -225,22 +195,15 @@ def _summary(tallies: dict[Path, Tally], rules: Rules) -> Iterator[str]:
 def main() -> None:
     """Command line of the check."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.check", description=__doc__.split("\n")[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--split", type=Path, nargs="+", help="splits of a blend (JSONL)")
-    what.add_argument("--source", type=Path, nargs="+", help="blends as published, placeholders and all (JSONL)")
+    parser.add_argument("--split", type=Path, nargs="+", required=True, help="splits of a blend (JSONL)")
     parser.add_argument("--kind", choices=KINDS, default="prompts")
     parser.add_argument("--environments", nargs="*", default=[], help="names that rows may bear (default: any)")
     parser.add_argument("--allow", nargs="*", default=[], metavar="KEY", help="keys of bad rows to let pass")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, help="check.json (default: only say what was found)")
     arguments = parser.parse_args()
-    rules = Rules(
-        KINDS[arguments.kind],
-        frozenset(arguments.environments),
-        frozenset(arguments.allow),
-        is_published=arguments.source is not None,
-    )
-    tallies = check_files(arguments.split or arguments.source, rules, max(1, arguments.workers))
+    rules = Rules(KINDS[arguments.kind], frozenset(arguments.environments), frozenset(arguments.allow))
+    tallies = check_files(arguments.split, rules, max(1, arguments.workers))
     for line in _summary(tallies, rules):
         print(line)
     if arguments.output is not None:

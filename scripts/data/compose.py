@@ -3,6 +3,7 @@
 A misfit is named by file, place and column; then nothing is written, unless the recipe says ``drop_invalid``.
 """
 
+import operator
 import os
 import random
 import sys
@@ -11,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
@@ -32,8 +32,17 @@ from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import in_order
 
 Row = dict[str, Any]
-Made = tuple[int, bytes | str | None, Mark | None]
 SHOWN = 20
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda value, given: value in given,
+    "not in": lambda value, given: value not in given,
+}
 encode = msgspec.json.Encoder().encode
 
 
@@ -47,64 +56,57 @@ class PublishedFile:
 
 @dataclass
 class Composed:
-    """The outcome of a batch: lines kept with index and mark, problems, counts."""
+    """The outcome of a batch: lines kept with number and mark, problems, counts."""
 
     before: str
-    first: int
     lines: list[tuple[int, bytes, Mark | None]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     read: int = 0
     filtered: int = 0
 
-    def clean(self, cleaner: Cleaner) -> None:
-        """Leave out the lines that the cleaner refuses."""
-        places = [f"{self.before}{self.first + index}" for index, _, _ in self.lines]
-        kept = cleaner.kept([mark for _, _, mark in self.lines], places.__getitem__)
-        self.lines = [self.lines[number] for number in kept]
+
+def meets(published: Row, conditions: list[tuple[str, str, Any]]) -> bool:
+    """Whether a row meets all conditions (column, operator, value); a row without the value does not."""
+    for column, name, given in conditions:
+        value = published.get(column)
+        try:
+            if isinstance(value, str) and isinstance(given, int | float):  # as CSV has numbers
+                value = float(value)
+            if value is None or not OPERATORS[name](value, given):
+                return False
+        except (TypeError, ValueError) as error:
+            raise Misfit(f"cannot be held against the filter {column} {name} {given!r}: {error}") from None
+    return True
 
 
 def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callable[[Row], Mark] | None) -> Composed:
     """Make lines of the rows of a batch, each by the first mapping with a matching filter."""
-    result, waiting = Composed(batch.before, batch.first), {*range(len(batch))}
-    made: list[Made] = []
-    for rows in mappings:
-        chosen = waiting & batch.matching(rows.filter) if rows.filter else waiting
-        made += _made(batch, rows, rules, mark, chosen)
-        waiting = waiting - chosen
-    if len(mappings) > 1:
-        made.sort(key=itemgetter(0))
-    result.problems = [f"{batch.place(index)}: {line}" for index, line, _ in made if isinstance(line, str)]
-    result.lines = [each for each in made if isinstance(each[1], bytes)]
-    result.filtered = len(waiting)
-    result.read = len(batch) - sum(line is None for _, line, _ in made)
-    return result
-
-
-def _made(
-    batch: Batch, rows: Rows, rules: Rules, mark: Callable[[Row], Mark] | None, chosen: set[int]
-) -> Iterator[Made]:
-    """Yield each row's index and line with its mark, a problem instead of the line, or None for a blank line."""
-    mappers: dict[tuple[str, ...], Mapper] = {}
-    table = None if batch.is_lines else Mapper(rows, rules.kind.name, batch.names, is_table=True)
-    for index, published in enumerate(batch.rows(table and table.needed)):
-        if index not in chosen:
+    result, is_table = Composed(batch.before), not isinstance(batch.content, list)
+    batch.require({column for rows in mappings for column, _, _ in rows.filter})
+    mappers: dict[tuple[int, tuple[str, ...]], Mapper] = {}
+    for index, published in enumerate(batch.rows):
+        if isinstance(published, RowError) and not batch.content[index].strip():
             continue
+        result.read += 1
         try:
             if isinstance(published, RowError):
-                yield index, str(published) if batch.content[index].strip() else None, None
+                raise Misfit(str(published))
+            number = next((at for at, rows in enumerate(mappings) if meets(published, rows.filter)), None)
+            if number is None:
+                result.filtered += 1
                 continue
-            if (mapper := table or mappers.get(names := tuple(published))) is None:
-                mapper = mappers[names] = Mapper(rows, rules.kind.name, names, is_table=False)
-            row = mapper.row_of(published)
+            if (key := (number, tuple(published))) not in mappers:
+                mappers[key] = Mapper(mappings[number], rules.kind.name, key[1], is_table)
+            row = mappers[key].row_of(published)
             agent = row.get("agent_ref")
             name = agent.get("name") if isinstance(agent, dict) else None
             if "_hf_placeholder" not in row and (problem := rules.problem_of(row, name)):
-                yield index, mapper.blamed(problem), None
-            else:
-                line = encode(row) if table or row is not published else batch.content[index]
-                yield index, line + b"\n", mark and mark(row)
+                raise Misfit(problem)
+            line = encode(row) if is_table or row is not published else batch.content[index]
+            result.lines.append((batch.first + index, line + b"\n", mark and mark(row)))
         except Misfit as error:
-            yield index, str(error), None
+            result.problems.append(f"{batch.place(index)}: {error}")
+    return result
 
 
 class _Waiting:
@@ -200,8 +202,9 @@ class _Tally:
         self.filtered += composed.filtered
         self.invalid += len(composed.problems)
         self.problems += composed.problems[: SHOWN - len(self.problems)]
-        if cleaner is not None and composed.lines:
-            composed.clean(cleaner)
+        if cleaner is not None and (lines := composed.lines):
+            kept = cleaner.kept([mark for _, _, mark in lines], lambda at: f"{composed.before}{lines[at][0]}")
+            composed.lines = [lines[at] for at in kept]
         self.kept += len(composed.lines)
 
     def counts(self) -> dict[str, int]:

@@ -15,7 +15,6 @@ import numpy as np
 
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 PUNCTUATION = {code: " " for code in range(128) if not WORD.match(chr(code))}
-TABLE_BITS = 24
 
 
 def words_of(text: str) -> list[str]:
@@ -53,35 +52,24 @@ class Benchmark:
         starts = np.flatnonzero(self.text_of[: len(hashes)] == self.text_of[ngram - 1 :])
         order = np.argsort(hashes[starts], kind="stable")
         self.starts, self.hashes = starts[order], hashes[starts][order]
-        self.is_there = np.zeros(1 << TABLE_BITS, bool)
-        self.is_there[self.hashes >> np.uint64(64 - TABLE_BITS)] = True
 
     def overlapping(self, hashes: np.ndarray, places: np.ndarray, prompts: np.ndarray) -> Iterator[int]:
         """Yield the prompts that overlap with an instance; `prompts` maps the places of n-grams to prompts."""
-        likely = np.flatnonzero(self.is_there[hashes >> np.uint64(64 - TABLE_BITS)])
-        first = np.searchsorted(self.hashes, hashes[likely], "left")
-        last = np.searchsorted(self.hashes, hashes[likely], "right")
+        first, last = (np.searchsorted(self.hashes, hashes, side) for side in ("left", "right"))
         found = np.flatnonzero(last > first)
-        inside = prompts[places[likely[found]]]
+        inside = prompts[places[found]]
         for part in np.split(found, np.flatnonzero(np.diff(inside)) + 1) if len(found) else ():
             starts = np.concatenate([self.starts[low:high] for low, high in zip(first[part], last[part], strict=True)])
             if self._covers_an_instance(starts):
-                yield int(prompts[places[likely[part[0]]]])
+                yield int(prompts[places[part[0]]])
 
     def _covers_an_instance(self, starts: np.ndarray) -> bool:
         """Whether the n-grams from these words cover more than the share of an instance's words."""
-        texts, counts = np.unique(self.text_of[starts], return_counts=True)
-        at_most = self._scores(texts, np.minimum(counts * self.ngram, self.lengths[texts]))
-        if not (is_likely := at_most > self.overlap).any():  # as of a phrase that many instances share
-            return False
-        starts = starts[np.isin(self.text_of[starts] // self.texts, np.unique(texts // self.texts)[is_likely])]
         covered = np.unique(starts[:, None] + np.arange(self.ngram))
-        return bool((self._scores(*np.unique(self.text_of[covered], return_counts=True)) > self.overlap).any())
-
-    def _scores(self, texts: np.ndarray, covered: np.ndarray) -> np.ndarray:
-        """Return each instance's mean share of covered words; a text missing here covers none."""
+        texts, counts = np.unique(self.text_of[covered], return_counts=True)
         _, instance = np.unique(texts // self.texts, return_inverse=True)
-        return np.bincount(instance, covered / self.lengths[texts]) / self.texts
+        scores = np.bincount(instance, counts / self.lengths[texts]) / self.texts
+        return bool((scores > self.overlap).any())
 
 
 _FACTORS = np.random.default_rng(0).integers(0, 1 << 63, 64, np.uint64) * np.uint64(2) + np.uint64(1)

@@ -1,7 +1,6 @@
 """Fetch a recipe's blends and the external tables named by placeholders; compose blends of columns."""
 
 import argparse
-import os
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -18,7 +17,7 @@ from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
 from scripts.files import replace_directory, write_json
-from scripts.recipe.blend import IMAGE_FILES, Benchmark, Blend
+from scripts.recipe.blend import Benchmark, Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import Files, FolderSource, HubSource, Rows
@@ -29,7 +28,6 @@ from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import default_workers
 
 PLACEHOLDER = "_hf_placeholder"
-RAW = {"mmpr": "OMNI3_MMPR_PUBLIC_RAW", "mmpr_tiny": "OMNI3_MMPR_TINY_RAW"}  # Nemotron's, of images fetched before
 
 
 def fetch_source(
@@ -45,7 +43,7 @@ def fetch_source(
         raise UserError(f"tables.{unknown}: no placeholder refers to this repository{nearest(unknown, repositories)}")
     synthetic = {name: blend for name, blend in recipe.blends.items() if recipe.is_synthetic(blend)}
     own = {name: blend for name, blend in recipe.blends.items() if name not in synthetic}
-    linked = {name: source_of(recipe, blend) for name, blend in own.items() if not blend.is_composed}
+    linked = {name: blend.source or recipe.source for name, blend in own.items() if not blend.is_composed}
     record: dict[str, Any] = {"blends": {}, "tables": {}, "files": {}}
     with replace_directory(directory) as fresh:
         if synthetic:
@@ -121,7 +119,8 @@ def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher)
     """Yield the texts of each instance of a benchmark."""
     for file in fetcher.bring([item for files in sets for item in files]):
         for batch in batches_of(file.path, file.shown, benchmark.columns):
-            for index, row in enumerate(batch.rows(benchmark.columns)):
+            batch.require(benchmark.columns)
+            for index, row in enumerate(batch.rows):
                 if isinstance(row, RowError):
                     raise UserError(f"{batch.place(index)}: {row}")
                 yield [str(row[column] or "") for column in benchmark.columns]
@@ -148,17 +147,6 @@ def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> l
         card = fetcher.bring([Wanted(whole, CARD)])[0].path.read_text("utf-8") if CARD in names else ""
         sets = files_of_split(names, card, source.subset, source.split, where)
     return [[Wanted(whole, file) for file in files] for files in sets]
-
-
-def source_of(recipe: Recipe, blend: Blend) -> HubSource | FolderSource:
-    """Return the source of a blend, the recipe's by default; images of the hub from the folder named by RAW."""
-    source, variable = blend.source or recipe.source, RAW.get(blend.format)
-    folder = os.environ.get(variable) if variable and isinstance(source, HubSource) else None
-    if not folder:
-        return source
-    if lacking := [file for file in IMAGE_FILES[blend.format] if not Path(folder, file).is_file()]:
-        raise UserError(f"{variable}: {folder} has no {lacking[0]}; put it there, or unset {variable} to fetch it")
-    return FolderSource(kind="folder", path=folder)
 
 
 def tables_named(path: Path) -> set[ExternalTable]:

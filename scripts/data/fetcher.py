@@ -1,11 +1,9 @@
 """Files of several sources, of the hub or of folders, fetched some at a time and recorded."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any, TypeVar
 
 from huggingface_hub import constants
@@ -14,7 +12,7 @@ from scripts.data.compose import PublishedFile
 from scripts.data.hub import Snapshot, download, near, open_snapshot
 from scripts.data.source_record import describe_file, files_below
 from scripts.errors import UserError
-from scripts.files import amount, explain_write_errors, link_or_copy
+from scripts.files import explain_write_errors, link_or_copy
 from scripts.recipe.source import FolderSource, HubSource
 
 THREADS = 4
@@ -44,22 +42,19 @@ class Fetcher:
         self.snapshots: dict[HubSource, Snapshot] = {}
 
     def fetch(self, wanted: list[Wanted]) -> None:
-        """Fetch all files, four at once; no file is downloaded if one is missing or the disk is too small."""
-        by_source: dict[HubSource, list[str]] = defaultdict(list)
+        """Fetch all files, four at once; no file is downloaded if one is missing."""
+        folders = {}
         for item in wanted:
-            if isinstance(item.source, HubSource):
-                by_source[item.source].append(item.file)
-        for source, files in by_source.items():
-            _refuse_missing(self.snapshot(source, files), files)
-        folders = {item: _find(item) for item in wanted if isinstance(item.source, FolderSource)}
-        self._check_space(wanted, folders)
+            if isinstance(item.source, FolderSource):
+                folders[item] = _find(item)
+            else:
+                _refuse_missing(self.snapshot(item.source), item.file)
         self.map(lambda item: self._place(item, folders.get(item)), wanted)
 
-    def snapshot(self, source: HubSource, files: Iterable[str] = ()) -> Snapshot:
-        """Return the snapshot of a source: with `files`, as far as they need it; without, with all its names."""
-        known = self.snapshots.get(source)
-        if known is None or not (known.is_whole or known.sizes.keys() >= {*files} > set()):
-            self.snapshots[source] = open_snapshot(source.repository, source.revision, [*files])
+    def snapshot(self, source: HubSource) -> Snapshot:
+        """Return the snapshot of a source."""
+        if source not in self.snapshots:
+            self.snapshots[source] = open_snapshot(source.repository, source.revision)
         return self.snapshots[source]
 
     def names(self, source: HubSource | FolderSource) -> set[str]:
@@ -102,37 +97,16 @@ class Fetcher:
             link_or_copy(path, placed)
         self.described[item.target] = described or describe_file(placed)
 
-    def _check_space(self, wanted: list[Wanted], folders: dict[Wanted, Path]) -> None:
-        """UserError when the disk of the hub's cache or, where it is another one, of the output has too little room."""
-        cache = next(path for path in Path(constants.HF_HUB_CACHE, "x").absolute().parents if path.exists())
-        here, to_load, to_copy = self.directory.stat().st_dev, 0, 0
-        for item in wanted:
-            if (path := folders.get(item)) is None:
-                snapshot = self.snapshots[item.source]
-                size, disk = snapshot.sizes[item.file], cache.stat().st_dev
-                to_load += 0 if snapshot.cached(item.file) else size
-            else:
-                size, disk = path.stat().st_size, path.stat().st_dev
-            to_copy += size if item.target is not None and disk != here else 0
-        for path, needed, where in (
-            (cache, to_load, f"the hub's cache {constants.HF_HUB_CACHE} (HF_HOME says where it is)"),
-            (self.directory, to_copy, str(self.directory.parent)),
-        ):
-            if needed > (free := disk_usage(path).free):
-                raise UserError(
-                    f"{where}: {amount(needed)} are to come and {amount(free)} are free; make room, or move it"
-                )
 
-
-def _refuse_missing(snapshot: Snapshot, files: list[str]) -> None:
-    for name in files:
-        if name not in snapshot.sizes and snapshot.is_whole:
-            raise UserError(f"{name} of {snapshot}: the repository has no such file; {near(name, snapshot.sizes)}")
-        if name not in snapshot.sizes:
-            raise UserError(
-                f"{name} of {snapshot}: the hub cannot be asked (HF_HUB_OFFLINE, or no connection), and the cache "
-                f"{constants.HF_HUB_CACHE} does not have it; fetch on a machine that has the network"
+def _refuse_missing(snapshot: Snapshot, name: str) -> None:
+    if name not in snapshot.sizes:
+        why = f"the repository has no such file; {near(name, snapshot.sizes)}"
+        if not snapshot.is_whole:
+            why = (
+                f"the hub cannot be asked (HF_HUB_OFFLINE, or no connection), and the cache {constants.HF_HUB_CACHE} "
+                "does not have it; fetch on a machine that has the network"
             )
+        raise UserError(f"{name} of {snapshot}: {why}")
 
 
 def _shown(item: Wanted) -> str:

@@ -16,7 +16,6 @@ class ExternalTable:
     """An external table on the hub, and the style of its templates."""
 
     repository: str
-    split: str
     style: Literal["dapo", "skywork"]
     file: str
 
@@ -26,8 +25,8 @@ class ExternalTable:
         return Path(self.repository, self.file)
 
 
-_DAPO = ExternalTable("BytedTsinghua-SIA/DAPO-Math-17k", "train", "dapo", "data/dapo-math-17k.parquet")
-_SKYWORK = ExternalTable("Skywork/Skywork-OR1-RL-Data", "math", "skywork", "data/math-00000-of-00001.parquet")
+_DAPO = ExternalTable("BytedTsinghua-SIA/DAPO-Math-17k", "dapo", "data/dapo-math-17k.parquet")
+_SKYWORK = ExternalTable("Skywork/Skywork-OR1-RL-Data", "skywork", "data/math-00000-of-00001.parquet")
 TABLES = {
     "nano_v3_sft_profiled_dapo17k": _DAPO,
     "nano_v3_sft_profiled_skywork_no_omni": _SKYWORK,

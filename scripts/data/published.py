@@ -24,7 +24,6 @@ PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 ROWS = 1024
 BYTES = 1 << 20
 BATCH_BYTES = 16 * BYTES
-_NUMBER = "\0number"
 
 
 def format_of(name: str) -> str | None:
@@ -46,66 +45,25 @@ class Batch:
         return len(self.content)
 
     @property
-    def is_lines(self) -> bool:
-        """Whether the rows are lines of JSON rather than a table."""
-        return isinstance(self.content, list)
-
-    @property
-    def names(self) -> list[str]:
-        """The column names of a table."""
-        return self.content.schema.names
-
-    @property
     def before(self) -> str:
         """The text before a row's number in messages."""
-        return f"{self.shown}:" if self.is_lines else f"{self.shown}: row "
+        return f"{self.shown}:" if isinstance(self.content, list) else f"{self.shown}: row "
 
     def place(self, index: int) -> str:
         """Return a row's place for messages."""
         return f"{self.before}{self.first + index}"
 
-    def rows(self, columns: Collection[str] | None = None) -> list[Row | RowError]:
-        """Return the rows with these columns, or all; a RowError for a broken line. UserError for an unknown column."""
-        if self.is_lines:
-            rows = self._decoded
-            if columns is None:
-                return rows
-            self._know(columns, {name for row in rows if isinstance(row, dict) for name in row})
-            return [{name: row.get(name) for name in columns} if isinstance(row, dict) else row for row in rows]
-        self._know(columns or (), self.names)
-        names = self.names if columns is None else list(columns)
-        values = [self.content.column(name).to_pylist() for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-
     @cached_property
-    def _decoded(self) -> list[Row | RowError]:
-        return [row_or_error(line) for line in self.content]
+    def rows(self) -> list[Row | RowError]:
+        """The rows; a RowError for a broken line."""
+        lines = self.content
+        return [row_or_error(line) for line in lines] if isinstance(lines, list) else lines.to_pylist()
 
-    def _know(self, columns: Collection[str], names: Collection[str]) -> None:
+    def require(self, columns: Collection[str]) -> None:
+        """UserError for a column that no row has."""
+        names = {name for row in self.rows if isinstance(row, dict) for name in row}
         if unknown := next((name for name in columns if name not in names), None):
             raise UserError(f"{self.shown}: has no column {unknown}{nearest(unknown, names)}")
-
-    def matching(self, conditions: list[tuple[str, str, Any]]) -> set[int]:
-        """Return the indices of rows that meet all conditions (column, operator, value), and of broken lines."""
-        names, unread = list(dict.fromkeys(column for column, _, _ in conditions)), set()
-        if self.is_lines:
-            rows = self.rows(names)
-            unread = {index for index, row in enumerate(rows) if isinstance(row, RowError)}
-            values = {name: [None if isinstance(row, RowError) else row[name] for row in rows] for name in names}
-        else:
-            self._know(names, self.names)
-            values = {name: self.content.column(name) for name in names}
-        try:
-            table = pa.table(values)
-            for column, _, value in conditions:
-                if pa.types.is_string(table[column].type) and isinstance(value, int | float):  # as CSV has numbers
-                    table = table.set_column(table.schema.get_field_index(column), column, table[column].cast("double"))
-            table = table.append_column(_NUMBER, pa.array(range(len(self)), pa.int64()))
-            met = {*table.filter(pq.filters_to_expression(conditions))[_NUMBER].to_pylist()}
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            conditions_text = ", ".join(f"{column} {operator} {value!r}" for column, operator, value in conditions)
-            raise UserError(f"{self.place(0)}: cannot be held against the filter {conditions_text}: {error}") from None
-        return met | unread
 
 
 def columns_of(path: Path, shown: str) -> list[str] | None:

@@ -64,7 +64,6 @@ NAMED: dict[str, dict[str, list[Row]]] = {
 }
 """Mappings by name in `columns` and by kind; a row takes the first with a matching filter."""
 _SLOT = re.compile(r"\{(reasoning|answer)\}")
-_FIELD = re.compile(r"\$\.(\w+)")
 _NUMBER = re.compile(r"[-+]?[$€£]?\d+(\.\d+)?%?")
 
 
@@ -130,12 +129,6 @@ class Mapper:
         if "_hf_placeholder" in published:
             return published
         return self.make(published)
-
-    def blamed(self, problem: str) -> str:
-        """Name the source column in the problem of a row."""
-        found = _FIELD.match(problem)
-        column = self.column.get(found[1]) if found else None
-        return f"column {column}: {problem}" if column else problem
 
     def _value(self, published: Row, field: str) -> Any:
         """Return a row's value for a field, or None."""

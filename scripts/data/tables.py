@@ -25,7 +25,7 @@ TEXTS = pa.schema({"question": TEXT, "answer": TEXT})
 
 @dataclass(frozen=True)
 class ExternalTables:
-    """The tables below `directory` (``<repository>/data/*.parquet``), unpacked below `unpacked` on first use.
+    """The tables below `directory`, unpacked below `unpacked` on first use.
 
     `hashes` are the XXH3-128 of the files, by path from the folder above `directory`.
     """
@@ -35,37 +35,30 @@ class ExternalTables:
     hashes: Mapping[str, str] = field(default_factory=dict)
 
     def lookup(self, table: ExternalTable, row: int) -> tuple[str | None, str | None]:
-        """Return question and ground truth at a row (from 0, over the split's files joined in name order).
+        """Return question and ground truth at a row (from 0).
 
         IndexError, whose argument is the number of rows, for a row outside the table; UnicodeDecodeError for a text in
         another encoding.
         """
-        path = self._path(table)
+        path = self.unpacked / table.repository.replace("/", "--")
         if not path.exists():
             with FileLock(f"{path}.lock"):
                 if not path.exists():
-                    _write(self._parquet_files(table), path)
+                    _write(self._parquet(table), path)
         texts = _open_table(str(path))
         if not 0 <= row < len(texts):
             raise IndexError(len(texts))
         return texts["question"][row].as_py(), texts["answer"][row].as_py()
 
-    def _path(self, table: ExternalTable) -> Path:
-        return self.unpacked / f"{table.repository}.{table.split}".replace("/", "--")
-
-    def _parquet_files(self, table: ExternalTable) -> list[Path]:
-        """Return the table's files, whose hashes are those recorded."""
-        folder, split = self.directory / table.repository, table.split
-        for pattern in (f"data/{split}-*", "data/*", f"{split}/*", f"default/{split}/*"):
-            if files := sorted(folder.glob(f"{pattern}.parquet")):
-                break
-        else:
-            raise UserError(f"{folder}: no parquet file of {table.repository}; fetch the table into data/ there")
-        for file in files:
-            expected = self.hashes.get(str(file.relative_to(self.directory.parent)))
-            if expected not in (None, xxh3_file(file)):
-                raise UserError(differs_from_record(file))
-        return files
+    def _parquet(self, table: ExternalTable) -> Path:
+        """Return the table's file, whose hash is the recorded one."""
+        path = self.directory / table.local_path
+        if not path.is_file():
+            raise UserError(f"{path}: no such table of {table.repository}; fetch it there")
+        expected = self.hashes.get(str(path.relative_to(self.directory.parent)))
+        if expected not in (None, xxh3_file(path)):
+            raise UserError(differs_from_record(path))
+        return path
 
 
 @lru_cache
@@ -73,10 +66,10 @@ def _open_table(path: str) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(path)).read_all()
 
 
-def _write(paths: list[Path], output: Path) -> None:
+def _write(parquet: Path, output: Path) -> None:
     fresh = output.with_name(f"{output.name}.new")
     with fresh.open("wb") as file, pa.ipc.new_file(file, TEXTS) as writer:
-        for columns in (columns for path in paths for columns in _columns(path)):
+        for columns in _columns(parquet):
             writer.write_batch(pa.RecordBatch.from_arrays([*columns], schema=TEXTS))
     fresh.rename(output)
     pa.default_memory_pool().release_unused()

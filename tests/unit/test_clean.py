@@ -2,10 +2,9 @@
 
 import random
 
-import numpy as np
 import pytest
 
-from scripts.data.clean import Cleaner, _Seen, mark_of
+from scripts.data.clean import Cleaner, mark_of
 from scripts.data.decontaminate import Benchmark, overlaps, words_of
 from scripts.rows.kinds import KINDS
 
@@ -109,15 +108,6 @@ def test_the_first_of_equal_prompts_or_rows_stays_whatever_the_white_space():
     assert left(rows) == ([0, 1, 2, 3, 4, 5], {})
     kept, record = left(rows[:1] * 4, "prompt", b=(iter([["x " * 9]]), 8, 0.5))
     assert (kept, record["duplicates"]) == ([0], 3)  # a batch of duplicates alone
-
-
-def test_what_was_seen_is_remembered_in_eight_bytes_a_row():
-    seen, rng, plain = _Seen(), random.Random(0), set()
-    for _ in range(200):
-        batch = [rng.randrange(3000) for _ in range(rng.randint(1, 60))]
-        new = [not (value in plain or plain.add(value)) for value in batch]
-        assert seen.are_new(np.array(batch, np.uint64)).tolist() == new
-    assert sum(run.nbytes for run in seen.runs) == 8 * len(plain) and len(seen.runs) < 12
 
 
 def test_the_users_texts_are_those_of_every_turn():

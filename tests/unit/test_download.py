@@ -19,7 +19,7 @@ import yaml
 from huggingface_hub import constants, file_download
 
 from demo.synthesize import write_source
-from scripts.data import fetcher, hub
+from scripts.data import hub
 from scripts.data.download import fetch_source, tables_named
 from scripts.data.placeholders import TABLES
 from scripts.errors import UserError
@@ -30,7 +30,6 @@ from scripts.recipe.source import FolderSource, HubSource
 from tests.conftest import ROOT, SHORT
 from tests.hub import Fault, Hub
 
-OLD, NEW = hub.SAME_REPOSITORY
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
 SMALL, LARGE = b'{"id": 1}\n', b'{"id": 1}\n' * 30_000
 MINE = "hf_0123456789"
@@ -141,28 +140,6 @@ def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_seve
     assert (tmp_path / "source/c.jsonl").read_bytes() == SMALL * 2
 
 
-def test_images_that_were_fetched_before_are_taken_from_where_nemotrons_variable_says(
-    served, fetched, recipe, tmp_path, monkeypatch
-):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL})
-    a = recipe().blends["a"]
-    tiny = HubSource(kind="hub", repository="OpenGVLab/MMPR-Tiny", revision="main")
-    blends = {"a": a, "b": a.model_copy(update={"source": tiny, "format": "mmpr_tiny"})}
-    raw = tmp_path / "raw"
-    raw.mkdir()
-    (raw / "images.zip").write_bytes(LARGE)
-    monkeypatch.setenv("OMNI3_MMPR_TINY_RAW", str(raw))
-    wanted = (
-        f"OMNI3_MMPR_TINY_RAW: {raw} has no mmpr_tiny.parquet; put it there, or unset OMNI3_MMPR_TINY_RAW to fetch it"
-    )
-    assert wanted in refusal(fetched, blends=blends)
-    (raw / "mmpr_tiny.parquet").write_bytes(b"rows")
-    record = fetched(blends=blends)
-    assert record["blends"]["b"] == {"source": str(raw), "revision": "folder"}
-    assert (tmp_path / "source/b/images.zip").read_bytes() == LARGE
-    assert not served.asked("MMPR-Tiny"), "nothing of it is asked of the hub"
-
-
 def test_the_command_fetches_with_a_token_that_no_other_host_no_log_and_no_record_sees(served, tmp_path):
     served.tokens[MINE] = True
     served.repositories["org/data"].gated = True
@@ -187,23 +164,6 @@ def start_download(served, tmp_path, output="source", **environment) -> subproce
     return subprocess.Popen(command, cwd=ROOT, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-# --- both ids of the Super blend, and renamed repositories ---
-
-
-@pytest.mark.parametrize(("asked", "other"), [(OLD, NEW), (NEW, OLD)])
-@pytest.mark.parametrize("token", [None, MINE])
-def test_where_one_id_of_the_super_blend_is_not_found_the_other_is_taken(
-    asked, other, token, served, fetched, capsys, monkeypatch
-):
-    if token:
-        served.tokens[token] = True
-        monkeypatch.setenv("HF_TOKEN", token)
-    commit = served.repositories[other].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    record = fetched(asked)
-    assert record["blends"]["a"] == {"source": other, "revision": commit}
-    assert f"{asked}: trying {other}" in capsys.readouterr().err
-
-
 def test_a_redirect_to_a_repositorys_new_id_is_followed(served, fetched, monkeypatch):
     commit = served.repositories["org/new"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.renamed["org/old"] = "org/new"
@@ -211,12 +171,6 @@ def test_a_redirect_to_a_repositorys_new_id_is_followed(served, fetched, monkeyp
     assert record["blends"]["a"] == {"source": "org/old", "revision": commit}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetched("org/old") == record
-
-
-def test_neither_id_is_one_message_about_the_one_in_the_recipe_or_the_one_that_exists(served, fetched):
-    assert f"{NEW} at main, from {served.url}: there is no such repository" in refusal(fetched, NEW)
-    served.faults[f"/api/datasets/{OLD}"] = [Fault(status=403, headers=(("X-Error-Code", "GatedRepo"),))]
-    assert f"{OLD} at main, from {served.url}: it is gated" in refusal(fetched, NEW)
 
 
 # --- interruptions and damage ---
@@ -262,15 +216,15 @@ def test_a_hub_that_throttles_or_fails_is_asked_again(where, status, served, fet
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.faults[where] = [Fault(status=status)] * 3
     assert fetched()["files"]["b.jsonl"] == described(LARGE)
-    assert capsys.readouterr().err.count(f"({status}); asked again in 0.01 s") == 3
+    assert capsys.readouterr().err.count(f"the hub answers {status} (fault); asked again in 0.01 s") == 3
 
 
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        (Fault(status=500), "the hub fails (500), for longer than we waited: run again later"),
-        (Fault(status=403), "the hub refuses it (403: fault), and no token is set (HF_TOKEN)"),
-        (Fault(keep=0, lies=True), "given up after several attempts: Consistency check failed"),
+        (Fault(status=500), "the hub answers 500 (fault); run again later"),
+        (Fault(status=403), "the hub answers 403 (fault); set your token (HF_TOKEN, or"),
+        (Fault(keep=0, lies=True), "OSError Consistency check failed"),
     ],
 )
 def test_what_keeps_failing_ends_in_one_message(fault, why, served, fetched, tmp_path):
@@ -322,14 +276,6 @@ def test_what_is_cached_is_not_downloaded_again_and_a_moved_branch_brings_what_c
     assert len(served.asked("signed=1")) == 1  # the large file has not changed
 
 
-def test_a_whole_commit_of_the_cache_needs_no_hub(served, fetched, capsys):
-    commit = served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
-    record = fetched(revision=commit)
-    served.requests.clear()
-    assert fetched(revision=commit) == record and served.requests == []
-    assert "older" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("is_offline", [True, False], ids=["HF_HUB_OFFLINE", "unreachable"])
 def test_without_the_hub_a_branch_is_the_commit_that_the_cache_remembers(
     is_offline, served, fetched, capsys, monkeypatch
@@ -350,10 +296,11 @@ def test_without_the_hub_what_is_not_cached_is_named(served, fetched, monkeypatc
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = refusal(fetched)
-    assert "org/data at main" in message and f"the cache {constants.HF_HUB_CACHE} does not have it" in message
+    assert "org/data at main" in message and "HF_HUB_OFFLINE is set, and the cache does not have it" in message
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert "org/data at main, from http://127.0.0.1:9: no connection (" in refusal(fetched)
+    message = refusal(fetched)
+    assert "org/data at main, from http://127.0.0.1:9: ConnectError" in message and "; no connection: " in message
 
 
 # --- refusals ---
@@ -362,13 +309,9 @@ def test_without_the_hub_what_is_not_cached_is_named(served, fetched, monkeypatc
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        (None, "it is gated, and no token is set: accept its terms at {url}/datasets/org/data, export HF_TOKEN"),
-        ("hf_outside", "it is gated, and the account of your token has not been let in: accept its terms at"),
-        (
-            "hf_expired",
-            "the hub refuses your token (HF_TOKEN, or the one of `hf auth login`), which is wrong or expired",
-        ),
-        ("hf_bad\ttoken", "has characters that no token has"),
+        (None, "the hub answers 401 (restricted); it is gated: accept its terms on its page, and export HF_TOKEN"),
+        ("hf_outside", "the hub answers 403 (restricted); it is gated: accept its terms on its page, and export"),
+        ("hf_expired", "the hub answers 401 (Invalid credentials in Authorization header); set your token (HF_TOKEN"),
     ],
 )
 def test_a_gated_repository_and_a_bad_token_are_told_apart_and_no_token_shown(
@@ -380,69 +323,49 @@ def test_a_gated_repository_and_a_bad_token_are_told_apart_and_no_token_shown(
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     message = refusal(fetched)
-    assert why.format(url=served.url) in message
+    assert why in message
     assert not token or token not in message + capsys.readouterr().err
 
 
 def test_a_client_error_that_quotes_the_token_is_told_without_it(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", MINE)
     error = httpx2.LocalProtocolError(f"Illegal header value b'Bearer {MINE}'")
-    assert "Illegal header value b'Bearer ***'" in str(hub.explain(error, "a.jsonl", "org/data"))
+    assert "Illegal header value b'Bearer ***'" in str(hub.explain(error, "a.jsonl"))
 
 
 @pytest.mark.parametrize(
     ("repository", "revision", "why"),
     [
-        (
-            "org/dta",
-            "main",
-            "org/dta at main, from {url}: there is no such repository, or it is private and no token is set",
-        ),
-        ("org/hidden", "main", "org/hidden at main, from {url}: there is no such repository, or it is private"),
-        ("org/data", "v2", "org/data at v2, from {url}: it has no such revision"),
-        ("not an id", "main", "not an id at main, from {url}: Repo id must"),
+        ("org/dta", "main", "no such repository, or a private one: check its id in the recipe"),
+        ("org/hidden", "main", "no such repository, or a private one: check its id in the recipe"),
+        ("org/data", "v2", "it has no such revision: take a branch, tag or commit"),
+        ("not an id", "main", "check the repository's id in the recipe"),
     ],
 )
 def test_what_the_hub_does_not_have_is_named(repository, revision, why, served, fetched):
     served.repositories["org/data"].commit({"a.jsonl": SMALL})
     served.repositories["org/hidden"].private = True
     served.repositories["org/hidden"].commit({"a.jsonl": SMALL})
-    assert why.format(url=served.url) in refusal(fetched, repository, revision)
+    message = refusal(fetched, repository, revision)
+    assert message.startswith(f"{repository} at {revision}, from {served.url}: ") and f"; {why}" in message
 
 
 def test_a_missing_file_is_named_with_the_nearest_before_any_file_is_fetched(served, fetched):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "data/b.jsonl": LARGE, "README.md": b""})
     message = refusal(fetched)
     assert "b.jsonl of org/data at main (" in message
-    assert "the repository has no such file; near it: data/b.jsonl, a.jsonl" in message
+    assert "the repository has no such file; near it: a.jsonl, data/b.jsonl" in message
     assert not served.asked("/resolve/")
 
 
 def test_what_is_no_hub_is_named(served, fetched):
     served.faults["/api/datasets"] = [Fault(status=204)]
-    assert f"org/data at main, from {served.url}: what answers is not a hub" in refusal(fetched)
-
-
-@pytest.mark.parametrize("full", ["cache", "output"])
-def test_a_disk_without_room_is_named_before_the_download(
-    full, served, fetched, small_disk, monkeypatch, tmp_path, recipe
-):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 10})
-    if full == "cache":
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk / "hub"))
-        message = refusal(fetched)
-        assert f"the hub's cache {small_disk}/hub (HF_HOME says where it is): 3.0 MB are to come and " in message
-    else:
-        message = refusal(fetch_source, recipe(), small_disk / "source")
-        assert f"{small_disk}: 3.0 MB are to come and " in message
-    assert "are free; make room" in message and not served.asked("signed=1")
-    assert not [*small_disk.rglob("blobs/*")]
+    assert "; what answers is not a hub; check HF_ENDPOINT" in refusal(fetched)
 
 
 def test_a_disk_that_fills_up_while_a_file_comes_is_named(served, fetched, small_disk, monkeypatch, tmp_path):
     served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 10})
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(small_disk / "hub"))
-    monkeypatch.setattr(fetcher.Fetcher, "_check_space", lambda *_: None)
     assert f"cannot be written ({os.strerror(errno.ENOSPC)}); make room" in refusal(fetched)
     assert not (tmp_path / "source").exists()
 
