@@ -1,8 +1,8 @@
 """Leave out duplicate rows, and rows whose prompts overlap with a benchmark's, and count them.
 
 Duplicates have equal prompts (`prompt`: the messages before the answer, with tools and pictures) or are equal in full
-(`row`), runs of white space counting as one; the first row stays. A row takes about 80 bytes of memory; among ten million rows
-a hash of 64 bits confuses two with a chance of 3 in a million.
+(`row`), runs of white space counting as one; the first row stays. A row takes about 80 bytes of memory; among ten
+million rows a hash of 64 bits confuses two with a chance of 3 in a million.
 """
 
 from collections.abc import Callable, Iterator
