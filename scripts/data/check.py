@@ -152,7 +152,9 @@ def _table(tallies: dict[Path, Tally]) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in table]
     more = [f"and {bad - len(found)} more"] if bad > len(found) else []
-    advice = "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here"
+    advice = (
+        "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here"
+    )
     return "\n".join(
         [
             f"{bad} of {rows} rows cannot be trained on:",
