@@ -1,14 +1,10 @@
 # Held-out scores of each export, and the gate that judges the stage. A parent's eval.json speaks for its rollouts: it
 # bears their hash, so that no time stamp of the large file counts.
 from scripts.recipe.criteria import BENCHMARKS
-from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.resolve import own_environments
 
-# The kind of the recipe's evaluation says by which program a stage is scored.
-SCORED_HERE = SCORED if isinstance(RECIPE.evaluation, Evaluation) else []
-SCORED_BY_DRIVER = [stage for stage in SCORED if stage not in SCORED_HERE]
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
-TESTED = RECIPE.evaluation.tested_stages(RECIPE) if SCORED_HERE else []
+TESTED = RECIPE.evaluation.tested_stages(RECIPE) if SCORED else []
 TESTED_BLENDS = RECIPE.evaluation.tested_blends(RECIPE) if TESTED else []
 OWN_ENVIRONMENTS = list(map(str, own_environments(RECIPE).values()))
 
@@ -21,46 +17,6 @@ def of_scored_parent(name):
         return f"{RESULTS}/{parent}/{name}" if parent and RECIPE.is_scored(parent) else []
 
     return inputs
-
-
-def of_scoring(name):
-    """A resource function: what the scoring of a stage by its own driver asks for under this name."""
-
-    def value(wildcards):
-        return training_resources(SITE, resources_of(wildcards.stage)).get(name, "")
-
-    return value
-
-
-# Nodes of its own: the stage's driver rolls out the validation rows. The folder is no output, so its logs stay.
-rule held_out:
-    input:
-        settings=f"{SETTINGS}/evaluate.json",
-        export=f"{RESULTS}/{{stage}}/hf/record.json",
-        parent=of_scored_parent("eval.json"),
-        parent_rollouts=ancient(of_scored_parent("rollouts.parquet")),
-        manifest=of_blend("manifest.json"),
-        splits=ancient(of_blend("val-split.jsonl", "train-split.jsonl")),
-    output:
-        evaluation=f"{RESULTS}/{{stage}}/eval.json",
-        rollouts=f"{RESULTS}/{{stage}}/rollouts.parquet",
-    log:
-        f"{RESULTS}/{{stage}}/logs/held_out.log",
-    wildcard_constraints:
-        stage=one_of(SCORED_BY_DRIVER),
-    conda:
-        "../envs/controller.yaml"
-    threads: SITE.threads
-    resources:
-        **{name: of_scoring(name) for name in TRAINING},
-    params:
-        **WHERE,
-        folder=f"{RESULTS}/{{stage}}/held_out",
-    shell:
-        "python -m scripts.backends.nemo_rl.held_out --recipe {params.recipe:q} --stage {wildcards.stage:q}"
-        " --site {params.site:q} --export {input.export:q} --validation {input.splits[0]:q}"
-        " --parent-eval {input.parent:q} --parent-rollouts {input.parent_rollouts:q} --folder {params.folder:q}"
-        " --rollouts {output.rollouts:q} --output {output.evaluation:q} > {log:q} 2>&1"
 
 
 def model_before(wildcards):
@@ -91,7 +47,7 @@ rule evaluate:
     log:
         f"{RESULTS}/{{stage}}/logs/evaluate.log",
     wildcard_constraints:
-        stage=one_of(SCORED_HERE),
+        stage=one_of(SCORED),
     group:
         group_of if MODEL_RESOURCES == LIGHT else None
     conda:

@@ -19,7 +19,7 @@ from scripts.errors import UserError, run_program
 from scripts.evaluate.benchmarks import beside_parent, path_in, read_scores
 from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
 from scripts.model.shape import Shape
-from scripts.recipe.evaluation import EvaluationBase, Task, files_of_task
+from scripts.recipe.evaluation import Evaluation, Task, files_of_task
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, ExportRecord, read_record
 from scripts.rows.chat_format import ChatFormat
@@ -50,7 +50,7 @@ def harness_version(packages: Path) -> str:
     return found
 
 
-def key_of(task: Task, evaluation: EvaluationBase, harness: str) -> str:
+def key_of(task: Task, evaluation: Evaluation, harness: str) -> str:
     """Return the key of a question: lm-eval's version, the engine, the task's settings and the files of its folder."""
     settings = ("apply_chat_template", "max_length", "chat_template_kwargs")
     whole = {
@@ -71,7 +71,7 @@ def settings_of(task: Task) -> dict[str, Any]:
     }
 
 
-def settings_of_model(folder: Path, accelerator: str, evaluation: EvaluationBase) -> dict[str, Any]:
+def settings_of_model(folder: Path, accelerator: str, evaluation: Evaluation) -> dict[str, Any]:
     """Return the settings of a model in lm-eval's words: in its saved type, on this node's GPUs or on the CPU."""
     gpus = 0 if accelerator == "cpu" else torch.cuda.device_count()
     if accelerator == "cuda" and not gpus:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TaskName = Annotated[str, StringConstraints(pattern=r"^[\w][\w.:+-]*$")]
 
+OF_TASKS = {"tasks", "apply_chat_template", "max_length", "chat_template_kwargs"}
+
 
 class Task(Strict):
     """A task, group or tag of lm-evaluation-harness, with settings over its file's."""
@@ -36,11 +38,19 @@ class Task(Strict):
     )
 
 
-class EvaluationBase(Strict):
-    """The settings and questions of all kinds of evaluation."""
+def files_of_task(task: Task) -> list[str]:
+    """Return the files in the folder of the recipe's own task."""
+    files = sorted(Path(task.include_path).absolute().rglob("*")) if task.include_path else []
+    return [str(path) for path in files if path.is_file() and "__pycache__" not in path.parts]
 
-    gone: ClassVar[dict[str, str]] = {
-        "fewshot_as_multiturn": "leave it out; examples are turns of the conversation wherever there is a chat template"
+
+class Evaluation(Sampling):
+    """Held-out scores, a response to each validation row of all blends of prompts; and scores of tasks."""
+
+    gone: ClassVar[dict[str, str]] = JUDGES_GONE | {
+        "fewshot_as_multiturn": "leave it out; examples are turns of the conversation wherever there is a chat template",
+        "held_out": "leave it out; say `max_new_tokens` and `stages`, or `tasks`, which score any backend's exports",
+        "nodes": "leave it out; exports are scored on one node",
     }
 
     tasks: list[TaskName | Task] = Field(
@@ -53,13 +63,13 @@ class EvaluationBase(Strict):
     chat_template_kwargs: TemplateVariables = Field(
         {}, description="Variables of the chat template, such as enable_thinking."
     )
-
-    @model_validator(mode="after")
-    def _tasks_have_names_of_their_own(self) -> "EvaluationBase":
-        names = [task.task for task in self.task_list]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise invalid(f"{', '.join(twice)} stands there more than once", "evaluation.tasks")
-        return self
+    temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    max_new_tokens: PositiveInt | None = Field(None, description="None, beside tasks: no held-out scores are taken.")
+    blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
+    stages: list[Name] | None = Field(None, description="Stages to score, of any backend; none: stages of backend trl.")
+    gym: Gym | None = Field(None, description="None: the verifiers here score the rows.")
+    gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
+    test: bool = Field(False, description="Score the chain's ends on the blends' test rows too (test.json).")
 
     @property
     def task_list(self) -> list[Task]:
@@ -69,38 +79,7 @@ class EvaluationBase(Strict):
     @property
     def asked(self) -> dict[str, Any]:
         """All settings of the tasks."""
-        return self.model_dump(mode="json", include={*EvaluationBase.model_fields}, exclude_defaults=True)
-
-    def scores(self, name: str, stage: "StageSettings") -> bool:
-        """Whether a stage gets held-out scores."""
-        raise NotImplementedError
-
-    def blends_in(self, recipe: "Recipe") -> list[str]:
-        """Return the blends that all scored stages answer; none: each stage answers its blend's rows."""
-        return []
-
-    def check_in(self, recipe: "Recipe") -> None:
-        """PydanticCustomError where the evaluation does not fit the recipe."""
-
-
-def files_of_task(task: Task) -> list[str]:
-    """Return the files in the folder of the recipe's own task."""
-    files = sorted(Path(task.include_path).absolute().rglob("*")) if task.include_path else []
-    return [str(path) for path in files if path.is_file() and "__pycache__" not in path.parts]
-
-
-class Evaluation(EvaluationBase, Sampling):
-    """Held-out scores: a response to each validation row of all blends of prompts."""
-
-    gone: ClassVar[dict[str, str]] = JUDGES_GONE
-
-    temperature: float = Field(0.0, ge=0, description="0: greedy.")
-    max_new_tokens: PositiveInt | None = Field(None, description="None, beside tasks: no held-out scores are taken.")
-    blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
-    stages: list[Name] | None = Field(None, description="Stages to score, of any backend; none: stages of backend trl.")
-    gym: Gym | None = Field(None, description="None: the verifiers here score the rows.")
-    gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
-    test: bool = Field(False, description="Score the chain's ends on the blends' test rows too (test.json).")
+        return self.model_dump(mode="json", include=OF_TASKS, exclude_defaults=True)
 
     @property
     def decoding(self) -> dict[str, Any]:
@@ -112,6 +91,9 @@ class Evaluation(EvaluationBase, Sampling):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Evaluation":
+        names = [task.task for task in self.task_list]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise invalid(f"{', '.join(twice)} stands there more than once", "evaluation.tasks")
         if self.max_new_tokens is None and not self.tasks:
             raise invalid("is missing", "evaluation.max_new_tokens")
         if self.max_new_tokens is None and self.test:
@@ -155,7 +137,10 @@ class Evaluation(EvaluationBase, Sampling):
                 if name not in known:
                     raise misnamed(f"evaluation.{key}", what, name, known)
         if not recipe.scored_stages():
-            raise invalid("these keys are for backend trl; NeMo-RL takes held_out", "evaluation")
+            raise invalid(
+                "only NeMo-RL trains here; name the `stages` whose exports transformers loads, or score by `tasks` alone",
+                "evaluation",
+            )
         if not self.blends_in(recipe):
             more = "; with tasks alone, leave max_new_tokens out" if self.tasks else ""
             raise invalid(f"no blend of prompts to take held-out rows from{more}", "evaluation")

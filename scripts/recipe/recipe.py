@@ -15,7 +15,7 @@ from scripts.installed import backend_module, backend_names
 from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
-from scripts.recipe.evaluation import Evaluation, EvaluationBase
+from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, WORST_CHANGE, CheckpointOf, Choice, expand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
@@ -24,10 +24,6 @@ from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
-EVALUATIONS = [
-    Evaluation,
-    *(module.EVALUATION for module in _SETTINGS.values() if hasattr(module, "EVALUATION")),
-]
 TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", "model", "settings", "store"}, {"source", "filled"}
 ALGORITHMS = tuple(dict.fromkeys(algorithm for models in STAGES.values() for algorithm in models))
 
@@ -51,21 +47,9 @@ def _tag_of(stage: Any) -> str | None:
     return _TAGS[models[algorithm]] if isinstance(algorithm, str) and algorithm in models else algorithm
 
 
-def _tag_of_evaluation(evaluation: Any) -> str:
-    """Return the tag of an evaluation's model, by its keys."""
-    keys = evaluation.keys() if isinstance(evaluation, dict) else type(evaluation).model_fields.keys()
-    shared = EvaluationBase.model_fields.keys()
-    kind = next((kind for kind in EVALUATIONS[1:] if keys & (kind.model_fields.keys() - shared)), Evaluation)
-    return f"<{kind.__name__}>"
-
-
 AnyStage = Annotated[
     Union[tuple(Annotated[model, Tag(tag)] for model, tag in _TAGS.items())],  # noqa: UP007
     Discriminator(_tag_of),
-]
-AnyEvaluation = Annotated[
-    Union[tuple(Annotated[kind, Tag(f"<{kind.__name__}>")] for kind in EVALUATIONS)],  # noqa: UP007
-    Discriminator(_tag_of_evaluation),
 ]
 
 
@@ -93,7 +77,7 @@ class Recipe(Strict):
         {}, description="Environments of yours: by name, the Python file with functions that reward rows of the name."
     )
     blends: dict[Name, Blend]
-    evaluation: AnyEvaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
+    evaluation: Evaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
     defaults: dict[Literal[ALGORITHMS], dict[str, Any]] = Field({})
     start: Name | None = Field(
         None, description="The stage to start from the model; earlier stages are left out. None: all stages stay."

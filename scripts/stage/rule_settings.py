@@ -20,7 +20,7 @@ from scripts.data.source_record import content_of
 from scripts.files import write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
-from scripts.recipe.evaluation import EvaluationBase
+from scripts.recipe.evaluation import OF_TASKS
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import HubSource, SyntheticSource
 from scripts.records import Criteria, Evaluation, Gate, Manifest, SourceRecord, read_if_there
@@ -30,7 +30,7 @@ FOLDER = "settings"
 METADATA = Path(".snakemake/metadata")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # Keys of `evaluation` that change no held-out score, or change the inputs of the rule.
-ASKING = {*EvaluationBase.model_fields} - {"chat_template_kwargs"} | {"stages", "blends", "test", "gym_servers"}
+ASKING = OF_TASKS - {"chat_template_kwargs"} | {"stages", "blends", "test", "gym_servers"}
 SPLITTING = {"holdout", "test", "reasoning", "missing_images"}
 PUBLISHED = {"format", "source", "file"}
 SYNTHESIZED = {*PUBLISHED, "kind", "environments", "rows", "holdout", "pictures", "hallucinated_tools"}

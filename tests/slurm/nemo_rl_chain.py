@@ -79,7 +79,7 @@ class NemoRlChain(Workflow):
         (self.root / "venvs").mkdir()
         (self.root / "venvs" / WORKER).symlink_to(sys.prefix)  # as the image would hold it
 
-    def write_recipe(self, path: Path, evaluation: dict[str, Any] | None = None, **changes: Any) -> None:
+    def write_recipe(self, path: Path, **changes: Any) -> None:
         """A recipe; `changes` to what NeMo-RL's stages share."""
         shared = {
             "backend": "nemo_rl",
@@ -130,7 +130,6 @@ class NemoRlChain(Workflow):
             "blends": {name: {"kind": kind, "holdout": 3} for name, kind in kinds.items()},
             "defaults": {"grpo": shared},
             "stages": stages,
-            "evaluation": evaluation,
         }
         path.write_text(yaml.safe_dump(recipe))
 

@@ -99,43 +99,6 @@ def test_metrics_have_the_columns_of_every_backend_and_no_kl_where_none_was_meas
     assert set(dict(table["environment_rewards"][0])) == set(AGENTS)
 
 
-@pytest.fixture(scope="module")
-def scored(chain):
-    """The chain, its recipe asking for held-out scores now: what is planned, and rlvr1's made."""
-    recipe = chain.root / "config/recipes/double.yaml"
-    chain.write_recipe(recipe, evaluation={"held_out": True})
-    told = ("--profile", "profiles/slurm", "results/double/dpo/gate.json")
-    jobs = chain.planned_jobs(*told)
-    chain.training, chain.scoring = jobs["train"], jobs["held_out"]
-    chain.train("results/double/rlvr1/eval.json")
-    return chain
-
-
-def test_scores_asked_for_later_are_taken_and_train_nothing_again(scored):
-    assert (scored.training, scored.scoring) == (set(), {"rlvr1"})
-    assert [len(scored.attempts(stage)) for stage in STAGES] == [1, 1, 1]
-
-
-def test_held_out_scores_are_those_of_the_export_on_every_validation_row(scored):
-    stage = scored.results / "rlvr1"
-    record, export = (json.loads((stage / name).read_text()) for name in ("eval.json", "hf/record.json"))
-    assert (record["stage"], record["content"], record["step"]) == ("rlvr1", export["content"], STEPS)
-    assert {name: entry["rows"] for name, entry in record["environments"].items()} == {AGENTS[0]: 2, AGENTS[1]: 1}
-    assert record["mean"]["before"] is None, "the model that it started from was not scored"
-    (collected,) = (stage / "held_out/run").glob("exp_*/trajectory_collection.jsonl")
-    rewards = [json.loads(line)["reward"] for line in collected.read_text().splitlines()]
-    assert record["environments"][AGENTS[1]]["after"] == rewards[-1]
-    rollouts = pd.read_parquet(stage / "rollouts.parquet").sort_values("line")
-    split = (scored.results / "data/rlvr1/val-split.jsonl").read_text()
-    rows = [json.loads(line) for line in split.splitlines()]
-    assert rollouts["environment"].tolist() == [row["agent_ref"]["name"] for row in rows]
-    prompts = [f"an answer to {row['responses_create_params']['input']}" for row in rows]
-    assert rollouts["response_after"].tolist() == prompts
-    command = next((stage / "held_out/logs").glob("*-logs/driver_command.sh")).read_text()
-    assert f"policy.model_name={(stage / 'hf/model').resolve()}" in command
-    assert not (stage / "held_out/no-checkpoints").exists()
-
-
 def test_no_token_is_in_any_file_or_output(chain):
     assert SECRET not in chain.output
     for path in [

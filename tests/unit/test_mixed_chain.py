@@ -155,6 +155,10 @@ def test_stages_of_both_backends_are_scored_where_the_recipe_names_them(tmp_path
     assert recipe_with(tmp_path, evaluation=both).scored_stages() == ["sft", "rl"]
     with pytest.raises(UserError, match=r"evaluation.stages: no stage is named rll; did you mean rl?"):
         recipe_with(tmp_path, evaluation={"max_new_tokens": 8, "stages": ["rll"]})
+    with pytest.raises(
+        UserError, match=r"evaluation.held_out: is gone: leave it out; say `max_new_tokens` and `stages`"
+    ):
+        recipe_with(tmp_path, evaluation={"held_out": True})
 
 
 def test_a_start_from_megatrons_weights_is_refused_with_what_to_do_instead(tmp_path):

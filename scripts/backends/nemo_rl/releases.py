@@ -13,7 +13,6 @@ from scripts.recipe.yaml_file import installation, read_yaml
 Ability = Literal[
     "judges_within_num_nodes",
     "skip_prefetched_venvs",
-    "gym_compares",
     "transformers_5",
     "offloads_optimizer",
     "merges_adapters",
@@ -49,7 +48,6 @@ class Release(Strict):
 
     - judges_within_num_nodes: cluster.num_nodes counts the judges' nodes.
     - skip_prefetched_venvs: Gym's environments in the image are used.
-    - gym_compares: responses are compared outside training too, for a generative reward model.
     - transformers_5: tokenizer settings of transformers 5 can be read.
     - offloads_optimizer: the optimizer's copies on the CPU are those of the loaded weights.
     - merges_adapters: the images' Python with Megatron has peft.

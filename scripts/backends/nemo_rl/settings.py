@@ -1,4 +1,4 @@
-"""Settings of backend `nemo_rl`: the stages, their nodes and their scoring."""
+"""Settings of backend `nemo_rl`: the stages and their nodes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,6 @@ from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
-from scripts.recipe.evaluation import EvaluationBase
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.stage import StageSettings, TrainingConfig
 from scripts.recipe.strict import Strict, invalid, nearest
@@ -55,11 +54,6 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     launcher: str | None = Field(
         None, description="A launcher of upstream's by its name in the release: the driver gets its variables."
     )
-
-    @property
-    def collects_trajectories(self) -> bool:
-        """Return whether the driver can roll out validation rows without training."""
-        return self.algorithm == "grpo" and self.entry.endswith("run_grpo_nemo_gym.py")
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return name and commit of the release."""
@@ -113,26 +107,4 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return self
 
 
-class NemoRlEvaluation(EvaluationBase):
-    """Evaluation by NeMo-RL besides training, in GPU hours besides training."""
-
-    gone: ClassVar[dict[str, str]] = {"nodes": "leave it out; a stage is scored on the nodes that train it"}
-
-    held_out: bool = Field(
-        False, description="Score each stage's export on its blend's validation rows, by the driver that trained it."
-    )
-
-    def scores(self, name: str, stage: StageSettings) -> bool:
-        """Return whether the stage is scored by its driver."""
-        return self.held_out and isinstance(stage, NemoRlSettings) and stage.collects_trajectories
-
-    def check_in(self, recipe: "Recipe") -> None:
-        """Raise PydanticCustomError where no stage can be scored."""
-        if not any(isinstance(stage, NemoRlSettings) for stage in recipe.stages.values()):
-            raise invalid("held_out is for NeMo-RL", "evaluation")
-        if self.held_out and not recipe.scored_stages():
-            raise invalid("no stage of GRPO on Gym's environments, whose driver scores", "evaluation")
-
-
 STAGES = dict.fromkeys(("sft", "grpo", "dpo", "mpo"), NemoRlSettings)
-EVALUATION = NemoRlEvaluation

@@ -207,23 +207,6 @@ class Grpo(Loop):
             ]
             _write_lines(self.logs / f"train_data_step{self.step}.jsonl", lines)
 
-    def collect(self) -> None:
-        """Roll out the validation set once, and write what each rollout earned, one agent after the other."""
-        if not (self.own["val_period"] > 0 or self.own["val_at_start"] or self.own["val_at_end"]):
-            raise TypeError("'NoneType' object is not iterable")  # no validation is asked for, so no rows are loaded
-        choice = random.Random(self.state)
-        agents = defaultdict(list)
-        for row in _rows(self.config["data"]["validation"]["data_path"]):
-            output = [{"type": "message", "generation_str": f"an answer to {row['responses_create_params']['input']}"}]
-            line = {
-                "agent_ref": row["agent_ref"],
-                "reward": float(choice.random() < 0.5),
-                "response": {"output": output},
-            }
-            agents[row["agent_ref"]["name"]].append(line)
-        lines = [line for each in agents.values() for line in each]
-        _write_lines(self.logs / "trajectory_collection.jsonl", lines)
-
 
 def _rows(path: str) -> Rows:
     """The rows of a data file; json.JSONDecodeError for a blank line."""
@@ -243,10 +226,7 @@ def main() -> None:
     settings = settings_of_command()
     run = Grpo(settings)
     print(f"📊 Using log directory: {run.logs}", flush=True)
-    if settings["env"]["nemo_gym"].get("is_trajectory_collection"):
-        run.collect()
-    else:
-        run.train()
+    run.train()
 
 
 if __name__ == "__main__":
