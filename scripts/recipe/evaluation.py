@@ -48,7 +48,7 @@ class Evaluation(Sampling):
     """Held-out scores, a response to each validation row of all blends of prompts; and scores of tasks."""
 
     gone: ClassVar[dict[str, str]] = JUDGES_GONE | {
-        "fewshot_as_multiturn": "leave it out; examples are turns of the conversation wherever there is a chat template",
+        "fewshot_as_multiturn": "leave it out; examples are turns of the conversation under any chat template",
         "held_out": "leave it out; say `max_new_tokens` and `stages`, or `tasks`, which score any backend's exports",
         "nodes": "leave it out; exports are scored on one node",
     }
@@ -138,7 +138,7 @@ class Evaluation(Sampling):
                     raise misnamed(f"evaluation.{key}", what, name, known)
         if not recipe.scored_stages():
             raise invalid(
-                "only NeMo-RL trains here; name the `stages` whose exports transformers loads, or score by `tasks` alone",
+                "only NeMo-RL trains here; name the `stages` for transformers to load, or score by `tasks` alone",
                 "evaluation",
             )
         if not self.blends_in(recipe):
