@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.files import write_json
+from scripts.files import sha256_text, write_json
 
 DATE = "2026-11-23T16-01-38.179135"
 
@@ -26,6 +26,7 @@ def write_answers(folder: Path, by_task: dict[str, list[float]], group: str | No
     for name, values in by_task.items():
         rows = (
             {"doc_id": place, "doc_hash": f"{name} {place}", "filter": "none", "acc": value}
+            | {"prompt_hash": sha256_text(f"{name} {place}?")}
             for place, value in enumerate(values)
         )
         text = "".join(json.dumps(row) + "\n" for row in rows)

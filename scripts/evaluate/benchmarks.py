@@ -10,16 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from scripts.errors import UserError
-from scripts.files import read_json
+from scripts.files import read_json, sha256_text
 from scripts.records import Benchmark, Benchmarks
 from scripts.stage.bootstrap import Change, changes
+from scripts.stage.tables import read_table
 
 NORMAL_95 = 1.959964
 SAME = 1e-6
 Documents = dict[tuple[str, int, str], float]
 """The score of each document by task, place in the task's split and hash."""
+EARLIER = pa.schema(
+    {
+        "benchmark": pa.string(),
+        "task": pa.string(),
+        "document": pa.int64(),
+        "score": pa.float64(),
+        "prompt": pa.string(),
+    }
+)
 
 
 def path_in(store: Path, content: str, key: str) -> Path:
@@ -73,62 +84,73 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, float | int) and math.isfinite(value)
 
 
-def read_documents(folder: Path, name: str, entry: Benchmark) -> Documents | None:
-    """Read the scores of a benchmark's documents; None where the score is not their mean."""
+def read_documents(
+    folder: Path, name: str, metric: str, score: float | None = None, told_by: str = "doc_hash"
+) -> Documents | None:
+    """Read the scores of a benchmark's documents; None where `score` is not their mean, or without documents.
+
+    An earlier version kept a Parquet file in place of the folder; its documents are told apart by `prompt_hash`.
+    """
+    found, (number, _, answers) = {}, metric.partition(",")
+    if (earlier := folder.with_suffix(".parquet")).exists():
+        for row in read_table(earlier, EARLIER).to_pylist():
+            if row["benchmark"] == name and row["score"] is not None:
+                found[row["task"], row["document"], sha256_text(row["prompt"])] = row["score"]
     files = {path.stem.removeprefix("samples_").rsplit("_", 1)[0]: path for path in folder.rglob("samples_*.jsonl")}
-    number, _, answers = entry.get("metric", "").partition(",")
-    found = {}
-    for task in [name] if name in files else sorted(files):
+    for task in [name] if name in files else files:
         for line in files[task].read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
             if row["filter"] == answers and _is_number(row.get(number)):
-                found[task, row["doc_id"], row["doc_hash"]] = float(row[number])
-    is_mean = found and abs(np.mean([*found.values()]) - entry["score"]) < SAME
+                found[task, row["doc_id"], row[told_by]] = float(row[number])
+    is_mean = found and (score is None or abs(np.mean([*found.values()]) - score) < SAME)
     return dict(sorted(found.items())) if is_mean else None
 
 
-def beside_parent(
-    scores: dict[str, Benchmark], content: str, parent: Benchmarks | None, store: Path
-) -> dict[str, Benchmark]:
-    """Return the scores with the parent's, and with the changes since the parent and since the chain's first export.
+def beside_parent(record: Benchmarks, parent: Benchmarks | None, store: Path) -> dict[str, Benchmark]:
+    """Return the record's scores with the parent's, and with the changes since the parent and the chain's first export.
 
     Only answers to the same question count. `first` is the content of the chain's first export with an answer.
     """
+    scores = record["benchmarks"]
     befores = {
         name: before
         for name, entry in scores.items()
-        if parent and (before := parent["benchmarks"].get(name))
-        if all(before.get(key) == entry.get(key) for key in ("key", "metric"))
+        if parent and (before := parent["benchmarks"].get(name)) and _is_same(before, entry, parent, record, store)
     }
-    firsts = {name: before.get("first") or parent["content"] for name, before in befores.items()}
-    from_parent = _changes(scores, content, dict.fromkeys(befores, parent and parent["content"]), store)
-    from_first = _changes(scores, content, firsts, store)
+    parents = {name: (parent["content"], before["key"]) for name, before in befores.items()}
+    firsts = {name: (before.get("first") or parent["content"], before["key"]) for name, before in befores.items()}
+    from_parent, from_first = _changes(record, parents, store), _changes(record, firsts, store)
     return {
         name: {
             **entry,
             "before": befores[name]["score"] if name in befores else None,
             "change": from_parent.get(name),
             "change_from_first": from_first.get(name),
-            "first": firsts.get(name),
+            "first": firsts[name][0] if name in firsts else None,
         }
         for name, entry in scores.items()
     }
 
 
-def _changes(
-    scores: dict[str, Benchmark], content: str, since: dict[str, str], store: Path
-) -> dict[str, Change | None]:
-    """Return the changes since other exports, by content, paired by document; none where a score is no mean."""
+def _is_same(before: Benchmark, entry: Benchmark, parent: Benchmarks, record: Benchmarks, store: Path) -> bool:
+    """Whether two entries answer one question: of equal keys, or an earlier version's answer with equal facts."""
+    keys = ("key", "metric")
+    if path_in(store, parent["content"], before.get("key", "")).with_suffix(".parquet").exists():
+        keys = ("metric", "samples", "num_fewshot", "version", "chat_template", "dataset")
+    return parent.get("by") == record.get("by") and all(before.get(key) == entry.get(key) for key in keys)
+
+
+def _changes(record: Benchmarks, since: dict[str, tuple[str, str]], store: Path) -> dict[str, Change | None]:
+    """Return the changes since other exports, by content and key, paired by document; none where a score is no mean."""
     differences = {}
-    for name, other in since.items():
-        entry, folder = scores[name], path_in(store, other, scores[name]["key"])
-        if not folder.exists():
-            continue
-        before = read_scores(folder, name, entry.get("metric"), entry["key"])[name]
-        documents = read_documents(folder, name, before)
-        now = read_documents(path_in(store, content, entry["key"]), name, entry)
-        if documents and now and documents.keys() == now.keys():
-            differences[name] = np.array([*now.values()]) - np.array([*documents.values()])
+    for name, (content, key) in since.items():
+        entry = record["benchmarks"][name]
+        told_by = "doc_hash" if key == entry["key"] else "prompt_hash"
+        before = read_documents(path_in(store, content, key), name, entry["metric"])
+        folder = path_in(store, record["content"], entry["key"])
+        now = read_documents(folder, name, entry["metric"], entry["score"], told_by)
+        if before and now and before.keys() == now.keys():
+            differences[name] = np.array([*now.values()]) - np.array([*before.values()])
     return changes(differences)[0]
 
 

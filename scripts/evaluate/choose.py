@@ -121,7 +121,7 @@ def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:
         raise LeftOut(f"it has no score on {task}")
     key, bounds = entry.get("key"), interval_of(entry) or {"low": None, "high": None}
     folder = path_in(store, record["content"], key) if store and key else None
-    documents = read_documents(folder, task, entry) if folder and folder.exists() else None
+    documents = read_documents(folder, task, entry["metric"], entry["score"]) if folder else None
     is_enough = documents and len(documents) >= LEAST_ROWS
     means = resample({task: np.array([*documents.values()])})[task] if is_enough else None
     return Scored(entry["score"], bounds["low"], bounds["high"], key, means)

@@ -144,11 +144,9 @@ def main() -> None:
             print(f"{record['stage']}: {benchmark} {entry['score']:.4f}{error} ({entry['metric']})", flush=True)
         scores |= found
     parent = read_record(arguments.parent, Benchmarks) if arguments.parent else None
-    known = {name: record[name] for name in ("stage", "step", "content")} | {
-        "by": f"lm-eval {harness}, {model['model']}"
-    }
-    benchmarks = beside_parent(scores, record["content"], parent, arguments.store)
-    write_json(arguments.output, {**known, "benchmarks": benchmarks})
+    known = {name: record[name] for name in ("stage", "step", "content")}
+    known |= {"by": f"lm-eval {harness}, {model['model']}", "benchmarks": scores}
+    write_json(arguments.output, known | {"benchmarks": beside_parent(known, parent, arguments.store)})
 
 
 if __name__ == "__main__":

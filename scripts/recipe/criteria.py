@@ -12,39 +12,35 @@ BENCHMARKS = ("benchmark_score", "benchmark_change", "worst_benchmark_change")
 
 
 class StepMetric(NamedTuple):
-    """A statistic of a column of metrics.parquet, over means of windows.
+    """A statistic of a column of metrics.parquet, over means of windows of at most so many measured steps.
 
-    final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all. `window` is
-    the most measured steps of a window.
+    final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all.
     """
 
     statistic: Literal["final", "ratio", "max", "min"]
     column: str
-    window: int = WINDOW
+    window: int
 
 
+_STATISTICS = {
+    **dict.fromkeys(["kl", "gen_kl_error", "token_mult_prob_error"], ["max"]),
+    "validation_loss": ["final"],
+    "grad_norm": ["max"],
+    "reward_std": ["final", "min"],
+    "zero_variance_share": ["final", "max"],
+    "response_length_mean": ["ratio"],
+    "truncation_rate": ["final", "max"],
+    "entropy": ["final", "ratio"],
+    **dict.fromkeys(["masked_share", "unjudged_share"], ["final", "max"]),
+    "tool_call_frequency": ["final"],
+    "tool_failure_frequency": ["final", "max"],
+}
 STEP_METRICS = {
-    "max_kl": StepMetric("max", "kl"),
-    "max_gen_kl_error": StepMetric("max", "gen_kl_error"),
-    "max_token_mult_prob_error": StepMetric("max", "token_mult_prob_error"),
-    "final_validation_loss": StepMetric("final", "validation_loss", window=1),
-    "max_grad_norm": StepMetric("max", "grad_norm"),
-    "final_reward_std": StepMetric("final", "reward_std"),
-    "min_reward_std": StepMetric("min", "reward_std"),
-    "final_zero_variance_share": StepMetric("final", "zero_variance_share"),
-    "max_zero_variance_share": StepMetric("max", "zero_variance_share"),
-    "response_length_ratio": StepMetric("ratio", "response_length_mean"),
-    "final_truncation_rate": StepMetric("final", "truncation_rate"),
-    "max_truncation_rate": StepMetric("max", "truncation_rate"),
-    "final_entropy": StepMetric("final", "entropy"),
-    "entropy_ratio": StepMetric("ratio", "entropy"),
-    "final_masked_share": StepMetric("final", "masked_share"),
-    "max_masked_share": StepMetric("max", "masked_share"),
-    "final_unjudged_share": StepMetric("final", "unjudged_share"),
-    "max_unjudged_share": StepMetric("max", "unjudged_share"),
-    "final_tool_call_frequency": StepMetric("final", "tool_call_frequency"),
-    "final_tool_failure_frequency": StepMetric("final", "tool_failure_frequency"),
-    "max_tool_failure_frequency": StepMetric("max", "tool_failure_frequency"),
+    f"{column.removesuffix('_mean')}_ratio" if statistic == "ratio" else f"{statistic}_{column}": StepMetric(
+        statistic, column, 1 if column == "validation_loss" else WINDOW
+    )
+    for column, statistics in _STATISTICS.items()
+    for statistic in statistics
 }
 
 

@@ -2,36 +2,18 @@
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
+import yaml
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 NAME = r"^[a-z0-9][a-z0-9_.-]*$"
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 
-# What other tools call it.
-ELSEWHERE = {
-    **dict.fromkeys(["peft", "peft_config", "lora", "lora_config", "use_peft", "qlora"], "policy.lora of a stage"),
-    **dict.fromkeys(["ppo", "reinforce", "rloo"], "grpo, whose baseline is the group's mean and which needs no critic"),
-    **dict.fromkeys(["orpo", "kto", "simpo"], "dpo or mpo"),
-    **dict.fromkeys(["learning_rate", "lr"], "policy.optimizer.lr"),
-    **dict.fromkeys(["warmup_steps", "lr_warmup_steps", "warmup_ratio"], "policy.optimizer.lr_warmup_iters"),
-    **dict.fromkeys(["num_train_epochs", "max_steps", "epochs"], "max_num_steps in the section of the algorithm"),
-    **dict.fromkeys(["per_device_train_batch_size", "batch_size"], "policy.train_global_batch_size, in rows a step"),
-    "gradient_accumulation_steps": "policy.train_micro_batch_size; the batch is policy.train_global_batch_size",
-    **dict.fromkeys(["beta", "kl_coef"], "loss_fn.reference_policy_kl_penalty"),
-    "num_generations": "grpo.num_generations_per_prompt",
-    **dict.fromkeys(["max_completion_length", "max_response_length"], "policy.generation.max_new_tokens"),
-    **dict.fromkeys(["max_seq_length", "max_length"], "policy.max_total_sequence_length"),
-    **dict.fromkeys(["hugging_face", "huggingface", "hf"], "hub"),
-    "save_steps": "checkpointing.save_period",
-    **dict.fromkeys(["dataset", "datasets", "data_path"], "blends, and blend of a stage"),
-    **dict.fromkeys(["model_name_or_path", "base_model"], "model.name of the recipe"),
-    **dict.fromkeys(["reward_model", "reward_funcs"], "environments, which rows name (docs/environments.md)"),
-    **dict.fromkeys(["tensorboard", "wandb", "trackio"], "report_to of the site"),
-    **dict.fromkeys(["deepspeed", "fsdp", "fsdp_config"], "policy.dtensor_cfg"),
-}
+WORDS = yaml.safe_load(Path(__file__).with_name("elsewhere.yaml").read_text(encoding="utf-8"))
+ELSEWHERE = {theirs: ours for ours, words in WORDS.items() for theirs in words}
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -1,6 +1,10 @@
 """Scores on benchmarks: how they are kept, compared, judged by gates, and shown in the report and the card."""
 
+import shutil
+
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -30,7 +34,8 @@ def score(tmp_path):
     def take(content: str, values: list[float], parent: Benchmarks | None = None, key: str = "k", **told) -> Benchmarks:
         write_answers(folder := path_in(tmp_path, content, key), {"gsm8k": values}, **told)
         scores = read_scores(folder, "gsm8k", None, key)
-        return {"stage": content[0], "content": content, "benchmarks": beside_parent(scores, content, parent, tmp_path)}
+        record = {"stage": content[0], "content": content, "by": "lm-eval 0.4.13, hf", "benchmarks": scores}
+        return record | {"benchmarks": beside_parent(record, parent, tmp_path)}
 
     return take
 
@@ -56,6 +61,32 @@ def test_what_was_asked_otherwise_is_not_compared(score):
     assert (found["before"], found["change"], found["change_from_first"]) == (None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("fact", "value", "is_same"),
+    [("num_fewshot", 0, True), ("num_fewshot", 5, False), ("samples", 39, False), ("by", "lm-eval 0.4.12, hf", False)],
+)
+def test_scores_that_an_earlier_version_kept_in_parquet_are_before_and_paired_by_prompt(
+    score, tmp_path, fact, value, is_same
+):
+    base = score(BASE, WRONG, key="earlier")
+    shutil.rmtree(path_in(tmp_path, BASE, "earlier"))
+    rows = [
+        {"benchmark": "gsm8k", "task": "gsm8k", "document": place, "score": each, "prompt": f"gsm8k {place}?"}
+        for place, each in enumerate(WRONG)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path_in(tmp_path, BASE, "earlier").with_suffix(".parquet"))
+    (base if fact == "by" else base["benchmarks"]["gsm8k"])[fact] = value
+    found = score(SFT, RIGHT, base)["benchmarks"]["gsm8k"]
+    if not is_same:
+        assert (found["before"], found["change"], found["first"]) == (None, None, None)
+        return
+    assert (found["before"], found["first"]) == (0.5, BASE)
+    assert found["change"]["value"] == found["change_from_first"]["value"] == 0.25
+    rows[3]["prompt"] = "another question?"
+    pq.write_table(pa.Table.from_pylist(rows), path_in(tmp_path, BASE, "earlier").with_suffix(".parquet"))
+    assert score(RLVR, RIGHT, base)["benchmarks"]["gsm8k"]["change"] is None, "not the same documents"
+
+
 def test_a_score_that_is_no_mean_of_documents_or_of_other_documents_has_no_change(score):
     found = score(SFT, RIGHT, score(BASE, WRONG, score=20.0), score=20.05)["benchmarks"]["gsm8k"]
     assert (found["score"], found["before"], found["change"]) == (20.05, 20.0, None)
@@ -68,11 +99,11 @@ def test_of_a_tag_each_task_counts_and_of_a_group_its_own_score(tmp_path):
     write_answers(tmp_path / "tag", by_task)
     tag = read_scores(tmp_path / "tag", "mine", None, "k")
     assert {name: entry["score"] for name, entry in tag.items()} == {"one": 0.75, "two": 0.5}
-    assert len(read_documents(tmp_path / "tag", "one", tag["one"])) == 40
+    assert len(read_documents(tmp_path / "tag", "one", "acc,none", tag["one"]["score"])) == 40
     write_answers(tmp_path / "group", by_task, group="mine")
     (group,) = read_scores(tmp_path / "group", "mine", "acc", "k").values()
     assert (group["score"], group["samples"], group["metric"]) == (0.625, 80, "acc,none")
-    assert len(read_documents(tmp_path / "group", "mine", group)) == 80
+    assert len(read_documents(tmp_path / "group", "mine", "acc,none", group["score"])) == 80
     with pytest.raises(UserError, match=r"mine has no metric f1; it has acc,none"):
         read_scores(tmp_path / "group", "mine", "f1", "k")
 
