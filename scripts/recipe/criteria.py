@@ -23,7 +23,9 @@ class StepMetric(NamedTuple):
 
 
 _STATISTICS = {
-    **dict.fromkeys(["kl", "gen_kl_error", "token_mult_prob_error"], ["max"]),
+    "kl": ["max"],
+    "gen_kl_error": ["max"],
+    "token_mult_prob_error": ["max"],
     "validation_loss": ["final"],
     "grad_norm": ["max"],
     "reward_std": ["final", "min"],
@@ -31,7 +33,8 @@ _STATISTICS = {
     "response_length_mean": ["ratio"],
     "truncation_rate": ["final", "max"],
     "entropy": ["final", "ratio"],
-    **dict.fromkeys(["masked_share", "unjudged_share"], ["final", "max"]),
+    "masked_share": ["final", "max"],
+    "unjudged_share": ["final", "max"],
     "tool_call_frequency": ["final"],
     "tool_failure_frequency": ["final", "max"],
 }
