@@ -127,7 +127,7 @@ def test_a_changed_setting_trains_that_stage_alone_and_the_run_before_is_shown_a
     assert copied.planned() == {"rlvr1"}
     assert re.search(r"rlvr1 +trains again +3 of 3 .*seed 3 -> 9", copied.run(*command, "plan").stdout)
     assert re.search(r"rlvr1 +stale", copied.run(*command, "status").stdout)
-    copied.snakemake("results/short/rlvr1/ckpt")
+    copied.snakemake("results/short/rlvr1/ckpt", "results/short/rlvr1/hf")
     assert {stage for stage in stages if copied.content(stage) != before[stage]} == {"rlvr1"}
     assert re.search(r"rlvr1 +fresh", copied.run(*command, "status").stdout)
     said = copied.run(*command, "plan").stdout
@@ -135,7 +135,7 @@ def test_a_changed_setting_trains_that_stage_alone_and_the_run_before_is_shown_a
 
     new = record(copied)["identity"]
     copied.edit(" seed: 9,", "")
-    output = copied.snakemake("results/short/rlvr1/ckpt")
+    output = copied.snakemake("results/short/rlvr1/ckpt", "results/short/rlvr1/hf")
     assert "step 3 of identity" in output and "already trained; publishing it" in output
     assert copied.content("rlvr1") == before["rlvr1"]
     refused = copied.run(*command, "discard", "results/short/rlvr1/run", check=False)
