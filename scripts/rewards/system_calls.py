@@ -29,89 +29,69 @@ gettimeofday 96 169, time 201 -, times 100 153, getrusage 98 165, getrlimit 97 1
 uname 63 160, getcpu 309 168, getrandom 318 278, getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174,
 geteuid 107 175, getgid 104 176, getegid 108 177
 """
-_OPEN, _OPENAT, _CLONE, _FCNTL, _IOCTL = (2, None), (257, 56), (56, 220), (72, 25), (16, 29)
-_PRLIMIT, _SOCKETPAIR, _SENDTO = (302, 261), (53, 199), (44, 206)
 _FIRST_CALL_OF_LINUX_5 = 424  # from here on libraries ask for calls that the kernel may lack, and do without
 _FIRST_X32_CALL = 0x40000000
-
-_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_CLONE_THREAD, _FLAGS_OF_THREADS = 0x10000, 0x7D0F00
-_DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
-_DESCRIPTOR_REQUESTS = (0x5421, 0x5450, 0x5451)  # FIONBIO, FIONCLEX, FIOCLEX
-_RLIMIT_STACK = 3
-_STREAM = socket.SOCK_STREAM | 0x80800  # and its flags: close-on-exec, non-blocking
-
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 
-Instruction = tuple[int, int, int, int]
+
+def _argument(place: int, high: bool = False) -> tuple[int, ...]:
+    """Load the low or the high half of a call's argument."""
+    return (_LOAD, 0, 0, 16 + 8 * place + 4 * high)
+
+
+# Each condition on an argument skips the next instruction, a refusal, where the condition holds.
+
+
+def _is(place: int, *values: int, high: bool = False) -> list[tuple[int, ...]]:
+    tests = [(_IF_EQUAL, len(values) - number, 0, value) for number, value in enumerate(values)]
+    return [_argument(place, high), *tests]
+
+
+def _no_bits(place: int, bits: int) -> list[tuple[int, ...]]:
+    return [_argument(place), (_IF_ANY_BIT, 0, 1, bits & 0xFFFFFFFF)]
+
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_CLONE_THREAD, _FLAGS_OF_THREADS = 0x10000, 0x7D0F00
+_STREAM = socket.SOCK_STREAM | 0x80800  # and its flags: close-on-exec, non-blocking
+_RLIMIT_STACK = 3
+_STACK_OR_NO_NEW_LIMIT = [_argument(1), (_IF_EQUAL, 5, 0, _RLIMIT_STACK), _argument(2), (_IF_EQUAL, 0, 2, 0)]
+_STACK_OR_NO_NEW_LIMIT += _is(2, 0, high=True)
+# Numbers on x86_64 and on aarch64, the error where refused, the conditions.
+_CONDITIONAL = {
+    "openat": (257, 56, EPERM, _no_bits(2, _WRITING)),
+    "open": (2, None, EPERM, _no_bits(1, _WRITING)),
+    "clone": (56, 220, EPERM, _no_bits(0, ~_FLAGS_OF_THREADS), [_argument(0), (_IF_ANY_BIT, 1, 0, _CLONE_THREAD)]),
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC
+    "fcntl": (72, 25, EPERM, _is(1, 0, 1, 2, 3, 1030)),
+    # FIONBIO, FIONCLEX, FIOCLEX
+    "ioctl": (16, 29, ENOTTY, _is(1, 0x5421, 0x5450, 0x5451)),
+    "prlimit64": (302, 261, EPERM, _is(0, 0), _STACK_OR_NO_NEW_LIMIT),  # of this process
+    "socketpair": (53, 199, EPERM, _is(0, socket.AF_UNIX), _no_bits(1, ~_STREAM)),
+    # to no address
+    "sendto": (44, 206, EPERM, _is(4, 0), _is(4, 0, high=True)),
+}
 
 
 @cache
 def filter_program() -> bytes:
     """Return the instructions for this machine's architecture: each a code, two jumps and an operand."""
     column = list(ARCHITECTURES).index(platform.machine())
-    allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE | EPERM)
-
-    def when(numbers: tuple[int | None, ...], *then: Instruction) -> list[Instruction]:
-        number = numbers[column]
-        return [] if number is None else [(_IF_EQUAL, 0, len(then), number), *then]
-
-    def one_of(values: tuple[int, ...]) -> list[Instruction]:
-        return [step for value in values for step in ((_IF_EQUAL, 0, 1, value), allow)]
-
-    def open_for_reading(flags: int) -> list[Instruction]:
-        return [_argument(flags), (_IF_ANY_BIT, 0, 1, _WRITING), refuse, allow]
-
+    allow, kill = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _KILL)
     code = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_IF_EQUAL, 1, 0, ARCHITECTURES[platform.machine()]),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
-        (_IF_AT_LEAST, 0, 1, _FIRST_X32_CALL),
-        (_RETURN, 0, 0, _KILL),
-        *when(_OPENAT, *open_for_reading(2)),
-        *when(_OPEN, *open_for_reading(1)),
-        *when(
-            _CLONE,
-            _argument(0),
-            (_IF_ANY_BIT, 0, 1, ~_FLAGS_OF_THREADS & 0xFFFFFFFF),
-            refuse,
-            (_IF_ANY_BIT, 0, 1, _CLONE_THREAD),
-            allow,
-            refuse,
-        ),
-        *when(_FCNTL, _argument(1), *one_of(_DESCRIPTOR_COMMANDS), refuse),
-        *when(_IOCTL, _argument(1), *one_of(_DESCRIPTOR_REQUESTS), (_RETURN, 0, 0, _REFUSE | ENOTTY)),
-        *when(
-            _PRLIMIT,
-            *(_argument(0), (_IF_EQUAL, 1, 0, 0), refuse),  # of this process
-            *(_argument(1), (_IF_EQUAL, 0, 1, _RLIMIT_STACK), allow),
-            *(_argument(2), (_IF_EQUAL, 1, 0, 0), refuse),  # the new limit: none
-            *(_argument(2, high=True), (_IF_EQUAL, 1, 0, 0), refuse),
-            allow,
-        ),
-        *when(
-            _SOCKETPAIR,
-            *(_argument(0), (_IF_EQUAL, 1, 0, socket.AF_UNIX), refuse),
-            *(_argument(1), (_IF_ANY_BIT, 0, 1, ~_STREAM & 0xFFFFFFFF), refuse),
-            allow,
-        ),
-        *when(
-            _SENDTO,
-            *(_argument(4), (_IF_EQUAL, 1, 0, 0), refuse),  # the address: none
-            *(_argument(4, high=True), (_IF_EQUAL, 1, 0, 0), refuse),
-            allow,
-        ),
+        *((_LOAD, 0, 0, _ARCHITECTURE), (_IF_EQUAL, 1, 0, ARCHITECTURES[platform.machine()]), kill),
+        *((_LOAD, 0, 0, _NUMBER), (_IF_AT_LEAST, 0, 1, _FIRST_X32_CALL), kill),
     ]
+    for x86_64, aarch64, error, *conditions in _CONDITIONAL.values():
+        if (number := (x86_64, aarch64)[column]) is not None:
+            refuse = (_RETURN, 0, 0, _REFUSE | error)
+            steps = [step for condition in conditions for step in (*condition, refuse)]
+            code += [(_IF_EQUAL, 0, len(steps) + 1, number), *steps, allow]
     for call in _ALLOWED.split(","):
         if (number := call.split()[1 + column]) != "-":
             code += [(_IF_EQUAL, 0, 1, int(number)), allow]
-    code += [(_IF_AT_LEAST, 0, 1, _FIRST_CALL_OF_LINUX_5), (_RETURN, 0, 0, _REFUSE | ENOSYS), refuse]
+    code += [(_IF_AT_LEAST, 0, 1, _FIRST_CALL_OF_LINUX_5), (_RETURN, 0, 0, _REFUSE | ENOSYS)]
+    code.append((_RETURN, 0, 0, _REFUSE | EPERM))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
-
-
-def _argument(place: int, high: bool = False) -> Instruction:
-    """Load the low or the high half of a call's argument."""
-    return (_LOAD, 0, 0, 16 + 8 * place + 4 * high)

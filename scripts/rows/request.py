@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.rows.messages import Message, last_user_text
+from scripts.rows.messages import Message
 
 T = TypeVar("T")
 Text = Annotated[str, Meta(min_length=1)]
@@ -276,10 +276,3 @@ class PromptRow(Struct, kw_only=True):
 
     def check_fields(self) -> None:
         """Check an environment's fields beyond types."""
-
-    def needs_question(self, why: str) -> None:
-        """Require a user text in the conversation."""
-        given = self.responses_create_params.input
-        messages = [{"role": "user", "content": given}] if isinstance(given, str) else map(Item.as_message, given)
-        if not last_user_text(messages):
-            raise broken("responses_create_params.input", f"has no text of the user's, {why}")

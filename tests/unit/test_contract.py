@@ -19,16 +19,6 @@ DROP = object()
 REQUEST = {"input": [{"role": "user", "content": "Well?"}]}
 TOOL = {"type": "function", "name": "ring", "parameters": {"type": "object"}, "strict": True}
 RUBRIC = [{"question": "Is it so?", "pass_criteria": "YES", "weight": 2}]
-INSTANCE = {
-    "instance_id": "a__b-1",
-    "repo": "a/b",
-    "setup_script": "s",
-    "test_script": "t",
-    "regression_script": "r",
-    "PASS_TO_PASS": '["one"]',
-    "FAIL_TO_PASS": ["two"],
-    "patch": "p",
-}
 SWE_METADATA = {
     "instance_id": "a__b-1",
     "dataset_name": "SWE-Gym/SWE-Gym",
@@ -37,7 +27,6 @@ SWE_METADATA = {
     "golden_patch": "",
     "instance_dict": json.dumps({"instance_id": "a__b-1", "FAIL_TO_PASS": '["one"]', "PASS_TO_PASS": []}),
 }
-COMMANDS = {"analysis": "a", "plan": "p", "commands": [{"keystrokes": "ls\n", "duration": 1}]}
 MATH = {"question": "1+1?", "expected_answer": "2"}
 EQUAL = {"expected_answer": "darwin"}
 JAILBREAK = {"adversarial_prompt": "x", "attack_type": "DAN", "response_policy_mapped": "engagement"}
@@ -67,16 +56,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "lc_judge_simple_agent": EQUAL,
     "equivalence_llm_judge_simple_agent": EQUAL,
     "calendar_simple_agent": {
-        "exp_cal_state": {
-            "0": {
-                "event_id": 0,
-                "duration": 60,
-                "constraint": "between 10am and 11:45am",
-                "min_time": "10:00",
-                "max_time": "4pm",
-            },
-            "1": {"event_id": 1, "duration": 30, "constraint": None, "min_time": "10:00", "max_time": "16:00"},
-        }
+        "exp_cal_state": {"0": {"event_id": 0, "duration": 60, "constraint": None}},
     },
     "genrm_simple_agent": {"principle": None},
     "genrm_simple_agent_reasoning_off": {},
@@ -84,8 +64,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "ns_tools_simple_agent": {**MATH, "verifier_type": "math_with_judge"},
     "math_formal_lean_refinement_agent": {"header": "import Mathlib", "formal_statement": "theorem a : True := by"},
     "swerl_gen_simple_agent": {
-        "instance": INSTANCE,
-        "metadata": {"image": "/i.sif", "relevant_file_contents": '{"a.py": "x"}', "remove_repo_name": False},
+        "instance": {"instance_id": "a__b-1"},
+        "metadata": {"image": "/i.sif"},
         "mode": "eval",
     },
     "jailbreak_detection_simple_agent": {"attack_type": "DAN"},
@@ -101,7 +81,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "judge_prompt_template": "{prompt} {model_response} {standard_response} {criteria} {{x}}",
     },
     "string_match_simple_agent": {"expected_answer": "Paris", "extraction_mode": "boxed", "case_sensitive": False},
-    "terminus_judge_simple_agent": {"expected_answer": json.dumps(COMMANDS), "metadata": {"harness": "terminus_2"}},
+    "terminus_judge_simple_agent": {"expected_answer": "{}", "metadata": {"harness": "terminus_2"}},
     "swe_agents_train": {"responses_create_params": {"input": [], "metadata": SWE_METADATA}},
     "swe_agents_val": {"instance_id": "a__b-1", "responses_create_params": {"input": [], "metadata": SWE_METADATA}},
     **{
@@ -316,11 +296,7 @@ RULES = {
         ("category", DROP, "$.category: is missing"),
         ("environment_name", None, "$.environment_name: expected str, got null"),
         ("ground_truth", {}, "$.ground_truth: expected str | array, got object"),
-        ("ground_truth[0].name", DROP, "$.ground_truth[0].name: is missing"),
-        ("ground_truth[0].arguments", {}, "$.ground_truth[0].arguments: expected str, got object"),
-        ("ground_truth[0].arguments", "x", "$.ground_truth[0].arguments: is not JSON"),
-        ("ground_truth", "[{}]", "$.ground_truth: in its JSON, $[0].name: is missing"),
-        (f"{PARAMS}.tools", [], f"$.{PARAMS}.tools: is empty, so nothing can be done"),
+        ("ground_truth[0]", "x", "$.ground_truth[0]: expected object, got str"),
     ],
     "mcqa_simple_agent": [
         ("options", "A", "$.options: expected array | null, got str"),
@@ -364,18 +340,13 @@ RULES = {
     ],
     "calendar_simple_agent": [
         ("exp_cal_state", [], "$.exp_cal_state: expected object, got array"),
-        (f"{EVENT}.duration", "60", "$.exp_cal_state[...].duration: expected int, got str"),
-        (f"{EVENT}.duration", 0, "$.exp_cal_state[...].duration: expected int >= 1"),
-        (f"{EVENT}.min_time", "ten", "$.exp_cal_state[...].min_time: 'ten' is no time such as 10:00 or 2:30pm"),
-        (f"{EVENT}.constraint", DROP, "$.exp_cal_state[...].constraint: is missing"),
-        (f"{EVENT}.constraint", "around 10am", "$.exp_cal_state[...].constraint: 'around 10am' is not"),
+        (EVENT, 5, "$.exp_cal_state[...]: expected object, got int"),
     ],
     "equivalence_llm_judge_simple_agent": [
         ("expected_answer", DROP, "$.expected_answer: is missing or empty, and metadata has none"),
         ("expected_answer", "", "$.expected_answer: is missing or empty, and metadata has none"),
         ("expected_answer", 5, "$.expected_answer: expected str | null, got int"),
-        ("template_metadata", {"output_regex": "["}, "$.template_metadata.output_regex: does not compile"),
-        (f"{ITEM}.role", "system", f"$.{PARAMS}.input: has no text of the user's, which the judge is told"),
+        ("options", [{"A": 1}], "$.options[0][...]: expected str, got int"),
     ],
     "genrm_simple_agent": [
         ("principle", 1, "$.principle: expected str | null, got int"),
@@ -395,55 +366,33 @@ RULES = {
             "$.expected_action.type: invalid value 'function_call_batch'",
         ),
     ],
-    PARALLEL: [
-        (
-            "expected_action",
-            {"type": "function_call_batch", "calls": []},
-            "$.expected_action.calls: expected array of length >= 1",
-        ),
-        (
-            "expected_action",
-            {"type": "function_call_batch", "calls": [CALL | {"arguments": "x"}]},
-            "$.expected_action.calls[0].arguments: is not JSON",
-        ),
-    ],
+    PARALLEL: [("expected_action", [], "$.expected_action: expected object, got array")],
     "reasoning_gym_simple_agent": [
         ("answer", DROP, "$.answer: is missing"),
-        ("metadata.source_dataset", DROP, "$.metadata.source_dataset: is missing"),
     ],
     "math_formal_lean_refinement_agent": [
         ("header", DROP, "$.header: is missing"),
         ("formal_statement", None, "$.formal_statement: expected str, got null"),
     ],
     "swerl_gen_simple_agent": [
-        ("instance.test_script", DROP, "$.instance.test_script: is missing"),
-        ("instance.PASS_TO_PASS", "one", "$.instance.PASS_TO_PASS: is not JSON"),
-        ("instance.FAIL_TO_PASS", '{"a": 1}', "$.instance.FAIL_TO_PASS: in its JSON, $: expected array, got object"),
-        ("metadata.image", DROP, "$.metadata.image: is missing"),
-        ("metadata.remove_repo_name", DROP, "$.metadata.remove_repo_name: is missing, and mode is eval"),
-        ("metadata.relevant_file_contents", "{}}", "$.metadata.relevant_file_contents: is not JSON"),
+        ("instance", "x", "$.instance: expected object, got str"),
+        ("metadata", DROP, "$.metadata: is missing"),
         ("mode", "train", "$.mode: invalid enum value 'train'"),
     ],
     "jailbreak_detection_simple_agent": [
         ("attack_type", 5, "$.attack_type: expected str | null, got int"),
         ("response_policy_mapped", 5, "$.response_policy_mapped: expected str | null, got int"),
-        (f"{ITEM}.role", "system", f"$.{PARAMS}.input: has no text of the user's, and adversarial_prompt"),
     ],
     "jailbreak_hard_refusal_with_helplines": [("response_policy_mapped", DROP, "$.response_policy_mapped: is missing")],
     "over_refusal_detection_simple_agent": [("category", 5, "$.category: expected str | null, got int")],
     "multichallenge_simple_agent": [
-        ("rubric", [], "$.rubric: is missing or empty, so every answer would earn 0"),
-        ("rubric[0].question", DROP, "$.rubric[0].question: is missing"),
-        ("rubric[0].pass_criteria", "MAYBE", "$.rubric[0].pass_criteria: invalid enum value 'MAYBE'"),
-        ("rubric[0].weight", "2", "$.rubric[0].weight: expected float, got str"),
-        ("context", DROP, "$.context: is missing or empty, and metadata has no messages"),
+        ("rubric", [], "$.rubric: is missing or empty, and metadata has none, so every answer would earn 0"),
+        ("rubric[0]", "x", "$.rubric[0]: expected object, got str"),
+        ("context", 5, "$.context: expected str | null, got int"),
     ],
     "inverse_if_simple_agent": [
-        ("rubric", DROP, "$.rubric: is missing or empty, so every answer would earn 0"),
-        ("rubric[0].id", 1, "$.rubric[0].id: expected str, got int"),
-        ("rubric[0].criteria", "", "$.rubric[0].criteria: expected str of length >= 1"),
-        ("judge_prompt_template", "{answer}", "$.judge_prompt_template: has a place {answer}; what is filled in"),
-        ("judge_prompt_template", "{", "$.judge_prompt_template: cannot be filled in"),
+        ("rubric", DROP, "$.rubric: is missing or empty, and metadata has none, so every answer would earn 0"),
+        ("judge_prompt_template", 5, "$.judge_prompt_template: expected str | null, got int"),
     ],
     "string_match_simple_agent": [
         ("extraction_mode", "first_line", "$.extraction_mode: invalid enum value 'first_line'"),
@@ -451,15 +400,8 @@ RULES = {
     ],
     "terminus_judge_simple_agent": [
         ("metadata", DROP, "$.metadata: is missing"),
-        ("metadata.harness", "terminus_3", "$.metadata.harness: invalid enum value 'terminus_3'"),
-        (
-            "metadata.harness",
-            "terminus_1",
-            "$.expected_answer: in its JSON, $.analysis: is not a field that Gym knows here",
-        ),
-        ("expected_answer", None, "$.expected_answer: is missing or empty"),
-        ("expected_answer", "ls", "$.expected_answer: is not JSON"),
-        ("expected_answer", '{"analysis": "", "plan": ""}', "$.expected_answer: in its JSON, $.commands: is missing"),
+        ("threshold", "1", "$.threshold: expected float | null, got str"),
+        ("expected_answer", None, "$.expected_answer: is missing or empty, and metadata has none"),
     ],
     "swe_agents_val": [
         *(
@@ -468,12 +410,6 @@ RULES = {
         ),
         (METADATA, DROP, f"$.{METADATA}.instance_id: is missing or empty"),
         (f"{METADATA}.instance_dict", {}, f"$.{METADATA}[...]: expected str, got object"),
-        (f"{METADATA}.instance_dict", "x", f"$.{METADATA}.instance_dict: is not JSON"),
-        (
-            f"{METADATA}.instance_dict",
-            '{"PASS_TO_PASS": "one"}',
-            f"$.{METADATA}.instance_dict: in its JSON, $.PASS_TO_PASS: is not JSON",
-        ),
     ],
 }
 
@@ -501,10 +437,8 @@ def test_a_tool_that_must_be_called_is_offered():
         ("mcqa_simple_agent", "expected_answer", " b"),
         ("code_gen_simple_agent", f"{TESTS}", {"inputs": ["1\n[2]"], "outputs": ["NaN"], "fn_name": "f"}),
         ("calendar_simple_agent", "exp_cal_state", {}),
-        ("calendar_simple_agent", f"{EVENT}.constraint", "before 1:45 pm"),
         ("workplace_assistant_simple_agent", "ground_truth", "[]"),
         (TOOL_USE, "expected_action", {"type": "message", "content": ""}),
-        (PARALLEL, "expected_action", {"type": "function_call_batch", "calls": [CALL]}),
         ("swe_agents_val", "FAIL_TO_PASS", 5),
     ],
 )
@@ -521,9 +455,8 @@ def test_what_only_looks_odd_passes(environment, path, value):
         ("inverse_if_simple_agent", {"metadata": {"rubric": [{"id": "1", "criteria": "c"}]}}),
         (
             "terminus_judge_simple_agent",
-            {"metadata": {"harness": "terminus_2", "expected_answer": json.dumps(COMMANDS)}},
+            {"metadata": {"harness": "terminus_2", "expected_answer": "{}"}},
         ),
-        ("swerl_gen_simple_agent", {"instance": INSTANCE, "metadata": {"image": "i"}, "mode": "repro-gen"}),
     ],
 )
 def test_a_field_may_stand_where_gym_also_looks(environment, fields):

@@ -8,10 +8,29 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.environments.by_judge import GenRmRow
 from scripts.rewards.spec import EnvironmentSpec
+from scripts.rows.request import PromptRow, broken
 
 ALONE = 3.0
+
+
+class GenRmRow(PromptRow, kw_only=True):
+    """genrm_compare: a reward model compares the group's responses."""
+
+    principle: str | None = None
+    prompt_id: str | None = None
+    task_index: int | None = None
+    rollout_index: int | None = None
+
+    def check_fields(self) -> None:
+        """Refuse messages other than plain texts, unreadable for the reward model."""
+        messages = self.responses_create_params.input
+        if isinstance(messages, str):
+            raise broken("responses_create_params.input", "must be a list of messages: the judge reads those")
+        for place, item in enumerate(messages):
+            if item.type == "message" and item.role != "assistant" and not isinstance(item.content, str):
+                where = f"responses_create_params.input[{place}].content"
+                raise broken(where, "must be a text: the judge does not see parts")
 
 
 def likeness(reference: str, response: str) -> float:

@@ -19,7 +19,7 @@ _BOXED_INTEGER = re.compile(r"\s*\\boxed\{\s*(-?\d{1,15})\s*\}\s*")
 
 
 class MathRow(PromptRow, kw_only=True):
-    """math_with_judge, and ns_tools with this verifier: the answer is a string, "34" and never 34."""
+    """math_with_judge: the answer is a string, "34" and never 34."""
 
     question: str
     expected_answer: Text
