@@ -8,7 +8,7 @@ from scripts.errors import UserError
 from scripts.slurm.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
-from scripts.commands.prepare import earlier_results, prepare, refuse_taken_folder
+from scripts.commands.prepare import prepare, refuse_taken_folder
 from scripts.stage.consistency import refuse_damage
 from scripts.stage.paths import MODEL
 from scripts.stage.rule_settings import write_settings
@@ -29,8 +29,6 @@ TRAINED = [*STAGES, *RECIPE.checkpoints]
 SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
 if workflow.is_main_process:
     refuse_taken_folder(CONFIG)
-    if line := earlier_results(RECIPE, CONFIG):
-        print(line, file=sys.stderr)
     refuse_damage(RECIPE, Path(RESULTS))
     sync_configs(RECIPE, Path(RESULTS))
     write_settings(RECIPE, Path(RESULTS))

@@ -97,6 +97,7 @@ TRAINING = {name: of_training(name) for name in training_resources(SITE, next(it
 rule train:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
+        settings=f"{SETTINGS}/train/{{stage}}.json",
         manifest=of_blend("manifest.json"),
         parent=starting_export,
         split=ancient(of_blend("train-split.jsonl")),

@@ -12,17 +12,7 @@ from scripts.errors import UserError
 from scripts.files import amount, duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
-from scripts.stage.estimate import (
-    ALIKE,
-    EXPECTED,
-    LIMIT,
-    MEASURED,
-    UNKNOWN,
-    Estimate,
-    Estimator,
-    bound_of,
-    hours_text,
-)
+from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
 from scripts.stage.store import tree_bytes, unlinked
@@ -64,14 +54,14 @@ class Planned:
 
 def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
     """Return the plan of stages, parents first."""
-    states, estimator = project.states(), Estimator(project.site, project.stages())
+    states, site = project.states(), project.site
     return [
         Planned(
             states[stage.name],
-            estimator.estimate(stage, states[stage.name].left),
-            project.site.resources_of(stage.name, stage.settings).runtime,
+            estimate(site, stage, states[stage.name].left),
+            site.resources_of(stage.name, stage.settings).runtime,
         )
-        for stage in estimator.stages
+        for stage in project.stages()
         if stage.name in stages
     ]
 
@@ -153,20 +143,12 @@ def _counts(plan: list[Planned]) -> str:
 
 def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
     """Return the basis of the figures in a line."""
-    words = {
-        MEASURED: "the steps that {} logged",
-        ALIKE: "the tokens a second that a stage like {} logged",
-        EXPECTED: "the step_seconds of {}",
-        LIMIT: "one whole allocation (≤) of {}, whose step_seconds are not set",
-        UNKNOWN: "one allocation (≥) of {}, whose steps follow from rows that are not there yet",
-    }
-    stages = {basis: [name for name, left in to_train.items() if left.basis == basis] for basis in words}
-    sources = [
-        words[basis].format(", ".join(names))
-        for basis, names in stages.items()
-        if names and (site.slurm or basis != LIMIT)
-    ]
-    return [f"reckoned from {'; '.join(sources)}"] if sources else []
+    stages: dict[str, list[str]] = {}
+    for name, left in to_train.items():
+        if site.slurm or left.basis != LIMIT:
+            stages.setdefault(left.basis, []).append(name)
+    sources = "; ".join(basis.format(", ".join(names)) for basis, names in stages.items())
+    return [f"reckoned from {sources}"] if sources else []
 
 
 def _memory(project: Project, names: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from scripts.commands.retries import Retries
 from scripts.errors import UserError
 from scripts.files import check_readable
 from scripts.recipe.config import Config
-from scripts.recipe.recipe import TAKEN_STAGES, Recipe
+from scripts.recipe.recipe import TAKEN_STAGES
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.slurm.ancient import correct_ancient
@@ -73,19 +73,6 @@ def refuse_taken_folder(config: Config) -> None:
     is_ours = is_ours or config.run == STORE
     if config.run and (is_stage or is_ours):
         raise UserError(f"run={config.run}: {folder} holds what a run without a name made; choose another name")
-
-
-def earlier_results(recipe: Recipe, config: Config) -> str | None:
-    """Return a hint at results of the recipe in a folder of its name, while the config names no run; or None."""
-    folder = Path(config.results, recipe.name)
-    if config.run or any(Path(config.folder, stage, "run").exists() for stage in recipe.stages):
-        return None
-    if not any((folder / stage / "run").exists() for stage in recipe.stages):
-        return None
-    return (
-        f"{folder} holds results of this recipe, but config/config.yaml names no run, so this call's go to "
-        f"{config.folder}; to go on with them: run: {recipe.name} there, or --config run={recipe.name} behind targets"
-    )
 
 
 def check_versions(*packages: str) -> None:

@@ -31,7 +31,7 @@ def verified_link(hf: Path) -> Link:
     return link
 
 
-def push(link: Link, repository: str, card: str, is_public: bool = False, branch: str | None = None) -> str:
+def push(link: Link, repository: str, card: str, is_public: bool = False) -> str:
     """Push a verified stage's export and its card; return the page of the new commit."""
     if not get_token():
         raise UserError("no token: export HF_TOKEN with one that may write, or run hf auth login")
@@ -42,9 +42,7 @@ def push(link: Link, repository: str, card: str, is_public: bool = False, branch
     try:
         api = HfApi()
         api.create_repo(repository, private=not is_public, exist_ok=True)
-        if branch:
-            api.create_branch(repository, branch=branch, exist_ok=True)
-        return api.create_commit(repository, operations, commit_message=message, revision=branch).commit_url
+        return api.create_commit(repository, operations, commit_message=message).commit_url
     except (httpx2.HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
         raise UserError(f"{repository} at {constants.ENDPOINT}: {_explain(error)}") from None
 
@@ -67,4 +65,4 @@ def run(arguments: argparse.Namespace) -> None:
     link, card = verified_link(arguments.export), arguments.card
     made = str(model_card(arguments.export, arguments.license)) if card is None else None
     text = made or card.read_text(encoding="utf-8")
-    print(push(link, arguments.repository, text, arguments.public, arguments.branch))
+    print(push(link, arguments.repository, text, arguments.public))

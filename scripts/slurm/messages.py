@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
@@ -84,15 +83,10 @@ class Messages:
         files = {file for rule in self.workflow.rules for file in self._files(rule)}
         for begin, ending in product(range(len(parts)), [(), ("ckpt",)]):
             if (meant := "/".join([*own, *parts[begin:], *ending])) in files:
-                is_of_run = parts[: len(root)] == root and begin == len(root) + 1
-                other = f", or, of run {parts[begin - 1]}, put --config run={parts[begin - 1]} behind it" * is_of_run
-                return f"{target}: results of this call go to {self.config.folder}/; did you mean {meant}{other}?"
+                return f"{target}: results of this call go to {self.config.folder}/; did you mean {meant}?"
         rest = parts[len(own) :] if parts[: len(own)] == own else parts[len(root) * (parts[: len(root)] == root) :]
         near = {file for file in files if file.startswith(f"{self.config.folder}/{rest[0]}/")} if rest else set()
         if len(rest) > 1 and not near:
-            if rest[0] not in {*self.recipe.left_out, *self.recipe.sweeps} and (path := _recipe_with(rest[0])):
-                said = f"{self.config.recipe} has no stage {rest[0]}, but {path} has"
-                return f"{target}: {said}: put --config recipe=... behind the target, or choose it in the config"
             check_stage_name(self.recipe, rest[0], f"{target}: ")
         close = get_close_matches(target, near or files | {rule.name for rule in self.workflow.rules}, n=1, cutoff=0.5)
         some = f"targets are files, such as {self.config.folder}/{[*self.recipe.stages][-1]}/ckpt"
@@ -108,12 +102,3 @@ class Messages:
                     file = pattern.format(**dict(zip(names, chosen, strict=True)))
                     if output.match(file):
                         yield file
-
-
-def _recipe_with(stage: str) -> Path | None:
-    """Return the first readable recipe with a stage of this name."""
-    for path in sorted(Path("config/recipes").glob("*.yaml")):
-        with suppress(UserError, AttributeError, TypeError):
-            if stage in read_yaml(path).data["stages"]:
-                return path
-    return None

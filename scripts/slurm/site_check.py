@@ -77,26 +77,18 @@ def check_executor(path: str, site: Site, executor: str) -> None:
 def check_site(path: str, slurm: Slurm, stages: dict[str, Resources]) -> None:
     """UserError listing everything that the cluster lacks or forbids."""
     groups = node_groups(ask("sinfo", "--noheader", f"--format={FORMAT}"))
-    problems = list(_problems(slurm, stages, groups))
-    if slurm.reservation:
-        try:
-            ask("scontrol", "show", "reservation", slurm.reservation)
-        except UserError as error:
-            problems.append(f"slurm.reservation: {error}")
-    if problems:
+    if problems := list(_problems(slurm, stages, groups)):
         lines = "\n  ".join(f"{path}: {problem}" for problem in problems)
         raise UserError(f"the site's file asks for what this cluster has not:\n  {lines}")
 
 
 def _problems(slurm: Slurm, stages: dict[str, Resources], groups: list[NodeGroup]) -> Iterator[str]:
-    names, has_unknown = {group.partition for group in groups}, False
-    for key, wanted in (("partition", slurm.partition), ("light.partition", slurm.light.partition)):
-        for name in (part for part in (wanted or "").split(",") if part and part not in names):
-            yield f"slurm.{key}: no partition is named {name}{nearest(name, names)}"
-            has_unknown = True
-    if has_unknown:
+    names, ours = {group.partition for group in groups}, (slurm.partition or "").split(",")
+    asked = {"partition": ours, "light.partition": (slurm.light.partition or "").split(",")}
+    unknown = [(key, name) for key, wanted in asked.items() for name in wanted if name and name not in names]
+    if unknown:
+        yield from (f"slurm.{key}: no partition is named {name}{nearest(name, names)}" for key, name in unknown)
         return
-    ours = (slurm.partition or "").split(",")
     nodes = [group for group in groups if (group.partition in ours if slurm.partition else group.is_default)]
     if not nodes:
         yield "slurm.partition: the cluster has no default partition; name one"

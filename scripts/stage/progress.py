@@ -48,12 +48,6 @@ def step_seconds(entries: Iterable[dict[str, Any]]) -> float | None:
     return median(seconds) if seconds else None
 
 
-def tokens_per_second(entries: Iterable[dict[str, Any]]) -> float | None:
-    """Return tokens a second of logged steps; None where no step counts tokens."""
-    counted = [entry for entry in entries if entry.get("tokens") and entry.get("seconds")]
-    return sum(entry["tokens"] for entry in counted) / sum(entry["seconds"] for entry in counted) if counted else None
-
-
 @dataclass(frozen=True)
 class Reach:
     """Name the step that an attempt trains to; with `is_end` the data end there, before the planned step."""

@@ -23,7 +23,7 @@ from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import HubSource, SyntheticSource
-from scripts.records import Criteria, Evaluation, Gate, Manifest, SourceRecord, read_if_there
+from scripts.records import CheckpointRecord, Criteria, Evaluation, Gate, Manifest, SourceRecord, read_if_there
 from scripts.stage.paths import StagePaths
 
 FOLDER = "settings"
@@ -68,6 +68,7 @@ def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
     named |= _of_data(recipe, results / "data")
     for name in (*recipe.stages, *recipe.checkpoints):
         named[f"gate/{name}"] = _of_gate(recipe, StagePaths(results / name))
+        named[f"train/{name}"] = _of_training(recipe, StagePaths(results / name))
     for name, choice in recipe.choices.items():
         values = choice.model_dump(mode="json", include={"stage", "by"})
         named[f"choose/{name}"] = RuleSettings(values, [results / name / "choice.json"])
@@ -202,6 +203,20 @@ def _is_of_other_source(path: Path, blend: str, record: SourceRecord | None) -> 
     manifest = read_if_there(path, Manifest)
     content = ((manifest or {}).get("source") or {}).get("content")
     return bool(record and content) and content != content_of(record, blend)
+
+
+def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
+    """Names of blend and parent, whose files may be older than the checkpoint."""
+    stage = recipe.settings_of(paths.name)
+
+    def is_other() -> bool:
+        """Whether the checkpoint was trained on another blend or from another parent; a choice stands for any."""
+        record = read_if_there(paths.record, CheckpointRecord) or {}
+        parent = next((parent["stage"] for parent in record.get("parents", ())), None)
+        is_other_parent = bool(record) and stage.parent not in recipe.choices and parent != stage.parent
+        return is_other_parent or record.get("data", {}).get("blend", stage.blend) != stage.blend
+
+    return RuleSettings({"blend": stage.blend, "parent": stage.parent}, [paths.ckpt, paths.record], is_other)
 
 
 def _of_gate(recipe: Recipe, paths: StagePaths) -> RuleSettings:

@@ -13,12 +13,10 @@ from scripts.slurm.jobs import SLURM_LOGS, JobRecord, LatestJob
 from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.owner import read_owner
 from scripts.stage.paths import StagePaths, owner_of
-from scripts.stage.progress import recent_steps, step_seconds, tokens_per_second
+from scripts.stage.progress import recent_steps, step_seconds
 from scripts.stage.state import StageState
 
-OLD_SECONDS = 300.0
 QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-STARTING = {"CONFIGURING", "RUNNING"}
 Changes = dict[str, Any]
 
 
@@ -26,7 +24,7 @@ Changes = dict[str, Any]
 class StageStatus:
     """Hold a stage's line of the status.
 
-    `state` is a state of `StageState`, or queued, starting, cancelled or failed. `reward` and `kl` are of `step`,
+    `state` is a state of `StageState`, or queued, cancelled or failed. `reward` and `kl` are of `step`,
     `left` is in seconds at the pace of the last steps, `nodes` and `job` are of the Slurm job at work.
     """
 
@@ -69,10 +67,7 @@ def _note(state: StageState, latest: LatestJob | None) -> str:
         return _joined("to be published", state.note, state.skipped)
     heard = latest is not None and latest.job.state not in ("COMPLETED", "UNKNOWN")
     said = f"job {latest.job.id} {latest.job.state} as of {clock(latest.at)}" if heard else ""
-    if state.state == "unfinished":
-        return _joined(state.note, state.skipped, said)
-    more = f" and {len(state.changed) - 1} more" if len(state.changed) > 1 else ""
-    return _joined(*(f"{change}{more}" for change in state.changed[:1]), said)
+    return _joined(state.note, state.skipped, *state.changed, said)
 
 
 def _training(state: StageState, paths: StagePaths, job: JobRecord | None) -> StageStatus:
@@ -86,7 +81,7 @@ def _training(state: StageState, paths: StagePaths, job: JobRecord | None) -> St
     if begun and entries and _changed_at(run / "metrics.jsonl") >= begun["time"]:
         step = entries[-1]["step"]
     status = _at(StageStatus(state.stage, "training", state.planned), step, entries)
-    seconds, pace = step_seconds(entries), tokens_per_second(entries)
+    seconds = step_seconds(entries)
     nodes = job.node_count if job and job.id == owner.get("slurm_job") else None
     loss = next((entry.get("loss") for entry in reversed(entries) if entry["step"] == step), None)
     return replace(
@@ -97,7 +92,6 @@ def _training(state: StageState, paths: StagePaths, job: JobRecord | None) -> St
         note=_joined(
             f"since {clock(since)} on {owner.get('host', 'an unknown host')}",
             f"loss {loss:.3f}" if loss is not None and status.reward is None else "",
-            f"{pace:,.0f} tokens/s" if begun and pace else "",
             "with earlier settings or data" if state.trains_other else "",
         ),
     )
@@ -105,16 +99,13 @@ def _training(state: StageState, paths: StagePaths, job: JobRecord | None) -> St
 
 def _of_job(state: StageState, paths: StagePaths, latest: LatestJob) -> Changes | None:
     """Return the status that a stage's Slurm job decides, or None."""
-    job, on = latest.job, {"nodes": latest.job.node_count or None, "job": latest.job.id}
-    is_old = time.time() - latest.at > OLD_SECONDS
+    job = latest.job
     if job.state in QUEUED:
         reason = job.reason if job.reason not in ("", "None", "(null)") else "no reason told"
-        as_of = f"as of {clock(latest.at)}" if is_old else ""
-        return on | {"state": "queued", "note": _joined(f"since {_slurm_clock(job.submitted)}", reason, as_of)}
+        note = f"since {_slurm_clock(job.submitted)}, {reason}, as of {clock(latest.at)}"
+        return {"state": "queued", "nodes": job.node_count or None, "job": job.id, "note": note}
     if state.state in ("fresh", "waiting"):
         return None
-    if job.state in STARTING and not is_old:
-        return on | {"state": "starting", "note": f"since {_slurm_clock(job.start)} on {job.nodes}"}
     if job.state == "CANCELLED":
         note = f"{_slurm_clock(job.end)}; call snakemake again"
         return {"state": "cancelled", "job": job.id, "note": note}

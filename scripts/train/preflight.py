@@ -167,20 +167,18 @@ def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[
 
 
 def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
-    """Print the first rows that are too long or hold special tokens, and their number."""
-    for line, tokens in found.too_long[:SHOWN]:
-        print(f"warning: {name}: {path}:{line}: {tokens} tokens, the limit is {limit} (trap 32)", file=sys.stderr)
-    if found.too_long:
-        lost = f", and {found.answers_cut} of them keep nothing of their answer" if found.answers_cut else ""
-        count = f"{len(found.too_long)} of {found.rows} rows ({found.share:.1%})"
-        print(f"warning: {name}: {path}: {count} are too long{lost}", file=sys.stderr)
-    if found.special:
-        lines = ", ".join(map(str, found.special[:SHOWN])) + (", ..." if len(found.special) > SHOWN else "")
-        print(
-            f"warning: {name}: {path}: texts of {len(found.special)} rows hold what the tokenizer takes for special "
-            f"tokens (line {lines})",
-            file=sys.stderr,
-        )
+    """Print the number and the first rows that are too long or hold special tokens."""
+    long = [f"line {line}: {tokens}" for line, tokens in found.too_long]
+    lost = f", and {found.answers_cut} keep nothing of their answer" if found.answers_cut else ""
+    kinds = {
+        f"have more than {limit} tokens{lost} (trap 32)": long,
+        "hold texts that the tokenizer takes for special tokens": [f"line {line}" for line in found.special],
+    }
+    for fault, rows in kinds.items():
+        if rows:
+            first = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
+            count = f"{len(rows)} of {found.rows} rows"
+            print(f"warning: {name}: {path}: {count} {fault}: {first}", file=sys.stderr)
 
 
 def main() -> None:

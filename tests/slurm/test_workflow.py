@@ -110,7 +110,6 @@ def test_variants_of_a_sweep_train_on_nodes_and_the_choice_is_made_beside_snakem
         ({"partition": "batsch"}, "slurm.partition: no partition is named batsch; did you mean batch?"),
         ({"gpus_per_node": 4}, "slurm.gpus_per_node is 4, but the nodes of batch have 8"),
         ({"max_nodes": 1}, "stage rlvr1 asks for 2 nodes, but can get 1 at most"),
-        ({"reservation": "none"}, "slurm.reservation: scontrol show reservation none"),
         ({"budget_gpu_hours": 1}, "--config over_budget=true"),
     ],
 )

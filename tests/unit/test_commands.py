@@ -19,7 +19,7 @@ OPTIONS = {
     "doctor": "--config --recipe --site --run --seed --model --command",
     "compare": "--output",
     "lineage": "--no-verify --json",
-    "push": "--repository --card --license --branch --public",
+    "push": "--repository --card --license --public",
     "discard": "",
 }
 # In place of Python for `make setup`: it installs nothing, and all else is done by the Python of these tests.

@@ -57,7 +57,7 @@ def test_results_of_an_earlier_commit_adopt_their_settings_and_snakemake_forgets
     outputs = {
         str(output) for settings in settings_files(recipe, Path("results")).values() for output in settings.outputs
     }
-    assert not noted() & outputs and "results/sft/ckpt/record.json" in noted()
+    assert not noted() & outputs and "results/sft/hf/record.json" in noted()
     before = {path: path.stat().st_mtime_ns for path in Path("results").rglob("*")}
     write_settings(recipe, Path("results"))
     assert {path: path.stat().st_mtime_ns for path in Path("results").rglob("*")} == before

@@ -84,6 +84,16 @@ def _delete(name: str) -> Callable[[Any], None]:
     return lambda workflow: shutil.rmtree(workflow.root / name)
 
 
+def _edit_and_forget(old: str, new: str) -> Callable[[Any], None]:
+    """Edit, and delete Snakemake's notes: the trigger is a file of its own."""
+
+    def apply(workflow: Any) -> None:
+        workflow.edit(old, new)
+        shutil.rmtree(workflow.root / ".snakemake")
+
+    return apply
+
+
 def _delete_export(workflow: Any) -> None:
     hf = workflow.results / "rlvr1/hf"
     shutil.rmtree((hf / "model").resolve().parent)
@@ -153,14 +163,14 @@ EDITS = (
     Edit("change the seed of rlvr1", _edit(RLVR1, RLVR1 + "seed: 9, "), frozenset({"rlvr1"}), "config"),
     Edit("change the recipe's seed", _edit("seed: 3", "seed: 4"), EVERYTHING, "config"),
     Edit(
-        "train rlvr1 on another blend",
-        _edit("blend: rlvr1}", "blend: rlhf}"),
+        "train rlvr1 on another blend, and delete .snakemake",
+        _edit_and_forget("blend: rlvr1}", "blend: rlhf}"),
         frozenset({"rlvr1"}),
         "the split's content",
     ),
     Edit(
-        "start rlhf from rlvr1",
-        _edit(RLHF + "parent: sft", RLHF + "parent: rlvr1"),
+        "start rlhf from rlvr1, and delete .snakemake",
+        _edit_and_forget(RLHF + "parent: sft", RLHF + "parent: rlvr1"),
         frozenset({"rlhf"}),
         "the export it starts from",
     ),

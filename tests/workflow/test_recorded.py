@@ -73,7 +73,9 @@ def test_with_what_snakemake_noted_nothing_is_to_be_done(noted):
 @pytest.mark.parametrize(("key", "is_found"), [("input", True), ("params", False)])
 def test_another_input_than_the_noted_would_be_found_and_another_param_would_not(noted, key, is_found):
     output = "results/recorded/rlvr/ckpt/record.json"
+    assert NOTHING in noted.snakemake("--dry-run")  # the results adopt their settings' files
     metadata = json.loads((RECORDED / "snakemake.json").read_text())[output]
+    metadata["input"] += ["results/recorded/settings/train/rlvr.json"]
     write_metadata(noted.root, output, metadata | {key: metadata[key][1:]})
     assert ("rlvr" in noted.planned()) == is_found
 
