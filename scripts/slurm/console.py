@@ -36,18 +36,10 @@ class Console(logging.Filter):
 
     def install(self) -> None:
         """Filter the records of Snakemake's logger from now on, in place of an earlier call's filter."""
-        snakemake, trace = logging.getLogger(SNAKEMAKE), sys.excepthook
+        snakemake = logging.getLogger(SNAKEMAKE)
         for earlier in [known for known in snakemake.filters if isinstance(known, Console)]:
             snakemake.removeFilter(earlier)
         snakemake.addFilter(self)
-
-        def interrupted(kind: type[BaseException], error: BaseException, frames: Any) -> None:
-            if issubclass(kind, KeyboardInterrupt):
-                print("stopped before any job began", file=sys.stderr)
-            else:
-                trace(kind, error, frames)
-
-        sys.excepthook = interrupted
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Rewrite a record; False drops it."""

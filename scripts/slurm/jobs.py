@@ -1,10 +1,11 @@
 """States of the jobs submitted from this folder, in a small file for each call of Snakemake.
 
-The executor (scripts.slurm.executor) writes the file at every question to Slurm, so readers need not ask Slurm. Before
-the first question, each job has a file of its own, written at submission.
+The executor (scripts.slurm.executor) writes the file at every submission and question to Slurm, so readers need not ask
+Slurm.
 """
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,7 @@ FOLDER = Path(".snakemake/stagecoach/slurm")
 FORMAT = "%i|%T|%k|%r|%D|%N|%V|%S|%e"
 SLURM_LOGS = Path("results/slurm-logs/rule_train")
 STAGE_COMMENT = "rule_train_wildcards_"
+WRITING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -69,45 +71,44 @@ def read_call(name: str) -> dict[str, JobRecord]:
         return {}
 
 
-def write_call(name: str, records: dict[str, JobRecord]) -> None:
-    """Write the jobs of a call of Snakemake. The file's time stands for the last question to Slurm."""
-    write_json(FOLDER / f"{name}.json", [asdict(record) for record in records.values()])
-    for job_id in records:
-        (FOLDER / f"{name}.{job_id}.json").unlink(missing_ok=True)
+def write_call(name: str, records: dict[str, JobRecord], is_answer: bool = True) -> None:
+    """Write jobs of a call of Snakemake; the file's time stands for the last answer of Slurm."""
+    with WRITING:  # submissions are noted in another thread than answers
+        path, known = FOLDER / f"{name}.json", read_call(name)
+        heard = time.time() if is_answer or not known else path.stat().st_mtime
+        write_json(path, [asdict(record) for record in (known | records).values()])
+        os.utime(path, times=(heard, heard))
 
 
 def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
     """Note a job's submission, before the first question to Slurm."""
-    now = time.strftime("%Y-%m-%dT%H:%M:%S")
-    record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", now, "", "", results)
-    write_json(FOLDER / f"{name}.{job_id}.json", [asdict(record)])
+    record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", _now(), "", "", results)
+    write_call(name, {job_id: record}, is_answer=False)
 
 
 def note_success(name: str, job_id: str) -> None:
     """Note a job's success without a question to Slurm."""
-    path, known = FOLDER / f"{name}.json", read_call(name)
-    if record := (read_call(f"{name}.{job_id}") | known).get(job_id):
-        asked = path.stat().st_mtime if known else time.time()
-        ended = replace(record, state="COMPLETED", end=time.strftime("%Y-%m-%dT%H:%M:%S"))
-        write_call(name, known | {job_id: ended})
-        os.utime(path, times=(asked, asked))
+    if record := read_call(name).get(job_id):
+        write_call(name, {job_id: replace(record, state="COMPLETED", end=_now())}, is_answer=False)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
     """Yield the training jobs of a results folder with the submitting call, oldest first."""
-    found: dict[str, tuple[str, JobRecord]] = {}
-    for path in sorted(FOLDER.glob("*.json"), key=lambda path: -path.name.count(".")):
-        found |= {job_id: (path.stem, job) for job_id, job in read_call(path.stem).items() if job.stage}
+    found = [(path.stem, job) for path in FOLDER.glob("*.json") for job in read_call(path.stem).values() if job.stage]
     wanted = os.path.normpath(results)
     yield from sorted(
-        ((call, job) for call, job in found.values() if os.path.normpath(job.results) == wanted),
+        ((call, job) for call, job in found if os.path.normpath(job.results) == wanted),
         key=lambda entry: (entry[1].submitted, int(entry[1].id.split("_")[0])),
     )
 
 
 def latest_jobs(results: Path) -> dict[str, LatestJob]:
     """Return each stage's newest training job."""
-    latest = {job.stage: (call, job) for call, job in stage_jobs(results) if job.stage}
+    latest = {job.stage: (call, job) for call, job in stage_jobs(results)}
     return {stage: LatestJob(job, (FOLDER / f"{call}.json").stat().st_mtime) for stage, (call, job) in latest.items()}
 
 
