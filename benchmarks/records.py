@@ -29,9 +29,7 @@ COMMANDS = ("plan", "status", "snakemake -n", "report", "lineage")
 def commands(results: Path, stages: dict[str, str]) -> dict[str, list[list[str]]]:
     """The calls of each command; the report's are those of its rules."""
     names = list(stages)
-    evaluations = [str(results / name / "eval.json") for name in names]
     manifest = str(results / "data" / names[1] / "manifest.json")
-    parents = [f"{name}={parent}" for name, parent in stages.items()]
     out = ["--output", "page.html"]
     return {
         "plan": [["scripts.commands", "plan"]],
@@ -39,9 +37,12 @@ def commands(results: Path, stages: dict[str, str]) -> dict[str, list[list[str]]
         "snakemake -n": [["snakemake", "-n", "--nolock"]],
         "report": [
             ["scripts.report.stage_page", "--stage", str(results / names[1]), "--manifest", manifest, *out],
-            ["scripts.report.environments", "--evaluations", *evaluations, *out],
-            ["scripts.report.overview", "--results", str(results), "--stages", *parents, *out],
-            ["scripts.report.summary", "--stages", *(str(results / name) for name in names), *out],
+            [
+                "scripts.report.pages",
+                "--recipe",
+                f"config/recipes/{results.name if results.name != 'results' else 'tiny'}.yaml",
+            ]
+            + ["--results", str(results)],
         ],
         "lineage": [["scripts.commands", "lineage", str(results / names[-1] / "ckpt")]],
     }
@@ -103,7 +104,7 @@ def main() -> int:
         arguments.chain, arguments.damages, name, results = chain, 3, "recorded", Path("results/recorded")
     tree = make_tree(arguments.code, arguments.chain)
     preload("snakemake.cli", "scripts.commands.plan", "scripts.commands.status", "scripts.commands.lineage")
-    preload(*(f"scripts.report.{name}" for name in ("stage_page", "environments", "overview", "summary")))
+    preload(*(f"scripts.report.{name}" for name in ("stage_page", "pages")))
     from scripts.recipe.load import load_recipe  # noqa: PLC0415  (of the code that is tried)
 
     recipe = load_recipe(Path(f"config/recipes/{name}.yaml"))

@@ -33,7 +33,7 @@ from scripts.recipe.load import load_recipe
 from tests.conftest import Workflow
 
 RESULTS = Path("results/measured")
-RULES = ("stage_page", "sweep_page", "environments", "overview", "summary")
+RULES = ("stage_page", "pages")
 SWEPT = "swept"
 WANTED = (
     *("config.yaml", "preflight.json", "metrics.parquet", "eval.json", "rollouts.parquet"),

@@ -18,8 +18,6 @@ rule source:
         tables=directory(f"{SOURCE}/tables"),
     log:
         f"{RESULTS}/logs/source.log",
-    conda:
-        "../envs/controller.yaml"
     threads: 1 if SYNTHESIZED else 2
     resources:
         **LIGHT,
@@ -72,8 +70,6 @@ rule fill:
         f"{RESULTS}/logs/fill-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(name for name in blends_of("jsonl") if not RECIPE.blends[name].test),
-    conda:
-        "../envs/controller.yaml"
     threads: 2
     resources:
         **LIGHT,
@@ -108,8 +104,6 @@ rule filled:
         f"{RESULTS}/data/filled/{{blend}}.jsonl",
     log:
         f"{RESULTS}/logs/filled-{{blend}}.log",
-    conda:
-        "../envs/controller.yaml"
     resources:
         **LIGHT,
     shell:
@@ -136,8 +130,6 @@ rule check:
         f"{RESULTS}/logs/check-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(blends_of("jsonl")),
-    conda:
-        "../envs/controller.yaml"
     threads: 2
     resources:
         **LIGHT,

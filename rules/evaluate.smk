@@ -123,8 +123,6 @@ rule gate:
         criteria=f"{RESULTS}/{{stage}}/criteria.json",
     log:
         f"{RESULTS}/{{stage}}/logs/gate.log",
-    conda:
-        "../envs/controller.yaml"
     params:
         recipe=CONFIG.recipe,
     shell:

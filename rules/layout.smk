@@ -12,8 +12,6 @@ rule layout:
         f"{RESULTS}/logs/layout-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(blends_of("jsonl")),
-    conda:
-        "../envs/controller.yaml"
     resources:
         **LIGHT,
     shell:

@@ -29,8 +29,6 @@ rule mmpr:
         f"{RESULTS}/logs/mmpr-{{blend}}.log",
     wildcard_constraints:
         blend=one_of(blends_of("mmpr")),
-    conda:
-        "../envs/controller.yaml"
     threads: SITE.threads
     resources:
         **LIGHT,

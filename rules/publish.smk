@@ -21,8 +21,6 @@ rule card:
         f"{RESULTS}/{{stage}}/card.md",
     log:
         f"{RESULTS}/{{stage}}/logs/card.log",
-    conda:
-        "../envs/controller.yaml"
     params:
         export=subpath(input.export, parent=True),
         license=["--license", RECIPE.license] if RECIPE.license else [],

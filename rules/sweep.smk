@@ -38,8 +38,6 @@ checkpoint choose:
         f"{RESULTS}/{{choice}}/logs/choose.log",
     wildcard_constraints:
         choice=one_of(RECIPE.choices),
-    conda:
-        "../envs/controller.yaml"
     params:
         results=RESULTS,
         store=f"{CONFIG.results}/benchmarks",

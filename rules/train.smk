@@ -33,8 +33,6 @@ rule preflight:
         f"{RESULTS}/{{stage}}/preflight.json",
     log:
         f"{RESULTS}/{{stage}}/logs/preflight.log",
-    conda:
-        "../envs/controller.yaml"
     params:
         **WHERE,
         python=python_of,
@@ -143,8 +141,6 @@ rule convert:
         f"{RESULTS}/{{stage}}/logs/export.log",
     wildcard_constraints:
         stage=one_of(CONVERTED),
-    conda:
-        "../envs/controller.yaml"
     resources:
         **one_node_resources(SITE),
     params:
@@ -173,8 +169,6 @@ rule metrics:
         f"{RESULTS}/{{stage}}/metrics.parquet",
     log:
         f"{RESULTS}/{{stage}}/logs/metrics.log",
-    conda:
-        "../envs/controller.yaml"
     params:
         steps=f"{RESULTS}/{{stage}}/run/metrics.jsonl",
     shell:

@@ -1,13 +1,10 @@
 """The page of held-out and benchmark scores over the chain, as heat maps."""
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.errors import UserError, run_program
-from scripts.records import Benchmarks, Evaluation, Record, read_record
+from scripts.records import Benchmarks, Evaluation
 from scripts.report.page import write_page
 from scripts.report.stage_files import scores_side_by_side
 
@@ -44,29 +41,3 @@ def _heat_map(records: Sequence[Evaluation | Benchmarks]) -> dict[str, Any]:
         "top": top,
         "colour_of": lambda score: colour(score.after / top),
     }
-
-
-def readable(paths: list[Path], kind: type[Record]) -> list[Record]:
-    """Return the files' records; print damaged files and leave them out."""
-    found = []
-    for path in paths:
-        try:
-            found.append(read_record(path, kind))
-        except UserError as error:
-            print(error, file=sys.stderr)
-    return found
-
-
-def main() -> None:
-    """Command line of the heat map."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.environments", description=__doc__)
-    parser.add_argument("--evaluations", type=Path, nargs="*", default=[], help="eval.json of the stages, in order")
-    parser.add_argument("--benchmarks", type=Path, nargs="*", default=[], help="their benchmarks.json, in order")
-    parser.add_argument("--output", type=Path, required=True, help="HTML")
-    arguments = parser.parse_args()
-    evaluations = readable(arguments.evaluations, Evaluation)
-    write_environments_page(evaluations, arguments.output, readable(arguments.benchmarks, Benchmarks))
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,14 +1,13 @@
 """The overview of a run: verdict, cost, criteria to look at, stages."""
 
-import argparse
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import duration
-from scripts.records import CheckpointRecord, Choice, Evaluation, JudgedCriterion, read_if_there, read_record
+from scripts.records import CheckpointRecord, Evaluation, JudgedCriterion, read_if_there, read_record
 from scripts.report.chart import trend
 from scripts.report.cost import Cost, cost_of, total
 from scripts.report.improvement import Course, Lineage, verdict_of
@@ -165,27 +164,3 @@ def _progress(stage: StagePaths, cost: Cost | None) -> str:
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
     words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{duration(3600 * cost.hours)}"
     return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
-
-
-def main() -> None:
-    """Command line of the overview."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.overview", description=__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="the folder with the stages' directories")
-    parser.add_argument(
-        "--stages",
-        nargs="+",
-        required=True,
-        help="stage=parent, stage= without a parent, stage=parent=sweep for a variant; parents first",
-    )
-    parser.add_argument("--choices", type=Path, nargs="*", default=[], help="choice.json of the choices")
-    parser.add_argument("--output", type=Path, required=True, help="HTML")
-    arguments = parser.parse_args()
-    stages = [entry.split("=") for entry in arguments.stages]
-    sweep_of = {name: sweep for name, _, *sweeps in stages for sweep in sweeps}
-    choices = {path.parent.name: read_record(path, Choice) for path in arguments.choices}
-    lineage = Lineage({name: parent for name, parent, *_ in stages}, sweep_of, choices)
-    write_overview(arguments.results, lineage, arguments.output)
-
-
-if __name__ == "__main__":
-    run_program(main)

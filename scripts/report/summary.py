@@ -1,6 +1,5 @@
 """summary.csv: one row a stage."""
 
-import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import open_atomically
 from scripts.records import CheckpointRecord, Evaluation, Gate, read_if_there, read_record
 from scripts.report.cost import cost_of
@@ -72,16 +71,8 @@ def rows_of(stages: Iterable[StagePaths]) -> Iterator[dict[str, Any]]:
             yield {"stage": stage.name, "gate": "damaged"}
 
 
-def main() -> None:
-    """Command line of the summary."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.summary", description=__doc__)
-    parser.add_argument("--stages", type=Path, nargs="+", required=True, help="stage directories, in the chain's order")
-    parser.add_argument("--output", type=Path, required=True, help="summary.csv")
-    arguments = parser.parse_args()
-    table = pd.DataFrame(rows_of(map(StagePaths, arguments.stages)))
-    with open_atomically(arguments.output) as (file,):
+def write_summary(stages: Iterable[StagePaths], output: Path) -> None:
+    """Write summary.csv."""
+    table = pd.DataFrame(rows_of(stages))
+    with open_atomically(output) as (file,):
         table.to_csv(file, index=False, float_format="%.6g")
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -1,6 +1,5 @@
 """Write the page of a sweep: its variants by score, and the curves of the best."""
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -8,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.records import Choice, read_if_there
 from scripts.report.chart import COLOURS
 from scripts.report.compare import TrainedStage
@@ -88,19 +87,3 @@ def write_sweep_page(
         selection=selection_sentences(results, [chosen]),
         text=value_text,
     )
-
-
-def main() -> None:
-    """Command line of the sweep's page."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.sweep", description=__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="the folder with the variants' directories")
-    parser.add_argument("--sweep", required=True, help="the stage that is swept")
-    parser.add_argument("--variants", type=json.loads, required=True, help="JSON: the varied values by variant")
-    parser.add_argument("--choices", nargs="*", default=[], help="the choices among the variants")
-    parser.add_argument("--output", type=Path, required=True, help="HTML")
-    arguments = parser.parse_args()
-    write_sweep_page(arguments.results, arguments.sweep, arguments.variants, arguments.choices, arguments.output)
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -28,9 +28,10 @@ from scripts.records import (
     read_record,
 )
 from scripts.report.chain import read_chain
-from scripts.report.environments import readable, write_environments_page
+from scripts.report.environments import write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
+from scripts.report.pages import readable
 from scripts.report.stage_page import write_stage_page
 from scripts.report.summary import rows_of
 from scripts.report.tree import chain_text
@@ -97,7 +98,8 @@ def commands(results: Path, pages: Path) -> dict:
         write_overview(results, Lineage(stages), pages / "overview.html")
         list(rows_of(StagePaths(results / name) for name in stages))
         write_environments_page(
-            readable([results / name / "eval.json" for name in stages], Evaluation), pages / "environments.html"
+            [each for name in stages if (each := readable(results / name / "eval.json", Evaluation))],
+            pages / "environments.html",
         )
         write_stage_page(StagePaths(results / "rlvr1"), results / "data/rlvr1/manifest.json", pages / "stage.html")
 
@@ -170,8 +172,8 @@ def test_the_summary_and_the_heat_map_leave_out_what_is_damaged_and_say_so(chain
         "damaged",
         "warn",
     ]
-    (kept,) = readable([chain / name / "eval.json" for name in ("sft", "rlvr1")], Evaluation)
-    assert kept["stage"] == "rlvr1"
+    damaged, kept = (readable(chain / name / "eval.json", Evaluation) for name in ("sft", "rlvr1"))
+    assert damaged is None and kept["stage"] == "rlvr1"
     said = capsys.readouterr().err
     assert "sft/gate.json: damaged" in said and "sft/eval.json: damaged" in said
 

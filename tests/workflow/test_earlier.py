@@ -15,7 +15,7 @@ from tests.workflow.test_recorded import write_metadata
 
 TREES = sorted((ROOT / "tests/recorded/trees").glob("*.tar.xz"))
 ENDS = {"families": ("text", "vision"), "choices": ("best", "early")}
-PAGES = {"stage_page", "overview", "environments", "sweep_page", "summary", "report_html"}
+PAGES = {"stage_page", "pages", "report_html"}
 HALF_TRAINED = {"families": "dpo", "choices": "rlvr.lr-0.002"}
 
 

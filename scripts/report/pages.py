@@ -1,0 +1,58 @@
+"""Write the pages of a whole run: overview, environments, sweeps, and summary.csv."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from scripts.errors import UserError, run_program
+from scripts.recipe.load import load_recipe
+from scripts.recipe.recipe import Recipe
+from scripts.records import Benchmarks, Choice, Evaluation, Record, read_if_there
+from scripts.report.environments import write_environments_page
+from scripts.report.improvement import Lineage
+from scripts.report.overview import write_overview
+from scripts.report.summary import write_summary
+from scripts.report.sweep import write_sweep_page
+from scripts.stage.paths import MODEL, StagePaths
+
+
+def write_pages(recipe: Recipe, results: Path) -> None:
+    """Write every page of a run's folder; damaged records are printed and left out."""
+    stages = recipe.stage_order()
+    sweep_of = {variant: sweep for sweep, variants in recipe.sweeps.items() for variant in variants}
+    choices = {
+        name: choice for name in recipe.choices if (choice := readable(StagePaths(results / name).choice, Choice))
+    }
+    parents = {name: recipe.stages[name].parent or "" for name in stages}
+    write_overview(results, Lineage(parents, sweep_of, choices), results / "overview.html")
+    write_summary([StagePaths(results / name) for name in stages], results / "summary.csv")
+    evaluations = [readable(StagePaths(results / name).evaluation, Evaluation) for name in stages]
+    benchmarks = [readable(StagePaths(results / name).benchmarks, Benchmarks) for name in (MODEL, *stages)]
+    if any(evaluations) or any(benchmarks):
+        page = results / "environments.html"
+        write_environments_page([*filter(None, evaluations)], page, [*filter(None, benchmarks)])
+    for sweep, varied in recipe.sweeps.items():
+        among = [name for name, choice in recipe.choices.items() if choice.stage == sweep]
+        write_sweep_page(results, sweep, varied, among, results / sweep / "sweep.html")
+
+
+def readable(path: Path, kind: type[Record]) -> Record | None:
+    """Return a record; None for a missing file, and for a damaged file after printing the damage."""
+    try:
+        return read_if_there(path, kind)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return None
+
+
+def main() -> None:
+    """Command line of the pages."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.report.pages", description=__doc__)
+    parser.add_argument("--recipe", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results")
+    arguments = parser.parse_args()
+    write_pages(load_recipe(arguments.recipe), arguments.results)
+
+
+if __name__ == "__main__":
+    run_program(main)
