@@ -26,7 +26,7 @@ CODE = ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "
 COMMANDS = ("plan", "status", "snakemake -n", "report", "lineage")
 
 
-def commands(results: Path, stages: dict[str, str]) -> dict[str, list[list[str]]]:
+def commands(recipe: Path, results: Path, stages: dict[str, str]) -> dict[str, list[list[str]]]:
     """The calls of each command; the report's are those of its rules."""
     names = list(stages)
     manifest = str(results / "data" / names[1] / "manifest.json")
@@ -37,12 +37,7 @@ def commands(results: Path, stages: dict[str, str]) -> dict[str, list[list[str]]
         "snakemake -n": [["snakemake", "-n", "--nolock"]],
         "report": [
             ["scripts.report.stage_page", "--stage", str(results / names[1]), "--manifest", manifest, *out],
-            [
-                "scripts.report.pages",
-                "--recipe",
-                f"config/recipes/{results.name if results.name != 'results' else 'tiny'}.yaml",
-            ]
-            + ["--results", str(results)],
+            ["scripts.report.pages", "--recipe", str(recipe), "--results", str(results)],
         ],
         "lineage": [["scripts.commands", "lineage", str(results / names[-1] / "ckpt")]],
     }
@@ -107,9 +102,10 @@ def main() -> int:
     preload(*(f"scripts.report.{name}" for name in ("stage_page", "pages")))
     from scripts.recipe.load import load_recipe  # noqa: PLC0415  (of the code that is tried)
 
-    recipe = load_recipe(Path(f"config/recipes/{name}.yaml"))
+    path = Path(f"config/recipes/{name}.yaml")
+    recipe = load_recipe(path)
     stages = {name: recipe.stages[name].parent or "" for name in recipe.stage_order()}
-    calls = commands(results, stages)
+    calls = commands(path, results, stages)
     for command in arguments.only:
         for call in calls[command]:
             if (said := forked(call)).status:
