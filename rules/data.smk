@@ -40,16 +40,11 @@ def holdout_of(wildcards):
     return RECIPE.blends[wildcards.blend].holdout
 
 
-def sample_option():
-    """The option for a trial with few rows; none for all of them."""
-    return ["--sample", str(CONFIG.sample)] if CONFIG.sample else []
-
-
 def options_of_fill(wildcards):
     """The filler's options that only some blends need."""
     blend = RECIPE.blends[wildcards.blend]
     options = ["--test", str(blend.test)] if blend.test else []
-    options += sample_option()
+    options += ["--sample", str(CONFIG.sample)] if CONFIG.sample else []
     options += [] if blend.names_environments else ["--unrewarded"]
     if blend.reasoning:
         options += ["--reasoning", blend.reasoning.model_dump_json(), "--seed", str(RECIPE.seed or 0)]

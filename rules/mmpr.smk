@@ -10,7 +10,7 @@ def options_of_mmpr(wildcards):
     """The options of the loader's program: both formats are split by NeMo-RL itself, so few settings count."""
     blend = RECIPE.blends[wildcards.blend]
     own = ["--missing-images", blend.missing_images] if blend.format == "mmpr" else ["--holdout", blend.holdout]
-    return [*map(str, own), *sample_option()]
+    return [*map(str, own)]
 
 
 rule mmpr:

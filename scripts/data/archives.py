@@ -24,17 +24,15 @@ class Extracted:
     sha256: str
 
 
-def extract_folder(
-    archive: Path, name: str, target: Path, threads: int = 1, wanted: set[str] | None = None
-) -> Extracted:
-    """Make `target` the folder `name` of `archive`, at whatever depth, or only the files `wanted` of it.
+def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> Extracted:
+    """Make `target` the folder `name` of `archive`, at whatever depth.
 
     `MARK` is written last. UserError for a damaged archive.
     """
     try:
         # ZipFile is given an open file because the count of readers it keeps of its own files is not thread-safe.
         with archive.open("rb") as file, ZipFile(file) as opened, explain_write_errors(target):
-            members = {path: info for path, info in _members(opened, archive, name) if not wanted or path in wanted}
+            members = dict(_members(opened, archive, name))
             with temporary_directory(target) as fresh, ThreadPoolExecutor(threads) as pool:
                 for folder in {PurePosixPath(path).parent for path in members}:
                     (fresh / folder).mkdir(parents=True, exist_ok=True)  # two threads of zipfile may not make the same

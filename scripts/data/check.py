@@ -6,7 +6,6 @@ With a bad row the status is 1 and no output appears.
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -186,15 +185,6 @@ def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
     }
 
 
-def _summary(tallies: dict[Path, Tally], rules: Rules) -> Iterator[str]:
-    for file, tally in tallies.items():
-        notes = [f"{tally.allowed.total()} of them bad but allowed"] if tally.allowed else []
-        yield ", ".join([f"{file}: {tally.rows} rows", *notes])
-        for name, count in sorted(tally.environments.items()):
-            unknown = rules.kind.has_contract and contract_of(name) is None
-            yield f"  {count:>9}  {name}{'  (no contract of its own)' if unknown else ''}"
-
-
 def main() -> None:
     """Command line of the check."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.check", description=__doc__.split("\n")[0])
@@ -207,8 +197,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rules = Rules(KINDS[arguments.kind], frozenset(arguments.environments), frozenset(arguments.allow))
     tallies = check_files(arguments.split, rules, max(1, arguments.workers))
-    for line in _summary(tallies, rules):
-        print(line)
+    for file, tally in tallies.items():
+        print(f"{file}: {tally.rows} rows, {tally.allowed.total()} of them bad but allowed")
     if arguments.output is not None:
         write_json(arguments.output, describe(tallies, rules))
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import xxhash
 
-from scripts.data.decontaminate import Benchmark, overlaps
+from scripts.data.decontaminate import Benchmark, words_of
 from scripts.rows.kinds import RowKind
 from scripts.rows.messages import text_of
 
@@ -49,8 +49,7 @@ class Cleaner:
         self, by: Literal["prompt", "row"] | None, benchmarks: dict[str, tuple[Iterator[list[str]], int, float]]
     ) -> None:
         self.by = by
-        self.vocabulary: dict[str, int] = {}
-        self.benchmarks = {name: Benchmark(texts, self.vocabulary, *how) for name, (texts, *how) in benchmarks.items()}
+        self.benchmarks = {name: Benchmark(*how) for name, how in benchmarks.items()}
         self.seen: set[int | None] = set()
         self.duplicates = 0
         self.overlapping: dict[str, int] = dict.fromkeys(benchmarks, 0)
@@ -64,15 +63,16 @@ class Cleaner:
             kept = sorted(number for key, number in new.items() if key not in self.seen)
             self.seen |= new.keys()
             self.duplicates += len(marks) - len(kept)
-        if not self.benchmarks:
-            return kept
-        found = overlaps([marks[number].texts for number in kept], self.benchmarks, self.vocabulary)
-        for at, names in sorted(found.items()):
-            for name in names:
-                self.overlapping[name] += 1
-                if len(self.first[name]) < FIRST:
-                    self.first[name].append(place(kept[at]))
-        return [number for at, number in enumerate(kept) if at not in found]
+        return [number for number in kept if not self._overlaps(marks[number], place(number))]
+
+    def _overlaps(self, mark: Mark, place: str) -> bool:
+        """Whether a row's prompts overlap with a benchmark's; count the row."""
+        prompts = [words_of(text) for text in mark.texts] if self.benchmarks else []
+        found = [name for name, each in self.benchmarks.items() if any(map(each.overlaps, prompts))]
+        for name in found:
+            self.overlapping[name] += 1
+            self.first[name] += [place] if len(self.first[name]) < FIRST else []
+        return bool(found)
 
     def describe(self) -> dict[str, Any]:
         """Return the counts for records: duplicates, and rows by benchmark, the first rows by name."""
@@ -80,7 +80,7 @@ class Cleaner:
         if self.benchmarks:
             described["decontaminated"] = {
                 name: {
-                    "instances": benchmark.instances,
+                    "instances": len(benchmark.lengths),
                     "too_short": benchmark.too_short,
                     "rows": self.overlapping[name],
                     "first": self.first[name],

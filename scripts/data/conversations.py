@@ -12,7 +12,6 @@ from scripts.rows.messages import last_user_text, text_of
 Message = dict[str, Any]
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
 SYSTEM = ("system", "developer")
-ITEMS = ("function_call", "function_call_output", "reasoning")  # of the Responses API, without a role
 PICTURES = ("image", "image_url", "input_image")
 
 
@@ -40,32 +39,27 @@ def as_messages(value: Any, role: str, column: str) -> list[Message]:
         return [{"role": role, "content": as_text(value, column)}]
     if not value:
         raise Misfit("is empty", column)
-    return [_message(message, place, column) for place, message in enumerate(value)]
+    return [_message(message, column) for message in value]
 
 
-def _message(message: Any, place: int, column: str) -> Message:
-    which = f"its message {place + 1}"
-    if isinstance(message, dict) and "role" not in message and message.get("type") in ITEMS:
-        return message
-    if isinstance(message, dict) and "value" in message and isinstance(role := message.get("from"), str):
+def _message(message: Any, column: str) -> Message:
+    """Return a message in the form of rows; the contract of the row's kind says what is wrong with it."""
+    if not isinstance(message, dict):
+        raise Misfit(f"holds a {type(message).__name__} instead of a message", column)
+    if "value" in message:
+        role = str(message.get("from"))
         message = {"role": ROLES.get(role, role), "content": message["value"]}
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-        raise Misfit(f"{which} has no role and content", column)
-    content = message["content"]
-    if len(message) == 2 and isinstance(content, str):
-        return message
-    if not isinstance(content, str | list | None):
-        raise Misfit(f"{which} has a content that is a {type(content).__name__}", column)
     kept = {key: without_nulls(value) for key, value in message.items() if value is not None or key == "content"}
-    if isinstance(content, list):
-        kept["content"] = [_part(part, which, column) for part in kept["content"]]
+    if not isinstance(kept.get("content"), str | list | None):
+        raise Misfit(f"has a message whose content is a {type(kept['content']).__name__}", column)
+    if isinstance(kept.get("content"), list):
+        kept["content"] = [_part(part) for part in kept["content"]]
     return kept
 
 
-def _part(part: Any, which: str, column: str) -> Message:
-    if not isinstance(part, dict) or (part.get("type") == "text" and not isinstance(part.get("text"), str)):
-        raise Misfit(f"{which} has a part that says nothing", column)
-    return {"type": "input_text", "text": part["text"]} if part.get("type") == "text" else part
+def _part(part: Any) -> Any:
+    is_text = isinstance(part, dict) and part.get("type") == "text" and "text" in part
+    return {"type": "input_text", "text": part["text"]} if is_text else part
 
 
 def without_nulls(value: Any) -> Any:
@@ -122,9 +116,9 @@ def with_template(messages: list[Message], template: str) -> list[Message]:
     if isinstance(content, str):
         content = template.replace("{prompt}", content)
     else:
-        texts = [number for number, part in enumerate(content or []) if isinstance(part.get("text"), str)]
+        texts = [number for number, part in enumerate(content or []) if isinstance(part, dict) and "text" in part]
         content = [
-            part | {"text": template.replace("{prompt}", part["text"])} if number in texts[-1:] else part
+            part | {"text": template.replace("{prompt}", str(part["text"]))} if number in texts[-1:] else part
             for number, part in enumerate(content or [])
         ]
     return [*messages[:place], messages[place] | {"content": content}, *messages[place + 1 :]]
@@ -146,7 +140,7 @@ def with_images(messages: list[Message], images: Any, column: str) -> list[Messa
             content = [next(waiting) if _is_place(part) else part for part in content] if _parts(message) else content
         elif message.get("role") == "user" and (first := list(waiting)):
             texts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-            content = [*first, *texts]
+            content = [*first, *(texts or [])]
         changed.append(message | {"content": content} if "content" in message else message)
     return changed
 

@@ -19,18 +19,12 @@ from scripts.errors import UserError
 from scripts.recipe.strict import nearest
 
 CARD = "README.md"
-KEYWORDS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-    "eval": "test",
-    "evaluation": "test",
+WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
 }
+KEYWORDS = {word: split for split, words in WORDS.items() for word in words}
 _SHARD = re.compile(r"(?P<split>[\w.-]+?)-(?P<part>\d{5})-of-(?P<parts>\d{5})(-\w+)?\.")
 _SEPARATORS = re.compile(r"[-._ 0-9]+")
 

@@ -123,7 +123,7 @@ def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher)
             for index, row in enumerate(batch.rows):
                 if isinstance(row, RowError):
                     raise UserError(f"{batch.place(index)}: {row}")
-                yield [str(row[column] or "") for column in benchmark.columns]
+                yield [str(row.get(column) or "") for column in benchmark.columns]
 
 
 def _origin(sets: list[list[Wanted]], fetcher: Fetcher) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Files of several sources, of the hub or of folders, fetched some at a time and recorded."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -73,16 +73,9 @@ class Fetcher:
         return {"source": self.snapshots[source].repository, "revision": self.snapshots[source].commit}
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-        """Return the results of the work on each item, in order, from a few threads; the first failure is raised."""
+        """Return the results of the work on each item, in order, from a few threads; nothing begins after a failure."""
         with ThreadPoolExecutor(THREADS) as pool:
-            futures = [pool.submit(work, item) for item in items]
-            try:
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        return [future.result() for future in futures]
+            return list(pool.map(work, items))
 
     def _place(self, item: Wanted, path: Path | None) -> None:
         described = None

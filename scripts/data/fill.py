@@ -7,13 +7,14 @@ among the training rows.
 
 import argparse
 import hashlib
+import json
 import sys
 from array import array
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -24,12 +25,10 @@ from scripts.data.source_record import differs_from_record, origin_of
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, temporary_directory, write_json
+from scripts.recipe.source import Reasoning
 from scripts.records import SourceRecord, read_if_there
 from scripts.rows.blocks import blocks_of
 from scripts.rows.parallel import default_workers, in_order
-
-if TYPE_CHECKING:
-    from scripts.recipe.source import Reasoning
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
 
@@ -73,7 +72,7 @@ def fill_blend(
     test: int = 0,
     sample: int | None = None,
     is_rewarded: bool = True,
-    reasoning: "Reasoning | None" = None,
+    reasoning: Reasoning | None = None,
     seed: int = 0,
     hashes: Mapping[str, str] | None = None,
     workers: int = 1,
@@ -93,14 +92,14 @@ def fill_blend(
         splits = {name: Split(file) for name, file in zip(parts, files, strict=True)}
         external = ExternalTables(tables, unpacked, hashes)
         fill = partial(fill_block, tables=external, is_rewarded=is_rewarded, reasoning=reasoning, seed=seed)
-        blocks = (block for part in parts.values() for block in blocks_of(source, part.start, part.end))
+        blocks = (block for part in parts.values() for block in blocks_of(source, *part))
         for filled in in_order(fill, blocks, workers):
             data = filled.block.read()
             hashed.update(data)
             bad_rows += filled.bad_rows
             problems += filled.problems[: SHOWN - len(problems)]
             if not bad_rows:
-                name = next(name for name, part in parts.items() if part.start <= filled.block.start < part.end)
+                name = next(name for name, (first, end) in parts.items() if first <= filled.block.start < end)
                 splits[name].add(data, filled)
                 placeholders += filled.placeholders
                 cleaned += filled.cleaned
@@ -128,21 +127,6 @@ def _list_problems(problems: list[str], bad_rows: int) -> list[str]:
     return [*heading, *(f"  {problem}" for problem in problems), *more]
 
 
-def _holdout(text: str) -> int | float:
-    """Parse a number or a share of rows."""
-    value = float(text) if "." in text else int(text)
-    if value <= 0 or (isinstance(value, float) and value >= 1):
-        raise argparse.ArgumentTypeError(f"{text}: a number of rows, 1 or more, or a share between 0 and 1")
-    return value
-
-
-def _reasoning(text: str) -> "Reasoning":
-    """Parse a blend's reasoning option."""
-    from scripts.recipe.source import Reasoning  # noqa: PLC0415 - see scripts.data.reasoning
-
-    return Reasoning.model_validate_json(text)
-
-
 def main() -> None:
     """Command line of the pass from source to splits."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.fill", description=__doc__.split("\n")[0])
@@ -153,11 +137,11 @@ def main() -> None:
         help="blend as published (JSONL); a record.json beside it tells its origin",
     )
     parser.add_argument("--tables", type=Path, help="folder of the external tables (default: tables/ beside the blend)")
-    parser.add_argument("--holdout", type=_holdout, required=True, help="rows at the end, or their share")
+    parser.add_argument("--holdout", type=json.loads, required=True, help="rows at the end, or their share")
     parser.add_argument("--test", type=int, default=0, help="rows before those that become a test split")
     parser.add_argument("--sample", type=int, help="only so many training rows, and a tenth as many held-out ones")
     parser.add_argument("--unrewarded", action="store_true", help="preferences, whose rows name no environment")
-    parser.add_argument("--reasoning", type=_reasoning, help="a blend's reasoning option, as JSON")
+    parser.add_argument("--reasoning", type=Reasoning.model_validate_json, help="a blend's reasoning option, as JSON")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of rows whose reasoning is cut")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="folder for the splits and manifest.json")

@@ -9,7 +9,7 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from xxhash import xxh3_64_intdigest
@@ -18,11 +18,9 @@ from scripts.data.placeholders import Lookup, PlaceholderError, fill_placeholder
 from scripts.data.reasoning import control_line
 from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
+from scripts.recipe.source import Reasoning
 from scripts.rows.blocks import Block
 from scripts.rows.jsonl import environment_of, parse_row
-
-if TYPE_CHECKING:
-    from scripts.recipe.source import Reasoning
 
 SHOWN = 20
 BOM = codecs.BOM_UTF8
@@ -90,7 +88,7 @@ class FilledBlock:
 
 
 def fill_block(
-    block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: "Reasoning | None" = None, seed: int = 0
+    block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: Reasoning | None = None, seed: int = 0
 ) -> FilledBlock:
     """Fill the rows of a block; with `is_rewarded`, each must name an environment; `reasoning` shortens answers."""
     data = block.read()

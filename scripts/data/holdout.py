@@ -1,22 +1,13 @@
 """The byte ranges of a blend's splits in its file: training rows first, held-out rows last, order kept."""
 
 from array import array
-from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.errors import UserError
 
 
-@dataclass(frozen=True)
-class Part:
-    """The bytes of a split, from `start` to before `end`."""
-
-    start: int
-    end: int
-
-
-def parts_of(path: Path, holdout: int | float, test: int = 0, sample: int | None = None) -> dict[str, Part]:
-    """Return the parts ``train``, ``test`` if `test` > 0, and ``validation``.
+def parts_of(path: Path, holdout: int | float, test: int = 0, sample: int | None = None) -> dict[str, tuple[int, int]]:
+    """Return the first byte, and the byte behind the last, of ``train``, ``test`` if `test` > 0, and ``validation``.
 
     The last `holdout` rows, or that share of all rows, validate; the `test` rows before them are the test split. A
     `sample` takes the first `sample` training rows and the last tenth as many held-out rows. Blank lines are no rows.
@@ -43,7 +34,7 @@ def parts_of(path: Path, holdout: int | float, test: int = 0, sample: int | None
         ranges["train"] = 0, min(sample, trained)
     starts.append(size)
     return {
-        name: Part(starts[first] if first else 0, starts[last])
+        name: (starts[first] if first else 0, starts[last])
         for name, (first, last) in ranges.items()
         if name != "test" or test
     }

@@ -35,12 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser, source: str) -> None:
     parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
     parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
-    parser.add_argument("--sample", type=int, help="for a trial: rows to train on (MMPR: of all subsets alike)")
-
-
-def rows_to_read(train: int, most: int) -> int:
-    """Return how many rows a loader must read to train on `train`, holding out a tenth, at most `most`."""
-    return train + min(most, -(-train // 9))
 
 
 def write_index(

@@ -11,15 +11,14 @@ import json
 import posixpath
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scripts.data.archives import extract_folder
-from scripts.data.index import add_arguments, rows_to_read, start_blend, write_index
+from scripts.data.index import add_arguments, start_blend, write_index
 from scripts.data.source_record import files_below
 from scripts.errors import UserError, run_program
-from scripts.files import read_json, replace_directory, write_json
+from scripts.files import read_json, write_json
 from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
 from scripts.rows.jsonl import parse_row
 
@@ -47,13 +46,10 @@ def held_out(kept: int) -> int:
     return min(MMPR_HOLDOUT, kept // 10)
 
 
-def prepare_mmpr(
-    source: Path, record: Path, output: Path, threads: int = 1, missing: float = 0.0, sample: int | None = None
-) -> None:
+def prepare_mmpr(source: Path, record: Path, output: Path, threads: int = 1, missing: float = 0.0) -> None:
     """Write images, annotations, meta file and the index of the splits below `output`.
 
-    `missing` is the share of rows that may lack their image; `sample` a trial's training rows, spread over all subsets.
-    UserError, and no manifest, for incomplete data.
+    `missing` is the share of rows that may lack their image. UserError, and no manifest, for incomplete data.
     """
     start_blend(source, IMAGE_FILES["mmpr"], output, (META,))
     meta = _rewritten(source / "meta.json")
@@ -63,14 +59,11 @@ def prepare_mmpr(
             f"{source}/annotations.zip: has no annotations for {len(lost)} of {len(meta)} subsets of meta.json: "
             f"{_listed(lost)}; fetch both files at one revision"
         )
-    if sample is not None:
-        meta = _sampled(output, meta, rows_to_read(sample, MMPR_HOLDOUT))
-    wanted = None if sample is None else _images_of(output, meta)
-    images = extract_folder(source / "images.zip", "images", output / IMAGES, threads, wanted)
+    images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
     subsets = check_subsets(output, meta)
     kept = sum(subset.kept for subset in subsets)
     _judge(subsets, kept, missing, source)
-    for subset in () if sample else subsets:
+    for subset in subsets:
         if (length := meta[subset.subset].get("length", subset.rows)) != subset.rows:
             print(f"{subset.annotation}: {subset.rows} rows, but meta.json says {length}", flush=True)
     write_json(output / META, meta)
@@ -123,33 +116,6 @@ def _below(path: Any, folder: str) -> str | None:
     return "/".join(("MMPR", *parts[start:]))
 
 
-def _sampled(base: Path, meta: dict[str, dict[str, Any]], rows: int) -> dict[str, dict[str, Any]]:
-    """Write the first rows of every subset, equally many, to new files; return their meta file."""
-    sampled = {}
-    with replace_directory(base / "MMPR/sample") as fresh:
-        for name, entry in meta.items():
-            path = Path(entry["annotation"]).relative_to("MMPR/annotations")
-            (fresh / path).parent.mkdir(parents=True, exist_ok=True)
-            with (base / entry["annotation"]).open("rb") as file:
-                (fresh / path).write_bytes(b"".join(islice(file, -(-rows // len(meta)))))
-            sampled[name] = entry | {"annotation": f"MMPR/sample/{path}"}
-    return sampled
-
-
-def _images_of(base: Path, meta: dict[str, dict[str, Any]]) -> set[str]:
-    """Return the images named by the annotations, relative to ``MMPR/images``."""
-    return {
-        _below_images(entry["root"], image)
-        for entry in meta.values()
-        for _, _, images in _rows(base / entry["annotation"])
-        for image in images
-    }
-
-
-def _below_images(root: str, image: str) -> str:
-    return posixpath.normpath(f"{root}/{image}").removeprefix(f"{IMAGES}/")
-
-
 def _check_subset(base: Path, subset: Subset, known: set[str]) -> Subset:
     annotation, digest = base / subset.annotation, hashlib.sha256()
     for number, line, images in _rows(annotation):
@@ -157,7 +123,7 @@ def _check_subset(base: Path, subset: Subset, known: set[str]) -> Subset:
         subset.rows += 1
         if len(images) != 1:
             subset.several_images += 1
-        elif _below_images(subset.root, images[0]) in known:
+        elif posixpath.normpath(f"{subset.root}/{images[0]}").removeprefix(f"{IMAGES}/") in known:
             subset.kept += 1
         elif (base / subset.root / images[0]).exists():
             raise UserError(
@@ -211,7 +177,7 @@ def main() -> None:
     add_arguments(parser, "meta.json, annotations.zip, images.zip")
     parser.add_argument("--missing-images", type=float, default=0.0, help="share of rows that may lack their image")
     given = parser.parse_args()
-    prepare_mmpr(given.source, given.source_record, given.output, given.threads, given.missing_images, given.sample)
+    prepare_mmpr(given.source, given.source_record, given.output, given.threads, given.missing_images)
 
 
 if __name__ == "__main__":

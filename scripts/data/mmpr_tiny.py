@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException
 
 from scripts.data.archives import extract_folder
-from scripts.data.index import add_arguments, rows_to_read, start_blend, write_index
+from scripts.data.index import add_arguments, start_blend, write_index
 from scripts.data.source_record import files_below
 from scripts.errors import UserError, run_program
 from scripts.files import filled_by_program, sha256_file, write_text
@@ -28,35 +28,28 @@ COLUMNS = ["prompt", "reward_model", "images"]
 SHOWN = 10
 
 
-def prepare_mmpr_tiny(
-    source: Path, record: Path, output: Path, holdout: int, threads: int = 1, sample: int | None = None
-) -> None:
+def prepare_mmpr_tiny(source: Path, record: Path, output: Path, holdout: int, threads: int = 1) -> None:
     """Write images, table, the loader's mark and the index of the splits below `output`.
 
-    `sample` is a trial's training rows, the first behind the holdout. UserError, and neither mark nor manifest, for a
-    row that would stop the loader.
+    UserError, and neither mark nor manifest, for a row that would stop the loader.
     """
     start_blend(source, IMAGE_FILES["mmpr_tiny"], output, (READY, TABLE))
     images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
     rows, several = _check_rows(source / TABLE, output)
-    kept = rows if sample is None else min(rows, rows_to_read(sample, holdout))
-    validation = min(holdout, kept // 10)
+    validation = min(holdout, rows // 10)
     if validation == 0:
-        raise UserError(f"{source / TABLE}: {kept} rows are too few to hold any out; is it all of MMPR-Tiny?")
+        raise UserError(f"{source / TABLE}: {rows} rows are too few to hold any out; is it all of MMPR-Tiny?")
     with filled_by_program(output / TABLE) as fresh:
-        if kept == rows:
-            shutil.copyfile(source / TABLE, fresh)
-        else:
-            pq.write_table(pq.read_table(source / TABLE).slice(0, kept), fresh)
+        shutil.copyfile(source / TABLE, fresh)
     write_text(output / READY, "ready\n")
-    checked = {"format": "mmpr_tiny", "rows": rows, "kept": kept, "several_images": several, "images": images.files}
+    checked = {"format": "mmpr_tiny", "rows": rows, "kept": rows, "several_images": several, "images": images.files}
     print(f"{output}: {json.dumps(checked)}", flush=True)
     write_index(
         output,
         record,
-        [{"table": TABLE, "rows": kept, "sha256": sha256_file(output / TABLE)}, {"images": asdict(images)}],
+        [{"table": TABLE, "rows": rows, "sha256": sha256_file(output / TABLE)}, {"images": asdict(images)}],
         [{"loader": "mmpr_tiny", "first_rows": validation}],
-        (kept - validation, validation),
+        (rows - validation, validation),
         checked,
     )
 
@@ -106,7 +99,7 @@ def main() -> None:
     add_arguments(parser, f"{TABLE} and images.zip")
     parser.add_argument("--holdout", type=int, required=True, help="rows for validation, as the stage's data.val_size")
     given = parser.parse_args()
-    prepare_mmpr_tiny(given.source, given.source_record, given.output, given.holdout, given.threads, given.sample)
+    prepare_mmpr_tiny(given.source, given.source_record, given.output, given.holdout, given.threads)
 
 
 if __name__ == "__main__":

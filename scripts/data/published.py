@@ -20,7 +20,7 @@ from scripts.rows.jsonl import RowError, row_or_error
 
 Row = dict[str, Any]
 FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+PACKED = (".gz", ".zst", ".bz2")
 ROWS = 1024
 BYTES = 1 << 20
 BATCH_BYTES = 16 * BYTES
@@ -73,7 +73,7 @@ def columns_of(path: Path, shown: str) -> list[str] | None:
         if kind == ".parquet":
             names = pq.read_schema(path).names
         elif kind in (".csv", ".tsv"):
-            with pa.input_stream(path, compression=_compression(shown)) as head:
+            with pa.input_stream(path) as head:
                 names = _csv_reader(head, kind).schema.names
     if twice := next((name for name in names or () if names.count(name) > 1), None):
         raise UserError(f"{shown}: has two columns {twice}; rename one")
@@ -113,7 +113,7 @@ def _parquet(path: Path, _shown: str, columns: Collection[str]) -> Iterator[pa.R
 
 
 def _csv(path: Path, shown: str, _columns: Collection[str]) -> Iterator[pa.RecordBatch]:
-    with pa.input_stream(path, compression=_compression(shown)) as file:
+    with pa.input_stream(path) as file:
         for batch in _csv_reader(file, format_of(shown), columns_of(path, shown)):
             yield from (batch.slice(start, ROWS) for start in range(0, len(batch), ROWS))
 
@@ -129,7 +129,7 @@ def _csv_reader(file: pa.NativeFile, kind: str, names: Collection[str] = ()) -> 
 
 
 def _lines(path: Path, shown: str, _columns: Collection[str]) -> Iterator[list[bytes]]:
-    with pa.input_stream(path, compression=_compression(shown)) as file:
+    with pa.input_stream(path) as file:
         rest = file.read(BYTES).removeprefix(codecs.BOM_UTF8)
         if format_of(shown) == ".json" and rest.lstrip().startswith(b"["):
             yield from _list(rest + file.read(), shown)
@@ -151,7 +151,3 @@ def _list(text: bytes, shown: str) -> Iterator[list[bytes]]:
         raise UserError(f"{shown}: cannot be read as a list in JSON: {error}") from None
     for start in range(0, len(rows), ROWS):
         yield [msgspec.json.format(bytes(row), indent=-1) for row in rows[start : start + ROWS]]
-
-
-def _compression(shown: str) -> str | None:
-    return PACKED.get(Path(shown).suffix)

@@ -7,16 +7,15 @@ policy can answer without reasoning or after a cut. Rows and budgets follow from
 import hashlib
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # pydantic takes as long to import as a small blend to fill
-    from scripts.recipe.source import Reasoning
+from scripts.recipe.source import Reasoning
 
 _THINKING = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 _WORD = re.compile(r"\S+")
 
 
-def control(row: dict[str, Any], reasoning: "Reasoning", seed: int) -> dict[str, Any]:
+def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, Any]:
     """Return the row with the last message's reasoning stripped or truncated, or the same object.
 
     Reasoning is the text between <think> and </think>, or ``reasoning_content``. Stripping leaves an empty block, as
@@ -38,7 +37,7 @@ def control(row: dict[str, Any], reasoning: "Reasoning", seed: int) -> dict[str,
     return row if shorter == trace else row | {"messages": [*messages[:-1], _with_trace(message, shorter)]}
 
 
-def control_line(line: bytes, reasoning: "Reasoning", seed: int) -> bytes:
+def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
     """`control` a row's line; the same object where nothing changes."""
     if b"think" not in line and b"reasoning_content" not in line:
         return line

@@ -14,7 +14,10 @@ chosen, rejected, perhaps prompt                                                
 import json
 import re
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from scripts.data.conversations import (
     Misfit,
@@ -36,33 +39,7 @@ Row = dict[str, Any]
 CONVERSATIONS = ("messages", "conversations")
 CONTENT = (*CONVERSATIONS, "prompt", "completion", "question", "answer", "chosen", "rejected")
 BESIDE = ("tools", "images", "image", "agent_ref")
-MATH = "math_with_judge_simple_agent"
-_GSM8K = {
-    "columns": {"prompt": "question", "answer": "answer"},
-    "environment": MATH,
-    "prompt_template": "{prompt}\n\nReason step by step, and put the final answer in \\boxed{}.",
-    "answer_after": "####",
-    "completion_template": "{reasoning}\n\\boxed{{answer}}",
-    "remove": "<<[^>]*>>",
-}
-_TULU3_PROMPTS = [
-    {
-        "filter": [("dataset", "!=", "ifeval")],
-        "columns": {"prompt": "messages", "expected_answer": "ground_truth"},
-        "environment": MATH,
-    },
-    {
-        "filter": [("dataset", "==", "ifeval")],
-        "columns": {"prompt": "messages", "constraint": "ground_truth"},
-        "environment": "tulu3_constraints",
-        "json_columns": ["ground_truth"],
-    },
-]
-NAMED: dict[str, dict[str, list[Row]]] = {
-    "gsm8k": {"prompts": [_GSM8K], "demonstrations": [_GSM8K]},
-    "tulu3": {"prompts": _TULU3_PROMPTS, "demonstrations": [{}], "preferences": [{}]},
-}
-"""Mappings by name in `columns` and by kind; a row takes the first with a matching filter."""
+NAMED = yaml.safe_load(Path(__file__).with_name("columns.yaml").read_text())
 _SLOT = re.compile(r"\{(reasoning|answer)\}")
 _NUMBER = re.compile(r"[-+]?[$€£]?\d+(\.\d+)?%?")
 
@@ -73,7 +50,7 @@ def mappings_of(part: Part, kind: str) -> list[Rows]:
         return [part]
     own = {name: getattr(part, name) for name in part.model_fields_set & Rows.model_fields.keys() - {"columns"}}
     return [
-        Rows(**named | own | {"filter": [*named.get("filter", []), *part.filter]})
+        Rows(**named | own | {"filter": [*map(tuple, named.get("filter", [])), *part.filter]})
         for named in NAMED[part.columns].get(kind, [])
     ]
 
@@ -109,19 +86,25 @@ class Mapper:
 
     def _maker(self) -> Callable[[Row], Row]:
         """Return the method for the columns' shape."""
-        if self.kind == "prompts":
-            maker, wanted = self._prompt if self.asked or self.whole else None, "prompt, question or messages"
-        elif self.kind == "demonstrations":
-            maker = self._shown if self.whole or (self.asked and self.answered) else None
-            wanted = "messages, prompt and completion, or question and answer"
-        elif {"context", "completions"} <= self.column.keys():
+        there = self.column.keys()
+        if self.kind == "preferences" and {"context", "completions"} <= there:
             return lambda published: published
-        else:
-            maker = self._pair if {"chosen", "rejected"} <= self.column.keys() else None
-            wanted = "chosen and rejected, and prompt where they do not begin with it"
-        if maker is None:
-            there = ", ".join(self.names) or "none"
-            raise Misfit(f"has not the columns of {self.kind} ({wanted}), but {there}; map them by columns")
+        maker, fits, wanted = {
+            "prompts": (self._prompt, self.asked or self.whole, "prompt, question or messages"),
+            "demonstrations": (
+                self._shown,
+                self.whole or (self.asked and self.answered),
+                "messages, prompt and completion, or question and answer",
+            ),
+            "preferences": (
+                self._pair,
+                {"chosen", "rejected"} <= there,
+                "chosen and rejected, and prompt where they do not begin with it",
+            ),
+        }[self.kind]
+        if not fits:
+            names = ", ".join(self.names) or "none"
+            raise Misfit(f"has not the columns of {self.kind} ({wanted}), but {names}; map them by columns")
         return maker
 
     def row_of(self, published: Row) -> Row:

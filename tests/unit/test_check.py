@@ -128,12 +128,7 @@ def test_a_good_blend_is_counted_and_recorded(run, write_rows, tmp_path):
     split = write_rows("train-split.jsonl", [row(), good("mcqa_simple_agent"), row(), unknown])
     status, said, warned = run("--split", split, "--output", tmp_path / "check.json")
     assert (status, warned) == (0, "")
-    assert said.splitlines() == [
-        f"{split}: 4 rows",
-        f"          2  {MATH}",
-        "          1  mcqa_simple_agent",
-        "          1  own_agent  (no contract of its own)",
-    ]
+    assert said == f"{split}: 4 rows, 0 of them bad but allowed\n"
     assert json.loads((tmp_path / "check.json").read_text()) == {
         "kind": "prompts",
         "rows": 4,

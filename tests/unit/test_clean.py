@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scripts.data.clean import Cleaner, mark_of
-from scripts.data.decontaminate import Benchmark, overlaps, words_of
+from scripts.data.decontaminate import Benchmark, words_of
 from scripts.rows.kinds import KINDS
 
 NATALIA = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
@@ -55,10 +55,9 @@ def test_the_rows_that_overlap_are_those_of_the_definition(seed):
         * rng.randint(0, 2)
         for _ in range(30)
     ]
-    vocabulary = {}
-    found = overlaps(prompts, {"b": Benchmark(instances, vocabulary, ngram, overlap)}, vocabulary)
-    assert {row: ["b"] for row in found} == found
-    assert set(found) == {
+    benchmark = Benchmark(instances, ngram, overlap)
+    found = {row for row, given in enumerate(prompts) if any(benchmark.overlaps(words_of(text)) for text in given)}
+    assert found == {
         row
         for row, given in enumerate(prompts)
         if any(plain_score(prompt, instance, ngram) > overlap for prompt in given for instance in instances)

@@ -247,7 +247,7 @@ BAD = [
     ({"question": "1?", "answer": " "}, {}, "column answer: is empty"),
     ({"question": "1?", "answer": 1.5}, {}, "column answer: is a float, not a text"),
     ({"question": [], "answer": "1"}, {}, "column question: is empty"),
-    ({"question": [{"text": "x"}], "answer": "1"}, {}, "column question: its message 1 has no role and content"),
+    ({"question": [{"text": "x"}], "answer": "1"}, {}, "$.responses_create_params.input[0].role: is missing"),
     ({"question": [{"role": "tool", "content": "x"}], "answer": "1"}, {}, "$.responses_create_params.input[0].role"),
     ({"question": "1?", "answer": "1", "tools": "[{"}, {}, "column tools: is not JSON"),
     ({"question": "1?", "answer": "1", "tools": '[{"a": 1}]'}, {}, "column tools: a tool has no name"),

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import subprocess
 import sys
 import types
 import zipfile
@@ -17,7 +16,6 @@ from PIL import Image
 from scripts.data import archives, mmpr, mmpr_tiny
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
-from tests.conftest import ROOT
 
 SUBSETS = {"openbmb/RLAIF-V": ("RLAIF-V", 24), "CLEVR_math_sr0.5": ("CLEVR", 9), "ScienceQA": ("ScienceQA/images", 7)}
 OURS = ("manifest.json", "train-split.jsonl", "val-split.jsonl", "check.json")
@@ -312,20 +310,6 @@ def test_an_archive_of_something_else_is_refused(refused, published):
     assert "images.zip: has no folder images/ with files; is it the archive that the dataset publishes?" in refused()
 
 
-def test_a_trial_takes_rows_of_every_subset_and_no_other_images(prepare):
-    output = prepare(sample=13)
-    kept = rows_of_loader(output / mmpr.META)
-    manifest = read_json(output / "manifest.json")
-    assert len(kept) == sum(manifest[side]["rows"] for side in ("train", "validation")) == 15
-    assert manifest["train"]["rows"] == 14, "as many of each subset, so a few more than asked for"
-    assert {path.relative_to(output / "MMPR/images").parts[0] for path in kept} == {"RLAIF-V", "CLEVR", "ScienceQA"}
-    assert sorted(output.rglob("*.png")) == sorted(kept)
-    first = ours(output)
-    assert ours(prepare(sample=13, threads=3)) == first
-    assert ours(prepare()) != first
-    assert len(rows_of_loader(output / mmpr.META)) == 40
-
-
 # MMPR-Tiny
 
 
@@ -350,10 +334,10 @@ def prepare_tiny(tmp_path):
     )
     pack(source / "images.zip", {f"images/{number}.png": png(number) for number in range(40)})
 
-    def run(rows: list[dict] | None = None, holdout: int = 3, threads: int = 2, sample: int | None = None) -> Path:
+    def run(rows: list[dict] | None = None, holdout: int = 3, threads: int = 2) -> Path:
         if rows is not None:
             pq.write_table(pa.Table.from_pylist(rows), source / "mmpr_tiny.parquet")
-        mmpr_tiny.prepare_mmpr_tiny(source, tmp_path / "record.json", output, holdout, threads, sample)
+        mmpr_tiny.prepare_mmpr_tiny(source, tmp_path / "record.json", output, holdout, threads)
         return output
 
     return run
@@ -384,24 +368,6 @@ def test_the_tiny_loader_finds_its_mark_its_table_and_every_image(prepare_tiny):
 def test_the_tiny_loader_holds_out_no_more_than_a_tenth(prepare_tiny):
     manifest = read_json(prepare_tiny([tiny_row(number) for number in range(25)], holdout=500) / "manifest.json")
     assert [manifest[side]["rows"] for side in ("train", "validation")] == [23, 2]
-
-
-def test_a_trial_of_tiny_has_a_shorter_table(prepare_tiny):
-    output = prepare_tiny([tiny_row(number) for number in range(40)], sample=18)
-    manifest = read_json(output / "manifest.json")
-    assert [manifest[side]["rows"] for side in ("train", "validation")] == [18, 2]
-    assert [row["reward_model"]["ground_truth"] for row in pq.read_table(output / "mmpr_tiny.parquet").to_pylist()] == [
-        str(number) for number in range(20)
-    ]
-
-
-def test_the_program_takes_the_sample_that_its_rule_hands_it(prepare_tiny, tmp_path):
-    output = prepare_tiny([tiny_row(number) for number in range(40)])
-    command = [sys.executable, "-m", "scripts.data.mmpr_tiny", "--source", str(tmp_path / "source/vision")]
-    command += ["--source-record", str(tmp_path / "record.json"), "--output", str(output), "--holdout", "3"]
-    subprocess.run([*command, "--sample", "18"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    manifest = read_json(output / "manifest.json")
-    assert [manifest[side]["rows"] for side in ("train", "validation")] == [18, 2]
 
 
 @pytest.mark.parametrize(
