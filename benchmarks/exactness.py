@@ -58,7 +58,7 @@ SETTINGS = (
     Setting("bfloat16", policy=BF16, stages=("sft", "rlvr1")),
     Setting("copies", 2, stages=("sft", "dpo")),
     Setting("FSDP2", 2, placing=SHARES),
-    Setting("FSDP2, micro-batches, ZeRO-2", 2, None, SHARES | {"reshard_after_forward": False}, 2, ("sft",)),
+    Setting("FSDP2, micro-batches", 2, None, SHARES, 2, ("sft",)),
     Setting("FSDP2, LoRA", 2, LORA, SHARES, stages=("sft", "rlvr1")),
     Setting("FSDP2, bfloat16, activation checkpointing", 2, BF16, SHARES | RECOMPUTED, stages=("sft",)),
     Setting("FSDP2, LoRA, bfloat16", 2, BF16 | LORA, SHARES, stages=("sft", "rlvr1")),

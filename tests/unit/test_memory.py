@@ -98,7 +98,6 @@ def test_weights_gradients_and_moments_are_counted_by_what_is_trained(shape):
     assert 8.0e9 < count < 8.1e9
     full, lora = parts_of(shape), parts_of(shape, precision="bfloat16", lora={"dim": 16})
     assert full["weights"] == 4 * count and full["gradients and moments"] == 12 * count
-    assert parts_of(shape, optimizer={"lr": 1, "name": "adamw_8bit"})["gradients and moments"] == 6 * count
     adapters = 16 * sum(map(sum, shape.linear_layers))
     assert lora["weights"] == 2 * count + 4 * adapters and lora["gradients and moments"] == 12 * adapters
     assert (
@@ -106,10 +105,9 @@ def test_weights_gradients_and_moments_are_counted_by_what_is_trained(shape):
     )
 
 
-def test_processes_share_what_is_sharded_and_an_offloading_gpu_holds_none_of_it(shape):
+def test_processes_share_what_is_sharded(shape):
     sharded = parts_of(shape, ranks=4, dtensor_cfg={"enabled": True})
     assert parts_of(shape, ranks=4)["weights"] == 4 * sharded["weights"] == 4 * shape.parameters
-    assert "weights" not in parts_of(shape, ranks=4, dtensor_cfg={"enabled": True, "cpu_offload": True})
 
 
 def test_a_reference_is_held_where_no_adapter_can_be_taken_off(shape):

@@ -13,8 +13,8 @@ from scripts.errors import UserError
 from scripts.files import sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from tests.conftest import SHORT
-from tests.pretrained import save_pretrained, tokenizer
-from tests.stages import Stages, checkpoint, logged
+from tests.pretrained import tokenizer
+from tests.stages import Stages
 
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
 
@@ -140,38 +140,3 @@ def test_edited_code_makes_them_anew_and_what_fails_leaves_nothing(stages, tmp_p
             assert training_rows(stages.sft("sft"), ROWS, DEMONSTRATIONS, prepare)[0]["input_ids"] == json.loads(ids)
             keys.add(kept(stages)[0])
     assert len(keys) == 2 and list((stages.directory / "tokens").iterdir()) == []
-
-
-def test_packed_rows_are_learnt_as_padded_ones_are(stages, tmp_path):
-    from safetensors.torch import load_file
-    from torch import allclose
-
-    from scripts.backends.trl.train import train_rank
-
-    save_pretrained("qwen3", tmp_path / "model")
-    runs = []
-    for name, packs in (("padded", False), ("packed", True)):
-        job = stages.sft(name, sequence_packing={"enabled": packs}, train_micro_batch_size=2)
-        train_rank(replace(job, parent_model=tmp_path / "model"))
-        runs.append(job.run)
-    for padded, packed in zip(*map(logged, runs), strict=True):
-        assert packed["loss"] == pytest.approx(padded["loss"], rel=1e-5)
-        assert packed["grad_norm"] == pytest.approx(padded["grad_norm"], rel=1e-4)
-    padded, packed = (load_file(checkpoint(run, 2) / "model.safetensors") for run in runs)
-    assert all(allclose(padded[name], packed[name], atol=1e-4) for name in padded)
-
-
-def test_a_model_in_which_packed_rows_see_each_other_is_refused(stages, tmp_path):
-    from scripts.backends.trl.train import train_rank
-
-    save_pretrained("bloom", tmp_path / "model")
-    job = stages.sft("packed", sequence_packing={"enabled": True})
-    with pytest.raises(
-        UserError, match=r"a model of type bloom with .* cannot be trained with policy.sequence_packing"
-    ):
-        train_rank(replace(job, parent_model=tmp_path / "model"))
-
-
-def test_packing_is_no_part_of_what_a_stage_is_known_by(stages):
-    packed, padded = (stages.sft("sft", sequence_packing={"enabled": on}).settings for on in (True, False))
-    assert packed != padded and packed.values_with_effect() == padded.values_with_effect()

@@ -68,12 +68,8 @@ def test_the_sampler_and_its_versions_are_in_the_config_of_the_stage_that_it_sam
         ),
         ({"policy": policy("hf")}, "policy.generation.backend"),
         ({"policy": policy("transformers", vllm_cfg={"tensor_parallel_size": 2})}, "are for backend: vllm"),
-        ({"policy": policy("transformers", paged=True, stop_strings=["."])}, "paged sampling knows no stop_strings"),
-        (
-            {"policy": policy("transformers", paged=True) | {"precision": "bfloat16"}},
-            "paged is for policy.precision: float32",
-        ),
-        ({"policy": policy("vllm", colocated={"resources": {"num_nodes": 1}})}, "resources are for enabled: false"),
+        ({"policy": policy("transformers", paged=True)}, "is gone: leave it out; backend: vllm samples by paged"),
+        ({"policy": policy("vllm", colocated={"resources": {"num_nodes": 1}})}, "is gone: .* the stage's last node"),
         ({"data": {"max_input_seq_length": 60}}, "max_input_seq_length is more than .* leave, which is 52"),
     ],
 )
@@ -89,23 +85,16 @@ def test_vllm_is_refused_for_a_model_that_sees(recipe_with):
         recipe_with(model={"vision": vision})
 
 
-def test_a_server_takes_gpus_of_the_node_or_a_node_of_the_stage(recipe_with):
-    def left(nodes: int, processes: int, on_gpus: bool = True, **generation: object) -> tuple[int, int]:
-        vllm = policy("vllm")
-        vllm["generation"] |= generation
-        settings = recipe_with(policy=vllm).stages["rlvr1"]
-        return left_by_server("rlvr1", settings, nodes, processes, on_gpus)
-
-    served = {"enabled": False}
-    assert left(2, 8) == (2, 8)
-    assert left(1, 8, colocated=served, vllm_cfg={"tensor_parallel_size": 2}) == (1, 6)
-    assert left(1, 8, colocated=served | {"resources": {"gpus_per_node": 4}}) == (1, 4)
-    assert left(2, 8, colocated=served | {"resources": {"num_nodes": 1}}) == (1, 8)
-    assert left(1, 1, on_gpus=False) == (1, 1)
+def test_a_server_takes_a_node_of_the_stage(recipe_with):
+    colocated, served = (
+        recipe_with(policy=policy("vllm", **says)).stages["rlvr1"] for says in ({}, {"colocated": {"enabled": False}})
+    )
+    assert left_by_server("rlvr1", colocated, 2, True) == 2 and left_by_server("rlvr1", colocated, 1, False) == 1
+    assert left_by_server("rlvr1", served, 2, True) == 1
     with pytest.raises(UserError, match=r"vLLM is served on GPUs alone; leave out policy.generation.colocated"):
-        left(1, 1, on_gpus=False, colocated=served)
-    with pytest.raises(UserError, match=r"vLLM takes 1 GPUs .* which leaves nothing to train on"):
-        left(1, 1, colocated=served)
+        left_by_server("rlvr1", served, 1, False)
+    with pytest.raises(UserError, match=r"vLLM takes the only node .* which leaves nothing to train on"):
+        left_by_server("rlvr1", served, 1, True)
 
 
 def test_what_places_vllm_is_no_part_of_the_config_and_what_samples_is_where_it_is_said(recipe_with):
@@ -117,7 +106,7 @@ def test_what_places_vllm_is_no_part_of_the_config_and_what_samples_is_where_it_
     placed = generation(
         colocated={"enabled": False}, vllm_cfg={"gpu_memory_utilization": 0.5, "enable_sleep_mode": True}
     )
-    assert placed == generation() == generation(top_k=None, stop_strings=[], paged=False)
+    assert placed == generation() == generation(top_k=None, stop_strings=[])
     sampled = {"top_k": 20, "min_p": 0.1, "stop_strings": ["."], "stop_token_ids": [7]}
     assert generation(**sampled) == generation() | sampled
 

@@ -104,7 +104,7 @@ def test_micro_batches_learn_what_whole_batches_learn(stages, trained):
     assert all(torch.allclose(first[key], second[key], atol=1e-4) for key in first)
 
 
-@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused", "adamw_8bit"])
+@pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused"])
 def test_an_optimizer_reaches_the_trainer_by_its_name(stages, name):
     job = otherwise(stages.job("sft", f"sft.{name}", STEPS), optimizer={"name": name})
     arguments = TrainingArguments(**shared_arguments(replace(job, report_to=("tensorboard",))))

@@ -49,8 +49,8 @@ def job_with(stages: Stages, run: str, *, overlong_filtering: bool, **generation
     return stages.job("rlvr1", run, 1, config=training_config(values))
 
 
-@pytest.mark.parametrize("paged", [False, True])
-def test_what_ends_at_a_text_or_token_of_the_stage_is_not_cut_and_is_learnt_from(stages, monkeypatch, paged):
+@pytest.mark.parametrize("by_token", [False, True])
+def test_what_ends_at_a_text_or_token_of_the_stage_is_not_cut_and_is_learnt_from(stages, monkeypatch, by_token):
     made, score = [], MeasuringTrainer._generate_and_score_completions
     monkeypatch.setattr(
         MeasuringTrainer,
@@ -59,8 +59,8 @@ def test_what_ends_at_a_text_or_token_of_the_stage_is_not_cut_and_is_learnt_from
     )
     tokenizer = make_tokenizer()
     stops = tokenizer.convert_tokens_to_ids(STOPS)
-    ends = {"paged": True, "stop_token_ids": stops} if paged else {"stop_strings": STOPS}
-    job = job_with(stages, f"ends_{paged}", overlong_filtering=True, **ends)
+    ends = {"stop_token_ids": stops} if by_token else {"stop_strings": STOPS}
+    job = job_with(stages, f"ends_{by_token}", overlong_filtering=True, **ends)
     train_rank(job)
     (output,) = made
     lengths, ended = output["completion_mask"].sum(1).tolist(), 0

@@ -119,12 +119,11 @@ class TrlSettings(StageSettings):
     @property
     def packages(self) -> tuple[str, ...]:
         """The packages with an effect on weights."""
-        lora, optimizer = self.policy.lora, self.policy.optimizer
-        in_bits = optimizer.name == "adamw_8bit" or (lora is not None and lora.quantization is not None)
-        return (*PACKAGES, *(["peft"] if lora else []), *(["bitsandbytes"] if in_bits else []))
+        lora = self.policy.lora
+        return (*PACKAGES, *(["peft"] if lora else []), *(["bitsandbytes"] if lora and lora.quantization else []))
 
     def spare_bitsandbytes(self) -> None:
-        """Keep peft from importing bitsandbytes, for a second, in a stage without 4 or 8 bits."""
+        """Keep peft from importing bitsandbytes, for a second, in a stage without 4 bits."""
         if "bitsandbytes" not in self.packages:
             sys.modules.setdefault("bitsandbytes", None)
 

@@ -10,7 +10,7 @@ from typing import Any
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart
 from scripts.backends.trl.memory import sentence
-from scripts.backends.trl.placing import check_shares, devices_of, is_served, left_by_server, offloads
+from scripts.backends.trl.placing import check_shares, devices_of, is_served, left_by_server
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
 from scripts.backends.trl.vllm_server import serving
@@ -39,13 +39,12 @@ class Trl(Backend):
             job = replace(
                 job, accelerator=accelerator, processes=processes, gym_python=site.gym_python, report_to=reports
             )
-        nodes, processes = left_by_server(job.stage, job.settings, job.nodes, job.processes, job.accelerator != "cpu")
-        whole, job = job, replace(job, nodes=nodes, processes=processes)
+        job = replace(job, nodes=left_by_server(job.stage, job.settings, job.nodes, job.accelerator != "cpu"))
         check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
         if is_served(job.settings):
-            with serving(whole, allocation):
+            with serving(job, allocation):
                 self._train_apart(job, allocation)
-        elif job.ranks == 1 and not offloads(job):
+        elif job.ranks == 1:
             job.settings.spare_bitsandbytes()
             import_module("scripts.backends.trl.train").train_rank(job)
         else:
@@ -123,9 +122,8 @@ class Trl(Backend):
 def _ranks(stage: Stage, site: Site) -> tuple[int, int]:
     """Return the nodes and the processes that train a stage on a site."""
     nodes = site.resources_of(stage.name, stage.settings).nodes
-    on_gpus = site.accelerator != "cpu"
-    nodes, processes = left_by_server(stage.name, stage.settings, nodes, site.processes_on_node, on_gpus)
-    return nodes, nodes * processes
+    nodes = left_by_server(stage.name, stage.settings, nodes, site.accelerator != "cpu")
+    return nodes, nodes * site.processes_on_node
 
 
 def _turns_apart(stage: Stage, ranks: int) -> list[str]:

@@ -196,10 +196,6 @@ class GrpoTraining(TrlTraining):
             raise invalid(
                 "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length"
             )
-        if self.policy.generation.paged and self.policy.precision != "float32":
-            raise invalid(
-                "policy.generation.paged is for policy.precision: float32; TRL would train in bfloat16 after it"
-            )
         if (self.data.max_input_seq_length or 0) > self.longest_prompt:
             raise invalid(
                 "data.max_input_seq_length is more than policy.max_total_sequence_length less "

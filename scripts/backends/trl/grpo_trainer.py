@@ -138,33 +138,26 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         shuffle_dataset=False,
         remove_unused_columns=False,
         model_init_kwargs=start_options(job),
-        **sampling_arguments(job.config, job.accelerator),
+        **sampling_arguments(job.config),
         **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
         **shared_arguments(job),
     )
 
 
-def sampling_arguments(config: GrpoConfig, accelerator: str) -> dict[str, Any]:
+def sampling_arguments(config: GrpoConfig) -> dict[str, Any]:
     """Return TRL's options for either sampler, from a resolved config."""
     generation = config.policy.generation
-    cache = {"max_memory_percent": 0.05} if accelerator == "cpu" else None  # of a node's memory; TRL's 0.5 of a GPU's
-    more: dict[str, Any] = {}
-    if generation.stop_strings:
-        more |= (
-            {"stop": generation.stop_strings, "skip_special_tokens": False}
-            if config.samples_by_vllm
-            else {"stop_strings": generation.stop_strings}
-        )
-    if generation.stop_token_ids and config.samples_by_vllm:
-        more["stop_token_ids"] = generation.stop_token_ids
+    texts, tokens = generation.stop_strings, generation.stop_token_ids
+    more: dict[str, Any] = {"stop_strings": texts} if texts else {}
+    if config.samples_by_vllm:
+        more = {"stop": texts, "skip_special_tokens": False} if texts else {}
+        more |= {"stop_token_ids": tokens} if tokens else {}
     return {
         "max_completion_length": generation.max_new_tokens,
         "temperature": generation.temperature,
         "top_p": generation.top_p,
         "top_k": generation.top_k or 0,
         "min_p": generation.min_p,
-        "use_transformers_continuous_batching": generation.paged,
-        "transformers_continuous_batching_config": cache if generation.paged else None,
         "generation_kwargs": more or None,
         "max_tool_calling_iterations": generation.max_tool_calling_iterations,
         "chat_template_kwargs": config.policy.tokenizer.chat_template_kwargs or None,

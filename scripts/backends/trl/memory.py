@@ -41,10 +41,9 @@ def estimate(shape: Shape, training: TrlTraining, policy: Policy, ranks: int, ca
     trained = shape.parameters if lora is None else lora.dim * sum(map(sum, shape.linear_layers))
     frozen = 4 if lora is None else NF4 if lora.quantization else width
     reference = 4 if training.has_reference and lora is None else 0
-    moments = 6 if policy.optimizer.name == "adamw_8bit" else 12
     held = {
         "weights": (frozen + reference) * shape.parameters + (4 * trained if lora else 0),
-        "gradients and moments": moments * trained,
+        "gradients and moments": 12 * trained,
     }
     held = {name: size / (ranks if placing.enabled else 1) for name, size in held.items()}
     share = max(1, training.rows_per_update // ranks)
@@ -56,7 +55,7 @@ def estimate(shape: Shape, training: TrlTraining, policy: Policy, ranks: int, ca
     if generation and not training.samples_by_vllm:
         cache = 2 * shape.layers * shape.key_value_heads * shape.head_size * width * training.max_length
         activations = max(activations, cache * training.samples_per_step / ranks)
-    parts = ({} if placing.cpu_offload else held) | {"activations": activations, "fixed": FIXED}
+    parts = held | {"activations": activations, "fixed": FIXED}
     if training.samples_by_vllm and generation.colocated.enabled and not generation.vllm_cfg.enable_sleep_mode:
         parts["vLLM"] = capacity * (generation.vllm_cfg.gpu_memory_utilization or 0.3)
     return parts

@@ -1,6 +1,5 @@
 """Place a stage: device, processes, the GPUs left beside a vLLM server, equal shares of a step."""
 
-from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithm import TrlConfig, TrlSettings
 from scripts.errors import UserError
 from scripts.recipe.site import Site
@@ -26,42 +25,26 @@ def devices_of(site: Site) -> tuple[str, int]:
     return "cuda", wanted
 
 
-def offloads(job: TrainingJob) -> bool:
-    """Whether a GPU's shares wait in the node's memory."""
-    return job.settings.policy.dtensor_cfg.cpu_offload and job.accelerator == "cuda"
-
-
 def is_served(settings: TrlSettings) -> bool:
     """Whether a vLLM server samples the rollouts of a stage."""
     return settings.samples_by_vllm and not settings.policy.generation.colocated.enabled
 
 
-def left_by_server(stage: str, settings: TrlSettings, nodes: int, processes: int, on_gpus: bool) -> tuple[int, int]:
-    """Return the nodes, and processes on each, left beside a vLLM server; UserError where none are left."""
+def left_by_server(stage: str, settings: TrlSettings, nodes: int, on_gpus: bool) -> int:
+    """Return the nodes left beside a vLLM server, which takes a node; UserError where none are left."""
     if not is_served(settings):
-        return nodes, processes
+        return nodes
     if not on_gpus:
         raise UserError(
             f"{stage}: vLLM is served on GPUs alone; leave out policy.generation.colocated, or set the site's "
             "accelerator: cuda"
         )
-    gpus = gpus_of_server(settings)
-    if settings.policy.generation.colocated.resources.num_nodes:
-        nodes -= 1
-    else:
-        processes -= gpus
-    if nodes < 1 or processes < 1:
+    if nodes < 2:
         raise UserError(
-            f"{stage}: vLLM takes {'the only node' if nodes < 1 else f'{gpus} GPUs'} (policy.generation.colocated), "
-            "which leaves nothing to train on; give the stage more nodes, or vLLM less"
+            f"{stage}: vLLM takes the only node (policy.generation.colocated), which leaves nothing to train on; give "
+            "the stage more nodes (resources.nodes), or leave colocated out"
         )
-    return nodes, processes
-
-
-def gpus_of_server(settings: TrlSettings) -> int:
-    """Return the number of GPUs of a vLLM server."""
-    generation = settings.policy.generation
-    return generation.colocated.resources.gpus_per_node or generation.vllm_cfg.tensor_parallel_size
+    return nodes - 1
 
 
 def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: int, ranks: int) -> None:

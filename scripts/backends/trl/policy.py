@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from scripts.recipe.sampling import Tokenizer
@@ -32,10 +32,7 @@ class Optimizer(Strict):
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.999
     clip_grad: float = Field(1.0, gt=0)
-    name: Literal["adamw_torch", "adamw_torch_fused", "adamw_8bit"] = Field(
-        "adamw_torch_fused",
-        description="8bit: moments in 8 bits, by bitsandbytes on a GPU (not tried on a GPU).",
-    )
+    name: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
 
 
 class Lora(Strict):
@@ -67,26 +64,21 @@ class Lora(Strict):
 class Dtensor(Strict):
     """The model's layout over the training processes. May change no weight but for rounding."""
 
+    gone: ClassVar[dict[str, str]] = {
+        "cpu_offload": "leave it out; adapters (policy.lora) or more processes need less of a GPU's memory",
+        "reshard_after_forward": "leave it out; gathered weights are never kept for the backward pass",
+    }
+
     enabled: bool = Field(
         False, description="FSDP2: every process holds a share of weights, gradients and moments; false: a copy of all."
     )
-    cpu_offload: bool = Field(False, description="A GPU's shares wait in the node's memory (not tried on a GPU).")
-    reshard_after_forward: bool = Field(
-        True, description="Weights are gathered again for the backward pass; false: kept since the forward (ZeRO-2)."
-    )
     activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping all.")
-
-    @model_validator(mode="after")
-    def _offloads_shares(self) -> "Dtensor":
-        if self.cpu_offload and not self.enabled:
-            raise invalid("cpu_offload is for enabled: true")
-        return self
 
 
 class Policy(Strict):
     """Settings of every algorithm's policy."""
 
-    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg", "sequence_packing")
+    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg")
     """Settings that change no weight but for rounding."""
     ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode")
     """Settings that a resolved config has only where they are not the default."""
@@ -105,9 +97,3 @@ class Policy(Strict):
     lora: Lora | None = Field(None, description="None: all weights are trained.")
     tokenizer: Tokenizer = Tokenizer()
     optimizer: Optimizer
-
-    @model_validator(mode="after")
-    def _can_share_its_moments(self) -> "Policy":
-        if self.dtensor_cfg.enabled and self.optimizer.name == "adamw_8bit":
-            raise invalid("optimizer.name adamw_8bit keeps moments that dtensor_cfg.enabled cannot share out; drop one")
-        return self

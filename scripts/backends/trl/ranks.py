@@ -20,7 +20,6 @@ import torch.distributed as dist
 from scripts.backends.protocol import TrainingJob, read_job
 from scripts.backends.stop import SIGNALS
 from scripts.backends.trl.cluster import RankError
-from scripts.backends.trl.placing import offloads
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.processes import end_with_parent
@@ -68,10 +67,8 @@ def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
 
 
 def collectives_of(job: TrainingJob) -> str:
-    """Return torch's communication backend; gloo gathers shares that wait in the node's memory."""
-    if job.accelerator == "cpu":
-        return "gloo"
-    return "cpu:gloo,cuda:nccl" if offloads(job) else "nccl"
+    """Return torch's communication backend."""
+    return "gloo" if job.accelerator == "cpu" else "nccl"
 
 
 def _leave_stopping_to_the_holder(place: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoConfig, BitsAndBytesConfig, TrainingArguments
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.sharding import is_sharded, sharding_arguments
+from scripts.backends.trl.sharding import SHARDING, is_sharded
 from scripts.errors import UserError
 from scripts.model.loading import class_of
 from scripts.model.processor import load_processor, use_template
@@ -56,7 +56,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "log_level_replica": "error",
         # Also keeps DDP from regrouping gradients after the first step, which would round a resumed step otherwise.
         "ddp_find_unused_parameters": not placing.activation_checkpointing,
-        **(sharding_arguments(job) if is_sharded(job) else {}),
+        **(SHARDING if is_sharded(job) else {}),
     }
 
 

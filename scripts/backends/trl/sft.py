@@ -11,21 +11,12 @@ from scripts.recipe.stage import TrainingConfig
 from scripts.recipe.strict import Strict
 
 
-class SequencePacking(Strict):
-    """The rows of a micro-batch: padded or packed. May change no weight but for rounding."""
-
-    enabled: bool = Field(
-        False,
-        description="Packed without padding or mutual attention; false: padded to the longest. With "
-        "attn_implementation eager or sdpa the memory grows with the square of the micro-batch's tokens.",
-    )
-
-
 class SftPolicy(Policy):
     """The policy of a supervised stage."""
 
+    gone: ClassVar[dict[str, str]] = {"sequence_packing": "leave it out; train_micro_batch_size: 1 pads nothing"}
+
     train_global_batch_size: PositiveInt = Field(description="Rows a step.")
-    sequence_packing: SequencePacking = SequencePacking()
 
 
 class Sft(Strict):

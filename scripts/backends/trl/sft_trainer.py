@@ -10,7 +10,6 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
-from scripts.errors import UserError
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.prompts import open_picture
 
@@ -18,10 +17,7 @@ from scripts.rows.prompts import open_picture
 def make_trainer(job: TrainingJob) -> SFTTrainer:
     """Make the trainer of SFT on rows in file order."""
     batch = job.config.policy.train_global_batch_size
-    packs = job.settings.policy.sequence_packing.enabled
     model, processor = model_and_processor(job)
-    if packs and tokenizer_of(processor) is not processor:
-        raise UserError(f"{job.stage}: policy.sequence_packing is for models without vision; set enabled to false")
     rows = training_rows(job, job.planned * batch, *job.config.prepare(processor))
     if job.ranks * shares_of(job)[1] > 1:
         rows = fill_last_batch(rows, batch)
@@ -29,51 +25,18 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
         train_sampling_strategy="sequential",
         shuffle_dataset=False,
         max_length=None,  # the rows are cut already
-        padding_free=packs,
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
         model_init_kwargs=start_options(job),
         **shared_arguments(job),
     )
-    trainer = SFTTrainer(
+    return SFTTrainer(
         model=model,
         args=arguments,
         train_dataset=rows,
         data_collator=None if tokenizer_of(processor) is processor else _PictureCollator(processor),
         processing_class=processor,
         peft_config=adapters(job),
-    )
-    if packs:
-        refuse_leaks(trainer, job.stage)
-    return trainer
-
-
-def refuse_leaks(trainer: SFTTrainer, stage: str) -> None:
-    """Raise UserError where a row of a packed micro-batch reads the row before.
-
-    Not tried for flash attention on a sharded model, which reaches its GPU later.
-    """
-    model = trainer.model
-    attention, was_training = model.config._attn_implementation, model.training
-    if model.device.type != "cuda" and "flash" in attention:
-        return
-    read, why = [], "packed rows would see each other"
-    model.eval()
-    try:
-        for first in ([5, 6, 7], [8, 9, 10]):
-            batch = trainer.data_collator([{"input_ids": ids, "labels": ids} for ids in (first, [11, 12, 13])])
-            batch = {name: value.to(model.device) if hasattr(value, "to") else value for name, value in batch.items()}
-            with torch.no_grad():
-                read.append(model(**batch, use_cache=False).logits[0, len(first) :])
-        tolerance = 8 * torch.finfo(read[0].dtype).eps
-        if torch.allclose(*read, rtol=tolerance, atol=tolerance):
-            model.train(was_training)
-            return
-    except ValueError as error:
-        why = str(error)
-    raise UserError(
-        f"{stage}: a model of type {model.config.model_type} with attn_implementation {attention} cannot be trained "
-        f"with policy.sequence_packing ({why}); set its enabled to false"
     )
 
 

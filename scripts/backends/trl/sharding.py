@@ -15,26 +15,18 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.placing import offloads
 from scripts.backends.trl.ranks import rank
+
+SHARDING = {
+    "fsdp": True,
+    "fsdp_config": {"version": 2, "state_dict_type": "FULL_STATE_DICT", "reshard_after_forward": True},
+}
+"""Trainer's options of FSDP2."""
 
 
 def is_sharded(job: TrainingJob) -> bool:
-    """Whether processes hold shares; a process alone holds all, unless offloading."""
-    return job.settings.policy.dtensor_cfg.enabled and (job.ranks > 1 or offloads(job))
-
-
-def sharding_arguments(job: TrainingJob) -> dict[str, Any]:
-    """Return Trainer's options of FSDP2."""
-    return {
-        "fsdp": True,
-        "fsdp_config": {
-            "version": 2,
-            "state_dict_type": "FULL_STATE_DICT",
-            "cpu_offload": offloads(job),
-            "reshard_after_forward": job.settings.policy.dtensor_cfg.reshard_after_forward,
-        },
-    }
+    """Whether processes hold shares; a process alone holds all."""
+    return job.settings.policy.dtensor_cfg.enabled and job.ranks > 1
 
 
 class ShardingState(AcceleratorState):

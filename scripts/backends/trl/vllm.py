@@ -7,26 +7,27 @@ import logging
 import math
 import os
 import signal
-import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import requests
-from requests.adapters import HTTPAdapter
 from trl.generation import vllm_generation
-from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.placing import is_served
 from scripts.backends.trl.ranks import rank
-from scripts.backends.trl.vllm_server import ENGINE_SETTINGS, WAITING
-from scripts.errors import CutOffError
+from scripts.backends.trl.vllm_server import PATIENCE, WAITING
 from scripts.files import read_json
 
-PATIENCE = 10.0
+ENGINE_SETTINGS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 
 def prepare_engine() -> None:
@@ -49,7 +50,7 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
         "vllm_importance_sampling_clip_max": loss.truncated_importance_sampling_ratio or math.inf,
     }
     if not is_served(job.settings):
-        if cfg.enforce_eager or job.accelerator == "cpu":
+        if job.accelerator == "cpu":
             vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
         return options | {
             "vllm_tensor_parallel_size": cfg.tensor_parallel_size,
@@ -57,9 +58,8 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
             "vllm_enable_sleep_mode": cfg.enable_sleep_mode,
         }
     server = read_json(job.run / WAITING)
-    vllm_generation.VLLMClient = partial(ServerClient, log=server["log"])
     if rank() == 0:
-        threading.Thread(target=_end_with, args=(server["url"], server["log"]), daemon=True).start()
+        threading.Thread(target=_end_with, args=(server["url"],), daemon=True).start()
     return options | {
         "vllm_mode": "server",
         "vllm_server_base_url": server["url"],
@@ -85,35 +85,12 @@ def load_by_reload(generation: VLLMGeneration) -> None:
     generation.sync_weights = load
 
 
-class ServerClient(VLLMClient):
-    """TRL's client of the stage's server; a lost server ends the attempt."""
-
-    def __init__(self, *arguments: Any, log: str, **options: Any) -> None:
-        self._log = log
-        super().__init__(*arguments, **options)
-        self.session.mount("http://", HTTPAdapter(pool_maxsize=64))
-
-    def _post(self, url: str, **options: Any) -> dict[str, Any]:
-        try:
-            return super()._post(url, **options)
-        except requests.ConnectionError:
-            raise CutOffError(_gone(self.base_url, self._log)) from None
-
-
-def _gone(url: str, log: str) -> str:
-    return f"the vLLM server at {url} is gone, killed or out of memory; see {log}"
-
-
-def _end_with(url: str, log: str) -> None:
+def _end_with(url: str) -> None:
     """End this process some time after the server, in case a transfer of weights hangs."""
-    while True:
-        time.sleep(2)
-        try:
-            requests.get(f"{url}/health", timeout=60)
-        except requests.ConnectionError:
-            break
-        except requests.Timeout:
-            continue
+    with suppress(requests.ConnectionError):
+        while True:
+            with suppress(requests.ReadTimeout):
+                requests.get(f"{url}/health", timeout=60)
+            time.sleep(2)
     time.sleep(PATIENCE)
-    print(f"error: {_gone(url, log)}", file=sys.stderr, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,76 +1,63 @@
-"""A vLLM server for a stage's rollouts: started before the training, watched, ended after it.
+"""A vLLM server for a stage's rollouts on the last node of the stage's Slurm job.
 
 The ranks find its address in ``run/vllm.json``; it prints to ``<stage>/logs/vllm_server.log``.
 """
 
 import json
-import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from scripts.backends.protocol import Allocation, TrainingJob
-from scripts.backends.trl.placing import gpus_of_server
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
-from scripts.processes import PARENT, end_session
-from scripts.slurm.client import step_command
+from scripts.processes import end_session
+from scripts.slurm.client import client_environment, step_command
 
-ENGINE_SETTINGS = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 WAITING = "vllm.json"
 START_SECONDS = 1800
+PATIENCE = 10
 SHOWN = 15
 
 
 @contextmanager
 def serving(job: TrainingJob, allocation: Allocation) -> Iterator[None]:
-    """Run a vLLM server on GPUs of this node or on the job's last node; UserError where it does not start."""
-    gpus = gpus_of_server(job.settings)
-    port, group_port = _free_port(), _free_port()
-    prefix, host, environment = [], "127.0.0.1", {PARENT: str(os.getpid())}
-    log = job.stage_directory / "logs" / "vllm_server.log"
-    if job.settings.policy.generation.colocated.resources.num_nodes:
-        if allocation.job is None:
-            raise UserError(f"{job.stage}: policy.generation.colocated.resources.num_nodes needs a Slurm job")
-        host = allocation.job.nodes[-1]
-        prefix = step_command(allocation.job, (host,), gpus, str(log.resolve()))
-        del environment[PARENT]
-    else:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(job.processes)))
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[job.processes - gpus : job.processes])
+    """Run a vLLM server beside a training; UserError where it does not start, CutOffError where it is lost."""
+    if allocation.job is None:
+        raise UserError(f"{job.stage}: policy.generation.colocated.enabled: false needs a Slurm job")
+    host, port, group_port = allocation.job.nodes[-1], _free_port(), _free_port()
     url, described = f"http://{host}:{port}", job.run / WAITING
-    command = [*prefix, sys.executable, "-m", "scripts.backends.trl.vllm_server", *_options(job, host, port, gpus)]
+    log = (job.stage_directory / "logs/vllm_server.log").resolve()
     log.parent.mkdir(exist_ok=True)
-    with log.open("w", encoding="utf-8") as output:
-        server = subprocess.Popen(  # noqa: S603
-            command,
-            env=ENGINE_SETTINGS | os.environ | environment | {"VLLM_SERVER_DEV_MODE": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    log.unlink(missing_ok=True)
+    server = subprocess.Popen(  # noqa: S603
+        [*step_command(allocation.job, (host,), job.processes, str(log)), *_command(job, host, port)],
+        env=client_environment() | {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
         _wait_for(server, url, log, job)
-        write_json(described, {"url": url, "group_port": group_port, "log": str(log)})
-        yield
+        write_json(described, {"url": url, "group_port": group_port})
+        try:
+            yield
+        except UserError:
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(PATIENCE)
+                raise CutOffError(f"the vLLM server at {url} is gone, killed or out of memory; see {log}") from None
+            raise
     finally:
         end_session(server, grace=10)
         described.unlink(missing_ok=True)
 
 
-def _options(job: TrainingJob, host: str, port: int, gpus: int) -> list[str]:
-    """Return the server's options for TRL and from the stage's settings."""
+def _command(job: TrainingJob, host: str, port: int) -> list[str]:
+    """Return the server's command: options for TRL, and from the stage's settings."""
     cfg = job.settings.policy.generation.vllm_cfg
     options = {
         "model": job.parent_model,
@@ -83,11 +70,11 @@ def _options(job: TrainingJob, host: str, port: int, gpus: int) -> list[str]:
         "uvicorn-log-level": "warning",
         "weight-transfer-config": json.dumps({"backend": "nccl"}),
         "tensor-parallel-size": cfg.tensor_parallel_size,
-        "data-parallel-size": gpus // cfg.tensor_parallel_size,
+        "data-parallel-size": job.processes // cfg.tensor_parallel_size,
         "gpu-memory-utilization": cfg.gpu_memory_utilization or 0.9,
     }
-    eager = ["--enforce-eager"] if cfg.enforce_eager else []
-    return ["--enable-scale-out", *eager, *(f"--{name}={value}" for name, value in options.items())]
+    program = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enable-scale-out"]
+    return [*program, *(f"--{name}={value}" for name, value in options.items())]
 
 
 def _free_port() -> int:
@@ -101,7 +88,8 @@ def _wait_for(server: subprocess.Popen, url: str, log: Path, job: TrainingJob) -
     last = time.monotonic() + START_SECONDS
     while not _answers(url):
         if server.poll() is not None:
-            end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:])
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+            end = "\n".join(lines[-SHOWN:])
             raise UserError(f"{job.stage}: the vLLM server ended before it answered; the end of {log}:\n{end}")
         if job.stop.reason is not None:
             raise CutOffError(f"stopped ({job.stop.reason}) while the vLLM server was starting")
@@ -117,25 +105,3 @@ def _answers(url: str) -> bool:
             return response.status == 200
     except OSError:
         return False
-
-
-def main() -> None:
-    """Run a vLLM server until it or its parent ends, and end all its processes."""
-    parent = int(os.environ.get(PARENT, os.getppid()))
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *sys.argv[1:]]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    server = subprocess.Popen(command)  # noqa: S603
-    try:
-        while server.poll() is None and os.getppid() == parent:
-            time.sleep(0.5)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        os.killpg(0, signal.SIGTERM)
-        try:
-            server.wait(10)
-        finally:
-            os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
