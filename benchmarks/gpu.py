@@ -60,7 +60,7 @@ SETTINGS = (
     Setting("qlora", HALF | NF4, package="bitsandbytes"),
     Setting("checkpointing", HALF | {"dtensor_cfg": {"activation_checkpointing": True}, "train_micro_batch_size": 1}),
     Setting("flash-attention", HALF | {"attn_implementation": "flash_attention_2"}, gpus=1, package="flash_attn"),
-    Setting("sampling", HALF, rlvr={"generation": {"top_k": 20, "min_p": 0.05, "stop_strings": ["\n\n"]}}),
+    Setting("sampling", HALF, rlvr={"generation": {"top_k": 20, "min_p": 0.05}}),
     by_vllm("vllm"),
     by_vllm("vllm-lora", HALF | LORA),
     by_vllm("vllm-sleeping", vllm_cfg={"enable_sleep_mode": True}),

@@ -41,8 +41,7 @@ class TrainingJob:
     `config` alone decides the weights; `settings` adds checkpoint periods and the gate's criteria that end a
     training (scripts.evaluate.step_criteria). Every step has the same rows on any number of `nodes`, `processes`
     (of a node, each with a GPU where `accelerator` is cuda) and CPU `threads`; another number rounds otherwise and,
-    of processes, draws other completions. `environments` maps the user's environments to files;
-    `logs` is the stage's folder for logs of programs.
+    of processes, draws other completions. `environments` maps the user's environments to files.
     """
 
     stage: str
@@ -62,7 +61,6 @@ class TrainingJob:
     directory: Path | None = None
     report_to: tuple[str, ...] = ()
     gym_python: str = GYM_PYTHON
-    logs: Path | None = None
 
     @classmethod
     def of(
@@ -89,7 +87,6 @@ class TrainingJob:
             stop=stop,
             nodes=nodes,
             environments=own_environments(stage.recipe, stage.name),
-            logs=stage.paths.logs.absolute(),
         )
 
     @property

@@ -95,8 +95,8 @@ class EpisodeRunner(GRPOTrainer):
         return [
             Rollout(
                 episode_response(messages, episode),
-                sum(by_policy) - (response[-1] in ends.tokens),
-                ends.is_cut(response),
+                sum(by_policy) - (response[-1] in ends),
+                response[-1] not in ends,
             )
             for messages, episode, by_policy, response in zip(conversations, episodes, mask, ids, strict=True)
         ]
@@ -109,7 +109,7 @@ class EpisodeRunner(GRPOTrainer):
             return dict(self._tokenizer.pad(chosen, padding_side="left", return_tensors="pt"))
 
         outputs = self._sampler.generate(lengths, lengths.__getitem__, batch_of)
-        return [self._sampler.ends.ended(ids) for ids in outputs], None
+        return [self._sampler.ended(ids) for ids in outputs], None
 
 
 def _begun(episode: Episode, row: Row) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
 """Sample responses of a model in Hugging Face's format to rows, in this process."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,34 +23,6 @@ class Rollout(NamedTuple):
     is_cut: bool
 
 
-class ResponseEnds:
-    """Find the ends of responses: tokens or texts."""
-
-    def __init__(self, tokenizer: Any, tokens: Iterable[int], strings: Sequence[str]) -> None:
-        self._tokenizer, self.tokens, self.strings = tokenizer, set(tokens), list(strings)
-
-    def at_string(self, response: list[int]) -> bool:
-        """Whether a response holds a text that ends responses."""
-        text = self._tokenizer.decode(response, skip_special_tokens=False) if self.strings else ""
-        return any(string in text for string in self.strings)
-
-    def without_padding(self, response: list[int]) -> list[int]:
-        """Cut the padding of transformers after such a text."""
-        length = len(response)
-        while length > 1 and response[length - 1] == self._tokenizer.pad_token_id:
-            length -= 1
-        return response[:length] if length < len(response) and self.at_string(response[:length]) else response
-
-    def ended(self, response: list[int]) -> list[int]:
-        """Cut a response after the token or text that ends it."""
-        length = next((place + 1 for place, token in enumerate(response) if token in self.tokens), None)
-        return self.without_padding(response) if length is None else response[:length]
-
-    def is_cut(self, response: list[int]) -> bool:
-        """Whether a response was cut before its end."""
-        return response[-1] not in self.tokens and not self.at_string(response)
-
-
 class Sampler:
     """Sample responses of a model; temperature 0 is greedy, and equal arguments give equal responses."""
 
@@ -64,7 +36,6 @@ class Sampler:
         top_p: float = 1.0,
         top_k: int | None = None,
         min_p: float | None = None,
-        stop_strings: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -72,7 +43,7 @@ class Sampler:
         model.eval()
         self.model, self.processor, self.tokenizer = model, processor, tokenizer_of(processor)
         self.variables = chat_template_kwargs or {}
-        self.ends = ResponseEnds(self.tokenizer, {*end_tokens(model, self.tokenizer), *stop_token_ids}, stop_strings)
+        self.ends = {*end_tokens(model, self.tokenizer), *stop_token_ids}
         self.settings = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=temperature > 0,
@@ -81,8 +52,7 @@ class Sampler:
             top_p=top_p if temperature > 0 and top_p < 1 else None,
             min_p=min_p if temperature > 0 else None,
             pad_token_id=self.tokenizer.pad_token_id,
-            eos_token_id=sorted(self.ends.tokens),
-            stop_strings=self.ends.strings or None,
+            eos_token_id=sorted(self.ends),
         )
 
     def respond(self, rows: list[Row]) -> list[Rollout]:
@@ -104,11 +74,15 @@ class Sampler:
         return [
             Rollout(
                 self.tokenizer.decode(ids, skip_special_tokens=True),
-                len(ids) - (ids[-1] in self.ends.tokens),
-                self.ends.is_cut(ids),
+                len(ids) - (ids[-1] in self.ends),
+                ids[-1] not in self.ends,
             )
-            for ids in map(self.ends.ended, outputs)
+            for ids in map(self.ended, outputs)
         ]
+
+    def ended(self, response: list[int]) -> list[int]:
+        """Cut a response after its end token."""
+        return response[: next((place for place, token in enumerate(response, 1) if token in self.ends), None)]
 
     @torch.inference_mode()
     def generate(
@@ -134,7 +108,7 @@ class Sampler:
             indices = waiting.pop(0)
             try:
                 batch = {key: value.to(self.model.device) for key, value in batch_of(indices).items()}
-                output = self.model.generate(**batch, generation_config=self.settings, tokenizer=self.tokenizer)
+                output = self.model.generate(**batch, generation_config=self.settings)
                 for index, ids in zip(indices, output[:, batch["input_ids"].shape[1] :].tolist(), strict=True):
                     outputs[index] = ids
             except RuntimeError as error:

@@ -3,10 +3,10 @@
 import fnmatch
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from scripts.errors import UserError
-from scripts.records import DAMAGE, Record, parse_record, read_bytes
+from scripts.records import DAMAGE, parse_record, read_bytes
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OTHER_FORMATS = ("consolidated", "adapter_")
@@ -23,35 +23,6 @@ PATTERNS = (
     "*processor_config.json",
     "*.py",
 )
-
-
-class Part(TypedDict):
-    """The keys read of a part of a model's config."""
-
-    vocab_size: NotRequired[int]
-    tie_word_embeddings: NotRequired[bool | None]
-
-
-class ModelConfig(Part):
-    """The keys read of a model's config.json."""
-
-    architectures: NotRequired[list[str] | None]
-    model_type: NotRequired[str]
-    dtype: NotRequired[str | None]
-    max_position_embeddings: NotRequired[int | None]
-    auto_map: NotRequired[dict[str, str | list[str | None]]]
-    is_encoder_decoder: NotRequired[bool]
-    tie_word_embeddings: NotRequired[bool]
-    quantization_config: NotRequired[dict[str, Any] | None]
-    text_config: NotRequired[Part | None]
-    llm_config: NotRequired[Part | None]
-
-
-class TensorIndex(TypedDict):
-    """The keys read of the index of a model's shards."""
-
-    weight_map: NotRequired[dict[str, str]]
-    metadata: NotRequired[dict[str, Any]]
 
 
 OUTPUT = "lm_head.weight"
@@ -103,19 +74,19 @@ def check_model(folder: Path, like: Path | None = None) -> None:
             raise UserError(f"{folder}: {name} has the shape {shape}, but {wanted[name][1]} in {like} ({dtype})")
 
 
-def _own_code(config: ModelConfig) -> set[str]:
+def _own_code(config: dict[str, Any]) -> set[str]:
     """Return the code files that a model's config names, without files of other repositories."""
     named = config.get("auto_map", {}).values()
     classes = [name for value in named for name in (value if isinstance(value, list) else [value]) if name]
     return {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}
 
 
-def _parts(config: ModelConfig) -> list[Part]:
+def _parts(config: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the config and the parts that may be the decoder's."""
     return [config, *(config.get(name) or {} for name in ("text_config", "llm_config"))]
 
 
-def _check_vocabulary(folder: Path, config: ModelConfig, tensors: dict[str, tuple[str, list[int]]]) -> None:
+def _check_vocabulary(folder: Path, config: dict[str, Any], tensors: dict[str, tuple[str, list[int]]]) -> None:
     """Raise UserError where a matrix's rows differ from the vocabulary, as after Megatron's padding."""
     tokens = next((part["vocab_size"] for part in _parts(config) if "vocab_size" in part), None)
     for name, (_, shape) in tensors.items():
@@ -129,7 +100,7 @@ def _check_vocabulary(folder: Path, config: ModelConfig, tensors: dict[str, tupl
 def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
     """Return type and shape of every tensor, by name; UserError where index and shards disagree."""
     index = folder / INDEX
-    placed = _read(index, TensorIndex).get("weight_map") if index.exists() else None
+    placed = _read(index).get("weight_map") if index.exists() else None
     shards = sorted(set(placed.values())) if placed else sorted(path.name for path in folder.glob("*.safetensors"))
     if not shards:
         raise UserError(f"{folder}: no *.safetensors")
@@ -164,13 +135,13 @@ def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
-def config_of(folder: Path) -> "ModelConfig":
+def config_of(folder: Path) -> dict[str, Any]:
     """The model's config.json."""
-    return _read(folder / "config.json", ModelConfig)
+    return _read(folder / "config.json")
 
 
-def _read(path: Path, kind: type[Record]) -> Record:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        return parse_record(read_bytes(path), kind)
+        return parse_record(read_bytes(path), dict[str, Any])
     except (FileNotFoundError, *DAMAGE) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None

@@ -14,14 +14,13 @@ TemplateVariables = dict[str, bool | int | float | str]
 class Sampling(Strict):
     """Settings of a sampler."""
 
+    gone: ClassVar[dict[str, str]] = {"stop_strings": "leave it out; stop_token_ids ends responses at tokens"}
+
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: PositiveInt | None = Field(None, description="Sample among so many likeliest tokens; none: all.")
     min_p: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="Sample among tokens that are at least so likely beside the likeliest (arXiv:2407.01082)."
-    )
-    stop_strings: list[Annotated[str, Field(min_length=1)]] = Field(
-        [], description="Texts that end a response and stay in the text."
     )
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
         [], description="Tokens that end a response besides the model's."

@@ -106,8 +106,8 @@ def test_what_places_vllm_is_no_part_of_the_config_and_what_samples_is_where_it_
     placed = generation(
         colocated={"enabled": False}, vllm_cfg={"gpu_memory_utilization": 0.5, "enable_sleep_mode": True}
     )
-    assert placed == generation() == generation(top_k=None, stop_strings=[])
-    sampled = {"top_k": 20, "min_p": 0.1, "stop_strings": ["."], "stop_token_ids": [7]}
+    assert placed == generation() == generation(top_k=None, stop_token_ids=[])
+    sampled = {"top_k": 20, "min_p": 0.1, "stop_token_ids": [7]}
     assert generation(**sampled) == generation() | sampled
 
 

@@ -49,8 +49,7 @@ def job_with(stages: Stages, run: str, *, overlong_filtering: bool, **generation
     return stages.job("rlvr1", run, 1, config=training_config(values))
 
 
-@pytest.mark.parametrize("by_token", [False, True])
-def test_what_ends_at_a_text_or_token_of_the_stage_is_not_cut_and_is_learnt_from(stages, monkeypatch, by_token):
+def test_what_ends_at_a_token_of_the_stage_is_not_cut_and_is_learnt_from(stages, monkeypatch):
     made, score = [], MeasuringTrainer._generate_and_score_completions
     monkeypatch.setattr(
         MeasuringTrainer,
@@ -59,8 +58,7 @@ def test_what_ends_at_a_text_or_token_of_the_stage_is_not_cut_and_is_learnt_from
     )
     tokenizer = make_tokenizer()
     stops = tokenizer.convert_tokens_to_ids(STOPS)
-    ends = {"stop_token_ids": stops} if by_token else {"stop_strings": STOPS}
-    job = job_with(stages, f"ends_{by_token}", overlong_filtering=True, **ends)
+    job = job_with(stages, "ends", overlong_filtering=True, stop_token_ids=stops)
     train_rank(job)
     (output,) = made
     lengths, ended = output["completion_mask"].sum(1).tolist(), 0
@@ -74,18 +72,16 @@ def test_what_ends_at_a_text_or_token_of_the_stage_is_not_cut_and_is_learnt_from
     assert logged["truncation_rate"] == pytest.approx(share)
 
 
-def test_held_out_responses_end_at_texts_and_tokens_too(stages, untrained):
+def test_held_out_responses_end_at_tokens_too(stages, untrained):
     model, tokenizer = untrained
     rows = [row for _, _, row in read_rows(stages.split("rlvr1"))][:40]
     options = {"max_new_tokens": 12, "temperature": 1.0, "seed": 0}
-    by_text = rollouts(model, tokenizer, rows, **options, stop_strings=STOPS)
-    by_token = rollouts(model, tokenizer, rows, **options, stop_token_ids=tokenizer.convert_tokens_to_ids(STOPS))
-    for answers, beside in ((by_text, 0), (by_token, 1)):  # an end token is not counted, a text's are
-        assert 0 < sum(answer.is_cut for answer in answers) < len(answers)
-        for answer in answers:
-            inside = answer.text[:-1] if answer.text.endswith(tuple(STOPS)) else answer.text
-            assert answer.is_cut == (inside == answer.text) and not set(inside) & set(STOPS)
-            assert answer.tokens == 12 if answer.is_cut else answer.tokens < 12 + 1 - beside
+    answers = rollouts(model, tokenizer, rows, **options, stop_token_ids=tokenizer.convert_tokens_to_ids(STOPS))
+    assert 0 < sum(answer.is_cut for answer in answers) < len(answers)
+    for answer in answers:
+        inside = answer.text[:-1] if answer.text.endswith(tuple(STOPS)) else answer.text
+        assert answer.is_cut == (inside == answer.text) and not set(inside) & set(STOPS)
+        assert answer.tokens == 12 if answer.is_cut else answer.tokens < 12
 
 
 def test_the_likeliest_token_alone_is_what_greedy_takes(stages, untrained):

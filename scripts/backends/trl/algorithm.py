@@ -38,11 +38,14 @@ class TrlTraining(Training):
         "entropy": "entropy",
     }
     """Columns of metrics.parquet (scripts.stage.tables), by the names that TRL logs."""
-
-    @property
-    def samples_by_vllm(self) -> bool:
-        """Whether vLLM samples the rollouts, with the packages of envs/vllm.txt."""
-        return False
+    samples_by_vllm: ClassVar[bool] = False
+    """Whether vLLM samples the rollouts, with the packages of envs/vllm.txt."""
+    updates_per_step: ClassVar[int] = 1
+    """Optimizer updates in a step."""
+    sequences_per_row: ClassVar[int] = 1
+    """Token sequences of a row: 2 of a preference pair."""
+    has_reference: ClassVar[bool] = False
+    """Whether the loss compares the policy with the stage's start."""
 
     @property
     def rows_per_step(self) -> int:
@@ -61,24 +64,9 @@ class TrlTraining(Training):
         return self.policy.max_total_sequence_length
 
     @property
-    def updates_per_step(self) -> int:
-        """Optimizer updates in a step."""
-        return 1
-
-    @property
     def rows_per_update(self) -> int:
         """Rows, pairs or completions in an update."""
         return self.policy.train_global_batch_size
-
-    @property
-    def sequences_per_row(self) -> int:
-        """Token sequences of a row: 2 of a preference pair."""
-        return 1
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the loss compares the policy with the stage's start."""
-        return False
 
     @property
     def section(self) -> Any:

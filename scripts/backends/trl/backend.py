@@ -26,6 +26,11 @@ from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 
 SHOWN = 10
+TOGETHER = (
+    "processes sample together by policy.dtensor_cfg.enabled, by a vLLM server and by vllm_cfg.tensor_parallel_size, "
+    "but TRL plays the turns of environments with tools in each process by itself; drop these settings, or train in one "
+    "process"
+)
 
 
 class Trl(Backend):
@@ -95,8 +100,11 @@ class Trl(Backend):
         if blend.kind != "prompts":
             return problems
         register(own_environments(stage.recipe, stage.name), stage.config.environments)
-        if site is not None and any(map(environment_factory, blend.environments)):
-            problems += _turns_apart(stage, _ranks(stage, site)[1])
+        if site is not None and _ranks(stage, site)[1] > 1 and any(map(environment_factory, blend.environments)):
+            policy = stage.settings.policy
+            engines = policy.generation.vllm_cfg.tensor_parallel_size > 1 or is_served(stage.settings)
+            if policy.dtensor_cfg.enabled or engines:
+                problems.append(TOGETHER)
         python = site.gym_python if site else GYM_PYTHON
         settings, evaluation, allow = stage.settings, stage.recipe.evaluation, frozenset(blend.allow)
         checks = [partial(check_row, by_gym=agents_of(settings.gym, python))]
@@ -124,22 +132,6 @@ def _ranks(stage: Stage, site: Site) -> tuple[int, int]:
     nodes = site.resources_of(stage.name, stage.settings).nodes
     nodes = left_by_server(stage.name, stage.settings, nodes, site.accelerator != "cpu")
     return nodes, nodes * site.processes_on_node
-
-
-def _turns_apart(stage: Stage, ranks: int) -> list[str]:
-    """Return settings that make processes sample together, while TRL plays turns in each process alone."""
-    policy = stage.settings.policy
-    together = {
-        "policy.dtensor_cfg.enabled": policy.dtensor_cfg.enabled,
-        "policy.generation.colocated.enabled: false": is_served(stage.settings),
-        "policy.generation.vllm_cfg.tensor_parallel_size": policy.generation.vllm_cfg.tensor_parallel_size > 1,
-    }
-    return [
-        f"{setting} lets {ranks} processes sample together, but TRL plays the turns of environments with tools in each "
-        "process by itself; drop it, or train in one process"
-        for setting, holds in together.items()
-        if holds and ranks > 1
-    ]
 
 
 def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:

@@ -208,15 +208,10 @@ def explain(failures: dict[int, Exception], place: Path) -> UserError:
     if rank in explained:
         return (CutOffError if cause.cut_off else UserError)(f"{cause.text} (rank {rank} on {cause.host})")
     if rank in gone:
-        return CutOffError(
-            f"rank {rank} on {_host_of(rank, place)} is gone, killed or out of memory: {_in_short(cause)}"
-        )
+        file = place / f"rank_{rank}"
+        host = file.read_text(encoding="utf-8") if file.exists() else "an unknown host"
+        return CutOffError(f"rank {rank} on {host} is gone, killed or out of memory: {_in_short(cause)}")
     return UserError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")
-
-
-def _host_of(rank: int, place: Path) -> str:
-    file = place / f"rank_{rank}"
-    return file.read_text(encoding="utf-8") if file.exists() else "an unknown host"
 
 
 def _in_short(error: Exception) -> str:

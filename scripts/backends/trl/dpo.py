@@ -58,18 +58,10 @@ class PreferenceTraining(TrlTraining):
     """DPO and MPO: pairs of answers, a reference, one trainer."""
 
     trainer: ClassVar[str] = "scripts.backends.trl.dpo_trainer"
+    sequences_per_row: ClassVar[int] = 2
+    has_reference: ClassVar[bool] = True
 
     policy: PreferencePolicy
-
-    @property
-    def sequences_per_row(self) -> int:
-        """Return 2: the chosen and the rejected answer."""
-        return 2
-
-    @property
-    def has_reference(self) -> bool:
-        """Both losses compare the policy with its parent."""
-        return True
 
     def prepare(self, processor: Any) -> tuple[Any, partial]:
         """Tokenize pairs."""

@@ -40,7 +40,6 @@ class Generation(Sampling):
     ADDED: ClassVar[tuple[str, ...]] = (
         "top_k",
         "min_p",
-        "stop_strings",
         "stop_token_ids",
         "max_tool_calling_iterations",
     )

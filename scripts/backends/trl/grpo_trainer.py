@@ -2,7 +2,6 @@
 
 import json
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.grpo import GrpoConfig
-from scripts.backends.trl.measuring import LeaveOneOutTrainer, MeasuringTrainer, environment_reward
+from scripts.backends.trl.measuring import MeasuringTrainer, environment_reward
 from scripts.backends.trl.placing import is_served
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
 from scripts.backends.trl.vllm import load_by_reload, prepare_engine, vllm_arguments
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
-from scripts.model.generate import ResponseEnds
 from scripts.rewards.registry import environment_factory
 from scripts.rows.prompts import open_picture, pictures_of, prompt_of
 
@@ -37,11 +35,10 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         prepare_for_tools(processor)
         factories[ONE_MESSAGE] = OneMessage
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    trainer_class = LeaveOneOutTrainer if grpo.use_leave_one_out_baseline else MeasuringTrainer
     by_vllm = job.config.samples_by_vllm
     if by_vllm:
         prepare_engine()
-    trainer = trainer_class(
+    trainer = MeasuringTrainer(
         model=model,
         reward_funcs=[environment_reward(grpo.num_generations_per_prompt, job.train_split)],
         args=_arguments(job),
@@ -51,10 +48,11 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         environment_factory=factories or None,
     )
     trainer.longest_prompt = job.config.longest_prompt
-    trainer.normalize_rewards = grpo.normalize_rewards
-    trainer.ends = end_responses(trainer, job.config)
-    trainer.filters_overlong = grpo.overlong_filtering
-    if by_vllm:
+    trainer.grpo = grpo
+    trainer.eos_token_ids = [*trainer.eos_token_ids, *job.config.policy.generation.stop_token_ids]
+    if not by_vllm:
+        trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
+    else:
         trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
         if job.accelerator == "cpu" and not is_served(job.settings):
             load_by_reload(trainer.vllm_generation)
@@ -120,7 +118,7 @@ def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _arguments(job: TrainingJob) -> GRPOConfig:
-    grpo, loss, policy = job.config.grpo, job.config.loss_fn, job.config.policy
+    grpo, loss = job.config.grpo, job.config.loss_fn
     is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
     return GRPOConfig(
         steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
@@ -132,8 +130,7 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
         loss_type="dapo" if loss.token_level_loss else "grpo",
         scale_rewards="group" if is_scaled_by_trl else "none",
-        # TRL takes what ends at a text for cut; the trainer below does not.
-        mask_truncated_completions=grpo.overlong_filtering and not policy.generation.stop_strings,
+        mask_truncated_completions=grpo.overlong_filtering,
         num_iterations=1,
         shuffle_dataset=False,
         remove_unused_columns=False,
@@ -147,30 +144,14 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
 def sampling_arguments(config: GrpoConfig) -> dict[str, Any]:
     """Return TRL's options for either sampler, from a resolved config."""
     generation = config.policy.generation
-    texts, tokens = generation.stop_strings, generation.stop_token_ids
-    more: dict[str, Any] = {"stop_strings": texts} if texts else {}
-    if config.samples_by_vllm:
-        more = {"stop": texts, "skip_special_tokens": False} if texts else {}
-        more |= {"stop_token_ids": tokens} if tokens else {}
+    ends = generation.stop_token_ids if config.samples_by_vllm else None
     return {
         "max_completion_length": generation.max_new_tokens,
         "temperature": generation.temperature,
         "top_p": generation.top_p,
         "top_k": generation.top_k or 0,
         "min_p": generation.min_p,
-        "generation_kwargs": more or None,
+        "generation_kwargs": {"stop_token_ids": ends} if ends else None,
         "max_tool_calling_iterations": generation.max_tool_calling_iterations,
         "chat_template_kwargs": config.policy.tokenizer.chat_template_kwargs or None,
     }
-
-
-def end_responses(trainer: GRPOTrainer, config: GrpoConfig) -> ResponseEnds:
-    """Let the trainer's sampler end responses at the stage's tokens and texts too."""
-    generation, tokenizer = config.policy.generation, trainer._tokenizer
-    trainer.eos_token_ids = [*trainer.eos_token_ids, *generation.stop_token_ids]
-    if not config.samples_by_vllm:
-        trainer.generation_config.eos_token_id = trainer.eos_token_ids
-        trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
-        if generation.stop_strings:
-            trainer.model.generate = partial(trainer.model.generate, tokenizer=tokenizer)
-    return ResponseEnds(tokenizer, {*trainer.eos_token_ids, tokenizer.pad_token_id}, generation.stop_strings)

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with rewards by environments, more measures, other ends and baselines."""
+"""TRL's GRPOTrainer with rewards by environments, more measures and another baseline."""
 
 import json
 import sys
@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, MISMATCH, REWARD_SECONDS, ROLLOUT_SECONDS, UNJUDGED
+from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, MISMATCH, REWARD_SECONDS, ROLLOUT_SECONDS, UNJUDGED, Grpo
 from scripts.errors import UserError
-from scripts.model.generate import ResponseEnds
 from scripts.rewards.episode import Episode, episode_response
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged
@@ -28,9 +27,8 @@ class MeasuringTrainer(GRPOTrainer):
     """
 
     corrects_sampling = False
-    filters_overlong = False
     longest_prompt: int
-    ends: ResponseEnds
+    grpo: Grpo
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
         """Tokenize texts without special tokens, since the chat template prints the first token."""
@@ -55,27 +53,14 @@ class MeasuringTrainer(GRPOTrainer):
                 completion[0] = {"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}
         return super()._tool_call_loop(prompts, *arguments)
 
-    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[list[list[int]], Any]:
-        responses, logprobs = super()._generate_single_turn(*arguments, **options)
-        if not self.use_vllm:
-            responses = [self.ends.without_padding(response) for response in responses]
-        return responses, logprobs
-
-    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        output = super()._generate(prompts)
-        self._is_cut = torch.tensor([self.ends.is_cut(ids) for ids in output[1]], device=self.accelerator.device)
-        share = self.accelerator.gather(self._is_cut).float().mean().item()
-        self._metrics["train"]["completions/clipped_ratio"][-1] = share
-        return output
-
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.monotonic()
         output = super()._generate_and_score_completions(inputs)
         self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
-        if self.filters_overlong and not self.mask_truncated_completions:
-            output["completion_mask"] = output["completion_mask"] * ~self._is_cut[:, None]
-            learnt = output["completion_mask"] * output.get("tool_mask", 1)
-            output["num_items_in_batch"] = self.accelerator.gather(learnt.sum()).sum()
+        if self.grpo.use_leave_one_out_baseline:
+            output["advantages"] = leave_one_out(
+                output["advantages"], self.num_generations, self.grpo.normalize_rewards
+            )
         if self.use_vllm:
             sampled = output["completion_mask"] * output.get("tool_mask", 1)
             measured = mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], sampled)
@@ -86,21 +71,10 @@ class MeasuringTrainer(GRPOTrainer):
         return output
 
 
-class LeaveOneOutTrainer(MeasuringTrainer):
-    """GRPO that measures a response by the rest of its group, after NeMo-RL."""
-
-    normalize_rewards = True
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        output["advantages"] = leave_one_out(output["advantages"], self.num_generations, self.normalize_rewards)
-        return output
-
-
 def leave_one_out(rewards: torch.Tensor, group_size: int, normalize: bool) -> torch.Tensor:
     """Subtract from each reward the mean of the rest of its group, and divide by their deviation unless 0.
 
-    Centred rewards give the same result.
+    NeMo-RL's formula; centred rewards give the same result.
     """
     groups, others = rewards.double().view(-1, group_size), group_size - 1
     mean = (groups.sum(1, keepdim=True) - groups) / others

@@ -1,8 +1,6 @@
 """Estimate the memory of a stage's process before anything is loaded (docs/memory.md)."""
 
 import os
-from collections.abc import Callable, Iterator
-from functools import wraps
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
@@ -63,7 +61,13 @@ def estimate(shape: Shape, training: TrlTraining, policy: Policy, ranks: int, ca
 
 def sentence(stage: Stage, site: Site, nodes: int, processes: int) -> tuple[str, bool]:
     """Say the memory that a process of the stage needs and has on the site; and whether the stage fits."""
-    folder = next(filter(None, map(_export_of, _ancestry(stage))), getattr(stage.recipe.model, "folder", None))
+    folder, descendant = getattr(stage.recipe.model, "folder", None), stage
+    while descendant is not None:
+        export = descendant.parent_export
+        if export is not None and (export / "config.json").is_file():
+            folder = export
+            break
+        descendant = descendant.parent
     try:
         shape = Shape.of_folder(folder) if folder else None
     except (UserError, KeyError, OSError):
@@ -77,17 +81,6 @@ def sentence(stage: Stage, site: Site, nodes: int, processes: int) -> tuple[str,
     if capacity is None or needed <= capacity:
         return says + (f" of the {amount(capacity)} of {where}" if capacity else ""), True
     return f"{says}, but {where} has {amount(capacity)}; {LESS} (docs/memory.md)", False
-
-
-def _ancestry(stage: Stage | None) -> Iterator[Stage]:
-    while stage is not None:
-        yield stage
-        stage = stage.parent
-
-
-def _export_of(stage: Stage) -> Path | None:
-    folder = stage.parent_export
-    return folder if folder is not None and (folder / "config.json").is_file() else None
 
 
 def _capacity(stage: Stage, site: Site, processes: int) -> tuple[float | None, str]:
@@ -109,20 +102,12 @@ def memory_of_machine() -> float:
     return machine if allowed == "max" else min(machine, float(allowed))
 
 
-def telling_out_of_memory(train: Callable[[TrainingJob], None]) -> Callable[[TrainingJob], None]:
-    """Wrap a training: out of memory becomes a UserError with the remedies and the step to resume from."""
-
-    @wraps(train)
-    def trains(job: TrainingJob) -> None:
-        try:
-            train(job)
-        except Exception as error:
-            kinds = {kind.__name__ for kind in type(error).__mro__} & {"OutOfMemoryError", "MemoryError"}
-            if not kinds and not any(words in str(error) for words in OUT_OF_MEMORY):
-                raise
-            step = newest_step(job.run)
-            goes_on = f"resumes from step {step}" if step else "starts again, since no checkpoint was saved yet"
-            first = str(error).strip().split("\n", maxsplit=1)[0]
-            raise UserError(f"{job.stage}: out of memory: {first}; {LESS}. The stage {goes_on}") from error
-
-    return trains
+def out_of_memory(error: Exception, job: TrainingJob) -> str | None:
+    """Tell the remedies and the step to resume from, for an error of lacking memory; None for another error."""
+    kinds = {kind.__name__ for kind in type(error).__mro__} & {"OutOfMemoryError", "MemoryError"}
+    if not kinds and not any(words in str(error) for words in OUT_OF_MEMORY):
+        return None
+    step = newest_step(job.run)
+    goes_on = f"resumes from step {step}" if step else "starts again, since no checkpoint was saved yet"
+    first = str(error).strip().split("\n", maxsplit=1)[0]
+    return f"{job.stage}: out of memory: {first}; {LESS}. The stage {goes_on}"

@@ -68,12 +68,12 @@ def shares_of(job: TrainingJob) -> tuple[int, int]:
 
 
 def start_options(job: TrainingJob) -> dict[str, Any] | None:
-    """Return TRL's options for loading the parent's model; None for a fresh model."""
-    return None if job.parent_model is None else _loading(job)
+    """Return TRL's options for loading the parent's model, frozen weights in the computation's precision.
 
-
-def _loading(job: TrainingJob) -> dict[str, Any]:
-    """Return the options for loading a model; frozen weights take the precision of the computation."""
+    None for a fresh model.
+    """
+    if job.parent_model is None:
+        return None
     policy = job.config.policy
     frozen = policy.lora is not None and policy.precision == "bfloat16"
     options: dict[str, Any] = {"dtype": "bfloat16" if frozen else "float32"}
@@ -114,9 +114,6 @@ def adapters(job: TrainingJob) -> Any:
         raise UserError(f"{job.stage}: policy.lora: {error}") from None
     if isinstance(adapted.get_output_embeddings(), BaseTunerLayer):
         raise UserError(f"{job.stage}: policy.lora.target_modules: TRL lays no adapters over lm_head; leave it out")
-    frozen = [name for name, weights in shape.named_parameters() if weights.ndim > 2 and "_layer." not in name]
-    if frozen and not lora.target_modules:
-        print(f"{job.stage}: {frozen[0]} and its like get no adapters (policy.lora.target_parameters)", flush=True)
     return config
 
 

@@ -18,7 +18,7 @@ from transformers import logging as transformers_logging
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.callback import StageCallback, rng_files
-from scripts.backends.trl.memory import telling_out_of_memory
+from scripts.backends.trl.memory import out_of_memory
 from scripts.backends.trl.ranks import rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.setup import train_adapters_in_float32
 from scripts.backends.trl.sharding import ShardingState, is_sharded, load_shares, sample_in_step, save_whole
@@ -29,9 +29,23 @@ from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
 
 
-@telling_out_of_memory
 def train_rank(job: TrainingJob) -> None:
     """Train a stage as one of `job.ranks` processes; several have torch.distributed up."""
+    try:
+        _train(job)
+    except Exception as error:
+        if says := out_of_memory(error, job):
+            raise UserError(says) from error
+        if "No space left on device" in str(error) or shutil.disk_usage(job.run).free == 0:
+            raise UserError(
+                f"{job.run}: the disk is full; make room and start again: training resumes from the newest checkpoint"
+            ) from error
+        raise
+    finally:
+        _remove_half_saved(job)
+
+
+def _train(job: TrainingJob) -> None:
     if world_size() != job.ranks:
         raise ValueError(f"{job.stage} is to train in {job.ranks} processes, but {world_size()} are up")
     check_versions(job.config.release)
@@ -62,17 +76,8 @@ def train_rank(job: TrainingJob) -> None:
     trainer.add_callback(StageCallback(job))
     torch.set_num_threads(job.threads)  # accelerate may have set its own
     _seed_where_no_state_was_saved(job)
-    try:
-        trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
-        wait_for_all_ranks()  # each still looks into the directory that rank 0 removes
-    except Exception as error:
-        if "No space left on device" in str(error) or shutil.disk_usage(job.run).free == 0:
-            raise UserError(
-                f"{job.run}: the disk is full; make room and start again: training resumes from the newest checkpoint"
-            ) from error
-        raise
-    finally:
-        _remove_half_saved(job)
+    trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
+    wait_for_all_ranks()  # each still looks into the directory that rank 0 removes
 
 
 def _load_weights(trainer: Trainer, job: TrainingJob) -> None:

@@ -3,7 +3,6 @@
 Imports the standard library alone, so that any Python can be asked.
 """
 
-import argparse
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -53,9 +52,7 @@ def _installed(package: str) -> str | None:
 
 def main() -> None:
     """Check the pins of the command line."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.backends.trl.versions", description=__doc__.split("\n")[0])
-    parser.add_argument("pins", nargs="+", help="name==version")
-    check_versions(dict(pin.split("==", 1) for pin in parser.parse_args().pins))
+    check_versions(dict(pin.split("==", 1) for pin in sys.argv[1:]))
 
 
 if __name__ == "__main__":
