@@ -2,11 +2,10 @@
 
 A prompt counts with its tools, a demonstration as a conversation, a preference with its longer answer, a picture as one
 token; without a working template the row's texts count. A row of fewer bytes than the limit has tokens is short enough
-uncounted; percentiles come from about two thousand rows, sampled by content.
+uncounted.
 """
 
 import json
-import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
-import xxhash
 from huggingface_hub import try_to_load_from_cache
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
@@ -32,8 +29,6 @@ from scripts.rows.messages import texts_of
 from scripts.rows.parallel import in_order
 from scripts.rows.prompts import Messages, as_chat
 
-SAMPLE = 2000
-PERCENTILES = (50, 90, 99)
 BYTES = "one token a byte"
 NOT_A_ROW = (ValueError, KeyError, TypeError, AttributeError)
 _template = lru_cache(compiled_template)
@@ -50,12 +45,11 @@ TOOLS = [
 class Lengths:
     """Hold the lengths of a split's rows.
 
-    `tokens` are of sampled rows, `too_long` line numbers with tokens; `answers_cut` counts long rows that keep nothing
-    of their answer, `special` lists lines whose texts hold special tokens.
+    `too_long` lists line numbers with tokens; `answers_cut` counts long rows that keep nothing of their answer,
+    `special` lists lines whose texts hold special tokens.
     """
 
     rows: int = 0
-    tokens: list[int] = field(default_factory=list)
     too_long: list[tuple[int, int]] = field(default_factory=list)
     answers_cut: int = 0
     special: list[int] = field(default_factory=list)
@@ -67,17 +61,12 @@ class Lengths:
 
     @property
     def longest(self) -> int:
-        """Return the most tokens counted in a row."""
-        return max([*self.tokens, *(tokens for _, tokens in self.too_long)], default=0)
+        """Return the tokens of the longest row beyond the limit; 0 without such rows."""
+        return max((tokens for _, tokens in self.too_long), default=0)
 
     def describe(self) -> dict[str, Any]:
-        """Return percentiles of the tokens, and counts of long rows and of rows with special tokens."""
-        percentiles = np.percentile(self.tokens, PERCENTILES, method="higher") if self.tokens else ()
-        named = {f"p{name}": int(value) for name, value in zip(PERCENTILES, percentiles, strict=False)}
+        """Return counts of long rows and of rows with special tokens."""
         return {
-            **named,
-            "longest_seen": self.longest,
-            "rows_counted": len(self.tokens),
             "too_long": len(self.too_long),
             "too_long_share": round(self.share, 4),
             "answers_cut": self.answers_cut,
@@ -102,27 +91,24 @@ def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
 def token_lengths(
     split: Path,
     kind: str,
-    rows: int,
     tokenizer: str,
     limit: int,
     workers: int = 1,
     chat_template: str | None = None,
 ) -> Lengths:
-    """Measure a split of about `rows` rows of a kind; rows of more than `limit` tokens are too long.
+    """Measure a split's rows of a kind; rows of more than `limit` tokens are too long.
 
     `tokenizer` is the path of a tokenizer.json, or `BYTES`; `chat_template` replaces the tokenizer's. Without a
     template a row that fills the limit is too long too, since templates add tokens. UserError names a bad line.
     """
     if chat_template is None:
         chat_template = scratch.TOOLS_TEMPLATE if tokenizer == BYTES else chat_template_of(Path(tokenizer).parent)
-    counter, every = TokenCounter(tokenizer, chat_template), max(1, math.ceil(rows / SAMPLE))
-    count = partial(_count_block, kind=kind, counter=counter, limit=limit, every=every)
+    count = partial(_count_block, kind=kind, counter=TokenCounter(tokenizer, chat_template), limit=limit)
     found = Lengths()
     for part in in_order(count, blocks_of(split), workers):
         found.too_long += [(found.rows + line, tokens) for line, tokens in part.too_long]
         found.special += [found.rows + line for line in part.special]
         found.rows += part.rows
-        found.tokens += part.tokens
         found.answers_cut += part.answers_cut
     return found
 
@@ -155,7 +141,7 @@ class TokenCounter(NamedTuple):
             return None
 
 
-def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int, every: int) -> Lengths:
+def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int) -> Lengths:
     lines = block.read().splitlines()
     lengths = Lengths(rows=len(lines))
     begins, special = _special_tokens(counter.tokenizer)
@@ -164,8 +150,7 @@ def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int, eve
     for number, line in enumerate(lines, start=1):
         if any(begin in line for begin in begins) and any(token in line for token in special):
             lengths.special.append(number)
-        is_sampled = xxhash.xxh3_64_intdigest(line) % every == 0
-        if not is_sampled and len(line) + added <= room:
+        if len(line) + added <= room:
             continue
         try:
             example = KINDS[kind].example(decode_row(line))
@@ -173,8 +158,6 @@ def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int, eve
         except NOT_A_ROW as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
         tokens = counter.count([*prompt, *answer], tools, asks=not answer)
-        if is_sampled:
-            lengths.tokens.append(tokens)
         if tokens > room:
             lengths.too_long.append((number, tokens))
             lengths.answers_cut += bool(answer) and counter.count(prompt, tools, asks=True) >= limit

@@ -34,7 +34,6 @@ class Sampling(Strict):
 class Tokenizer(Strict):
     """Settings that turn rows into text."""
 
-    PLACING: ClassVar[tuple[str, ...]] = ()
     ADDED: ClassVar[tuple[str, ...]] = ("chat_template",)
 
     chat_template: str = Field(

@@ -18,7 +18,7 @@ from scripts.model.hugging_face import check_model
 from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
-from scripts.records import Criteria, Gate, Manifest, read_record
+from scripts.records import Criteria, Gate, read_record
 from scripts.rows.chat_format import ChatFormat
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
@@ -148,11 +148,10 @@ def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[
     if tokenizer is None:
         return None
     described: dict[str, Any] = {"limit": limit}
-    splits, kind = read_record(stage.manifest, Manifest), stage.recipe.blends[stage.settings.blend].kind
+    kind = stage.recipe.blends[stage.settings.blend].kind
     template = chat_format.chat_template if chat_format else None
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
-        rows = splits[split]["rows"]
-        found = token_lengths(path, kind, rows, tokenizer, limit, default_workers(), template)
+        found = token_lengths(path, kind, tokenizer, limit, default_workers(), template)
         described[split] = found.describe()
         _warn(name, path, limit, found)
         if split == "train" and found.share > stage.settings.max_truncated_share:

@@ -1,4 +1,4 @@
-"""Token lengths: every kind of row is counted, the long rows are all found, whatever is sampled."""
+"""Token lengths: every kind of row is counted, the long rows are all found."""
 
 import json
 from importlib.resources import files
@@ -8,7 +8,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from scripts.errors import UserError
-from scripts.model import lengths
 from scripts.model.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows import blocks
@@ -29,6 +28,11 @@ def by_words(tmp_path):
 
 
 USER = {"role": "user", "content": "a b"}
+
+
+def counted(split, kind: str, tokenizer: str, **options) -> list[int]:
+    """The tokens of every row: none is short enough."""
+    return [tokens for _, tokens in token_lengths(split, kind, tokenizer, 0, **options).too_long]
 
 
 def prompt(words: int, **params) -> dict:
@@ -72,26 +76,25 @@ def prompt(words: int, **params) -> dict:
 )
 def test_the_texts_of_every_kind_of_row_are_counted(row, tokens, by_words, write_rows):
     kind = "prompts" if "responses_create_params" in row else "demonstrations" if "messages" in row else "preferences"
-    found = token_lengths(write_rows("split.jsonl", [row]), kind, 1, by_words, 100)
-    assert found.tokens == [tokens] and found.too_long == []
+    assert counted(write_rows("split.jsonl", [row]), kind, by_words) == [tokens]
 
 
-def test_every_row_that_is_too_long_is_named_though_few_are_sampled(by_words, write_rows, monkeypatch):
-    monkeypatch.setattr(lengths, "SAMPLE", 5)
+def test_every_row_that_is_too_long_is_named(by_words, write_rows, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
     split = write_rows("split.jsonl", [prompt(50 if number % 20 == 7 else 3) for number in range(100)])
     for workers in (1, 2):
-        found = token_lengths(split, "prompts", 100, by_words, 50, workers)
+        found = token_lengths(split, "prompts", by_words, 50, workers)
         assert found.too_long == [(line, 50) for line in (8, 28, 48, 68, 88)]
-        assert len(found.tokens) < 100 and found.describe()["longest_seen"] == 50
+        assert found.longest == 50 and found.rows == 100
 
 
 def test_a_model_from_scratch_has_a_token_a_byte_and_two_a_message(write_rows):
     assert tokenizer_at_hand(SCRATCH) == BYTES
-    found = token_lengths(write_rows("split.jsonl", [prompt(2), prompt(1)]), "prompts", 2, BYTES, 12)
-    assert found.tokens == [13, 8] and found.too_long == [(1, 13)] and found.share == 0.5
+    split = write_rows("split.jsonl", [prompt(2), prompt(1)])
+    found = token_lengths(split, "prompts", BYTES, 12)
+    assert counted(split, "prompts", BYTES) == [13, 8] and found.too_long == [(1, 13)] and found.share == 0.5
     pair = write_rows("split.jsonl", [{"prompt": "ä", "chosen": "a", "rejected": "bc", "messages": None}])
-    assert token_lengths(pair, "preferences", 1, BYTES, 12).tokens == [8]
+    assert counted(pair, "preferences", BYTES) == [8]
 
 
 SAID = "{% for message in messages %}{% generation %}| {{ message['content'] }} |\n{% endgeneration %}{% endfor %}"
@@ -113,10 +116,11 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
         for sizes in ((1, 3), (1, 4), (5, 5), (4, 1))
     ]
     split = write_rows("split.jsonl", rows)
-    found = token_lengths(split, "demonstrations", 4, by_words, 10)
-    assert found.tokens == [10, 11, 16, 11] and found.answers_cut == 1
+    found = token_lengths(split, "demonstrations", by_words, 10)
+    assert found.too_long == [(2, 11), (3, 16), (4, 11)] and found.answers_cut == 1
+    assert counted(split, "demonstrations", by_words) == [10, 11, 16, 11]
     other = "{% for message in messages %}{{ message.content }} | {% endfor %}"
-    assert token_lengths(split, "demonstrations", 4, by_words, 10, chat_template=other).tokens == [6, 7, 12, 7]
+    assert counted(split, "demonstrations", by_words, chat_template=other) == [6, 7, 12, 7]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +148,8 @@ def test_a_conversations_tokens_are_counted_as_the_template_makes_them(template,
     talks = [[asks, says], [asks, says] * 3, [{"role": "system", "content": "Be larger."}, asks, says]]
     tools = [{"type": "function", "function": {"name": "larger", "description": "<of two>", "parameters": {}}}]
     split = write_rows("split.jsonl", [{"messages": talk, "tools": tools} for talk in talks])
-    found = token_lengths(split, "demonstrations", 3, str(tmp_path / "tokenizer.json"), 9999)
-    assert found.tokens == [len(made.apply_chat_template(talk, tools=tools, return_dict=False)) for talk in talks]
+    found = counted(split, "demonstrations", str(tmp_path / "tokenizer.json"))
+    assert found == [len(made.apply_chat_template(talk, tools=tools, return_dict=False)) for talk in talks]
 
 
 def test_rows_whose_texts_hold_special_tokens_are_told(by_words, write_rows):
@@ -155,7 +159,7 @@ def test_rows_whose_texts_hold_special_tokens_are_told(by_words, write_rows):
     tokenizer.save(by_words)
     texts = ["<|im_end|>", "<think> <|im_", "a</s>", "<s>"]
     rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}]} for text in texts]
-    assert token_lengths(write_rows("split.jsonl", rows), "demonstrations", 4, by_words, 10).special == [1, 3]
+    assert token_lengths(write_rows("split.jsonl", rows), "demonstrations", by_words, 10).special == [1, 3]
 
 
 def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_path, monkeypatch):
@@ -167,7 +171,7 @@ def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_pa
 def test_a_row_that_is_none_and_a_tokenizer_that_is_none_are_named(by_words, write_rows, tmp_path):
     split = write_rows("split.jsonl", [prompt(1), b"{"])
     with pytest.raises(UserError, match=r"split.jsonl:2: not valid JSON"):
-        token_lengths(split, "prompts", 2, by_words, 1)
+        token_lengths(split, "prompts", by_words, 1)
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(UserError, match=r"other.json: not a tokenizer"):
-        token_lengths(split, "prompts", 2, str(tmp_path / "other.json"), 1)
+        token_lengths(split, "prompts", str(tmp_path / "other.json"), 1)

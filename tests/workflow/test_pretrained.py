@@ -65,7 +65,7 @@ def test_a_chain_from_a_pretrained_folder(own, tmp_path):
     assert "model.safetensors" in exported["files"] and exported["merged"]["kl"] < 1e-4
     assert record(own, "rlvr/ckpt/record.json")["facts"]["parent_export"] == exported["content"]
     assert record(own, "sft/eval.json")["mean"]["before"] is not None
-    assert record(own, "rlvr/preflight.json")["tokens"]["train"]["rows_counted"] > 0
+    assert record(own, "rlvr/preflight.json")["tokens"]["train"]["too_long"] == 0
     assert (results / "report.html").exists() and own.planned() == set()
 
     stagecoach = (sys.executable, "-m", "scripts.commands")

@@ -28,7 +28,7 @@ from scripts.stage.stage import Stage
 SHOWN = 10
 TOGETHER = (
     "processes sample together by policy.dtensor_cfg.enabled, by a vLLM server and by vllm_cfg.tensor_parallel_size, "
-    "but TRL plays the turns of environments with tools in each process by itself; drop these settings, or train in one "
+    "but TRL plays the turns of environments with tools in each process alone; drop these settings, or train in one "
     "process"
 )
 

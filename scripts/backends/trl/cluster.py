@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -181,19 +182,20 @@ def raise_outcome(place: Path, logs: Path) -> None:
     raise CutOffError(re.sub(r"Command '.*' returned", f"`ray start`{port} returned", says))
 
 
+@dataclass(eq=False)
 class RankError(Exception):
-    """The end of a rank: a message for people, or a traceback.
+    """The end of a rank: a message for people, or a traceback; made by positional arguments, to be pickled.
 
     `cut_off`: the cause lies outside, and the next attempt may succeed. `follows`: a consequence of another rank's
     loss.
     """
 
-    def __init__(
-        self, rank: int, host: str, text: str, for_user: bool, cut_off: bool = False, follows: bool = False
-    ) -> None:
-        super().__init__(rank, host, text, for_user, cut_off, follows)
-        self.rank, self.host, self.text, self.for_user = rank, host, text, for_user
-        self.cut_off, self.follows = cut_off, follows
+    rank: int
+    host: str
+    text: str
+    for_user: bool
+    cut_off: bool = False
+    follows: bool = False
 
 
 def explain(failures: dict[int, Exception], place: Path) -> UserError:

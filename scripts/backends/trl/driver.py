@@ -79,7 +79,7 @@ def train_on_this_node(settings: dict[str, str]) -> None:
     rank, job_file = ray.train.get_context().get_world_rank(), Path(settings["job"])
     if not job_file.exists():
         message = f"{job_file}: not there; results/ must be shared by all nodes of a stage"
-        raise RankError(rank, socket.gethostname(), message, for_user=True)
+        raise RankError(rank, socket.gethostname(), message, True)
     output = job_file.parent / "output" if rank == 0 else Path(os.devnull)
     with output.open("a", encoding="utf-8", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
         train_as_rank(rank, read_job(job_file), job_file.parent)

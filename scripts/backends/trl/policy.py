@@ -13,14 +13,14 @@ from scripts.recipe.strict import Strict, invalid
 def leave_out(values: dict[str, Any], settings: Strict) -> None:
     """Remove from a section's values placement settings, and later additions at their defaults."""
     stated = settings.model_dump(exclude_defaults=True)
-    for name in (*settings.PLACING, *(name for name in settings.ADDED if name not in stated)):
+    added = (name for name in settings.ADDED if name not in stated)
+    for name in (*getattr(settings, "PLACING", ()), *added):
         values.pop(name, None)
 
 
 class Optimizer(Strict):
     """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
 
-    PLACING: ClassVar[tuple[str, ...]] = ()
     ADDED: ClassVar[tuple[str, ...]] = ("name",)
 
     lr: PositiveFloat

@@ -58,12 +58,12 @@ def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
         job.settings.spare_bitsandbytes()
         import_module("scripts.backends.trl.train").train_rank(job)
     except UserError as error:
-        raise RankError(rank, host, str(error), for_user=True, cut_off=isinstance(error, CutOffError)) from None
+        raise RankError(rank, host, str(error), True, isinstance(error, CutOffError)) from None
     except Exception as error:
         follows = "gloo" in str(error) or "NCCL" in str(error)
         if follows:
             time.sleep(3)  # whoever watches is to hear of the other rank first
-        raise RankError(rank, host, traceback.format_exc(), for_user=False, follows=follows) from None
+        raise RankError(rank, host, traceback.format_exc(), False, False, follows) from None
 
 
 def collectives_of(job: TrainingJob) -> str:

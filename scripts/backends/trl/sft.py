@@ -22,7 +22,6 @@ class SftPolicy(Policy):
 class Sft(Strict):
     """Supervised fine-tuning on the assistant's tokens, rows in file order."""
 
-    PLACING: ClassVar[tuple[str, ...]] = ()
     ADDED: ClassVar[tuple[str, ...]] = ("assistant_only_loss",)
 
     max_num_steps: PositiveInt

@@ -4,7 +4,6 @@ Each process has an equal part of every step's rows, and a copy or a share of th
 the trainer; resuming and the end are here, the steps in `scripts.backends.trl.callback`.
 """
 
-import logging
 import os
 import shutil
 import warnings
@@ -54,7 +53,6 @@ def _train(job: TrainingJob) -> None:
         register_gym(job.config.gym, job.settings.gym_servers, job.gym_python)
     torch.set_num_threads(job.threads)
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _remove_half_saved(job)
