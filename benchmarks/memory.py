@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from benchmarks.common import command_line, row
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.stop import StopRequest
-from scripts.backends.trl.memory import estimate
+from scripts.backends.trl.placing import estimate
 from scripts.backends.trl.train import train_rank
 from scripts.files import sha256_file, write_json
 from scripts.model.shape import Shape

@@ -63,7 +63,7 @@ def fault(what: str, *reads: str, **options: Any) -> Callable[[Callable[[Chain],
 
 def at_each_step(chain: Chain, python: str) -> Callable[[], None]:
     """Let the trainer run a statement before each step, in which `self` is its callback; what undoes that."""
-    file = chain.root / "scripts/backends/trl/callback.py"
+    file = chain.root / "scripts/backends/trl/train.py"
     whole = file.read_text()
     beginning = "    def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:\n"
     assert beginning in whole

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from scripts.backends.trl.memory import estimate, memory_of_machine, out_of_memory, sentence
+from scripts.backends.trl.placing import estimate, memory_of_machine, out_of_memory, sentence
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
 from scripts.errors import UserError

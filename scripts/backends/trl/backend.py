@@ -9,8 +9,7 @@ from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart
-from scripts.backends.trl.memory import sentence
-from scripts.backends.trl.placing import check_shares, devices_of, is_served, left_by_server
+from scripts.backends.trl.placing import check_shares, devices_of, is_served, left_by_server, sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
 from scripts.backends.trl.vllm_server import serving
