@@ -109,7 +109,7 @@ if COMPARED:
         params:
             runs=CONFIG.compared,
         shell:
-            "python -m scripts.report.compare --runs {params.runs:q} --output {output:q} 2> {log:q}"
+            "python -m scripts.commands compare {params.runs:q} --output {output:q} 2> {log:q}"
 
 
 # Snakemake makes the report; this only asks for it once everything it shows is there. --nolock: the workflow that

@@ -36,9 +36,8 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
     if exported is None:
         folder = link.paths.directory / "hf"
         raise UserError(f"{folder}: no export of the published checkpoint; snakemake {folder}")
-    evaluation = _of_export(link, exported, link.paths.evaluation, Evaluation)
-    test = _of_export(link, exported, link.paths.test, Evaluation)
-    benchmarks = _of_export(link, exported, link.paths.benchmarks, Benchmarks)
+    kinds = {link.paths.evaluation: Evaluation, link.paths.test: Evaluation, link.paths.benchmarks: Benchmarks}
+    evaluation, test, benchmarks = (_of_export(link, exported, path, kind) for path, kind in kinds.items())
     results = [*_results(evaluation, "validation"), *_results(test, "test"), *_benchmark_results(benchmarks)]
     card = ModelCard.from_template(
         _metadata(chain, results, license_id),
@@ -55,7 +54,13 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
         evaluation=evaluation,
         selection=selection_sentences(link.paths.directory.parent, [each.paths.name for each in chain.links.values()]),
         benchmarks=benchmarks,
-        limits=list(_limits(chain, evaluation, benchmarks)),
+        gate=read_if_there(link.paths.gate, Gate),
+        is_traced=all(
+            span["code"] is not None and span["code"]["dirty"] is False
+            for each in chain.links.values()
+            for span in each.record.get("trained_by", ())
+        ),
+        words_of_skipped=words_of_skipped,
         lineage=chain_text(chain),
     )
     return ModelCard(_without_folders(str(card), chain))  # read again: metadata, model index and all
@@ -171,37 +176,6 @@ def _chat(folder: Path) -> str:
         return ""
     tokens = ", ".join(f"{name} {value!r}" for name, value in found.tokens.items() if value is not None)
     return f"chat template of SHA-256 {sha256_text(found.chat_template)[:16]}; {tokens}"
-
-
-def _limits(chain: Chain, evaluation: Evaluation | None, benchmarks: Benchmarks | None) -> Iterator[str]:
-    """Yield the model's limits by the records, a sentence each."""
-    if evaluation is None:
-        yield "No held-out scores were taken."
-    else:
-        rows = sum(entry.get("rows", 0) for entry in evaluation["environments"].values())
-        yield (
-            f"The scores are mean rewards of the training's own environments on {rows} held-out rows; they say nothing "
-            "of other tasks."
-        )
-        for name, entry in evaluation["environments"].items():
-            if entry["before"] is not None and entry["after"] < entry["before"]:
-                yield f"{name} scores lower after the last stage ({entry['before']:.3f} to {entry['after']:.3f})."
-    for name, entry in benchmarks["benchmarks"].items() if benchmarks else ():
-        if (change := entry.get("change")) and change["high"] < 0:
-            yield f"{name} scores lower after the last stage ({entry['before']:.3f} to {entry['score']:.3f})."
-    gate = read_if_there(chain.last.paths.gate, Gate)
-    if gate and gate["verdict"] != "pass":
-        yield f"The last stage did not meet all its success criteria: {gate['verdict']}."
-    for link, manifest in _blends(chain):
-        if count := manifest["validation"].get("prompts_trained_on"):
-            yield f"{count} held-out prompts of blend {link.record['data']['blend']} are trained on too."
-    for link in chain.links.values():
-        if skipped := words_of_skipped(link.record):
-            yield f"{link.name} was trained for {step_text(link.record)} steps: {skipped}."
-    spans = [span for link in chain.links.values() for span in link.record.get("trained_by", ())]
-    if any(span["code"] is None or span["code"]["dirty"] is not False for span in spans):
-        yield "Not all of its training can be traced to a commit of the code; the lineage names the scripts' hashes."
-    yield "Bias, safety and truthfulness were not evaluated."
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """Runs side by side on one page: settings, scores with intervals of the differences, curves, costs."""
 
-import argparse
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,9 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import canonical_json
-from scripts.records import Benchmarks, CheckpointRecord, Evaluation, ExportRecord, read_if_there, read_record
+from scripts.records import Benchmarks, CheckpointRecord, Evaluation, read_if_there, read_record
 from scripts.report import stage_files
 from scripts.report.chart import COLOURS
 from scripts.report.cost import Cost, cost_of
@@ -39,10 +38,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class TrainedStage:
-    """The files of a run's stage, read at once to find damage before comparing.
-
-    `stale`: the parent with another export now than at the stage's start.
-    """
+    """The files of a run's stage, read at once to find damage before comparing."""
 
     record: CheckpointRecord
     row: dict[str, Any]
@@ -52,7 +48,6 @@ class TrainedStage:
     evaluation: Evaluation | None
     benchmarks: Benchmarks | None
     rewards: pd.DataFrame | None
-    stale: str | None
 
     @classmethod
     def read(cls, stage: StagePaths) -> "TrainedStage":
@@ -67,7 +62,6 @@ class TrainedStage:
             evaluation=read_if_there(stage.evaluation, Evaluation),
             benchmarks=read_if_there(stage.benchmarks, Benchmarks),
             rewards=rewards_of(stage),
-            stale=stale_parent(stage),
         )
 
     @property
@@ -106,12 +100,6 @@ class ComparedStage:
     def is_identical(self) -> bool:
         """Tell whether several runs published the same weights."""
         return self.is_shared and len({stage.weights for stage in self.stages.values()}) == 1
-
-    @cached_property
-    def differs_unsaid(self) -> bool:
-        """Tell whether weights differ under one identity: by the code or the machine."""
-        identities = {stage.record["identity"] for stage in self.stages.values()}
-        return self.is_shared and not self.is_identical and len(identities) == 1
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -163,15 +151,6 @@ def _changes(first: pd.DataFrame | None, second: pd.DataFrame | None) -> Mapping
     return {short_name(name): change for name, change in found.items()} | {"mean": mean}
 
 
-def stale_parent(stage: StagePaths) -> str | None:
-    """Return the parent with another export now than at the stage's start; None: the export is the same."""
-    for parent in read_record(stage.record, CheckpointRecord)["parents"][:1]:
-        export = read_if_there(stage.sibling(parent["stage"]).export_record, ExportRecord)
-        if export is not None and export["content"] != parent["content"]:
-            return parent["stage"]
-    return None
-
-
 def read_run(results: Path) -> Run:
     """Return the trained stages of a folder of results; UserError without a readable stage."""
     found, damaged = {}, {}
@@ -182,11 +161,8 @@ def read_run(results: Path) -> Run:
         except UserError as error:
             damaged[stage.name] = str(error)
     if not found:
-        found_wrong = "".join(f"\n{error}" for error in damaged.values())
-        raise UserError(
-            f"{results}: no trained stage there that can be read; name a folder of results, such as results/tiny"
-            + found_wrong
-        )
+        nothing = f"{results}: no trained stage there that can be read; name a folder of results, such as results/tiny"
+        raise UserError("\n".join([nothing, *damaged.values()]))
     parents = {name: [parent["stage"] for parent in stage.record["parents"][:1]] for name, stage in found.items()}
     return Run({name: found[name] for name in TopologicalSorter(parents).static_order() if name in found}, damaged)
 
@@ -201,13 +177,9 @@ def compare(runs: Mapping[str, Run]) -> list[ComparedStage]:
 
 
 def labels_of(folders: list[Path]) -> list[str]:
-    """Return the shortest distinct ends of the folders' paths."""
-    paths = [folder.resolve().parts for folder in folders]
-    for count in range(1, max(map(len, paths))):
-        labels = ["/".join(parts[-count:]) for parts in paths]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [str(folder) for folder in folders]
+    """Return the folders' names; the paths where two have one name."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder.resolve()) for folder in folders]
 
 
 def write_comparison(folders: list[Path], output: Path) -> None:
@@ -219,16 +191,3 @@ def write_comparison(folders: list[Path], output: Path) -> None:
     for problem in (problem for run in runs.values() for problem in run.damaged.values()):
         print(f"left out: {problem}", file=sys.stderr)
     write_page(output, "compare.html", runs=runs, comparisons=compare(runs))
-
-
-def main() -> None:
-    """Command line of the comparison."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.compare", description=__doc__)
-    parser.add_argument("--runs", type=Path, nargs="+", required=True, help="folders of results, two or more")
-    parser.add_argument("--output", type=Path, required=True, help="HTML")
-    arguments = parser.parse_args()
-    write_comparison(arguments.runs, arguments.output)
-
-
-if __name__ == "__main__":
-    run_program(main)

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from scripts.report.chart import COLOURS, Line, Number, is_known, line_chart
 
@@ -11,10 +14,7 @@ Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.tables, a
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of columns of metrics.parquet, with a label for each line.
-
-    `spread`: the column of the band around the line. `by_name`: the column maps names to numbers, a line a name.
-    """
+    """A chart of columns of metrics.parquet, an entry of charts.yaml."""
 
     title: str
     unit: str
@@ -33,97 +33,10 @@ class Figure:
     caption: str
 
 
-CHARTS = (
-    Chart(
-        "Reward",
-        "reward",
-        {"reward_mean": "mean"},
-        "Mean of the step's rollouts. The band is one standard deviation within a group of rollouts of the same "
-        "prompt: where it closes, a group teaches nothing.",
-        spread="reward_std",
-    ),
-    Chart(
-        "Reward by environment",
-        "reward",
-        {"environment_rewards": ""},
-        "Mean reward of the step's rollouts of each environment; where a line has no point, the step had none of its "
-        "prompts.",
-        by_name=True,
-    ),
-    Chart(
-        "Groups without spread",
-        "share",
-        {"zero_variance_share": ""},
-        "Share of prompts whose rollouts all have the same reward, so that they teach nothing; near 1 the prompts are "
-        "too easy or too hard.",
-    ),
-    Chart(
-        "Response length",
-        "tokens",
-        {"response_length_mean": "mean", "response_length_max": "longest"},
-        "Growth while the reward stands still is a sign to stop and look.",
-    ),
-    Chart(
-        "Truncated responses",
-        "share",
-        {"truncation_rate": ""},
-        "Share of responses cut at the length limit. A rise means that the limit, not the task, decides the reward.",
-    ),
-    Chart(
-        "KL to the parent",
-        "nats a token",
-        {"kl": ""},
-        "How far the policy has moved from the model that the stage started from; shown only where a reference policy "
-        "is loaded.",
-    ),
-    Chart(
-        "Entropy",
-        "nats a token",
-        {"entropy": ""},
-        "Spread of the policy's next-token distribution. A collapse towards 0 means that it has stopped exploring. "
-        "Where no KL is measured, it is what tells a policy that runs away.",
-    ),
-    Chart("Loss", "loss", {"loss": ""}, "The objective that the optimizer lowers; of RL stages it says little."),
-    Chart(
-        "Validation loss",
-        "nats a token",
-        {"validation_loss": ""},
-        "Of the held-out rows. Where it rises while the loss falls, rows are learnt by heart.",
-    ),
-    Chart("Gradient norm", "norm", {"grad_norm": ""}, "Before clipping. Spikes come before a run diverges."),
-    Chart("Learning rate", "lr", {"lr": ""}, "As scheduled."),
-    Chart(
-        "Sampler beside trainer",
-        "ratio",
-        {"token_mult_prob_error": ""},
-        "How far the sampler's and the trainer's probabilities of the same tokens differ; 1 is equal.",
-    ),
-    Chart(
-        "KL of trainer to sampler",
-        "nats a token",
-        {"gen_kl_error": ""},
-        "The same difference as a divergence; 0 is equal.",
-    ),
-    Chart("Samples not masked out", "samples", {"valid_samples": ""}, "How many samples of a step taught anything."),
-    Chart("Samples masked out", "share", {"masked_share": ""}, "Share of a step's samples that taught nothing."),
-    Chart(
-        "Responses that could not be judged",
-        "share",
-        {"unjudged_share": ""},
-        "Share of a step's responses on which the verifier failed or took too long; each earns 0.",
-    ),
-    Chart("Calls of tools", "a response", {"tool_call_frequency": ""}, "How often a policy called a tool."),
-    Chart("Calls of tools that failed", "share", {"tool_failure_frequency": ""}, "Of a step's calls."),
-    Chart("Time of a step", "seconds", {"seconds": ""}, "Wall time, generation and update together."),
-    Chart(
-        "Time of a step by phase",
-        "seconds",
-        {"timing": ""},
-        "What a step's time went into, in the backend's own words; phases that run side by side add up to more than "
-        "the step.",
-        by_name=True,
-    ),
-)
+CHARTS = [
+    Chart(**chart)
+    for chart in yaml.load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+]
 
 
 def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:

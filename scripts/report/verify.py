@@ -1,6 +1,5 @@
 """Verify the files of a chain against the records: every hash, and every hash of hashes."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,14 +7,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from scripts.errors import UserError
-from scripts.files import canonical_json, sha256_text
+from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.recipe.resolve import read_values
 from scripts.records import ExportRecord, Files, SourceRecord
 from scripts.report.chain import Chain, Link, export_of, readable
 from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export
 from scripts.stage.paths import MODEL, StagePaths
 
-CHUNK_BYTES = 4 << 20
 SHOWN_FROM_SECONDS = 2.0
 
 
@@ -72,23 +70,13 @@ def _problem_of(item: Recorded, hashed: dict[tuple[int, int], str], progress: tq
     if item.sha256 is None:
         return None
     key = (status.st_dev, status.st_ino)
-    if key in hashed:
-        progress.update(status.st_size)
-    else:
-        hashed[key] = _sha256(item.path, progress)
+    if key not in hashed:
+        hashed[key] = sha256_file(item.path)
         found.bytes += status.st_size
+    progress.update(status.st_size)
     if hashed[key] != item.sha256:
         return f"{item.path}: has the SHA-256 {hashed[key][:16]}, but {item.record} says {item.sha256[:16]}"
     return None
-
-
-def _sha256(path: Path, progress: tqdm) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-            progress.update(len(chunk))
-    return digest.hexdigest()
 
 
 def _files_of(link: Link) -> Iterator[Recorded]:
