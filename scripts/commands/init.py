@@ -1,7 +1,6 @@
 """Make a project: a folder with config, recipe, site, profiles and a Snakefile of the installed Stagecoach."""
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -30,14 +29,12 @@ def run(arguments: argparse.Namespace) -> None:
     recipe = load_recipe(recipe_file)
     backends = {stage.backend for stage in recipe.stages.values()}
     site = _shipped("site", arguments.site or ("h100" if "nemo_rl" in backends else "laptop"))
-    results = json.dumps(str(arguments.results.absolute()), ensure_ascii=False) if arguments.results else None
     values = {
         "name": target.absolute().name,
         "version": version,
         "recipe": recipe_file.name,
         "site": site.name,
         "requirement": f"stagecoach-workflow{'[trl]' if 'trl' in backends else ''}=={version}",
-        "results": f"results: {results}" if results else "# results: /another/disk # instead of results/",
         "options": " --profile slurm" if "\nslurm:" in site.read_text(encoding="utf-8") else "",
     }
     shutil.copytree(root / "profiles", target / "profiles", dirs_exist_ok=True)

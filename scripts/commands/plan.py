@@ -9,13 +9,12 @@ from scripts.backends.protocol import backend_of
 from scripts.commands.project import Project, project_of
 from scripts.commands.status import aligned
 from scripts.errors import UserError
-from scripts.files import amount, duration
+from scripts.files import duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
-from scripts.stage.store import tree_bytes, unlinked
 
 WORDS = {"stale": "trains again", "trained": "published again", "fresh": "fresh", "damaged": "damaged"}
 LARGEST = 3
@@ -67,12 +66,10 @@ def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
 
 
 def plan_text(project: Project) -> str:
-    """Return the plan: a table with totals, the basis of the hours, memory, and trainings to discard."""
+    """Return the plan: a table with totals, the basis of the hours, and memory."""
     plan = planned_stages(project, project.recipe.stages)
-    lines = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_unlinked(project)]
-    if project.recipe.note:
-        lines += ["", f"note: {project.recipe.note}"]
-    return "\n".join(lines)
+    note = ["", f"note: {project.recipe.note}"] if project.recipe.note else []
+    return "\n".join([*_totals(project, plan), *_memory(project, _to_train(plan)), *note])
 
 
 def dry_run_text(project: Project, jobs: set[str]) -> str:
@@ -161,15 +158,6 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
         if says:
             lines.append(says if fits else refused + says)
     return lines and ["", *lines]
-
-
-def _unlinked(project: Project) -> list[str]:
-    """Return a line on trainings without a link from any run."""
-    found = unlinked(project.root or project.results)
-    if not found:
-        return []
-    size = amount(sum(map(tree_bytes, found)))
-    return ["", f"no run links to {len(found)} trainings of the store ({size}); to remove them: stagecoach discard"]
 
 
 def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:

@@ -6,11 +6,13 @@ person, ends with its last words.
 """
 
 import logging
+import re
 import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from scripts.files import read_tail
 from scripts.slurm.client import ENDED_BY_SLURM
 from scripts.slurm.jobs import newest_job
 from scripts.slurm.orphans import export_orphans
@@ -84,14 +86,10 @@ class Retries:
 
     def interruption(self, stage: str) -> str:
         """Return what ended the stage's last attempt, by its last line or by Slurm's word, and where it goes on."""
-        log, prefix, suffix = self._log(stage), f"{stage}: ", "; to be continued"
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+        said = re.fullmatch(rf"{re.escape(stage)}: (.*); to be continued", "".join(read_tail(self._log(stage))[-1:]))
         job = newest_job(self.results, stage) if self.on_slurm else None
-        if lines and lines[-1].startswith(prefix) and lines[-1].endswith(suffix):
-            said = lines[-1].removeprefix(prefix).removesuffix(suffix)
-        else:
-            said = f"killed with Slurm job {job.id} ({job.state} on {job.nodes or 'no node'})" if job else "killed"
-        return f"{said}; trying again from step {newest_step(self.results / stage / 'run')}"
+        killed = f"killed with Slurm job {job.id} ({job.state} on {job.nodes or 'no node'})" if job else "killed"
+        return f"{said[1] if said else killed}; trying again from step {newest_step(self.results / stage / 'run')}"
 
     def _log(self, stage: str) -> Path:
         return self.results / stage / "logs/attempts.log"

@@ -23,7 +23,7 @@ from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import HubSource, SyntheticSource
-from scripts.records import CheckpointRecord, Criteria, Evaluation, Gate, Manifest, SourceRecord, read_if_there
+from scripts.records import CheckpointRecord, Criteria, Gate, Manifest, SourceRecord, read_if_there
 from scripts.stage.paths import StagePaths
 
 FOLDER = "settings"
@@ -66,14 +66,17 @@ def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
     """Return the settings of every rule by the path of the settings file."""
     named = {"card": RuleSettings({"license": recipe.license}, [results / name / "card.md" for name in recipe.stages])}
     named |= _of_data(recipe, results / "data")
-    for name in (*recipe.stages, *recipe.checkpoints):
+    trained = (*recipe.stages, *recipe.checkpoints)
+    for name in trained:
         named[f"gate/{name}"] = _of_gate(recipe, StagePaths(results / name))
         named[f"train/{name}"] = _of_training(recipe, StagePaths(results / name))
     for name, choice in recipe.choices.items():
         values = choice.model_dump(mode="json", include={"stage", "by"})
         named[f"choose/{name}"] = RuleSettings(values, [results / name / "choice.json"])
     if recipe.evaluation:
-        named["evaluate"] = _of_evaluation(recipe, results)
+        scored = [results / name / file for name in trained for file in ("eval.json", "test.json")]
+        values = recipe.evaluation.model_dump(mode="json", exclude=ASKING, exclude_defaults=True)
+        named["evaluate"] = RuleSettings(values, scored)
         named["tasks"] = RuleSettings(recipe.evaluation.asked, [results / "tasks.json"])
     return {results / FOLDER / f"{name}.json": settings for name, settings in named.items()}
 
@@ -242,19 +245,3 @@ def _bounds(
     of = benchmark or environment if metric in ("held_out_change", "benchmark_score", "benchmark_change") else None
     since = against if metric in (*HELD_OUT, *BENCHMARKS) else None
     return metric, of, since, rest["min"], rest["max"], rest["action"]
-
-
-def _of_evaluation(recipe: Recipe, results: Path) -> RuleSettings:
-    names = (*recipe.stages, *recipe.checkpoints)
-    scored = [results / name / file for name in names for file in ("eval.json", "test.json")]
-    decoding = {key: getattr(recipe.evaluation, key, None) for key in ("max_new_tokens", "temperature")}
-
-    def is_other() -> bool:
-        """Whether scores on disk tell of another length or temperature of responses."""
-        told = [record.get("decoding", {}) for path in scored if (record := read_if_there(path, Evaluation))]
-        return any(
-            key in then and value is not None and then[key] != value for then in told for key, value in decoding.items()
-        )
-
-    values = recipe.evaluation.model_dump(mode="json", exclude=ASKING, exclude_defaults=True)
-    return RuleSettings(values, scored, is_other)

@@ -4,11 +4,8 @@ import argparse
 import math
 from pathlib import Path
 
-from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id
-
 from scripts.backends.protocol import backend_of
-from scripts.data.hub import Snapshot, download, open_snapshot
+from scripts.data.hub import download, open_snapshot
 from scripts.errors import UserError, run_program
 from scripts.files import describe_files, link_or_copy, temporary_directory
 from scripts.model.model_source import note_files
@@ -38,41 +35,31 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
     """
     from scripts.model.pretrained import prepare_pretrained  # noqa: PLC0415 - it imports transformers
 
-    commit, exports = None, hf.parent / "exports"
+    exports, snapshot = hf.parent / "exports", None
+    if model.folder and not model.folder.is_dir():
+        raise UserError(f"model.name: {model.folder}: no such folder")
+    if not model.folder:
+        snapshot = open_snapshot(model.name, model.revision or "main", kind="model")
+    names = snapshot.sizes if snapshot else {path.name for path in model.folder.iterdir() if path.is_file()}
     with temporary_directory(exports / "incoming") as fresh:
-        if model.folder:
-            if not model.folder.is_dir():
-                raise UserError(f"model.name: {model.folder}: no such folder")
-            names = {path.name for path in model.folder.iterdir() if path.is_file()}
-            prepare_pretrained(model, fresh, names, lambda name: link_or_copy(model.folder / name, fresh / name))
-        else:
-            snapshot = _snapshot_of(model)
-            commit = snapshot.commit
-            try:
-                prepare_pretrained(
-                    model, fresh, snapshot.sizes, lambda name: link_or_copy(download(snapshot, name)[0], fresh / name)
-                )
-            except UserError as error:
-                if snapshot.is_whole:
-                    raise
-                raise UserError(
-                    f"{error}; the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE"
-                ) from None
+
+        def fetch(name: str) -> None:
+            link_or_copy(download(snapshot, name)[0] if snapshot else model.folder / name, fresh / name)
+
+        try:
+            prepare_pretrained(model, fresh, names, fetch)
+        except UserError as error:
+            if snapshot is None or snapshot.is_whole:
+                raise
+            raise UserError(
+                f"{error}; the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE"
+            ) from None
         files = describe_files(fresh)
         settle_export(fresh, exports, files)
     if model.folder:
         note_files(model.folder, hf.parent, weights_among(files))
     record = {"stage": MODEL, "step": 0, "identity": export_name(files)}
-    publish_export(record, files, hf, exports, source={"name": model.name, "revision": commit})
-
-
-def _snapshot_of(model: PretrainedModel) -> Snapshot:
-    try:
-        validate_repo_id(model.name)
-    except HFValidationError:
-        kinds = "neither a folder (its path begins with / or ./) nor a repository of the hub"
-        raise UserError(f"model.name: {model.name}: {kinds}") from None
-    return open_snapshot(model.name, model.revision or "main", kind="model")
+    publish_export(record, files, hf, exports, source={"name": model.name, "revision": snapshot and snapshot.commit})
 
 
 def export(stage: Stage, site: Site | None = None, log: Path | None = None) -> None:

@@ -4,7 +4,6 @@ Rows have been held against their contract before (scripts.data.check).
 """
 
 import math
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,13 +126,9 @@ def _why_parent_stops(parent: Stage) -> str:
     paths = parent.paths
     lines = [f"{paths.gate}: the gate of {parent.name} says stop; mend the stage or its gate in the recipe"]
     for criterion in read_record(paths.criteria, Criteria)["criteria"]:
-        if criterion["outcome"] != "stop":
-            continue
-        look = parent.results / criterion["figure"]
-        how = "" if look.exists() else f" (made by: snakemake {shlex.quote(str(look))})"
-        if criterion["low"] is not None:
-            look, how = paths.rollouts, " (each row before and after)"
-        lines.append(f"{criterion['says']}; look at {look}{how}")
+        if criterion["outcome"] == "stop":
+            look = paths.rollouts if criterion["low"] is not None else parent.results / criterion["figure"]
+            lines.append(f"{criterion['says']}; look at {look}, which Snakemake makes")
     return "\n    ".join(lines)
 
 

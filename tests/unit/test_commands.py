@@ -13,7 +13,7 @@ from tests import programs
 from tests.conftest import ROOT
 
 OPTIONS = {
-    "init": "--recipe --site --results",
+    "init": "--recipe --site",
     "plan": "--config --recipe --site --run --seed --model",
     "status": "--config --recipe --site --run --seed --model",
     "doctor": "--config --recipe --site --run --seed --model --command",

@@ -101,7 +101,7 @@ def test_a_model_that_is_not_whole_or_not_there_is_refused(tmp_path, folder):
         exported(tmp_path / "cut", tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         exported(tmp_path / "nowhere", tmp_path)
-    with pytest.raises(UserError, match="neither a folder"):
+    with pytest.raises(UserError, match="check the repository's id"):
         export_pretrained(PretrainedModel(name="not a name"), tmp_path / "hf")
 
 

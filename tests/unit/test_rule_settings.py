@@ -76,7 +76,6 @@ ALL = {"sft", "rlvr", "rlhf"}
         (HOLDOUT, {"rlvr"}, {"fill/rlvr", "source"}),
         (SEED, ALL, {"source"}),
         (GATE, set(), {"gate/rlvr", "gate/rlhf"}),
-        (("max_new_tokens: 12", "max_new_tokens: 13"), set(), {"evaluate"}),
         (("name: recorded", "name: other"), set(), set()),
     ],
 )
@@ -89,6 +88,28 @@ def test_an_edit_is_newer_than_the_results_and_names_the_data_to_be_made(tree, e
     write_settings(recipe, Path("results"))
     assert newer_than_results(recipe) == (newer if is_adopted or edit is not HOLDOUT else {"fill/rlvr"})
     assert data_to_be_made(recipe, Path("results")) == made  # whatever a dry run has written meanwhile
+
+
+@pytest.mark.parametrize(
+    ("edit", "newer"),
+    [
+        (("max_new_tokens: 12", "max_new_tokens: 13"), {"evaluate"}),
+        (("parent: rlvr", "parent: sft"), {"train/rlhf"}),
+        (("blend: rlvr", "blend: rlhf"), {"train/rlvr"}),
+    ],
+)
+def test_an_edit_of_adopted_settings_is_newer_than_what_was_made(tree, edit, newer):
+    write_settings(edited(), Path("results"))
+    recipe = edited(*edit)
+    write_settings(recipe, Path("results"))
+    assert newer_than_results(recipe) == newer
+
+
+@pytest.mark.parametrize("edit", [("parent: rlvr", "parent: sft"), ("blend: rlvr", "blend: rlhf")])
+def test_a_checkpoint_of_another_parent_or_blend_adopts_no_settings(tree, edit):
+    recipe = edited(*edit)
+    write_settings(recipe, Path("results"))
+    assert newer_than_results(recipe) == {"train/rlhf" if "parent" in edit[0] else "train/rlvr"}
 
 
 def test_an_edit_taken_back_makes_nothing_anew(tree):

@@ -653,7 +653,7 @@ def test_preflight_refuses_too_few_rows_and_a_parent_whose_gate_says_stop(ready)
     with pytest.raises(UserError, match=r"gate.json: the gate of sft says stop") as error:
         ready(verdict="stop")
     message = str(error.value)
-    assert re.search(r"max_kl is 0\.3, first at step 7; look at \S+stage.html \(made by: snakemake \S+\)", message)
+    assert re.search(r"max_kl is 0\.3, first at step 7; look at \S+stage.html, which Snakemake makes", message)
     assert re.search(r"held_out_change is -0\.3; look at \S+/rollouts\.parquet", message)
     assert "max_grad_norm" not in message
     ready(verdict="warn")
