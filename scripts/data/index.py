@@ -7,12 +7,12 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from scripts.data.source_record import origin_of
-from scripts.errors import UserError
+from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, write_json
 from scripts.records import SourceRecord, read_record
 
@@ -29,12 +29,15 @@ def start_blend(source: Path, published: Iterable[str], output: Path, marks: Ite
         (output / name).unlink(missing_ok=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser, source: str) -> None:
-    """Add the options of a preparation; `source` describes its folder."""
-    parser.add_argument("--source", type=Path, required=True, help=f"folder of {source}")
-    parser.add_argument("--source-record", type=Path, required=True, help="record.json of the downloaded source")
+def run_preparation(prepare: Callable[..., None], about: str, own: str, **how: Any) -> None:
+    """Run `prepare` with the options of the command line; `own` is the option of one format."""
+    parser = argparse.ArgumentParser(description=about.split("\n", maxsplit=1)[0])
+    parser.add_argument("--source", type=Path, required=True, help="folder of the published files")
+    parser.add_argument("--source-record", dest="record", type=Path, required=True, help="the source's record.json")
     parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
+    parser.add_argument(own, **how)
+    run_program(lambda: prepare(**vars(parser.parse_args())))
 
 
 def write_index(

@@ -5,7 +5,6 @@ The loader resolves paths from the folder above the meta file's, hence ``meta/``
 rows or a tenth.
 """
 
-import argparse
 import hashlib
 import json
 import posixpath
@@ -15,9 +14,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from scripts.data.archives import extract_folder
-from scripts.data.index import add_arguments, start_blend, write_index
+from scripts.data.index import run_preparation, start_blend, write_index
 from scripts.data.source_record import files_below
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
 from scripts.rows.jsonl import parse_row
@@ -171,14 +170,6 @@ def _listed(items: list[str]) -> str:
     return ", ".join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
 
 
-def main() -> None:
-    """Command line of the preparation."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.mmpr", description=__doc__.split("\n")[0])
-    add_arguments(parser, "meta.json, annotations.zip, images.zip")
-    parser.add_argument("--missing-images", type=float, default=0.0, help="share of rows that may lack their image")
-    given = parser.parse_args()
-    prepare_mmpr(given.source, given.source_record, given.output, given.threads, given.missing_images)
-
-
 if __name__ == "__main__":
-    run_program(main)
+    about = "share of rows that may lack their image"
+    run_preparation(prepare_mmpr, __doc__, "--missing-images", dest="missing", type=float, default=0.0, help=about)

@@ -4,7 +4,6 @@ The loader joins its cache folder and the path of a row's first image, skips no 
 the holdout, or a tenth. With ``.mmpr_ready`` there, nothing is fetched.
 """
 
-import argparse
 import json
 import shutil
 from dataclasses import asdict
@@ -15,9 +14,9 @@ import pyarrow.parquet as pq
 from pyarrow import ArrowException
 
 from scripts.data.archives import extract_folder
-from scripts.data.index import add_arguments, start_blend, write_index
+from scripts.data.index import run_preparation, start_blend, write_index
 from scripts.data.source_record import files_below
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import filled_by_program, sha256_file, write_text
 from scripts.recipe.blend import IMAGE_FILES
 
@@ -93,14 +92,6 @@ def _problem(row: dict[str, Any], base: Path, known: set[str]) -> str | None:
     return None if isinstance(answer, str) and answer else "reward_model has no text ground_truth"
 
 
-def main() -> None:
-    """Command line of the preparation."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.mmpr_tiny", description=__doc__.split("\n")[0])
-    add_arguments(parser, f"{TABLE} and images.zip")
-    parser.add_argument("--holdout", type=int, required=True, help="rows for validation, as the stage's data.val_size")
-    given = parser.parse_args()
-    prepare_mmpr_tiny(given.source, given.source_record, given.output, given.holdout, given.threads)
-
-
 if __name__ == "__main__":
-    run_program(main)
+    about = "rows for validation, as the stage's data.val_size"
+    run_preparation(prepare_mmpr_tiny, __doc__, "--holdout", type=int, required=True, help=about)

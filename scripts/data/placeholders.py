@@ -48,11 +48,10 @@ def fill_placeholder(row: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
     `lookup` returns question and ground truth of a table at a row, or raises IndexError with the number of rows.
     """
     placeholder, dataset = row["_hf_placeholder"], row.get("dataset")
-    if not isinstance(placeholder, dict):
-        raise PlaceholderError("_hf_placeholder is not an object")
     params = row.get("responses_create_params") or {}
-    if not isinstance(params, dict):
-        raise PlaceholderError("responses_create_params is not an object")
+    for name, value in (("_hf_placeholder", placeholder), ("responses_create_params", params)):
+        if not isinstance(value, dict):
+            raise PlaceholderError(f"{name} is not an object")
     if not isinstance(dataset, str) or dataset not in TABLES:
         raise PlaceholderError(f"dataset {dataset!r} is not a known placeholder table ({', '.join(TABLES)})")
     source_question, truth = _look_up(dataset, placeholder.get("row"), lookup)
@@ -77,10 +76,9 @@ def _look_up(dataset: str, row: Any, lookup: Lookup) -> tuple[str, str]:
         raise PlaceholderError(f"dataset {dataset}: row {row} is outside the table's 0..{error.args[0] - 1}") from None
     except UnicodeDecodeError:
         raise PlaceholderError(f"dataset {dataset}: row {row} is not UTF-8; fetch the table again") from None
-    if not question:
-        raise PlaceholderError(f"dataset {dataset}: row {row} has an empty question (prompt[0].content)")
-    if answer is None:
-        raise PlaceholderError(f"dataset {dataset}: row {row} has no answer (reward_model.ground_truth)")
+    if not question or answer is None:
+        lacks = "answer (reward_model.ground_truth)" if question else "question (prompt[0].content)"
+        raise PlaceholderError(f"dataset {dataset}: row {row} has no {lacks}")
     return question, answer
 
 

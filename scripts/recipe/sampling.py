@@ -38,8 +38,8 @@ class Tokenizer(Strict):
 
     chat_template: str = Field(
         OWN,
-        description="default: the template of the stage's start. Or a file (Jinja), a model (folder, or name on the "
-        "hub) or a template of TRL (qwen3_training), published with the stage. A template other than the "
+        description="default: the template of the stage's start. Or a file (Jinja), a model's folder, or a "
+        "template of TRL (qwen3_training), published with the stage. A template other than the "
         "parent's needs template_change: true.",
     )
     chat_template_kwargs: TemplateVariables = Field(

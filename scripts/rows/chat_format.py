@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
-from itertools import takewhile, zip_longest
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,32 +30,23 @@ _GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # by which template
 def read_template(named: str) -> str:
     """Return the chat template (Jinja) named by a recipe; UserError if there is none.
 
-    Names are a file (from the project's root), a template shipped by TRL (qwen3_training), a model's folder, a model of
-    the hub (organisation/name, or organisation/name@revision), or the template in full.
+    Names are a file (from the project's root), a template shipped by TRL (qwen3_training), a model's folder, or the
+    template in full.
     """
-    path = Path(named)
+    path, shipped = Path(named), _shipped() / f"{named}.jinja"
     if "{%" in named or "{{" in named:
         return named
     if path.is_dir():
-        found = chat_template_of(path)
-    elif path.suffix in (".jinja", ".j2") or path.is_file() or named.startswith(("/", ".")):
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: cannot be read ({error})") from None
-    elif "/" in named:
-        found = _template_on_hub(*named.split("@", 1))
-    elif (shipped := _shipped() / f"{named}.jinja").is_file():
-        return shipped.read_text(encoding="utf-8")
-    else:
+        if (found := chat_template_of(path)) is None:
+            raise UserError(f"{named}: a model without a chat template")
+        return found
+    try:
+        return (shipped if shipped.is_file() else path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"{named}: no file ({path}), and none of the templates that TRL ships: {_shipped()}"
-            if _shipped().is_dir()
-            else f"{named}: no file ({path}); for one that TRL ships, TRL has to be installed here (envs/trl.txt)"
-        )
-    if found is None:
-        raise UserError(f"{named}: a model without a chat template")
-    return found
+            f"{path}: cannot be read ({error}), and is none of the templates that TRL ships ({shipped.parent}); of a "
+            f"model on the hub, take the file: hf download {named} {TEMPLATE}"
+        ) from None
 
 
 def compiled_template(chat_template: str, folder: Path) -> Template:
@@ -84,28 +75,6 @@ def _shipped() -> Path:
     """Return the folder of TRL's chat templates without importing TRL."""
     spec = find_spec("trl")
     return Path(spec.submodule_search_locations[0] if spec else "no trl", "chat_templates")
-
-
-def _template_on_hub(repository: str, revision: str | None = None) -> str | None:
-    """Return the chat template of a model on the hub, from the cache after the first request."""
-    # Each call of Snakemake reads this module; the hub's client takes a tenth of a second.
-    from huggingface_hub import errors as hub  # noqa: PLC0415
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache  # noqa: PLC0415
-
-    for name in (TEMPLATE, SETTINGS):
-        try:
-            path = try_to_load_from_cache(repository, name, revision=revision)
-            if path is None:
-                path = hf_hub_download(repository, name, revision=revision)
-        except hub.RemoteEntryNotFoundError:
-            continue
-        except (OSError, hub.EntryNotFoundError, hub.HfHubHTTPError, hub.HFValidationError) as error:
-            raise UserError(
-                f"{repository}: no file of this project, and its chat template cannot be had from the hub: {error}"
-            ) from None
-        if isinstance(path, str) and (found := chat_template_of(Path(path).parent)):
-            return found
-    return None
 
 
 def training_template_of(chat_template: str) -> str | None:
@@ -206,10 +175,11 @@ def common_length(text: str, other: str) -> int:
 
 def _first_difference(before: str | None, after: str | None) -> str:
     """Quote the first different line, from shortly before the difference."""
-    lines = zip_longest((before or "").splitlines(keepends=True), (after or "").splitlines(keepends=True), fillvalue="")
-    number, old, new = next((number, *pair) for number, pair in enumerate(lines, start=1) if pair[0] != pair[1])
-    start = max(0, common_length(old, new) - SHOWN // 2)
-    return f"line {number} was {old[start : start + SHOWN]!r}, now {new[start : start + SHOWN]!r}"
+    before, after = before or "", after or ""
+    place = common_length(before, after)
+    start = max(before.rfind("\n", 0, place) + 1, place - SHOWN // 2)
+    old, new = (text[start:].partition("\n")[0][:SHOWN] for text in (before, after))
+    return f"line {before.count(chr(10), 0, place) + 1} was {old!r}, now {new!r}"
 
 
 def _tokenizers_differ(before: Path, after: Path) -> str | None:
@@ -219,14 +189,9 @@ def _tokenizers_differ(before: Path, after: Path) -> str | None:
     old, new = (Tokenizer.from_file(str(path)) for path in (before, after))
     words, others = old.get_vocab(), new.get_vocab()
     if words != others:
-        name = min(
-            (word for word in words.keys() | others.keys() if words.get(word) != others.get(word)),
-            key=lambda word: (words.get(word, len(words)), word),
-        )
-        return (
-            f"the vocabulary ({len(words)} tokens, now {len(others)}; {name!r} was {words.get(name)}, now "
-            f"{others.get(name)})"
-        )
+        name, _ = min(words.items() ^ others.items(), key=lambda item: item[::-1])
+        differs = f"{name!r} was {words.get(name)}, now {others.get(name)}"
+        return f"the vocabulary ({len(words)} tokens, now {len(others)}; {differs})"
     for tokenizer in (old, new):
         tokenizer.no_padding()
         tokenizer.no_truncation()

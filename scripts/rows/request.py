@@ -7,7 +7,6 @@ with HTTP 422 and fail the rollout.
 
 import json
 import re
-from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
@@ -21,7 +20,6 @@ Positive = Annotated[int, Meta(ge=1)]
 _WITH_PATH = re.compile(r"(.+) - at `(\$[^`]*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.+)`")
-_decoder = cache(msgspec.json.Decoder)
 
 
 def broken(field: str, says: str) -> ValueError:
@@ -53,12 +51,7 @@ def _with_path(error: msgspec.ValidationError) -> str:
 def parse(text: str, field: str, kind: type[T] | Any = Any) -> T:
     """Parse a field of JSON text as `kind`; NaN passes, as in Python's reader."""
     try:
-        try:
-            return _decoder(kind).decode(text)
-        except msgspec.ValidationError:
-            raise
-        except (ValueError, RecursionError):
-            return msgspec.convert(json.loads(text), kind)
+        return msgspec.convert(json.loads(text), kind)
     except msgspec.ValidationError as error:
         raise broken(field, f"in its JSON, {_with_path(error)}") from None
     except (ValueError, RecursionError) as error:

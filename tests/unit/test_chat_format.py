@@ -138,7 +138,10 @@ def test_a_template_is_had_from_a_file_a_model_trl_or_as_it_is(tmp_path):
     assert read_template(str(tmp_path / "own.jinja")) == read_template(MARKED) == MARKED
     assert read_template(str(tmp_path / "model")) == FORGETS
     assert "{%- generation %}" in read_template("qwen3_training")
-    for named, says in ((str(tmp_path / "none.jinja"), "cannot be read"), ("qwen33", "none of the templates that TRL")):
+    for named, says in (
+        (str(tmp_path / "none.jinja"), "cannot be read"),
+        ("qwen33", "none of the templates that TRL ships"),
+    ):
         with pytest.raises(UserError, match=says):
             read_template(named)
 

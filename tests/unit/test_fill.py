@@ -212,11 +212,11 @@ def test_an_empty_question_or_a_missing_table_or_column_is_named(write_rows, tmp
 
     assert "no such table of BytedTsinghua-SIA/DAPO-Math-17k" in message()
     write_tables(tables, dapo=[("", "1")])
-    assert "row 0 has an empty question" in message()
+    assert "row 0 has no question" in message()
     path = tables / TABLES[DAPO].local_path
     rows = [{"prompt": [], "reward_model": {"ground_truth": "1"}}, {"prompt": None, "reward_model": None}]
     pq.write_table(pa.Table.from_pylist(rows, schema=TABLE_SCHEMA), path)
-    assert "row 0 has an empty question" in message()
+    assert "row 0 has no question" in message()
     write_tables(tables, dapo=[("q", None)])
     assert "row 0 has no answer" in message()
     pq.write_table(pa.table({"prompt": ["text"], "other": [1]}), path)
